@@ -1,0 +1,111 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""IP addresses and CIDRs as text, read as kube-proxy reads them and always written in canonical form.
+
+Addresses travel through the engine as canonical strings: dotted quads for IPv4 and RFC 5952 text for IPv6. The
+family of a canonical string is told by the presence of a colon. Reading is permissive in the two ways in which
+kube-proxy 1.36 is: leading zeros are decimal (``172.30.0.041`` is ``172.30.0.41``) and an IPv4-mapped IPv6 address is IPv4.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import NamedTuple, Optional, Tuple
+
+IPV4 = "IPv4"
+IPV6 = "IPv6"
+FAMILIES: Tuple[str, str] = (IPV4, IPV6)
+
+_MAPPED = b"\x00" * 10 + b"\xff\xff"
+
+
+def family_of(address: str) -> str:
+    """The family, ``IPv4`` or ``IPv6``, of a canonical address or CIDR."""
+    return IPV6 if ":" in address else IPV4
+
+
+def address_bits(family: str) -> int:
+    """The number of bits in an address of the family: 32 or 128."""
+    return 128 if family == IPV6 else 32
+
+
+def _without_leading_zeros(text: str) -> str:
+    return ".".join(str(int(part)) if part.isdecimal() and part.isascii() and len(part) <= 16 else part for part in text.split("."))
+
+
+def packed(text: str) -> Optional[bytes]:
+    """The 4 or 16 bytes of an address in network order, or None if the text is not one.
+
+    Leading zeros are accepted in dotted quads; an IPv4-mapped IPv6 address gives 4 bytes.
+    """
+    try:
+        if ":" not in text:
+            try:
+                return socket.inet_pton(socket.AF_INET, text)
+            except OSError:
+                return socket.inet_pton(socket.AF_INET, _without_leading_zeros(text))
+        address = socket.inet_pton(socket.AF_INET6, text)
+    except (OSError, ValueError):
+        return None
+    return address[12:] if address.startswith(_MAPPED) else address
+
+
+def unpacked(address: bytes) -> str:
+    """Canonical text of 4 or 16 bytes in network order."""
+    return socket.inet_ntop(socket.AF_INET if len(address) == 4 else socket.AF_INET6, address)
+
+
+def canonical_address(text: str) -> Optional[str]:
+    """Canonical text of an address, or None if ``text`` is not one (see :func:`packed`)."""
+    address = packed(text)
+    return None if address is None else unpacked(address)
+
+
+class Network(NamedTuple):
+    """An address range: its first address as an integer, prefix length in bits, and family."""
+
+    first: int
+    prefix_length: int
+    family: str
+
+    def __str__(self) -> str:
+        size = address_bits(self.family) // 8
+        return f"{unpacked(self.first.to_bytes(size, 'big'))}/{self.prefix_length}"
+
+    def contains(self, address: str) -> bool:
+        """Whether a canonical address of any family lies in the range; False for another family or for bad text."""
+        raw = packed(address)
+        if raw is None or len(raw) * 8 != address_bits(self.family):
+            return False
+        shift = address_bits(self.family) - self.prefix_length
+        return int.from_bytes(raw, "big") >> shift == self.first >> shift
+
+
+def parse_network(text: str) -> Optional[Network]:
+    """The range that a CIDR such as ``10.0.0.0/8`` names, host bits cleared, or None if ``text`` is not a CIDR."""
+    base, slash, length_text = text.partition("/")
+    if not slash or not (length_text.isdecimal() and length_text.isascii()) or len(length_text) > 16:
+        return None
+    raw = packed(base)
+    if raw is None:
+        return None
+    length = int(length_text)
+    if len(raw) == 4 and ":" in base:
+        length -= 96
+    bits = len(raw) * 8
+    if not 0 <= length <= bits:
+        return None
+    shift = bits - length
+    return Network(int.from_bytes(raw, "big") >> shift << shift, length, IPV4 if bits == 32 else IPV6)
+
+
+def canonical_network(text: str) -> Optional[str]:
+    """Canonical text of a CIDR, host bits cleared, or None if ``text`` is not one."""
+    network = parse_network(text)
+    return None if network is None else str(network)
+
+
+def address_and_port(address: str, port: int) -> str:
+    """``1.2.3.4:80`` or ``[fd00::1]:80`` for a canonical address."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,0 +1,125 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The objects of the cluster that decide what a node is programmed with, as immutable values.
+
+They hold only what kube-proxy 1.36 reads. All addresses and CIDRs are canonical (see ``addresses``); whatever
+kube-proxy skips silently (an external IP that is not an address, a hostname-only ingress, an ``ipMode: Proxy`` address) is
+already left out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Tuple
+
+
+class NamespacedName(NamedTuple):
+    """Identity of a Service: namespace and name."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class ServicePort(NamedTuple):
+    """One element of spec.ports. ``protocol`` is TCP, UDP or SCTP; ``node_port`` is 0 when there is none."""
+
+    name: str
+    protocol: str
+    port: int
+    node_port: int = 0
+
+
+class Service(NamedTuple):
+    """A Service that is not headless and not ExternalName.
+
+    ``cluster_ip_v4`` and ``cluster_ip_v6`` are empty where the Service has none of that family.
+    ``external_ips``, ``load_balancer_ips`` (of ipMode VIP) and ``source_ranges`` (CIDRs, blanks trimmed) hold both families.
+    ``affinity_seconds`` is 0 without ClientIP affinity.
+    ``external_traffic_policy_local`` and ``internal_traffic_policy_local`` are the plain fields of the spec.
+    ``has_external_ips`` tells whether spec.externalIPs is not empty, whatever is in it.
+    """
+
+    namespace: str
+    name: str
+    type: str
+    cluster_ip_v4: str
+    cluster_ip_v6: str
+    ports: Tuple[ServicePort, ...]
+    external_ips: Tuple[str, ...] = ()
+    has_external_ips: bool = False
+    load_balancer_ips: Tuple[str, ...] = ()
+    source_ranges: Tuple[str, ...] = ()
+    affinity_seconds: int = 0
+    external_traffic_policy_local: bool = False
+    internal_traffic_policy_local: bool = False
+    health_check_node_port: int = 0
+
+    @property
+    def key(self) -> NamespacedName:
+        """Namespace and name."""
+        return NamespacedName(self.namespace, self.name)
+
+
+class SlicePort(NamedTuple):
+    """One element of an EndpointSlice's ports that has a name and a number."""
+
+    name: str
+    protocol: str
+    port: int
+
+
+class SliceEndpoint(NamedTuple):
+    """One element of an EndpointSlice's endpoints: its first address, and conditions with their defaults filled in."""
+
+    address: str
+    node_name: str
+    ready: bool
+    serving: bool
+    terminating: bool
+    zone_hints: Tuple[str, ...] = ()
+    node_hints: Tuple[str, ...] = ()
+
+
+class EndpointSlice(NamedTuple):
+    """An EndpointSlice of addressType IPv4 or IPv6 (``family``) that belongs to the Service ``service_name``.
+
+    ``trigger_time`` is the text of the annotation endpoints.kubernetes.io/last-change-trigger-time, or empty.
+    """
+
+    namespace: str
+    name: str
+    service_name: str
+    family: str
+    ports: Tuple[SlicePort, ...]
+    endpoints: Tuple[SliceEndpoint, ...]
+    trigger_time: str = ""
+
+    @property
+    def service_key(self) -> NamespacedName:
+        """Namespace and name of the Service it belongs to."""
+        return NamespacedName(self.namespace, self.service_name)
+
+
+class Node(NamedTuple):
+    """A Node. ``internal_ips`` and ``external_ips`` keep the order of status.addresses; ``zone`` is empty without the label.
+
+    ``taint_keys`` are the keys of spec.taints; ``deleting`` tells of a metadata.deletionTimestamp.
+    """
+
+    name: str
+    internal_ips: Tuple[str, ...] = ()
+    external_ips: Tuple[str, ...] = ()
+    pod_cidrs: Tuple[str, ...] = ()
+    zone: str = ""
+    taint_keys: Tuple[str, ...] = ()
+    deleting: bool = False
+
+
+class ServiceCIDR(NamedTuple):
+    """A ServiceCIDR: its name and its CIDRs, one or one of each family."""
+
+    name: str
+    cidrs: Tuple[str, ...]

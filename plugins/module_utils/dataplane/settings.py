@@ -1,0 +1,57 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a dataplane mode needs to know besides the routes: settings of the node and facts about it, per family.
+
+Both are plain values, so that rendering stays a pure function; the convergence layer fills them from the
+KubeProxyConfiguration, the Node and the kernel.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Tuple
+
+
+class LocalTraffic(NamedTuple):
+    """How traffic of this node's pods is told from other traffic (detectLocalMode).
+
+    ``kind``: ``cidr`` (value: the pods' CIDR), ``bridge`` (value: interface name) or ``prefix`` (value: start of interface names).
+    """
+
+    kind: str
+    value: str
+
+
+class DataplaneSettings(NamedTuple):
+    """Settings and node facts for one family.
+
+    ``node_ip``: this node's address of the family. ``masquerade_mark``: the mark as a number (bit 14: 0x4000).
+    ``local_traffic``: None when there is no detector for the family.
+    ``node_port_cidrs``: empty when node ports answer on all addresses; otherwise the CIDRs of the family.
+    ``node_port_addresses``: local addresses of the node that lie in node_port_cidrs, or, when those are empty, all of
+    them (loopback included, in the order of the interfaces; see ``node_addresses``).
+    ``node_addresses``: (interface, address) of all addresses of the family on the node.
+    ``localhost_node_ports``: IPv4 iptables mode only, already False where node_port_cidrs exclude loopback.
+    ``conntrack_liberal``: nf_conntrack_tcp_be_liberal is set. ``random_fully``: MASQUERADE knows --random-fully.
+    ``nfacct_counters``: names of the nfacct counters that exist.
+    ``scheduler``, ``exclude_cidrs``: ipvs mode. ``service_cidrs``: nftables mode.
+    ``large_cluster_endpoints``: above this number of endpoints iptables mode leaves out per-endpoint comments.
+    """
+
+    family: str
+    node_name: str = ""
+    node_ip: str = ""
+    masquerade_mark: int = 0x4000
+    masquerade_all: bool = False
+    local_traffic: Optional[LocalTraffic] = None
+    node_port_cidrs: Tuple[str, ...] = ()
+    node_port_addresses: Tuple[str, ...] = ()
+    node_addresses: Tuple[Tuple[str, str], ...] = ()
+    localhost_node_ports: bool = True
+    conntrack_liberal: bool = False
+    random_fully: bool = True
+    nfacct_counters: Tuple[str, ...] = ()
+    scheduler: str = "rr"
+    exclude_cidrs: Tuple[str, ...] = ()
+    service_cidrs: Tuple[str, ...] = ()
+    large_cluster_endpoints: int = 1000

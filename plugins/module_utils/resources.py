@@ -1,0 +1,162 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The one mechanism: a resource table is observed, compared with what is desired, and the difference applied.
+
+A *resource* is anything on the node that the project owns, seen as a mapping from a key to a value: kernel module to
+loaded, chain to rules, virtual server to its settings, real server to its weight, set to elements, file to content.
+Convergence, check mode, diff output, drift reports, clean-up and rollback are all :func:`difference`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Generic,
+    Hashable,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+)
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class Change(Generic[Key, Value]):
+    """What separates an observed table from a desired one, by key.
+
+    ``added`` maps a key to its new value, ``replaced`` to a pair (old value, new value), ``removed`` to its old value.
+    """
+
+    __slots__ = ("added", "removed", "replaced")
+
+    def __init__(
+        self,
+        added: Optional[Dict[Key, Value]] = None,
+        replaced: Optional[Dict[Key, Tuple[Value, Value]]] = None,
+        removed: Optional[Dict[Key, Value]] = None,
+    ) -> None:
+        self.added: Dict[Key, Value] = added if added is not None else {}
+        self.replaced: Dict[Key, Tuple[Value, Value]] = replaced if replaced is not None else {}
+        self.removed: Dict[Key, Value] = removed if removed is not None else {}
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.replaced or self.removed)
+
+    def __len__(self) -> int:
+        return len(self.added) + len(self.replaced) + len(self.removed)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Change):
+            return NotImplemented
+        return (self.added, self.replaced, self.removed) == (other.added, other.replaced, other.removed)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Change(added={self.added!r}, replaced={self.replaced!r}, removed={self.removed!r})"
+
+    def without_removals(self) -> Change[Key, Value]:
+        """The part that makes new things exist; applied first, in the order of the resources."""
+        return Change(self.added, self.replaced, {})
+
+    def removals(self) -> Change[Key, Value]:
+        """The part that takes things away; applied last, in reverse order of the resources."""
+        return Change({}, {}, self.removed)
+
+
+def difference(
+    observed: Mapping[Key, Value], desired: Mapping[Key, Value], keys: Optional[Iterable[Key]] = None
+) -> Change[Key, Value]:
+    """What must change for ``observed`` to become ``desired``.
+
+    With ``keys``, only these are looked at: the agent's incremental sync costs O(change) and not O(cluster).
+    Added and replaced keys keep the order of ``desired``, removed ones that of ``observed``.
+    """
+    change: Change[Key, Value] = Change()
+    if keys is not None:
+        chosen = list(keys)
+        observed = {key: observed[key] for key in chosen if key in observed}
+        desired = {key: desired[key] for key in chosen if key in desired}
+    for key, value in desired.items():
+        if key not in observed:
+            change.added[key] = value
+        elif observed[key] != value:
+            change.replaced[key] = (observed[key], value)
+    for key, value in observed.items():
+        if key not in desired:
+            change.removed[key] = value
+    return change
+
+
+class Resource(Generic[Key, Value]):
+    """A table of things in the kernel or on the disk of the node; subclasses live in the kernel layer.
+
+    ``name`` is what reports call it. An ``atomic`` resource gets its whole change in one call (chains: one
+    transaction); the others get additions and replacements in a first pass over all resources, in their order, and
+    removals in a second pass in reverse order, so that whatever refers to something comes after it and goes before it.
+    """
+
+    name: str = ""
+    atomic: bool = False
+
+    def observe(self) -> Dict[Key, Value]:
+        """What is there now, restricted to what the project owns, in the same terms as the desired table.
+
+        Raises KernelError if it cannot be read.
+        """
+        raise KeyError(self.name)
+
+    def apply(self, change: Change[Key, Value]) -> None:
+        """Make the change, in one batch; all or nothing where the kernel allows. Raises KernelError."""
+        raise KeyError(self.name)
+
+    def describe(self, key: Key, value: Value) -> List[str]:
+        """Lines that show one entry to a person, in the syntax of the usual tool (iptables-save, ipvsadm-save, ...)."""
+        return [f"{key} {value}"]
+
+
+class Stage(NamedTuple):
+    """A resource and the table it should hold."""
+
+    resource: Resource[Any, Any]
+    desired: Mapping[Any, Any]
+
+
+class PlannedChange(NamedTuple):
+    """A resource and what has to change in it; ``change`` may be empty."""
+
+    resource: Resource[Any, Any]
+    change: Change[Any, Any]
+
+
+def plan(stages: Sequence[Stage]) -> List[PlannedChange]:
+    """Observe every resource and compare it with its desired table; changes nothing. Raises KernelError."""
+    return [PlannedChange(stage.resource, difference(stage.resource.observe(), stage.desired)) for stage in stages]
+
+
+def apply_plan(planned: Sequence[PlannedChange], clock: Callable[[], float] = time.monotonic) -> Dict[str, float]:
+    """Apply planned changes in dependency order and return seconds spent per resource name. Raises KernelError."""
+    seconds: Dict[str, float] = {}
+
+    def run(resource: Resource[Any, Any], change: Change[Any, Any]) -> None:
+        if change:
+            started = clock()
+            resource.apply(change)
+            seconds[resource.name] = seconds.get(resource.name, 0.0) + clock() - started
+
+    for resource, change in planned:
+        run(resource, change if resource.atomic else change.without_removals())
+    for resource, change in reversed(planned):
+        if not resource.atomic:
+            run(resource, change.removals())
+    return seconds

@@ -1,0 +1,90 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What routing produces: for this node and one IP family, where the traffic of every ServicePort goes.
+
+Values are dataplane-neutral: a mode turns them into chains, virtual servers or map elements.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Tuple
+
+from ..addresses import address_and_port
+from ..cluster.model import NamespacedName
+
+
+class ServicePortName(NamedTuple):
+    """Identity of a ServicePort: namespace, name, port name (may be empty) and protocol (TCP, UDP or SCTP)."""
+
+    namespace: str
+    name: str
+    port_name: str
+    protocol: str
+
+    def __str__(self) -> str:
+        """``namespace/name:port``, or ``namespace/name`` for an unnamed port; the protocol is not part of it."""
+        base = f"{self.namespace}/{self.name}"
+        return f"{base}:{self.port_name}" if self.port_name else base
+
+    @property
+    def service(self) -> NamespacedName:
+        """The Service it belongs to."""
+        return NamespacedName(self.namespace, self.name)
+
+
+class Endpoint(NamedTuple):
+    """One endpoint of a ServicePort. ``is_local``: it runs on this node. Hints are those of the EndpointSlice."""
+
+    ip: str
+    port: int
+    is_local: bool = False
+    ready: bool = True
+    serving: bool = True
+    terminating: bool = False
+    zone_hints: Tuple[str, ...] = ()
+    node_hints: Tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """``1.2.3.4:80`` or ``[fd00::1]:80``."""
+        return address_and_port(self.ip, self.port)
+
+
+class ServicePortRoute(NamedTuple):
+    """One ServicePort as this node should serve it, for one family.
+
+    Addresses are of the family. ``source_ranges`` is empty when every source is allowed. ``affinity_seconds`` is 0 without
+    ClientIP affinity. ``internal_local``/``external_local``: the traffic policies in effect (external_local only where it
+    has a meaning: LoadBalancer, NodePort, or ClusterIP with external IPs). ``health_check_node_port``: 0 when unused.
+
+    Endpoints, each list sorted by the text ``ip:port``:
+    ``endpoints`` all known ones, whatever their conditions; ``cluster``, ``local`` and ``reachable`` the chosen ones
+    (``reachable`` is the union that may be used at all); ``has_any``: some endpoint somewhere could be used.
+    """
+
+    key: ServicePortName
+    family: str
+    cluster_ip: str
+    port: int
+    node_port: int
+    external_ips: Tuple[str, ...]
+    load_balancer_ips: Tuple[str, ...]
+    source_ranges: Tuple[str, ...]
+    affinity_seconds: int
+    internal_local: bool
+    external_local: bool
+    externally_accessible: bool
+    uses_cluster_endpoints: bool
+    uses_local_endpoints: bool
+    health_check_node_port: int
+    endpoints: Tuple[Endpoint, ...]
+    cluster: Tuple[Endpoint, ...]
+    local: Tuple[Endpoint, ...]
+    reachable: Tuple[Endpoint, ...]
+    has_any: bool
+
+    @property
+    def protocol(self) -> str:
+        """Lower-case protocol: tcp, udp or sctp."""
+        return self.key.protocol.lower()
