@@ -25,6 +25,7 @@ from typing import (
     Sequence,
     Tuple,
     TypeVar,
+    Union,
 )
 
 Key = TypeVar("Key", bound=Hashable)
@@ -126,10 +127,14 @@ class Resource(Generic[Key, Value]):
 
 
 class Stage(NamedTuple):
-    """A resource and the table it should hold."""
+    """A resource and the table it should hold.
+
+    ``desired`` is a table, or a function from the observed table to the desired one where that depends on what is
+    there: a real server with open connections is desired at weight 0 until they have ended.
+    """
 
     resource: Resource[Any, Any]
-    desired: Mapping[Any, Any]
+    desired: Union[Mapping[Any, Any], Callable[[Mapping[Any, Any]], Mapping[Any, Any]]]
 
 
 class PlannedChange(NamedTuple):
@@ -141,7 +146,11 @@ class PlannedChange(NamedTuple):
 
 def plan(stages: Sequence[Stage]) -> List[PlannedChange]:
     """Observe every resource and compare it with its desired table; changes nothing. Raises KernelError."""
-    return [PlannedChange(stage.resource, difference(stage.resource.observe(), stage.desired)) for stage in stages]
+    planned = []
+    for resource, desired in stages:
+        observed = resource.observe()
+        planned.append(PlannedChange(resource, difference(observed, desired(observed) if callable(desired) else desired)))
+    return planned
 
 
 def apply_plan(planned: Sequence[PlannedChange], clock: Callable[[], float] = time.monotonic) -> Dict[str, float]:
