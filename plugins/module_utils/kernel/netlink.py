@@ -1,0 +1,455 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Netlink sockets that carry many messages per system call and tell which message each error belongs to.
+
+A *message* is a tuple ``(type, flags, payload)``; the socket writes the header (``struct nlmsghdr``), numbers the
+messages and pads them. ``payload`` is everything after that header: a family header (``struct genlmsghdr``, ``nfgenmsg``,
+``ifaddrmsg``) followed by attributes made with :func:`attribute` and :func:`nested`. Use it so::
+
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        outcome = sock.transact([(NEW, NLM_F_CREATE, payload), ...])      # many messages, few sends
+        for error in outcome.errors:                                      # error.position is its place in the list
+            ...
+        for buffer, kind, start, end in sock.dump(GET, payload):          # whole dump, repeated if interrupted
+            attributes = parse_attributes(buffer, start + family_header_size, end)
+
+The kernel handles the messages of one send in order and before ``send`` returns, and always reports errors; so only the
+last message of a send asks for an acknowledgement. Subsystems whose messages form one transaction (nf_tables, between
+NFNL_MSG_BATCH_BEGIN and _END) need ``single_send=True``: everything then goes out in one send or not at all.
+
+Sources: netlink(7), linux/netlink.h, linux/genetlink.h.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple, Type, TypeVar
+
+from ..errors import KernelError
+
+NETLINK_ROUTE = 0
+NETLINK_NETFILTER = 12
+NETLINK_GENERIC = 16
+
+NLM_F_REQUEST = 0x1
+NLM_F_MULTI = 0x2
+NLM_F_ACK = 0x4
+NLM_F_ECHO = 0x8
+NLM_F_DUMP_INTR = 0x10
+NLM_F_REPLACE = 0x100
+NLM_F_EXCL = 0x200
+NLM_F_CREATE = 0x400
+NLM_F_APPEND = 0x800
+NLM_F_DUMP = 0x300
+NLM_F_CAPPED = 0x100
+NLM_F_ACK_TLVS = 0x200
+
+NLMSG_NOOP = 1
+NLMSG_ERROR = 2
+NLMSG_DONE = 3
+
+NLA_F_NESTED = 0x8000
+NLA_F_NET_BYTEORDER = 0x4000
+NLA_TYPE_MASK = 0x3FFF
+
+SOL_NETLINK = 270
+NETLINK_CAP_ACK = 10
+NETLINK_EXT_ACK = 11
+NETLINK_GET_STRICT_CHK = 12
+
+_NLMSGERR_ATTR_MSG = 1
+_CTRL_CMD_GETFAMILY = 3
+_CTRL_ATTR_FAMILY_ID = 1
+_CTRL_ATTR_FAMILY_NAME = 2
+_GENL_ID_CTRL = 16
+
+_SO_SNDBUFFORCE = 32
+_SO_RCVBUFFORCE = 33
+
+HEADER = struct.Struct("=IHHII")
+_ATTRIBUTE = struct.Struct("=HH")
+_ERRNO = struct.Struct("=i")
+_PADDING = (b"", b"\x00\x00\x00", b"\x00\x00", b"\x00")
+
+_RECEIVE_BUFFER_BYTES = 8 << 20
+_SEND_BUFFER_BYTES = 2 << 20
+_DATAGRAM_BYTES = 256 << 10
+# What one error may occupy in the receive buffer by the kernel's accounting, with an extended text.
+_ERROR_TRUESIZE = 2048
+_RECEIVE_TIMEOUT_SECONDS = 120
+_DUMP_ATTEMPTS = 10
+
+Message = Tuple[int, int, bytes]
+Slice = Tuple[memoryview, int, int, int]
+Self = TypeVar("Self", bound="NetlinkSocket")
+
+
+class DumpInterrupted(Exception):
+    """The dumped table changed while it was read (NLM_F_DUMP_INTR): it may lack or repeat entries."""
+
+
+class MessageError(NamedTuple):
+    """The kernel refused one message.
+
+    ``position``: its place among the messages given, from 0; ``errno``: positive number (subsystems add their own above 4096);
+    ``text``: what the kernel said in words, often empty; ``payload``: what follows the number in ``struct nlmsgerr``,
+    the header of the message refused and, for subsystems that answer on their own, its copy.
+    """
+
+    position: int
+    errno: int
+    text: str
+    payload: bytes
+
+    def __str__(self) -> str:
+        return f"{errno_text(self.errno)}: {self.text}" if self.text else errno_text(self.errno)
+
+
+class Reply(NamedTuple):
+    """A message that answers the message at ``position``: its type, and its payload without the netlink header."""
+
+    position: int
+    type: int
+    payload: bytes
+
+
+class Outcome(NamedTuple):
+    """What came back from a transaction: refused messages in their order, and answers other than acknowledgements."""
+
+    errors: List[MessageError]
+    replies: List[Reply]
+
+
+def errno_text(number: int) -> str:
+    """An error number in words, e.g. ``File exists (EEXIST)``."""
+    name = errno.errorcode.get(number)
+    return f"{os.strerror(number)} ({name})" if name else f"error {number}"
+
+
+def attribute(kind: int, payload: bytes) -> bytes:
+    """One attribute (``struct nlattr``), padded to four bytes."""
+    size = len(payload)
+    return _ATTRIBUTE.pack(size + 4, kind) + payload + _PADDING[size & 3]
+
+
+def nested(kind: int, *attributes: bytes) -> bytes:
+    """An attribute that contains attributes, marked so (NLA_F_NESTED)."""
+    payload = b"".join(attributes)
+    return _ATTRIBUTE.pack(len(payload) + 4, kind | NLA_F_NESTED) + payload
+
+
+def text_attribute(kind: int, text: str) -> bytes:
+    """An attribute holding a string that ends with a zero byte."""
+    return attribute(kind, text.encode() + b"\x00")
+
+
+def attribute_text(payload: memoryview) -> str:
+    """The string in an attribute, up to its zero byte."""
+    return bytes(payload).split(b"\x00", 1)[0].decode(errors="replace")
+
+
+def parse_attributes(buffer: memoryview, start: int, end: int) -> Dict[int, memoryview]:
+    """The attributes between two offsets by type (flag bits removed); of repeated ones the last counts."""
+    found: Dict[int, memoryview] = {}
+    unpack = _ATTRIBUTE.unpack_from
+    while start + 4 <= end:
+        size, kind = unpack(buffer, start)
+        if size < 4 or start + size > end:
+            break
+        found[kind & NLA_TYPE_MASK] = buffer[start + 4 : start + size]
+        start += (size + 3) & ~3
+    return found
+
+
+def each_attribute(buffer: memoryview, start: int, end: int) -> Iterator[Tuple[int, memoryview]]:
+    """The attributes between two offsets in order, as pairs of type (flag bits removed) and payload."""
+    while start + 4 <= end:
+        size, kind = _ATTRIBUTE.unpack_from(buffer, start)
+        if size < 4 or start + size > end:
+            break
+        yield kind & NLA_TYPE_MASK, buffer[start + 4 : start + size]
+        start += (size + 3) & ~3
+
+
+def _extended_text(payload: bytes, flags: int) -> str:
+    """The text of an extended acknowledgement; ``payload`` begins with the error number."""
+    if not flags & NLM_F_ACK_TLVS or len(payload) < 20:
+        return ""
+    start = 20
+    if not flags & NLM_F_CAPPED:
+        start = 4 + ((HEADER.unpack_from(payload, 4)[0] + 3) & ~3)
+    text = parse_attributes(memoryview(payload), start, len(payload)).get(_NLMSGERR_ATTR_MSG)
+    return "" if text is None else attribute_text(text)
+
+
+class NetlinkSocket:
+    """A netlink socket in the network namespace of the calling thread; closes itself in a ``with`` statement.
+
+    ``protocol``: NETLINK_ROUTE, NETLINK_NETFILTER or NETLINK_GENERIC. ``send_bytes`` bounds one send; asking for more
+    than the system allows is silently reduced unless the process may force it. Raises KernelError if there is no socket.
+    """
+
+    def __init__(self, protocol: int, send_bytes: int = _SEND_BUFFER_BYTES) -> None:
+        try:
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+        except OSError as error:
+            raise KernelError(f"netlink socket (protocol {protocol}): {error.strerror}") from error
+        try:
+            self._socket.bind((0, 0))
+            self._socket.settimeout(_RECEIVE_TIMEOUT_SECONDS)
+            # Half of what getsockopt tells is the kernel's own overhead; sends larger than the rest are refused whole.
+            self._set_buffer(_SO_RCVBUFFORCE, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+            self._grow_send_buffer(send_bytes)
+            received = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+            self._messages_per_send = max(32, received // _ERROR_TRUESIZE)
+            for option in (NETLINK_CAP_ACK, NETLINK_EXT_ACK):
+                self._set_option(option)
+        except OSError as error:
+            self._socket.close()
+            raise KernelError(f"netlink socket (protocol {protocol}): {error.strerror}") from error
+        self._sequence = 0
+        self._buffer = bytearray(_DATAGRAM_BYTES)
+        self._view = memoryview(self._buffer)
+
+    def _set_option(self, option: int) -> None:
+        try:
+            self._socket.setsockopt(SOL_NETLINK, option, 1)
+        except OSError as error:
+            # Kernels before 4.12 lack the options; answers are then only longer and wordless.
+            if error.errno != errno.ENOPROTOOPT:
+                raise
+
+    def _set_buffer(self, forced: int, plain: int, size: int) -> None:
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, forced, size)
+        except PermissionError:
+            self._socket.setsockopt(socket.SOL_SOCKET, plain, size)
+
+    def _grow_send_buffer(self, size: int) -> None:
+        self._set_buffer(_SO_SNDBUFFORCE, socket.SO_SNDBUF, size)
+        self._bytes_per_send = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2 - 64
+
+    def strict(self) -> None:
+        """Ask the kernel to check dump requests strictly and to honour filters in them (kernel 4.20 and later)."""
+        self._set_option(NETLINK_GET_STRICT_CHK)
+
+    def close(self) -> None:
+        """Close the socket; closing twice is harmless."""
+        self._socket.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, kind: Type[BaseException], value: BaseException, trace: object) -> None:
+        self.close()
+
+    def _next_sequence(self, count: int) -> int:
+        """The first of ``count`` fresh sequence numbers; zero is never one, since events carry it."""
+        first = self._sequence + 1
+        if first + count > 0x7FFFFFFF:
+            first = 1
+        self._sequence = first + count - 1
+        return first
+
+    def encode(
+        self, messages: Sequence[Message], first: int, acknowledge: bool = True, single_send: bool = False
+    ) -> List[Tuple[bytes, int, int]]:
+        """Messages as they are sent: triples (bytes, first sequence number, last sequence number), each one send.
+
+        ``first`` is the sequence number of the first message; the others count up from it.
+        """
+        sends: List[Tuple[bytes, int, int]] = []
+        pack = HEADER.pack
+        parts: List[bytes] = []
+        append = parts.append
+        size = 0
+        sequence = started = first
+        most_bytes = (1 << 62) if single_send else self._bytes_per_send
+        most_messages = (1 << 62) if single_send else self._messages_per_send
+        last_kind = last_flags = last_length = 0
+
+        def finish() -> None:
+            if acknowledge:
+                parts[-2] = pack(last_length, last_kind, last_flags | NLM_F_REQUEST | NLM_F_ACK, sequence - 1, 0)
+            sends.append((b"".join(parts), started, sequence - 1))
+            parts.clear()
+
+        for kind, flags, payload in messages:
+            length = len(payload) + 16
+            if parts and (size + length > most_bytes or sequence - started >= most_messages):
+                finish()
+                size = 0
+                started = sequence
+            append(pack(length, kind, flags | NLM_F_REQUEST, sequence, 0))
+            if length & 3:
+                payload += _PADDING[length & 3]
+            append(payload)
+            size += (length + 3) & ~3
+            sequence += 1
+            last_kind, last_flags, last_length = kind, flags, length
+        if parts:
+            finish()
+        return sends
+
+    def transact(self, messages: Sequence[Message], single_send: bool = False, acknowledge: bool = True) -> Outcome:
+        """Send messages in as few sends as the buffers allow and collect errors and answers.
+
+        A refused message does not stop the others. With ``single_send`` all go out in one send. With
+        ``acknowledge=False`` nothing asks for an acknowledgement (needed where the last message never gets one:
+        NFNL_MSG_BATCH_END).
+        Raises KernelError if the kernel does not take the bytes or answers were lost.
+        """
+        outcome = Outcome([], [])
+        if not messages:
+            return outcome
+        first = self._next_sequence(len(messages))
+        for data, _started, last in self.encode(messages, first, acknowledge, single_send):
+            self.exchange(data, first, last, outcome, acknowledge)
+        return outcome
+
+    def exchange(self, data: bytes, first: int, last: int, outcome: Outcome, acknowledge: bool = True) -> None:
+        """Send encoded messages and add what comes back to ``outcome``; ``first`` is the sequence number of position 0.
+
+        Raises KernelError as :meth:`transact` does.
+        """
+        if len(data) > self._bytes_per_send:
+            self._grow_send_buffer(len(data) + 4096)
+        try:
+            self._socket.send(data)
+        except OSError as error:
+            hint = f" ({len(data)} bytes in one send; see net.core.wmem_max)" if error.errno == errno.EMSGSIZE else ""
+            raise KernelError(f"netlink: send: {error.strerror}{hint}") from error
+        done = False
+        while not done:
+            size = self._receive(acknowledge)
+            if size == 0:
+                return
+            done = self._collect(size, first, last, outcome)
+
+    def _receive(self, wait: bool) -> int:
+        """Bytes of the next datagram, now in the buffer; 0 if there is none and ``wait`` is not set."""
+        while True:
+            try:
+                return self._socket.recv_into(self._buffer, 0, 0 if wait else socket.MSG_DONTWAIT)
+            except InterruptedError:
+                continue
+            except BlockingIOError:
+                if not wait:
+                    return 0
+                raise
+            except socket.timeout as error:
+                if not wait:
+                    return 0
+                raise KernelError(f"netlink: no answer within {_RECEIVE_TIMEOUT_SECONDS} seconds") from error
+            except OSError as error:
+                raise KernelError(f"netlink: receive: {error.strerror}") from error
+
+    def _collect(self, size: int, first: int, last: int, outcome: Outcome) -> bool:
+        """Sort the messages of one datagram; True once the last message sent has been answered for."""
+        view, offset, done = self._view, 0, False
+        while offset + 16 <= size:
+            length, kind, flags, sequence, _port = HEADER.unpack_from(view, offset)
+            if length < 16 or offset + length > size:
+                raise KernelError("netlink: the kernel's answer is truncated")
+            if first <= sequence <= last:
+                payload = bytes(view[offset + 16 : offset + length])
+                if kind == NLMSG_ERROR:
+                    number = -_ERRNO.unpack_from(payload)[0]
+                    if number:
+                        outcome.errors.append(
+                            MessageError(sequence - first, number, _extended_text(payload, flags), payload[4:])
+                        )
+                    done = done or sequence == last
+                elif kind > NLMSG_DONE:
+                    outcome.replies.append(Reply(sequence - first, kind, payload))
+            offset += (length + 3) & ~3
+        return done
+
+    def request(self, kind: int, payload: bytes, flags: int = 0) -> List[Reply]:
+        """Send one message and return its answers. Raises NetlinkRefusal if the kernel refuses it."""
+        outcome = self.transact([(kind, flags, payload)])
+        if outcome.errors:
+            raise NetlinkRefusal(outcome.errors[0])
+        return outcome.replies
+
+    def dump_stream(self, kind: int, payload: bytes, flags: int = 0) -> Iterator[Slice]:
+        """The messages of a dump as they arrive: (buffer, message type, start, end), offsets of the payload in it.
+
+        The buffer is reused: take what is needed before going on, and read the dump to its end. Raises DumpInterrupted
+        at the end if the table changed meanwhile, NetlinkRefusal if the kernel refuses, KernelError if answers stay away.
+        """
+        sequence = self._next_sequence(1)
+        message = HEADER.pack(len(payload) + 16, kind, flags | NLM_F_REQUEST | NLM_F_DUMP, sequence, 0) + payload
+        try:
+            self._socket.send(message)
+        except OSError as error:
+            raise KernelError(f"netlink: send: {error.strerror}") from error
+        view, unpack, interrupted = self._view, HEADER.unpack_from, 0
+        while True:
+            size = self._receive(True)
+            offset = 0
+            while offset + 16 <= size:
+                length, answer, answer_flags, number, _port = unpack(view, offset)
+                end = offset + length
+                if length < 16 or end > size:
+                    raise KernelError("netlink: the kernel's answer is truncated")
+                if number == sequence:
+                    interrupted |= answer_flags & NLM_F_DUMP_INTR
+                    if answer > NLMSG_DONE:
+                        yield view, answer, offset + 16, end
+                    elif answer in (NLMSG_ERROR, NLMSG_DONE):
+                        said = bytes(view[offset + 16 : end])
+                        refused = -_ERRNO.unpack_from(said)[0] if len(said) >= 4 else 0
+                        if refused:
+                            raise NetlinkRefusal(MessageError(0, refused, _extended_text(said, answer_flags), said[4:]))
+                        if interrupted:
+                            raise DumpInterrupted
+                        return
+                offset = (end + 3) & ~3
+
+    def dump(self, kind: int, payload: bytes, flags: int = 0) -> List[Slice]:
+        """A whole, consistent dump: like :meth:`dump_stream`, but each message has a buffer of its own to keep.
+
+        A dump that was interrupted by a change is read again, several times. Raises NetlinkRefusal, KernelError.
+        """
+        for _attempt in range(_DUMP_ATTEMPTS):
+            found: List[Slice] = []
+            try:
+                for view, answer, start, end in self.dump_stream(kind, payload, flags):
+                    found.append((memoryview(bytes(view[start:end])), answer, 0, end - start))
+                return found
+            except DumpInterrupted:
+                continue
+            except NetlinkRefusal as refusal:
+                if refusal.error.errno != errno.EINTR:
+                    raise
+        raise KernelError("netlink: the table kept changing while it was read")
+
+
+class NetlinkRefusal(KernelError):
+    """The kernel refused one request; ``error`` has the number and its words."""
+
+    def __init__(self, error: MessageError) -> None:
+        super().__init__(f"netlink: {error}")
+        self.error = error
+
+
+def generic_family(sock: NetlinkSocket, name: str) -> int:
+    """The number of a generic netlink family; ``sock`` speaks NETLINK_GENERIC. Raises KernelError if there is none."""
+    payload = struct.pack("=BBH", _CTRL_CMD_GETFAMILY, 1, 0) + text_attribute(_CTRL_ATTR_FAMILY_NAME, name)
+    try:
+        replies = sock.request(_GENL_ID_CTRL, payload)
+    except NetlinkRefusal as refusal:
+        if refusal.error.errno != errno.ENOENT:
+            raise KernelError(f"generic netlink family {name}: {refusal.error}") from refusal
+        reason = "its module is not loaded or not built"
+        raise KernelError(f"the kernel has no generic netlink family {name}: {reason}") from refusal
+    for reply in replies:
+        number = parse_attributes(memoryview(reply.payload), 4, len(reply.payload)).get(_CTRL_ATTR_FAMILY_ID)
+        if number is not None:
+            return int(struct.unpack("=H", number)[0])
+    raise KernelError(f"the kernel gave no number for the generic netlink family {name}")
