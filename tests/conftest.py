@@ -1,0 +1,32 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Make the collection importable as ``ansible_collections.kubenode.proxy`` from a plain clone.
+
+Ansible finds a collection only below ``ansible_collections/NAMESPACE/NAME``. The clone gets a link of that
+shape, ignored by git, and its parent directory goes on the import path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LINK = ROOT / "collections" / "ansible_collections" / "kubenode" / "proxy"
+
+
+def make_link() -> None:
+    """Create the collection link when it is absent; several test runs may do so at the same time."""
+    LINK.parent.mkdir(parents=True, exist_ok=True)
+    if not LINK.is_symlink():
+        with contextlib.suppress(FileExistsError):
+            LINK.symlink_to(os.path.relpath(ROOT, LINK.parent))
+
+
+make_link()
+for entry in (ROOT, ROOT / "collections"):
+    if str(entry) not in sys.path:
+        sys.path.insert(0, str(entry))

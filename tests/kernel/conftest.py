@@ -1,0 +1,36 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Kernel tests run as root, each in a network namespace of its own, so that the host's rules are never touched.
+
+Tests marked ``uml`` need a kernel with IPVS; ``make kernel`` runs them inside user-mode Linux and the others on the
+host's kernel.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Iterator
+
+import pytest
+
+from tests.lab import system
+
+
+def pytest_sessionstart() -> None:
+    """Say at once what is missing instead of failing in every test."""
+    if os.geteuid() != 0:
+        pytest.exit("kernel tests need root: run them with sudo, or run only tests/unit", returncode=2)
+
+
+@pytest.fixture(autouse=True)
+def own_network_namespace() -> Iterator[None]:
+    """Run the test in a fresh network namespace and come back afterwards."""
+    descriptor = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    system.unshare(system.CLONE_NEWNET)
+    try:
+        system.ip_batch(["link set lo up"])
+        yield
+    finally:
+        system.enter(f"/proc/self/fd/{descriptor}", system.CLONE_NEWNET)
+        os.close(descriptor)

@@ -1,0 +1,221 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a laboratory node does from inside: the first process of a namespace node and of a user-mode Linux guest.
+
+``python -m tests.lab.node SPECIFICATION [NETWORK_NAMESPACE]``
+
+Both kinds of node see the host's file system as the lower layer of an overlay whose upper layer is memory, so that
+programs are there without building an image and nothing they write outlives the node. As the first process of a
+guest it loads the kernel modules that it is told to (the guest's kernel appends words of its own to the arguments,
+they are left alone); otherwise it first moves into the network namespace and makes namespaces for mounts,
+processes and host name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional, Sequence
+
+from tests.lab import system
+
+NEW_ROOT = "/run/root"
+GUEST_MODULES = "/usr/lib/uml/modules"
+
+
+class Specification(NamedTuple):
+    """What the host tells a node; travels as JSON.
+
+    ``scratch`` is a directory shared with the host, always writable: ``ready``, ``status`` and ``log`` appear
+    there. ``visible`` are directories that may lie on other file systems of the host, ``writable`` those
+    whose writes shall reach the host. ``network`` are lines for the ip tool. With ``command`` the node ends when
+    the command ends; without, it runs sshd (``sshd``: its configuration file) and the echo servers (``echo``: their
+    configuration file) until it is killed.
+    """
+
+    hostname: str
+    scratch: str
+    visible: List[str] = []
+    writable: List[str] = []
+    modules: List[str] = []
+    sysctls: Dict[str, str] = {}
+    network: List[str] = []
+    environment: Dict[str, str] = {}
+    directory: str = "/"
+    command: Optional[List[str]] = None
+    sshd: Optional[str] = None
+    echo: Optional[str] = None
+
+    def save(self, path: Path) -> None:
+        """Write the specification where the node will read it."""
+        path.write_text(json.dumps(self._asdict(), indent=1), encoding="utf-8")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Become the node that the specification describes; returns only for a namespace node."""
+    specification = Specification(**json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
+    if os.getpid() != 1:
+        return _namespace_node(specification, arguments[1])
+    try:
+        _guest_root(specification)
+        _live(specification)
+    except BaseException:
+        _report(specification, traceback.format_exc())
+    system.power_off()
+    return 1
+
+
+def _report(specification: Specification, text: str) -> None:
+    sys.stderr.write(text)
+    with open(os.path.join(specification.scratch, "error"), "w", encoding="utf-8") as stream:
+        stream.write(text)
+
+
+def _namespace_node(specification: Specification, namespace: str) -> int:
+    system.enter(namespace, system.CLONE_NEWNET)
+    system.unshare(system.CLONE_NEWNS | system.CLONE_NEWUTS | system.CLONE_NEWIPC | system.CLONE_NEWPID)
+    child = os.fork()
+    if child == 0:
+        try:
+            _namespace_root(specification)
+            _live(specification)
+        except BaseException:
+            _report(specification, traceback.format_exc())
+        os._exit(1)
+    Path(specification.scratch, "pid").write_text(str(child), encoding="ascii")
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _overlay() -> None:
+    system.mount("run", "/run", "tmpfs")
+    for name in ("upper", "work", "root"):
+        os.mkdir("/run/" + name)
+    system.mount("overlay", NEW_ROOT, "overlay", data="lowerdir=/,upperdir=/run/upper,workdir=/run/work")
+    system.mount("proc", NEW_ROOT + "/proc", "proc")
+    system.mount("sysfs", NEW_ROOT + "/sys", "sysfs")
+    system.mount("run", NEW_ROOT + "/run", "tmpfs", data="mode=755")
+
+
+def _namespace_root(specification: Specification) -> None:
+    system.mount("none", "/", "", system.MS_REC | system.MS_PRIVATE)
+    _overlay()
+    system.mount("/dev", NEW_ROOT + "/dev", "", system.MS_BIND | system.MS_REC)
+    root_device = os.stat("/").st_dev
+    for path in specification.visible:
+        if os.stat(path).st_dev != root_device:
+            _bind(path)
+    for path in [*specification.writable, specification.scratch]:
+        _bind(path)
+    system.pivot_root(NEW_ROOT)
+
+
+def _bind(path: str) -> None:
+    os.makedirs(NEW_ROOT + path, exist_ok=True)
+    system.mount(path, NEW_ROOT + path, "", system.MS_BIND | system.MS_REC)
+
+
+def _guest_root(specification: Specification) -> None:
+    modules = os.path.join(GUEST_MODULES, os.uname().release)
+    system.mount("proc", "/proc", "proc")
+    system.run(["insmod", modules + "/kernel/fs/overlayfs/overlay.ko"])
+    _overlay()
+    system.mount("dev", NEW_ROOT + "/dev", "devtmpfs")
+    for path in [*specification.writable, specification.scratch]:
+        os.makedirs(NEW_ROOT + path, exist_ok=True)
+        system.mount("none", NEW_ROOT + path, "hostfs", data=path)
+    system.pivot_root(NEW_ROOT)
+    os.makedirs("/dev/pts", exist_ok=True)
+    os.makedirs("/dev/shm", exist_ok=True)
+    system.mount("devpts", "/dev/pts", "devpts")
+    system.mount("shm", "/dev/shm", "tmpfs")
+    os.makedirs("/lib/modules", exist_ok=True)
+    os.symlink(modules, "/lib/modules/" + os.uname().release)
+    if specification.modules:
+        system.run(["modprobe", "-a", *specification.modules])
+
+
+def _live(specification: Specification) -> None:
+    os.environ.update(specification.environment)
+    for name in ("/run/netns", "/run/lock", "/run/sshd"):
+        os.makedirs(name, exist_ok=True)
+    system.run(["hostname", specification.hostname])
+    Path("/etc/hostname").write_text(specification.hostname + "\n", encoding="ascii")
+    system.ip_batch(["link set lo up"])
+    for key, value in specification.sysctls.items():
+        Path("/proc/sys", key).write_text(value, encoding="ascii")
+    system.ip_batch(specification.network)
+    if specification.command is not None:
+        _run_command(specification)
+        return
+    services = []
+    if specification.echo:
+        services.append([sys.executable, "-m", "tests.lab.echo", specification.echo])
+    if specification.sshd:
+        _unlock_root()
+        services.append(["/usr/sbin/sshd", "-D", "-e", "-f", specification.sshd])
+    _run_services(specification, services)
+
+
+def _unlock_root() -> None:
+    """Let root log in by key: sshd refuses an account whose password field begins with an exclamation mark."""
+    shadow = Path("/etc/shadow")
+    lines = shadow.read_text(encoding="ascii").splitlines()
+    fields = [line.split(":") for line in lines]
+    for entry in fields:
+        if entry[0] == "root":
+            entry[1] = "*"
+    shadow.write_text("".join(":".join(entry) + "\n" for entry in fields), encoding="ascii")
+
+
+def _run_command(specification: Specification) -> None:
+    """Run the command, streaming its output into the shared directory, and leave its exit status there."""
+    assert specification.command is not None
+    with open(os.path.join(specification.scratch, "output"), "ab", buffering=0) as output:
+        try:
+            process = subprocess.Popen(
+                specification.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=specification.directory,
+                start_new_session=True,
+            )
+        except OSError as error:
+            output.write(f"{specification.command[0]}: {error.strerror}\n".encode())
+            status = 127
+        else:
+            status = _reap(process.pid)
+    Path(specification.scratch, "status").write_text(str(status), encoding="ascii")
+
+
+def _reap(wanted: int) -> int:
+    """Wait for one process, collecting the orphans that fall to the first process meanwhile."""
+    while True:
+        process, status = os.wait()
+        if process == wanted:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def _run_services(specification: Specification, services: Sequence[Sequence[str]]) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    with open(os.path.join(specification.scratch, "services.log"), "ab", buffering=0) as log:
+        for argv in services:
+            subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    Path(specification.scratch, "ready").write_text("ready\n", encoding="ascii")
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            time.sleep(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,245 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""User-mode Linux: commands and long-lived nodes on a kernel of their own.
+
+``python -m tests.lab.uml [--writable DIRECTORY] [--memory 1G] [--modules NAME,...] -- COMMAND...``
+
+The guest's root is the host's file system under an overlay in memory. It needs Debian's package user-mode-linux and
+root; on processors with AMX also a C compiler (see xstate.c).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from tests.lab.node import Specification
+from tests.lab.system import LabError, run
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+COMPILERS = ("cc", "gcc", "clang", "tcc")
+
+# fmt: off
+DATAPLANE_MODULES: Tuple[str, ...] = (
+    "ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_sh", "ip_vs_mh", "ip_vs_dh", "ip_vs_sed",
+    "ip_vs_nq", "nf_conntrack", "nf_conntrack_netlink", "iptable_nat", "iptable_filter", "iptable_mangle",
+    "ip6table_nat", "ip6table_filter", "ip6table_mangle", "xt_MASQUERADE", "xt_comment", "xt_mark", "xt_conntrack",
+    "xt_addrtype", "xt_set", "xt_statistic", "xt_recent", "xt_nat", "xt_tcpudp", "xt_sctp", "xt_physdev", "xt_nfacct",
+    "ipt_REJECT", "ip6t_REJECT", "nfnetlink_acct", "ip_set", "ip_set_hash_ip", "ip_set_hash_net",
+    "ip_set_hash_ipport", "ip_set_hash_ipportip", "ip_set_hash_ipportnet", "ip_set_bitmap_port", "ip_set_list_set",
+    "ip_set_hash_netiface", "ipv6", "veth", "dummy", "bridge", "br_netfilter", "sctp",
+)
+# fmt: on
+
+
+class Network(NamedTuple):
+    """A guest's network device: a tap in a named network namespace of the host."""
+
+    namespace: str
+    tap: str
+    mac: str
+
+
+def missing() -> Optional[str]:
+    """What this host lacks for user-mode Linux, as one line with the remedy; None if nothing."""
+    if os.uname().machine != "x86_64":
+        return f"user-mode Linux runs on x86_64 hosts, this one is {os.uname().machine}"
+    if os.geteuid() != 0:
+        return "user-mode Linux nodes need root (the host's files are their root): run as root"
+    if shutil.which("linux.uml") is None:
+        return "linux.uml is not installed: apt-get install user-mode-linux"
+    if _large_register_state() and _compiler() is None:
+        return "this processor has AMX, which linux.uml needs a small shim for: apt-get install tcc (or gcc)"
+    return None
+
+
+def _large_register_state() -> bool:
+    with open("/proc/cpuinfo", encoding="utf-8") as stream:
+        for line in stream:
+            if line.startswith("flags"):
+                return "amx_tile" in line.split()
+    return False
+
+
+def _compiler() -> Optional[str]:
+    return next((path for path in map(shutil.which, COMPILERS) if path), None)
+
+
+def _preload(directory: Path) -> Dict[str, str]:
+    """The environment that lets linux.uml run on this processor; see xstate.c."""
+    if not _large_register_state():
+        return {}
+    library = directory / "xstate.so"
+    compiler = _compiler()
+    if compiler is None:
+        raise LabError(str(missing()))
+    source = str(Path(__file__).with_name("xstate.c"))
+    run([compiler, "-O2", "-fPIC", "-shared", "-nostdlib", "-o", str(library), source])
+    return {"LD_PRELOAD": str(library)}
+
+
+def _memory_directory(megabytes: int) -> Dict[str, str]:
+    """Where linux.uml keeps the guest's memory: /dev/shm unless it is too small, as in many containers."""
+    try:
+        status = os.statvfs("/dev/shm")
+        if status.f_bavail * status.f_frsize >= megabytes << 20:
+            return {}
+    except OSError:
+        pass
+    return {"TMPDIR": tempfile.gettempdir()}
+
+
+def _megabytes(memory: str) -> int:
+    number, unit = memory[:-1], memory[-1:].upper()
+    if not number.isdigit() or unit not in ("M", "G"):
+        raise LabError(f"memory {memory!r}: expected a number followed by M or G")
+    return int(number) * (1024 if unit == "G" else 1)
+
+
+def start(specification: Specification, memory: str, network: Optional[Network] = None) -> subprocess.Popen[bytes]:
+    """Boot a guest that becomes the specified node; its console goes to ``console`` in the scratch directory."""
+    problem = missing()
+    if problem:
+        raise LabError(problem)
+    scratch = Path(specification.scratch)
+    specification.save(scratch / "specification.json")
+    argv: List[str] = []
+    if network:
+        argv += ["ip", "netns", "exec", network.namespace]
+    argv += ["linux.uml", "rootfstype=hostfs", "rootflags=/", "ro", f"mem={memory}", f"init={sys.executable}"]
+    argv += ["con=null", "con0=null,fd:1", "quiet", f"umid={scratch.name}", f"uml_dir={scratch}/"]
+    argv += [f"PYTHONPATH={ROOT}", "PYTHONDONTWRITEBYTECODE=1", f"PATH={os.environ['PATH']}"]
+    if network:
+        argv.append(f"vec0:transport=tap,ifname={network.tap},depth=64,gro=1,mac={network.mac}")
+    argv += ["--", "-m", "tests.lab.node", str(scratch / "specification.json")]
+    environment = {**os.environ, **_preload(scratch), **_memory_directory(_megabytes(memory))}
+    with open(scratch / "console", "wb") as console:
+        return subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=environment, start_new_session=True
+        )
+
+
+def stop(process: int) -> None:
+    """End the guest whose monitor has this process id, and every host process it is made of."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process, number)
+        except ProcessLookupError:
+            return
+        deadline = time.monotonic() + 3
+        while time.monotonic() < deadline:
+            try:
+                os.killpg(process, 0)
+                os.waitpid(process, os.WNOHANG)
+            except (ProcessLookupError, ChildProcessError):
+                break
+            time.sleep(0.05)
+
+
+def run_in_uml(
+    argv: Sequence[str],
+    *,
+    memory: str = "1G",
+    environment: Optional[Mapping[str, str]] = None,
+    modules: Sequence[str] = DATAPLANE_MODULES,
+    writable: Sequence[str] = (),
+    directory: Optional[str] = None,
+    timeout: float = 1800,
+) -> int:
+    """Boot a guest, run one command in it, stream what it prints, and return its exit status.
+
+    Only writes below the ``writable`` directories reach the host. The command gets this process's PATH, HOME and
+    LANG and what ``environment`` adds. Raises LabError when the guest does not boot or the time is over.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="kubenode-uml-"))
+    given = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
+    specification = Specification(
+        hostname="uml",
+        scratch=str(scratch),
+        writable=[str(Path(path).resolve()) for path in writable],
+        modules=list(modules),
+        environment={"LANG": "C.UTF-8", **given, "PYTHONDONTWRITEBYTECODE": "1", **(environment or {})},
+        directory=directory or os.getcwd(),
+        command=list(argv),
+    )
+    try:
+        process = start(specification, memory)
+        try:
+            _stream(process, scratch, timeout)
+        finally:
+            stop(process.pid)
+            process.wait()
+        status = scratch / "status"
+        if not status.exists():
+            raise LabError(f"the user-mode Linux guest ended without a result:\n{_last_words(scratch)}")
+        return int(status.read_text(encoding="ascii"))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _last_words(scratch: Path) -> str:
+    """The end of what a failed guest left behind: its own error report, else its console."""
+    for name in ("error", "console"):
+        path = scratch / name
+        if path.exists():
+            return path.read_text(encoding="utf-8", errors="replace")[-3000:]
+    return "no console output"
+
+
+def _stream(process: subprocess.Popen[bytes], scratch: Path, timeout: float) -> None:
+    output = scratch / "output"
+    output.touch()
+    deadline = time.monotonic() + timeout
+    finished: Optional[float] = None
+    with open(output, "rb") as stream:
+        while True:
+            ended = process.poll() is not None
+            text = stream.read()
+            if text:
+                sys.stdout.write(text.decode("utf-8", "replace"))
+                sys.stdout.flush()
+            if ended or (finished is not None and time.monotonic() > finished + 5):
+                return
+            if finished is None and (scratch / "status").exists():
+                finished = time.monotonic()
+            if time.monotonic() > deadline:
+                raise LabError(f"the command in the user-mode Linux guest did not end within {timeout:.0f} s")
+            time.sleep(0.05)
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run a command in a guest from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.lab.uml", description="run a command in user-mode Linux")
+    parser.add_argument("--memory", default="1G", help="the guest's memory (default: 1G)")
+    parser.add_argument("--writable", action="append", default=[], help="directory whose writes reach the host")
+    parser.add_argument("--modules", help="kernel modules to load, comma separated (default: those of the dataplane)")
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds until the guest is ended (default: 1800)")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="further environment")
+    parser.add_argument("command", nargs="+", help="the command and its arguments")
+    options = parser.parse_args(arguments)
+    modules = DATAPLANE_MODULES if options.modules is None else [name for name in options.modules.split(",") if name]
+    try:
+        return run_in_uml(
+            options.command,
+            memory=options.memory,
+            environment=dict(entry.split("=", 1) for entry in options.env),
+            modules=modules,
+            writable=options.writable,
+            timeout=options.timeout,
+        )
+    except LabError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
