@@ -1,0 +1,321 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Facts about the running node: interface addresses, kernel release, cores, memory, distribution, confinement.
+
+Reading only. Functions that read files take ``root``, the directory under which ``/proc``, ``/sys`` and ``/etc`` are
+found: empty on a node, a scratch directory in tests.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import struct
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from ..addresses import FAMILIES, IPV4, IPV6, family_of, unpacked
+from ..errors import KernelError
+
+# linux/netlink.h, linux/rtnetlink.h, linux/if_addr.h
+_NLMSG_HEADER = struct.Struct("=IHHII")
+_ADDRESS_HEADER = struct.Struct("=BBBBI")
+_ATTRIBUTE_HEADER = struct.Struct("=HH")
+_RTM_NEWADDR = 20
+_RTM_GETADDR = 22
+_NLM_F_REQUEST_DUMP = 0x301
+_NLMSG_ERROR = 2
+_NLMSG_DONE = 3
+_NLMSG_F_DUMP_INTR = 0x10
+_IFA_ADDRESS = 1
+_IFA_LOCAL = 2
+_SCOPES = {0: "global", 200: "site", 253: "link", 254: "host"}
+_DUMP_ATTEMPTS = 5
+
+_RELEASE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+_CPU = re.compile(r"cpu\d+\Z")
+_NODE = re.compile(r"node\d+\Z")
+
+
+class InterfaceAddress(NamedTuple):
+    """One address of an interface: canonical text, prefix length in bits, and scope as ``ip address`` prints it."""
+
+    interface: str
+    address: str
+    prefix_length: int
+    scope: str
+
+    @property
+    def family(self) -> str:
+        """``IPv4`` or ``IPv6``."""
+        return family_of(self.address)
+
+
+class Distribution(NamedTuple):
+    """Who made the node's operating system: os-release's ID, the IDs it is like, its version and its full name."""
+
+    id: str
+    like: Tuple[str, ...]
+    version: str
+    name: str
+
+    def is_like(self, *ids: str) -> bool:
+        """Whether the distribution is, or calls itself similar to, one of ``ids``."""
+        return any(item in ids for item in (self.id, *self.like))
+
+
+class NodeFacts(NamedTuple):
+    """What the engine needs to know about the node besides the cluster state.
+
+    ``kernel_version``: three numbers. ``cores``: as kube-proxy counts them. ``memory_bytes``: 0 if unknown.
+    ``families``: the address families the kernel supports. ``conntrack_liberal``: nf_conntrack_tcp_be_liberal is set.
+    ``own_network_namespace``: the process is not in the network namespace of process 1, or cannot change the keys
+    that only the first namespace may change.
+    """
+
+    kernel_release: str
+    kernel_version: Tuple[int, int, int]
+    cores: int
+    memory_bytes: int
+    conntrack_liberal: bool
+    families: Tuple[str, ...]
+    own_network_namespace: bool
+    container: bool
+    distribution: Distribution
+
+
+def read_text(path: str) -> Optional[str]:
+    """The content of a small file, or None if it does not exist or may not be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return None
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------------
+
+
+def _messages(data: bytes) -> Iterator[Tuple[int, int, bytes]]:
+    """(type, flags, payload) of each netlink message in ``data``."""
+    offset = 0
+    while offset + _NLMSG_HEADER.size <= len(data):
+        length, kind, flags, _sequence, _port = _NLMSG_HEADER.unpack_from(data, offset)
+        if length < _NLMSG_HEADER.size or offset + length > len(data):
+            raise KernelError("interface addresses: the kernel sent a truncated netlink message")
+        yield kind, flags, data[offset + _NLMSG_HEADER.size : offset + length]
+        offset += (length + 3) & ~3
+
+
+def _attributes(data: bytes) -> Dict[int, bytes]:
+    found: Dict[int, bytes] = {}
+    offset = 0
+    while offset + _ATTRIBUTE_HEADER.size <= len(data):
+        length, kind = _ATTRIBUTE_HEADER.unpack_from(data, offset)
+        if length < _ATTRIBUTE_HEADER.size:
+            break
+        found[kind] = data[offset + _ATTRIBUTE_HEADER.size : offset + length]
+        offset += (length + 3) & ~3
+    return found
+
+
+def parse_address_message(payload: bytes, names: Dict[int, str]) -> Optional[InterfaceAddress]:
+    """One RTM_NEWADDR payload as an address, or None for families other than IPv4 and IPv6.
+
+    ``names`` maps interface indices to names. On a point-to-point interface IFA_ADDRESS is the peer and IFA_LOCAL ours.
+    """
+    family, prefix_length, _flags, scope, index = _ADDRESS_HEADER.unpack_from(payload)
+    if family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    attributes = _attributes(payload[_ADDRESS_HEADER.size :])
+    raw = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
+    if raw is None or len(raw) not in (4, 16):
+        return None
+    interface = names.get(index, f"if{index}")
+    return InterfaceAddress(interface, unpacked(raw), prefix_length, _SCOPES.get(scope, str(scope)))
+
+
+def _dump_addresses(connection: socket.socket) -> Optional[List[bytes]]:
+    """Payloads of all RTM_NEWADDR messages, or None if the table changed while it was read."""
+    request = _ADDRESS_HEADER.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+    header = _NLMSG_HEADER.pack(_NLMSG_HEADER.size + len(request), _RTM_GETADDR, _NLM_F_REQUEST_DUMP, 1, 0)
+    connection.send(header + request)
+    payloads: List[bytes] = []
+    interrupted = False
+    while True:
+        for kind, flags, payload in _messages(connection.recv(1 << 17)):
+            interrupted = interrupted or bool(flags & _NLMSG_F_DUMP_INTR)
+            if kind == _NLMSG_DONE:
+                return None if interrupted else payloads
+            if kind == _NLMSG_ERROR:
+                code = -int(struct.unpack_from("=i", payload)[0])
+                raise KernelError(f"interface addresses: the kernel refused to list them: {os.strerror(code)}")
+            if kind == _RTM_NEWADDR:
+                payloads.append(payload)
+
+
+def interface_addresses() -> List[InterfaceAddress]:
+    """All addresses of all interfaces in this network namespace, IPv4 first, in the order of the interfaces.
+
+    Raises KernelError if rtnetlink cannot be asked.
+    """
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as connection:
+            connection.bind((0, 0))
+            payloads: Optional[List[bytes]] = None
+            for _attempt in range(_DUMP_ATTEMPTS):
+                payloads = _dump_addresses(connection)
+                if payloads is not None:
+                    break
+        names = dict(socket.if_nameindex())
+    except OSError as error:
+        raise KernelError(f"interface addresses: rtnetlink: {error.strerror or error}") from error
+    if payloads is None:
+        raise KernelError("interface addresses: they keep changing while they are read")
+    found = [parse_address_message(payload, names) for payload in payloads]
+    return [address for family in FAMILIES for address in found if address is not None and address.family == family]
+
+
+def node_addresses(
+    family: str, addresses: Sequence[InterfaceAddress], exclude_interfaces: Sequence[str] = ()
+) -> Tuple[Tuple[str, str], ...]:
+    """(interface, address) pairs of one family, without those of the named interfaces (the proxy's dummy device)."""
+    return tuple(
+        (item.interface, item.address)
+        for item in addresses
+        if item.family == family and item.interface not in exclude_interfaces
+    )
+
+
+# -- machine -----------------------------------------------------------------------------------------------------------
+
+
+def kernel_release() -> str:
+    """The running kernel's release, as ``uname -r`` prints it."""
+    return platform.release()
+
+
+def kernel_version(release: str) -> Tuple[int, int, int]:
+    """The numbers at the start of a kernel release: ``6.1.0-13-amd64`` gives (6, 1, 0). Raises KernelError."""
+    match = _RELEASE.match(release)
+    if match is None:
+        raise KernelError(f"kernel release {release!r} does not start with a version number")
+    return int(match.group(1)), int(match.group(2)), int(match.group(3) or 0)
+
+
+def _directories(path: str, pattern: re.Pattern[str]) -> List[str]:
+    try:
+        return [os.path.join(path, name) for name in sorted(os.listdir(path)) if pattern.match(name)]
+    except OSError:
+        return []
+
+
+def cores(root: str = "") -> int:
+    """Logical processors as kube-proxy counts them for conntrack: from the topology in sysfs, else as Python sees them.
+
+    With NUMA nodes in sysfs: the processors of all nodes that are online and have a core_id; without: all processors
+    that sysfs lists, online or not.
+    """
+    count = 0
+    nodes = _directories(f"{root}/sys/devices/system/node", _NODE)
+    for node in nodes:
+        for cpu in _directories(node, _CPU):
+            online = read_text(f"{cpu}/online")
+            if (online is None or online.strip() == "1") and read_text(f"{cpu}/topology/core_id") is not None:
+                count += 1
+    if not nodes:
+        count = len(_directories(f"{root}/sys/devices/system/cpu", _CPU))
+    return count or os.cpu_count() or 1
+
+
+def memory_bytes(root: str = "") -> int:
+    """The node's memory (MemTotal) in bytes; 0 if it cannot be read."""
+    match = re.search(r"^MemTotal:\s+(\d+) kB", read_text(f"{root}/proc/meminfo") or "", re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else 0
+
+
+def conntrack_liberal(root: str = "") -> bool:
+    """Whether net.netfilter.nf_conntrack_tcp_be_liberal is set; False when conntrack is not loaded."""
+    return (read_text(f"{root}/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal") or "").strip() == "1"
+
+
+def ipv6_supported(root: str = "") -> bool:
+    """Whether the kernel has IPv6 and it is not disabled for all interfaces (the rule of kube-proxy 1.36)."""
+    if not os.path.exists(f"{root}/proc/net/if_inet6"):
+        return False
+    return (read_text(f"{root}/proc/sys/net/ipv6/conf/all/disable_ipv6") or "").strip() != "1"
+
+
+def supported_families(root: str = "") -> Tuple[str, ...]:
+    """The address families that the node's kernel supports, IPv4 first."""
+    return (IPV4, IPV6) if ipv6_supported(root) else (IPV4,)
+
+
+def distribution(root: str = "") -> Distribution:
+    """The distribution as os-release tells it; empty fields when there is no such file."""
+    text = read_text(f"{root}/etc/os-release") or read_text(f"{root}/usr/lib/os-release") or ""
+    fields: Dict[str, str] = {}
+    for line in text.splitlines():
+        name, equals, value = line.strip().partition("=")
+        if equals and not name.startswith("#"):
+            fields[name] = value.strip("\"'")
+    like = tuple(fields.get("ID_LIKE", "").split())
+    return Distribution(fields.get("ID", ""), like, fields.get("VERSION_ID", ""), fields.get("PRETTY_NAME", ""))
+
+
+# -- confinement -------------------------------------------------------------------------------------------------------
+
+
+def read_only_file(path: str) -> bool:
+    """Whether nobody may write an existing file: no write bit at all (so it is in a child network namespace for the
+    keys of the first one), or a read-only mount (so it is under /proc/sys in a container).
+    """
+    try:
+        if os.stat(path).st_mode & 0o222 == 0:
+            return True
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
+def own_network_namespace(root: str = "") -> bool:
+    """Whether this process is in a network namespace other than the first one.
+
+    Told by process 1's namespace, and, because in a container process 1 shares ours, by the conntrack limit, which
+    only the first namespace may change.
+    """
+    try:
+        if os.readlink(f"{root}/proc/self/ns/net") != os.readlink(f"{root}/proc/1/ns/net"):
+            return True
+    except OSError:
+        pass  # /proc/1/ns may not be readable; the second sign remains
+    try:
+        return os.stat(f"{root}/proc/sys/net/netfilter/nf_conntrack_max").st_mode & 0o222 == 0
+    except OSError:
+        return False
+
+
+def in_container(root: str = "") -> bool:
+    """Whether the process runs in a container, by the marks that container engines and systemd leave."""
+    if any(os.path.exists(f"{root}{mark}") for mark in ("/run/.containerenv", "/.dockerenv", "/run/systemd/container")):
+        return True
+    environment = read_text(f"{root}/proc/1/environ") or ""
+    return any(item.startswith("container=") for item in environment.split("\0"))
+
+
+def node_facts(root: str = "") -> NodeFacts:
+    """All facts about the machine in one value (addresses: see interface_addresses). Raises KernelError."""
+    release = kernel_release()
+    return NodeFacts(
+        kernel_release=release,
+        kernel_version=kernel_version(release),
+        cores=cores(root),
+        memory_bytes=memory_bytes(root),
+        conntrack_liberal=conntrack_liberal(root),
+        families=supported_families(root),
+        own_network_namespace=own_network_namespace(root),
+        container=in_container(root),
+        distribution=distribution(root),
+    )

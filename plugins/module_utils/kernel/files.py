@@ -1,0 +1,122 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Files that the project owns, by path: written atomically, removed, never touched if they are not named."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from typing import Dict, List, Optional, Sequence
+
+from ..errors import KernelError
+from ..resources import Change, Resource
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def read_file(path: str) -> Optional[str]:
+    """The text of a regular file, or None if it does not exist. Raises KernelError.
+
+    Bytes that are not UTF-8 survive as surrogates, so that such a file compares as different and not as an error.
+    """
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise KernelError(f"{path}: exists but is not a regular file")
+        with open(path, encoding="utf-8", errors="surrogateescape") as stream:
+            return stream.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise KernelError(f"{path}: cannot be read: {_reason(error)}") from error
+
+
+def write_file(path: str, content: str, mode: int = 0o644) -> None:
+    """Replace a file's content so that at any moment, power loss included, the old or the new text is there whole.
+
+    An existing file keeps its permission bits and owner; a new one gets ``mode``. Missing directories are created
+    (0755). A symbolic link is followed: its target is replaced. Raises KernelError.
+    """
+    target = os.path.realpath(path)
+    directory = os.path.dirname(target)
+    temporary = ""
+    try:
+        os.makedirs(directory, 0o755, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(target)}.", dir=directory)
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as stream:
+            stream.write(content)
+            stream.flush()
+            _copy_ownership(target, stream.fileno(), mode)
+            os.fsync(stream.fileno())
+        os.rename(temporary, target)
+        temporary = ""
+        _sync_directory(directory)
+    except OSError as error:
+        raise KernelError(f"{path}: cannot be written: {_reason(error)}") from error
+    finally:
+        if temporary:
+            os.unlink(temporary)
+
+
+def _copy_ownership(target: str, descriptor: int, mode: int) -> None:
+    try:
+        existing = os.stat(target)
+    except FileNotFoundError:
+        os.fchmod(descriptor, mode)
+        return
+    os.fchmod(descriptor, stat.S_IMODE(existing.st_mode))
+    if (existing.st_uid, existing.st_gid) != (os.geteuid(), os.getegid()):
+        os.fchown(descriptor, existing.st_uid, existing.st_gid)
+
+
+def _sync_directory(directory: str) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_file(path: str) -> None:
+    """Remove a file; one that is already gone is fine. Raises KernelError."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise KernelError(f"{path}: cannot be removed: {_reason(error)}") from error
+
+
+class FilesResource(Resource[str, str]):
+    """Files by path; the value is the whole content. Owns exactly the paths it is given, present or not."""
+
+    name = "files"
+
+    def __init__(self, paths: Sequence[str], mode: int = 0o644) -> None:
+        self.paths = tuple(paths)
+        self.mode = mode
+
+    def observe(self) -> Dict[str, str]:
+        """Path to content of those owned files that exist. Raises KernelError."""
+        found = {path: read_file(path) for path in self.paths}
+        return {path: content for path, content in found.items() if content is not None}
+
+    def apply(self, change: Change[str, str]) -> None:
+        """Write and remove files, each atomically. Raises KernelError."""
+        for path in [*change.added, *change.replaced, *change.removed]:
+            if path not in self.paths:
+                raise KernelError(f"{path}: is not one of the files this operation owns")
+        for path, content in change.added.items():
+            write_file(path, content, self.mode)
+        for path, (_old, content) in change.replaced.items():
+            write_file(path, content, self.mode)
+        for path in change.removed:
+            remove_file(path)
+
+    def describe(self, key: str, value: str) -> List[str]:
+        """The file's lines."""
+        return value.splitlines()

@@ -1,0 +1,327 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Kernel modules: which ones a mode needs, which are there (loaded or built in), and loading the rest.
+
+Functions that read files take ``root``, the directory under which ``/proc``, ``/sys`` and ``/lib/modules`` are found.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shutil
+import subprocess
+from typing import Dict, Iterable, List, Mapping, Sequence, Set, Tuple
+
+from ..errors import ConfigurationError, KernelError
+from ..resources import Change, Resource
+from . import facts
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
+_SCHEDULER = re.compile(r"[a-z0-9][a-z0-9_]{0,14}\Z")
+_MODPROBE_TIMEOUT_SECONDS = 120
+
+LOADED = "loaded"
+
+SCHEDULERS: Mapping[str, str] = {
+    "rr": "round robin",
+    "wrr": "weighted round robin",
+    "lc": "least connections",
+    "wlc": "weighted least connections",
+    "lblc": "locality-based least connections",
+    "lblcr": "locality-based least connections with replication",
+    "dh": "destination hashing",
+    "sh": "source hashing",
+    "sed": "shortest expected delay",
+    "nq": "never queue",
+    "fo": "weighted failover",
+    "ovf": "weighted overflow",
+    "mh": "Maglev hashing (kernel 4.18 and later)",
+    "twos": "weighted random twos choice (kernel 5.12 and later)",
+}
+
+# What has to be there before the first rule refers to it; match and target extensions are loaded by the kernel on
+# demand when a rule that names them is added.
+_MODULES: Mapping[str, Tuple[str, ...]] = {
+    "iptables": ("nf_conntrack",),
+    "ipvs": (
+        "ip_vs",
+        "nf_conntrack",
+        "dummy",
+        "ip_set",
+        "ip_set_hash_ip",
+        "ip_set_hash_ipport",
+        "ip_set_hash_ipportip",
+        "ip_set_hash_ipportnet",
+        "ip_set_bitmap_port",
+        "xt_set",
+    ),
+    "nftables": ("nf_tables", "nf_conntrack", "nft_chain_nat"),
+}
+MODES: Tuple[str, ...] = tuple(_MODULES)
+
+# The kernel configuration option that builds a module in, for kernels whose list of built-in modules is not installed.
+_OPTIONS: Mapping[str, str] = {
+    "br_netfilter": "CONFIG_BRIDGE_NETFILTER",
+    "dummy": "CONFIG_DUMMY",
+    "ip_set": "CONFIG_IP_SET",
+    "ip_set_bitmap_port": "CONFIG_IP_SET_BITMAP_PORT",
+    "ip_set_hash_ip": "CONFIG_IP_SET_HASH_IP",
+    "ip_set_hash_ipport": "CONFIG_IP_SET_HASH_IPPORT",
+    "ip_set_hash_ipportip": "CONFIG_IP_SET_HASH_IPPORTIP",
+    "ip_set_hash_ipportnet": "CONFIG_IP_SET_HASH_IPPORTNET",
+    "ip_vs": "CONFIG_IP_VS",
+    "nf_conntrack": "CONFIG_NF_CONNTRACK",
+    "nf_nat": "CONFIG_NF_NAT",
+    "nf_tables": "CONFIG_NF_TABLES",
+    "nft_chain_nat": "CONFIG_NFT_NAT",
+    "xt_set": "CONFIG_NETFILTER_XT_SET",
+    **{f"ip_vs_{scheduler}": f"CONFIG_IP_VS_{scheduler.upper()}" for scheduler in SCHEDULERS},
+}
+
+
+# -- which -------------------------------------------------------------------------------------------------------------
+
+
+def canonical_name(name: str) -> str:
+    """A module's name as the kernel writes it, with underscores. Raises ConfigurationError for what is not a name."""
+    if not _NAME.match(name):
+        raise ConfigurationError(f"kernel module {name!r}: not a module name (letters, digits, '_' and '-')")
+    return name.replace("-", "_")
+
+
+def scheduler_module(scheduler: str) -> str:
+    """The module that brings an IPVS scheduler: ``rr`` gives ``ip_vs_rr``. Raises ConfigurationError.
+
+    Schedulers that the kernel's own sources do not have are allowed: vendors ship their own under the same rule.
+    """
+    if not _SCHEDULER.match(scheduler):
+        known = ", ".join(SCHEDULERS)
+        raise ConfigurationError(f"IPVS scheduler {scheduler!r}: not a scheduler name (the kernel knows {known})")
+    return f"ip_vs_{scheduler}"
+
+
+def modules_for(
+    mode: str, schedulers: Iterable[str] = (), release: Tuple[int, int, int] = (6, 1, 0), bridge_netfilter: bool = False
+) -> List[str]:
+    """Modules to have loaded before a mode is programmed, in loading order, without duplicates.
+
+    ``mode``: iptables, ipvs or nftables. ``schedulers``: in mode ipvs those in use, ``rr`` if empty; ignored otherwise.
+    ``release``: kernel version (before 4.19 IPv4 connection tracking is a module of its own). ``bridge_netfilter``:
+    also br_netfilter, which pods on one bridge need to reach each other by Service address. Raises ConfigurationError.
+    """
+    if mode not in _MODULES:
+        raise ConfigurationError(f"mode {mode!r}: not one of {', '.join(MODES)}")
+    names: List[str] = []
+    for name in _MODULES[mode]:
+        names.append(name)
+        if name == "ip_vs":
+            names.extend(scheduler_module(scheduler) for scheduler in list(schedulers) or ["rr"])
+        if name == "nf_conntrack" and release < (4, 19, 0):
+            names.append("nf_conntrack_ipv4")
+    if bridge_netfilter:
+        names.append("br_netfilter")
+    return list(dict.fromkeys(names))
+
+
+# -- what is there -----------------------------------------------------------------------------------------------------
+
+
+def loaded_modules(root: str = "") -> Dict[str, int]:
+    """Loaded modules and how many users each has, from /proc/modules; empty on a kernel without loadable modules."""
+    found: Dict[str, int] = {}
+    for line in (facts.read_text(f"{root}/proc/modules") or "").splitlines():
+        fields = line.split()
+        if len(fields) >= 5 and fields[4] == "Live":
+            found[fields[0]] = int(fields[2]) if fields[2].isdigit() else 0
+    return found
+
+
+def _module_names(text: str) -> Set[str]:
+    names = set()
+    for line in text.splitlines():
+        base = os.path.basename(line.partition(":")[0].strip())
+        if ".ko" in base:
+            names.add(base.partition(".ko")[0].replace("-", "_"))
+    return names
+
+
+def available_modules(release: str, root: str = "") -> Set[str]:
+    """Modules that are installed for a kernel release (modules.dep), loaded or not; empty if the index is missing."""
+    return _module_names(facts.read_text(f"{root}/lib/modules/{release}/modules.dep") or "")
+
+
+def _built_in_by_configuration(names: Iterable[str], release: str, root: str) -> Set[str]:
+    options = {_OPTIONS[name]: name for name in names if name in _OPTIONS}
+    if not options:
+        return set()
+    text = facts.read_text(f"{root}/boot/config-{release}")
+    if text is None:
+        try:
+            with gzip.open(f"{root}/proc/config.gz", "rt", encoding="utf-8", errors="replace") as stream:
+                text = stream.read()
+        except (OSError, EOFError):
+            return set()
+    found = set()
+    for line in text.splitlines():
+        option, equals, value = line.partition("=")
+        if equals and value.strip() == "y" and option in options:
+            found.add(options[option])
+    return found
+
+
+def present_modules(names: Iterable[str], release: str, root: str = "") -> Set[str]:
+    """Those of ``names`` whose code is in the running kernel: loaded or built in.
+
+    Told by /proc/modules, the list of built-in modules that belongs to the release, /sys/module, and, where that list
+    is not installed, the kernel's own configuration.
+    """
+    wanted = set(names)
+    loaded = loaded_modules(root)
+    present = {name for name in wanted if name in loaded}
+    missing = wanted - present
+    if missing:
+        built_in_list = facts.read_text(f"{root}/lib/modules/{release}/modules.builtin")
+        built_in = _module_names(built_in_list or "")
+        for name in sorted(missing):
+            # A module that is being loaded or unloaded has a directory too, but with its state in it.
+            directory = f"{root}/sys/module/{name}"
+            if name in built_in or (os.path.isdir(directory) and not os.path.exists(f"{directory}/initstate")):
+                present.add(name)
+        if built_in_list is None:
+            present |= _built_in_by_configuration(missing - present, release, root)
+    return present
+
+
+def remedy(name: str, release: str, root: str = "") -> str:
+    """What to do about a module that is not available for the running kernel: one clause, by distribution."""
+    installed = f"{root}/lib/modules"
+    if not os.path.exists(f"{root}/proc/modules"):
+        return "this kernel is built without loadable modules: boot a kernel that has the feature"
+    if not os.path.isdir(f"{installed}/{release}"):
+        others = sorted(os.listdir(installed)) if os.path.isdir(installed) else []
+        if others:
+            return f"modules are installed for {', '.join(others)} only: reboot into the installed kernel"
+        return f"no kernel modules are installed here: install those of kernel {release}, or load it on the host"
+    system = facts.distribution(root)
+    if system.is_like("ubuntu"):
+        return f"install the package linux-modules-extra-{release}"
+    if system.is_like("debian"):
+        return "install the package linux-image-amd64 instead of a cloud image, whose kernel leaves modules out"
+    if system.is_like("rhel", "centos", "fedora"):
+        return f"install the packages kernel-modules-{release} and kernel-modules-extra-{release}"
+    if system.is_like("suse", "opensuse"):
+        return "install the package kernel-default instead of kernel-default-base"
+    return f"install the package that has the remaining modules of kernel {release}"
+
+
+# -- change ------------------------------------------------------------------------------------------------------------
+
+
+def _modprobe(arguments: Sequence[str]) -> Tuple[int, str]:
+    """Exit status and last words of modprobe. Raises KernelError if it cannot be run."""
+    path = shutil.which("modprobe") or shutil.which("modprobe", path="/usr/sbin:/sbin")
+    if path is None:
+        raise KernelError("modprobe is not installed: install the package kmod")
+    try:
+        done = subprocess.run(
+            [path, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_MODPROBE_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise KernelError(f"modprobe {' '.join(arguments)}: no answer in {_MODPROBE_TIMEOUT_SECONDS} s") from error
+    except OSError as error:
+        raise KernelError(f"modprobe cannot be run: {error.strerror or error}") from error
+    lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
+    return done.returncode, lines[-1].strip() if lines else f"modprobe ended with status {done.returncode}"
+
+
+class ModulesResource(Resource[str, str]):
+    """Kernel modules by name; the value is always LOADED, which built-in code counts as.
+
+    ``names`` are looked at and loaded when missing. Only those also named in ``unload`` may be taken away again; so
+    clean-up, whose desired table is empty, uses ``ModulesResource(())`` or leaves this resource out.
+    """
+
+    name = "modules"
+
+    def __init__(self, names: Sequence[str], unload: Sequence[str] = (), release: str = "", root: str = "") -> None:
+        self.names = tuple(dict.fromkeys(canonical_name(name) for name in names))
+        self.unload = tuple(canonical_name(name) for name in unload)
+        self.release = release or facts.kernel_release()
+        self.root = root
+
+    def desired(self) -> Dict[str, str]:
+        """The table in which every named module is there."""
+        return dict.fromkeys(self.names, LOADED)
+
+    def observe(self) -> Dict[str, str]:
+        """Those of the named modules that are there. Built-in ones among ``unload`` are left out: they cannot go."""
+        present = present_modules([*self.names, *self.unload], self.release, self.root)
+        loaded = loaded_modules(self.root)
+        shown = [name for name in self.names if name in present]
+        shown += [name for name in self.unload if name in loaded and name not in shown]
+        return dict.fromkeys(shown, LOADED)
+
+    def unavailable(self, names: Iterable[str]) -> Dict[str, str]:
+        """Those of ``names`` that are neither there nor installed for the running kernel, with the reason and remedy.
+
+        Reading only, for preflight and check mode.
+        """
+        candidates = list(names)
+        missing = set(candidates) - present_modules(candidates, self.release, self.root)
+        installed = available_modules(self.release, self.root)
+        return {
+            name: f"not available for kernel {self.release}; {remedy(name, self.release, self.root)}"
+            for name in candidates
+            if name in missing and name not in installed
+        }
+
+    def apply(self, change: Change[str, str]) -> None:
+        """Load and unload. Raises KernelError naming the module, the kernel and the remedy."""
+        wanted = list(change.added)
+        if wanted:
+            _modprobe(["-a", "--", *wanted])
+            present = present_modules(wanted, self.release, self.root)
+            for name in wanted:
+                if name not in present:
+                    raise self._refused(name)
+        for name in change.removed:
+            if name not in self.unload:
+                raise KernelError(f"kernel module {name}: not one that this operation may unload")
+            users = loaded_modules(self.root).get(name, 0)
+            if users:
+                raise KernelError(f"kernel module {name}: cannot be unloaded, it has {users} user(s)")
+            status, words = _modprobe(["-r", "--", name])
+            if status != 0:
+                raise KernelError(f"kernel module {name}: cannot be unloaded: {words}")
+
+    def _refused(self, name: str) -> KernelError:
+        absent = self.unavailable([name]).get(name)
+        if absent is not None:
+            return KernelError(f"kernel module {name}: {absent}")
+        status, words = _modprobe(["--", name])
+        if status == 0:
+            words = "modprobe reports success, but the module is not in the kernel"
+        elif (facts.read_text(f"{self.root}/proc/sys/kernel/modules_disabled") or "").strip() == "1":
+            words = "loading modules is switched off until the next boot (kernel.modules_disabled = 1)"
+        elif facts.in_container(self.root):
+            words += " (inside a container: load the module on the host)"
+        return KernelError(f"kernel module {name}: cannot be loaded into kernel {self.release}: {words}")
+
+    def describe(self, key: str, value: str) -> List[str]:
+        """One line, as in a modules-load.d file."""
+        return [key]
+
+
+def modules_load_file(names: Sequence[str]) -> str:
+    """The text of a modules-load.d file that loads ``names`` at boot."""
+    return "# Managed by the Ansible collection kubenode.proxy; changes are overwritten.\n" + "".join(
+        f"{name}\n" for name in names
+    )

@@ -1,0 +1,166 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which kernel parameters a mode wants on a given kernel, and why: a pure function, explained value by value.
+
+The rules are kube-proxy 1.36's; where its choice depends on the kernel version, the reason says so.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from ..errors import ConfigurationError
+from .sysctls import HASH_SIZE, AtLeast, Wanted
+
+_MODES = ("iptables", "ipvs", "nftables")
+
+
+class ConntrackProfile(NamedTuple):
+    """Connection tracking settings; None (or False) leaves the kernel's value alone.
+
+    ``maximum``: entries of the table, already computed from cores. Timeouts are whole seconds.
+    """
+
+    maximum: Optional[int] = None
+    tcp_established_seconds: Optional[int] = None
+    tcp_close_wait_seconds: Optional[int] = None
+    udp_seconds: Optional[int] = None
+    udp_stream_seconds: Optional[int] = None
+    be_liberal: bool = False
+
+
+class ProfileSettings(NamedTuple):
+    """What decides the parameters of a node.
+
+    ``route_localnet``: node ports shall answer on 127.0.0.1 (iptables mode, IPv4). ``estimation``: False switches the
+    IPVS rate estimators off where the kernel can; None leaves them alone. ``bridge_netfilter``: bridged traffic passes
+    iptables. ``maximum_reason``: how ``conntrack.maximum`` was computed.
+    """
+
+    mode: str
+    kernel_version: Tuple[int, int, int]
+    strict_arp: bool = False
+    route_localnet: bool = False
+    estimation: Optional[bool] = None
+    bridge_netfilter: bool = False
+    ipv6: bool = False
+    conntrack: ConntrackProfile = ConntrackProfile()
+    maximum_reason: str = ""
+
+
+class Setting(NamedTuple):
+    """A wanted value (None: deliberately left alone) and the reason for it."""
+
+    value: Optional[Wanted]
+    why: str
+
+
+def _version_text(version: Tuple[int, int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _connection_reuse(version: Tuple[int, int, int]) -> Setting:
+    text = _version_text(version)
+    if version < (4, 1, 0):
+        why = f"left alone: kernel {text} does not have it; before 4.1 a reused client port keeps its old real server"
+        return Setting(None, why)
+    if version < (5, 9, 0):
+        return Setting(
+            0,
+            f"kernel {text} is older than 5.9: with 1 a client that reuses a port loses its first packet and waits a"
+            " second; with 0 it keeps its real server, which expire_nodest_conn corrects once that is gone",
+        )
+    why = f"left alone: since kernel 5.9 (here {text}) the default reschedules a reused port without loss"
+    return Setting(None, why)
+
+
+def _estimation(settings: ProfileSettings) -> Optional[Setting]:
+    text = _version_text(settings.kernel_version)
+    if settings.kernel_version < (5, 16, 0):
+        if settings.estimation is None:
+            return None
+        return Setting(None, f"left alone: kernel {text} cannot switch its rate estimators (5.16 and later can)")
+    timer = "run in kernel threads" if settings.kernel_version >= (6, 2, 0) else "run in a timer that delays packets"
+    if settings.estimation is None:
+        why = f"left alone: on kernel {text} rate estimators {timer}; 0 saves that where rates are not read"
+        return Setting(None, why)
+    return Setting(int(settings.estimation), f"as asked: on kernel {text} rate estimators {timer}")
+
+
+def _ipvs(settings: ProfileSettings) -> Dict[str, Setting]:
+    chosen = {
+        "net.ipv4.vs.conntrack": Setting(1, "IPVS connections must be in connection tracking to be masqueraded"),
+        "net.ipv4.vs.conn_reuse_mode": _connection_reuse(settings.kernel_version),
+        "net.ipv4.vs.expire_nodest_conn": Setting(1, "a connection whose real server was removed ends at once"),
+        "net.ipv4.vs.expire_quiescent_template": Setting(1, "affinity does not hold on to a real server of weight 0"),
+        "net.ipv4.ip_forward": Setting(1, "packets for real servers on other machines are forwarded"),
+    }
+    estimation = _estimation(settings)
+    if estimation is not None:
+        chosen["net.ipv4.vs.run_estimation"] = estimation
+    if settings.strict_arp:
+        why = "strict ARP: addresses on kube-ipvs0 are not announced on other interfaces"
+        chosen["net.ipv4.conf.all.arp_ignore"] = Setting(1, why)
+        chosen["net.ipv4.conf.all.arp_announce"] = Setting(2, why)
+    return chosen
+
+
+def _conntrack(settings: ProfileSettings) -> Dict[str, Setting]:
+    wanted = settings.conntrack
+    chosen: Dict[str, Setting] = {}
+    if wanted.maximum is not None:
+        why = settings.maximum_reason or "asked for"
+        chosen["net.netfilter.nf_conntrack_max"] = Setting(wanted.maximum, f"connection tracking table: {why}")
+        why = "a quarter of nf_conntrack_max, so that hash chains stay short; larger is left alone"
+        chosen[HASH_SIZE] = Setting(AtLeast(wanted.maximum // 4), why)
+    for name, seconds in (
+        ("tcp_timeout_established", wanted.tcp_established_seconds),
+        ("tcp_timeout_close_wait", wanted.tcp_close_wait_seconds),
+        ("udp_timeout", wanted.udp_seconds),
+        ("udp_timeout_stream", wanted.udp_stream_seconds),
+    ):
+        if seconds is not None:
+            chosen[f"net.netfilter.nf_conntrack_{name}"] = Setting(seconds, "asked for, in seconds")
+    if wanted.be_liberal:
+        chosen["net.netfilter.nf_conntrack_tcp_be_liberal"] = Setting(
+            1, "asked for: packets outside the TCP window are not INVALID, so the rule that drops those is left out"
+        )
+    return chosen
+
+
+def profile(settings: ProfileSettings) -> Dict[str, Setting]:
+    """Key to wanted value and reason, for every parameter that the mode sets or deliberately leaves alone.
+
+    Raises ConfigurationError for an unknown mode or a negative number.
+    """
+    if settings.mode not in _MODES:
+        raise ConfigurationError(f"mode {settings.mode!r}: not one of {', '.join(_MODES)}")
+    for field, value in settings.conntrack._asdict().items():
+        if value is not None and value < 0:
+            raise ConfigurationError(f"conntrack.{field}: {value} is negative")
+    chosen = _ipvs(settings) if settings.mode == "ipvs" else {}
+    if settings.mode == "iptables" and settings.route_localnet:
+        chosen["net.ipv4.conf.all.route_localnet"] = Setting(1, "node ports answer on 127.0.0.1 (localhostNodePorts)")
+    if settings.bridge_netfilter:
+        why = "pods on one bridge reach each other by Service address"
+        chosen["net.bridge.bridge-nf-call-iptables"] = Setting(1, why)
+        if settings.ipv6:
+            chosen["net.bridge.bridge-nf-call-ip6tables"] = Setting(1, why)
+    chosen.update(_conntrack(settings))
+    return chosen
+
+
+def wanted_values(chosen: Dict[str, Setting]) -> Dict[str, Wanted]:
+    """The part of a profile that is to be set: key to wanted value."""
+    return {key: setting.value for key, setting in chosen.items() if setting.value is not None}
+
+
+def explanations(chosen: Dict[str, Setting]) -> List[Dict[str, str]]:
+    """A profile for a report: ``key``, ``value`` (empty when left alone) and ``why`` of each entry."""
+    rows = []
+    for key, setting in chosen.items():
+        value = "" if setting.value is None else str(int(setting.value))
+        shown = f">= {value}" if isinstance(setting.value, AtLeast) else value
+        rows.append({"key": key, "value": shown, "why": setting.why})
+    return rows

@@ -1,0 +1,300 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Kernel parameters under /proc/sys: reading, changing, and which file wins for each of them at boot.
+
+Keys are written with dots (``net.ipv4.ip_forward``); values are text with single blanks between their words. Functions
+that read files take ``root``, the directory under which ``/proc/sys`` and ``/etc`` are found.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
+
+from ..errors import ConfigurationError, KernelError
+from ..resources import Change, Resource
+from . import facts
+
+_PART = re.compile(r"[A-Za-z0-9_@:.+-]{1,64}\Z")
+
+HASH_SIZE = "net.netfilter.nf_conntrack_buckets"
+
+# The kernel rounds these up to fill whole pages, so that a larger value read back is the one that was asked for.
+_ROUNDED_UP = frozenset((HASH_SIZE,))
+
+_PROVIDERS: Tuple[Tuple[str, str], ...] = (
+    ("net.ipv4.vs.", "ip_vs"),
+    ("net.netfilter.", "nf_conntrack"),
+    ("net.nf_conntrack_", "nf_conntrack"),
+    ("net.bridge.", "br_netfilter"),
+    ("net.ipv6.", "ipv6"),
+)
+
+_DIRECTORIES = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d", "/lib/sysctl.d")
+
+
+class AtLeast(int):
+    """A desired value that leaves alone what is already equal or larger."""
+
+    def __repr__(self) -> str:
+        return f"AtLeast({int(self)})"
+
+
+Wanted = Union[str, int, AtLeast]
+
+
+class BootValue(NamedTuple):
+    """What a key gets at boot, and from which file."""
+
+    value: str
+    file: str
+
+
+def _with_dots(text: str) -> str:
+    separators = re.search(r"[./]", text)
+    if separators is not None and separators.group() == "/":
+        return text.translate(str.maketrans("./", "/."))
+    return text
+
+
+def canonical_key(key: str) -> str:
+    """A key with dots between its parts, as ``sysctl`` prints it.
+
+    As sysctl reads them, the first separator tells the style: ``net/ipv4/conf/eth0.5/rp_filter`` is
+    ``net.ipv4.conf.eth0/5.rp_filter``. Raises ConfigurationError for what is not a key.
+    """
+    text = _with_dots(key.strip())
+    parts = text.split(".")
+    if len(parts) < 2 or any(not _PART.match(part.replace("/", ".")) or part in ("/", "//") for part in parts):
+        raise ConfigurationError(f"sysctl {key!r}: not a key such as net.ipv4.ip_forward")
+    return text
+
+
+def key_path(key: str, root: str = "") -> str:
+    """The file under /proc/sys that a canonical key stands for."""
+    return f"{root}/proc/sys/" + key.translate(str.maketrans("./", "/."))
+
+
+def canonical_value(key: str, value: object) -> str:
+    """A value as text on one line, words separated by single blanks; booleans are 0 and 1.
+
+    Raises ConfigurationError.
+    """
+    text = str(int(value)) if isinstance(value, bool) else str(value)
+    if any(ord(character) < 32 and character != "\t" for character in text.strip("\n")) or not text.strip():
+        raise ConfigurationError(f"sysctl {key}: value {text!r} is not one line of text")
+    return " ".join(text.split())
+
+
+def provider(key: str) -> Optional[str]:
+    """The module that brings a key, or None if every kernel has it or we cannot tell."""
+    for prefix, module in _PROVIDERS:
+        if key.startswith(prefix):
+            return module
+    return None
+
+
+def read_value(key: str, root: str = "") -> Optional[str]:
+    """The running value of a canonical key, or None if the kernel has no such key. Raises KernelError."""
+    try:
+        with open(key_path(key, root), encoding="utf-8", errors="replace") as stream:
+            return " ".join(stream.read().split())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise KernelError(f"sysctl {key}: cannot be read: {error.strerror or error}") from error
+
+
+def resolve(wanted: Mapping[str, Wanted], observed: Mapping[str, str]) -> Dict[str, str]:
+    """Turn wanted values into the desired table: AtLeast(n) is the observed value where that is n or more, else n."""
+    desired: Dict[str, str] = {}
+    for key, value in wanted.items():
+        current = observed.get(key, "")
+        if isinstance(value, AtLeast) and current.isdecimal() and int(current) >= value:
+            desired[key] = current
+        else:
+            desired[key] = canonical_value(key, int(value) if isinstance(value, AtLeast) else value)
+    return desired
+
+
+def unchangeable(keys: Iterable[str], root: str = "") -> Dict[str, str]:
+    """Keys that exist but cannot be changed here, each with the reason. Reading only."""
+    reasons: Dict[str, str] = {}
+    for key in keys:
+        path = key_path(key, root)
+        if os.path.exists(path) and facts.read_only_file(path):
+            mounted = bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+            where = "/proc/sys is mounted read-only, as in a container"
+            if not mounted:
+                where = "only the host's first network namespace may change it"
+            reasons[key] = f"cannot be changed here ({where}): set it on the host"
+    return reasons
+
+
+class SysctlsResource(Resource[str, str]):
+    """Running kernel parameters: canonical key to value. Owns the keys it is given; nothing is ever removed.
+
+    A key that the kernel does not have is absent from ``observe()``, so a desired value for it is an addition, whose
+    application fails with the name of the module that would bring the key.
+    """
+
+    name = "sysctls"
+
+    def __init__(self, keys: Iterable[str], root: str = "") -> None:
+        self.keys = tuple(dict.fromkeys(canonical_key(key) for key in keys))
+        self.root = root
+
+    def observe(self) -> Dict[str, str]:
+        """Running values of those keys that exist. Raises KernelError."""
+        found = {key: read_value(key, self.root) for key in self.keys}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def apply(self, change: Change[str, str]) -> None:
+        """Write the new values and read them back. Raises KernelError naming the key and the reason."""
+        if change.added:
+            raise missing_key(*next(iter(change.added.items())))
+        blocked = unchangeable(change.replaced, self.root)
+        for key, (old, new) in change.replaced.items():
+            if key in blocked:
+                raise KernelError(f"sysctl {key}: is {old}, wanted {new}: {blocked[key]}")
+        for key, (old, new) in change.replaced.items():
+            self._write(key, old, new)
+
+    def _write(self, key: str, old: str, new: str) -> None:
+        try:
+            with open(key_path(key, self.root), "w", encoding="utf-8") as stream:
+                stream.write(new)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise KernelError(f"sysctl {key}: is {old}, wanted {new}: the kernel refused it: {reason}") from error
+        current = read_value(key, self.root) or ""
+        rounded = key in _ROUNDED_UP and current.isdecimal() and new.isdecimal() and int(current) >= int(new)
+        if current != new and not rounded:
+            raise KernelError(f"sysctl {key}: wanted {new}, but the kernel made it {current}")
+
+    def describe(self, key: str, value: str) -> List[str]:
+        """One line as ``sysctl`` prints it."""
+        return [f"{key} = {value}"]
+
+
+def missing_key(key: str, value: str) -> KernelError:
+    """The error for a key that the running kernel does not have."""
+    module = provider(key)
+    if module is None:
+        return KernelError(f"sysctl {key}: this kernel has no such key (wanted {value})")
+    return KernelError(
+        f"sysctl {key}: this kernel has no such key (wanted {value}); the module {module} brings it and is not loaded"
+    )
+
+
+# -- boot --------------------------------------------------------------------------------------------------------------
+
+
+def parse_settings(text: str) -> Dict[str, str]:
+    """Keys and values of a sysctl.d file; later lines win. Keys may be patterns; a leading ``-`` is dropped."""
+    found: Dict[str, str] = {}
+    for raw in text.splitlines():
+        line = raw.strip()
+        if not line or line[0] in "#;":
+            continue
+        key, equals, value = line.partition("=")
+        key = key.strip().lstrip("-")
+        if equals and key:
+            found[_with_dots(key)] = " ".join(value.split())
+    return found
+
+
+def boot_files(root: str = "") -> List[str]:
+    """Files with kernel parameters in the order in which they are applied at boot (sysctl.d(5)).
+
+    By file name over all directories; of files with one name only that in the first directory counts. /etc/sysctl.conf
+    comes last if it is read at all (``sysctl --system`` does so).
+    """
+    chosen: Dict[str, str] = {}
+    for directory in _DIRECTORIES:
+        try:
+            names = os.listdir(f"{root}{directory}")
+        except OSError:
+            continue
+        for name in names:
+            if name.endswith(".conf"):
+                chosen.setdefault(name, f"{directory}/{name}")
+    files = [chosen[name] for name in sorted(chosen)]
+    if os.path.isfile(f"{root}/etc/sysctl.conf"):
+        files.append("/etc/sysctl.conf")
+    return files
+
+
+def boot_values(
+    keys: Iterable[str], root: str = "", replaced: Optional[Mapping[str, Optional[str]]] = None
+) -> Dict[str, BootValue]:
+    """What each of ``keys`` gets at boot; keys that no file sets are left out.
+
+    ``replaced``: files (path without ``root``) to be taken as if they had this content, or, with None, were not there.
+    A line that names the key beats one whose pattern matches it; among equals the last one wins.
+    """
+    wanted = list(keys)
+    overlay = dict(replaced or {})
+    files = boot_files(root)
+    for path in overlay:
+        if path not in files and overlay[path] is not None:
+            files.append(path)
+    last = ["/etc/sysctl.conf"] if "/etc/sysctl.conf" in files else []
+    files = sorted((path for path in files if path not in last), key=os.path.basename) + last
+    exact: Dict[str, BootValue] = {}
+    by_pattern: Dict[str, BootValue] = {}
+    for path in files:
+        text = overlay[path] if path in overlay else facts.read_text(f"{root}{path}")
+        for name, value in parse_settings(text or "").items():
+            if any(character in name for character in "*?["):
+                for key in fnmatch.filter(wanted, name):
+                    by_pattern[key] = BootValue(value, path)
+            elif name in wanted:
+                exact[name] = BootValue(value, path)
+    return {**by_pattern, **exact}
+
+
+def boot_conflicts(own_file: str, content: str, root: str = "") -> List[str]:
+    """One line for each key of our file that another file sets differently, and later, at boot."""
+    own = parse_settings(content)
+    winners = boot_values(own, root, {own_file: content})
+    return [
+        f"sysctl {key}: {winner.file} is read after {own_file} and sets {winner.value} instead of {own[key]} at boot"
+        for key, winner in winners.items()
+        if winner.file != own_file and winner.value != own[key]
+    ]
+
+
+def sysctl_file(values: Mapping[str, str], reasons: Optional[Mapping[str, str]] = None) -> str:
+    """The text of a sysctl.d file with these values, each after a comment that says why, if there is a reason."""
+    lines = ["# Managed by the Ansible collection kubenode.proxy; changes are overwritten."]
+    for key, value in values.items():
+        why = (reasons or {}).get(key, "")
+        if why:
+            lines += ["", "# " + " ".join(why.split())]
+        lines.append(f"{key} = {value}")
+    return "\n".join(lines) + "\n"
+
+
+def persistent_values(wanted: Mapping[str, Wanted], live: Mapping[str, str], own_file_text: str) -> Dict[str, str]:
+    """What to write into our sysctl.d file for these wanted values.
+
+    For AtLeast(n): what the file already says if that is n or more (so the file is stable although the kernel rounds),
+    else the larger of n and the running value (so that a boot never shrinks what was larger).
+    """
+    written = parse_settings(own_file_text)
+    values: Dict[str, str] = {}
+    for key, value in wanted.items():
+        text = canonical_value(key, int(value) if isinstance(value, AtLeast) else value)
+        if isinstance(value, AtLeast):
+            before = written.get(key, "")
+            current = live.get(key, "")
+            if before.isdecimal() and int(before) >= value:
+                text = before
+            elif current.isdecimal() and int(current) > value:
+                text = current
+        values[key] = text
+    return values

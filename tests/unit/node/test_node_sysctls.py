@@ -1,0 +1,191 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Kernel parameters: keys, policies, the profile of a mode, and who wins at boot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import sysctl_profile, sysctls
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import AtLeast
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
+
+FORWARD = "net.ipv4.ip_forward"
+MAXIMUM = "net.netfilter.nf_conntrack_max"
+
+
+def put(root: Path, path: str, text: str) -> Path:
+    target = root / path.lstrip("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text)
+    return target
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    put(tmp_path, "proc/sys/net/ipv4/ip_forward", "0\n")
+    put(tmp_path, "proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t6291456\n")
+    put(tmp_path, "proc/sys/net/netfilter/nf_conntrack_max", "262144\n")
+    put(tmp_path, "proc/sys/net/netfilter/nf_conntrack_buckets", "65536\n")
+    return tmp_path
+
+
+def test_keys_in_both_styles_name_one_file() -> None:
+    assert sysctls.canonical_key("net/ipv4/conf/eth0.5/rp_filter") == "net.ipv4.conf.eth0/5.rp_filter"
+    assert sysctls.canonical_key("net.ipv4.conf.eth0/5.rp_filter") == "net.ipv4.conf.eth0/5.rp_filter"
+    assert sysctls.key_path("net.ipv4.conf.eth0/5.rp_filter") == "/proc/sys/net/ipv4/conf/eth0.5/rp_filter"
+
+
+@pytest.mark.parametrize(
+    "key", ["", "ip_forward", "net..x", "../../etc/passwd", "net.ipv4.a b", "net.ipv4.\n", "a.$(x)"]
+)
+def test_hostile_keys_are_refused(key: str) -> None:
+    with pytest.raises(ConfigurationError, match="not a key"):
+        sysctls.canonical_key(key)
+
+
+@pytest.mark.parametrize("value", ["", "  ", "1\n2", "a\x00b"])
+def test_values_are_one_line(value: str) -> None:
+    with pytest.raises(ConfigurationError, match="not one line"):
+        sysctls.canonical_value(FORWARD, value)
+
+
+def test_values_are_compared_word_by_word(root: Path) -> None:
+    resource = sysctls.SysctlsResource(["net.ipv4.tcp_rmem", FORWARD], str(root))
+    observed = resource.observe()
+    desired = sysctls.resolve({"net.ipv4.tcp_rmem": " 4096 131072\t6291456", FORWARD: True}, observed)
+    change = difference(observed, desired)
+    assert change == Change(replaced={FORWARD: ("0", "1")})
+    resource.apply(change)
+    assert not difference(resource.observe(), desired)
+
+
+def test_at_least_leaves_larger_alone() -> None:
+    assert sysctls.resolve({"k.a": AtLeast(10)}, {"k.a": "12"}) == {"k.a": "12"}
+    assert sysctls.resolve({"k.a": AtLeast(10)}, {"k.a": "9"}) == {"k.a": "10"}
+    assert sysctls.resolve({"k.a": AtLeast(10)}, {}) == {"k.a": "10"}
+
+
+def test_missing_key_names_the_module_that_brings_it(root: Path) -> None:
+    resource = sysctls.SysctlsResource(["net.ipv4.vs.conntrack"], str(root))
+    with pytest.raises(KernelError, match=r"net.ipv4.vs.conntrack: .*module ip_vs brings it"):
+        resource.apply(difference(resource.observe(), {"net.ipv4.vs.conntrack": "1"}))
+
+
+def test_read_only_key_changes_nothing_at_all(root: Path) -> None:
+    (root / "proc/sys/net/netfilter/nf_conntrack_max").chmod(0o444)
+    resource = sysctls.SysctlsResource([FORWARD, MAXIMUM], str(root))
+    with pytest.raises(KernelError, match=r"nf_conntrack_max: is 262144, wanted 5: cannot be .* on the host"):
+        resource.apply(difference(resource.observe(), {FORWARD: "1", MAXIMUM: "5"}))
+    assert resource.observe()[FORWARD] == "0"
+
+
+# -- profile -----------------------------------------------------------------------------------------------------------
+
+
+def ipvs_profile(version: tuple[int, int, int], **more: object) -> dict[str, sysctl_profile.Setting]:
+    return sysctl_profile.profile(sysctl_profile.ProfileSettings("ipvs", version, **more))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("version", "value"),
+    [((3, 10, 0), None), ((4, 0, 9), None), ((4, 1, 0), 0), ((5, 8, 18), 0), ((5, 9, 0), None), ((6, 1, 0), None)],
+)
+def test_connection_reuse_by_kernel_version(version: tuple[int, int, int], value: int | None) -> None:
+    setting = ipvs_profile(version)["net.ipv4.vs.conn_reuse_mode"]
+    assert setting.value == value
+    assert f"{version[0]}.{version[1]}" in setting.why
+
+
+def test_ipvs_values_of_kube_proxy() -> None:
+    chosen = sysctl_profile.wanted_values(ipvs_profile((6, 1, 0), strict_arp=True))
+    assert chosen == {
+        "net.ipv4.vs.conntrack": 1,
+        "net.ipv4.vs.expire_nodest_conn": 1,
+        "net.ipv4.vs.expire_quiescent_template": 1,
+        "net.ipv4.ip_forward": 1,
+        "net.ipv4.conf.all.arp_ignore": 1,
+        "net.ipv4.conf.all.arp_announce": 2,
+    }
+    assert "net.ipv4.conf.all.arp_ignore" not in ipvs_profile((6, 1, 0))
+
+
+def test_estimation_only_where_the_kernel_can() -> None:
+    key = "net.ipv4.vs.run_estimation"
+    assert key not in ipvs_profile((5, 10, 0))
+    assert ipvs_profile((5, 10, 0), estimation=False)[key].value is None
+    assert ipvs_profile((5, 16, 0), estimation=False)[key].value == 0
+    assert "kernel threads" in ipvs_profile((6, 2, 0))[key].why
+
+
+def test_iptables_mode_touches_only_what_it_must() -> None:
+    settings = sysctl_profile.ProfileSettings("iptables", (6, 1, 0), route_localnet=True)
+    assert sysctl_profile.wanted_values(sysctl_profile.profile(settings)) == {"net.ipv4.conf.all.route_localnet": 1}
+
+
+def test_conntrack_values_and_hash_size() -> None:
+    conntrack = sysctl_profile.ConntrackProfile(262144, 86400, 3600, be_liberal=True)
+    chosen = sysctl_profile.profile(sysctl_profile.ProfileSettings("nftables", (6, 1, 0), conntrack=conntrack))
+    assert sysctl_profile.wanted_values(chosen) == {
+        MAXIMUM: 262144,
+        sysctls.HASH_SIZE: 65536,
+        "net.netfilter.nf_conntrack_tcp_timeout_established": 86400,
+        "net.netfilter.nf_conntrack_tcp_timeout_close_wait": 3600,
+        "net.netfilter.nf_conntrack_tcp_be_liberal": 1,
+    }
+    assert isinstance(chosen[sysctls.HASH_SIZE].value, AtLeast)
+    rows = {row["key"]: row["value"] for row in sysctl_profile.explanations(chosen)}
+    assert rows[sysctls.HASH_SIZE] == ">= 65536"
+
+
+def test_negative_numbers_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="udp_seconds: -1"):
+        sysctl_profile.profile(
+            sysctl_profile.ProfileSettings("ipvs", (6, 1, 0), conntrack=sysctl_profile.ConntrackProfile(udp_seconds=-1))
+        )
+
+
+# -- boot --------------------------------------------------------------------------------------------------------------
+
+OWN = "/etc/sysctl.d/99-kubenode-proxy.conf"
+
+
+def test_later_file_that_wins_is_named(tmp_path: Path) -> None:
+    put(tmp_path, "/usr/lib/sysctl.d/50-default.conf", f"{FORWARD} = 0\n")
+    put(tmp_path, "/etc/sysctl.d/99-zz.conf", f"# comment\n-net/ipv4/ip_forward=0\n{MAXIMUM} = 7\n")
+    warnings = sysctls.boot_conflicts(OWN, f"{FORWARD} = 1\n{MAXIMUM} = 7\n", str(tmp_path))
+    assert warnings == [
+        f"sysctl {FORWARD}: /etc/sysctl.d/99-zz.conf is read after {OWN} and sets 0 instead of 1 at boot"
+    ]
+
+
+def test_sysctl_conf_comes_last_and_etc_masks_usr_lib(tmp_path: Path) -> None:
+    put(tmp_path, "/usr/lib/sysctl.d/99-zz.conf", f"{FORWARD} = 0\n")
+    put(tmp_path, "/etc/sysctl.d/99-zz.conf", "")
+    assert sysctls.boot_conflicts(OWN, f"{FORWARD} = 1\n", str(tmp_path)) == []
+    put(tmp_path, "/etc/sysctl.conf", f"{FORWARD}=0\n")
+    assert "/etc/sysctl.conf" in sysctls.boot_conflicts(OWN, f"{FORWARD} = 1\n", str(tmp_path))[0]
+
+
+def test_a_named_key_beats_a_pattern(tmp_path: Path) -> None:
+    put(tmp_path, "/etc/sysctl.d/99-zz.conf", "net.ipv4.conf.*.arp_ignore = 0\n")
+    assert sysctls.boot_conflicts(OWN, "net.ipv4.conf.all.arp_ignore = 1\n", str(tmp_path)) == []
+    values = sysctls.boot_values(["net.ipv4.conf.all.arp_ignore"], str(tmp_path))
+    assert values["net.ipv4.conf.all.arp_ignore"] == sysctls.BootValue("0", "/etc/sysctl.d/99-zz.conf")
+
+
+def test_persistent_value_of_at_least_is_stable_and_never_shrinks() -> None:
+    key = sysctls.HASH_SIZE
+    assert sysctls.persistent_values({key: AtLeast(100)}, {key: "50"}, "") == {key: "100"}
+    assert sysctls.persistent_values({key: AtLeast(100)}, {key: "512"}, f"{key} = 100\n") == {key: "100"}
+    assert sysctls.persistent_values({key: AtLeast(100)}, {key: "512"}, "") == {key: "512"}
+
+
+def test_file_carries_reasons_and_reads_back() -> None:
+    text = sysctls.sysctl_file({FORWARD: "1"}, {FORWARD: "because\nof this"})
+    assert "# because of this\nnet.ipv4.ip_forward = 1\n" in text
+    assert sysctls.parse_settings(text) == {FORWARD: "1"}
