@@ -5,7 +5,8 @@
 
 Addresses travel through the engine as canonical strings: dotted quads for IPv4 and RFC 5952 text for IPv6. The
 family of a canonical string is told by the presence of a colon. Reading is permissive in the two ways in which
-kube-proxy 1.36 is: leading zeros are decimal (``172.30.0.041`` is ``172.30.0.41``) and an IPv4-mapped IPv6 address is IPv4.
+kube-proxy 1.36 is: leading zeros are decimal (``172.30.0.041`` is ``172.30.0.41``) and an IPv4-mapped IPv6 address
+is IPv4.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ def address_bits(family: str) -> int:
 
 
 def _without_leading_zeros(text: str) -> str:
-    return ".".join(str(int(part)) if part.isdecimal() and part.isascii() and len(part) <= 16 else part for part in text.split("."))
+    def decimal(part: str) -> str:
+        return str(int(part)) if part.isdecimal() and part.isascii() and len(part) <= 16 else part
+
+    return ".".join(decimal(part) for part in text.split("."))
 
 
 def packed(text: str) -> Optional[bytes]:

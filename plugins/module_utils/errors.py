@@ -12,11 +12,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+def one_line(text: str) -> str:
+    """``text`` on one line and printable: runs of white space become one blank, other control characters a ``?``.
+
+    Names of refused objects come from outside; they must not reach a terminal or a log with escape sequences in them.
+    """
+    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
+
+
 class ProxyError(Exception):
     """Something the user can understand and act on; ``str(error)`` is one line."""
 
     def __str__(self) -> str:
-        return " ".join(super().__str__().split())
+        return one_line(super().__str__())
 
 
 class SnapshotError(ProxyError):
@@ -42,7 +50,8 @@ class KernelError(ProxyError):
 class Refusal(NamedTuple):
     """One object of the cluster that is left out, and why; all others go on.
 
-    ``field`` is a path as kubectl would write it, e.g. ``spec.ports[0].port``; ``namespace`` is empty for cluster-scoped kinds.
+    ``field`` is a path as kubectl would write it, e.g. ``spec.ports[0].port``; ``namespace`` is empty for
+    cluster-scoped kinds.
     """
 
     kind: str
@@ -52,5 +61,7 @@ class Refusal(NamedTuple):
     reason: str
 
     def __str__(self) -> str:
-        where = f"{self.namespace}/{self.name}" if self.namespace else self.name
-        return " ".join(f"{self.kind} {where}: {self.field}: {self.reason}".split())
+        name = self.name[:253] or "(without a name)"
+        where = f"{self.namespace[:63]}/{name}" if self.namespace else name
+        what = f"{self.field}: {self.reason}" if self.field else self.reason
+        return one_line(f"{self.kind} {where}: {what}")

@@ -149,7 +149,8 @@ def plan(stages: Sequence[Stage]) -> List[PlannedChange]:
     planned = []
     for resource, desired in stages:
         observed = resource.observe()
-        planned.append(PlannedChange(resource, difference(observed, desired(observed) if callable(desired) else desired)))
+        table = desired(observed) if callable(desired) else desired
+        planned.append(PlannedChange(resource, difference(observed, table)))
     return planned
 
 

@@ -4,8 +4,8 @@
 """The objects of the cluster that decide what a node is programmed with, as immutable values.
 
 They hold only what kube-proxy 1.36 reads. All addresses and CIDRs are canonical (see ``addresses``); whatever
-kube-proxy skips silently (an external IP that is not an address, a hostname-only ingress, an ``ipMode: Proxy`` address) is
-already left out.
+kube-proxy skips silently (an external IP that is not an address, a hostname-only ingress, an ``ipMode: Proxy``
+address) is already left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Service(NamedTuple):
     """A Service that is not headless and not ExternalName.
 
     ``cluster_ip_v4`` and ``cluster_ip_v6`` are empty where the Service has none of that family.
-    ``external_ips``, ``load_balancer_ips`` (of ipMode VIP) and ``source_ranges`` (CIDRs, blanks trimmed) hold both families.
+    ``external_ips``, ``load_balancer_ips`` (of ipMode VIP) and ``source_ranges`` (CIDRs, blanks trimmed) hold both
+    families.
     ``affinity_seconds`` is 0 without ClientIP affinity.
     ``external_traffic_policy_local`` and ``internal_traffic_policy_local`` are the plain fields of the spec.
     ``has_external_ips`` tells whether spec.externalIPs is not empty, whatever is in it.
@@ -104,8 +105,9 @@ class EndpointSlice(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A Node. ``internal_ips`` and ``external_ips`` keep the order of status.addresses; ``zone`` is empty without the label.
+    """A Node, as far as it matters here.
 
+    ``internal_ips`` and ``external_ips`` keep the order of status.addresses; ``zone`` is empty without the label.
     ``taint_keys`` are the keys of spec.taints; ``deleting`` tells of a metadata.deletionTimestamp.
     """
 

@@ -15,7 +15,8 @@ from typing import NamedTuple, Optional, Tuple
 class LocalTraffic(NamedTuple):
     """How traffic of this node's pods is told from other traffic (detectLocalMode).
 
-    ``kind``: ``cidr`` (value: the pods' CIDR), ``bridge`` (value: interface name) or ``prefix`` (value: start of interface names).
+    ``kind``: ``cidr`` (value: the pods' CIDR), ``bridge`` (value: interface name) or ``prefix`` (value: start of
+    interface names).
     """
 
     kind: str

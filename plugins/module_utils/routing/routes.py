@@ -54,9 +54,10 @@ class Endpoint(NamedTuple):
 class ServicePortRoute(NamedTuple):
     """One ServicePort as this node should serve it, for one family.
 
-    Addresses are of the family. ``source_ranges`` is empty when every source is allowed. ``affinity_seconds`` is 0 without
-    ClientIP affinity. ``internal_local``/``external_local``: the traffic policies in effect (external_local only where it
-    has a meaning: LoadBalancer, NodePort, or ClusterIP with external IPs). ``health_check_node_port``: 0 when unused.
+    Addresses are of the family. ``source_ranges`` is empty when every source is allowed. ``affinity_seconds`` is 0
+    without ClientIP affinity. ``internal_local``/``external_local``: the traffic policies in effect (external_local
+    only where it has a meaning: LoadBalancer, NodePort, or ClusterIP with external IPs). ``health_check_node_port``: 0
+    when unused.
 
     Endpoints, each list sorted by the text ``ip:port``:
     ``endpoints`` all known ones, whatever their conditions; ``cluster``, ``local`` and ``reachable`` the chosen ones

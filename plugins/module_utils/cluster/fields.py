@@ -1,0 +1,167 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Checked access to the fields of raw objects: every wrong type or value becomes one :class:`Invalid`.
+
+Fields that are absent and fields that are null read the same, as they do on the API server.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Dict, List, Optional
+
+from ..addresses import canonical_address, family_of
+
+_DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_DNS_SUBDOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
+_SHOWN_CHARACTERS = 60
+
+
+class Invalid(Exception):
+    """A field that makes its object unusable: path of the field, and the reason."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(field, reason)
+        self.field = field
+        self.reason = reason
+
+    def under(self, parent: str) -> Invalid:
+        """The same with ``parent`` put before the path."""
+        joint = "" if not self.field or self.field.startswith("[") else "."
+        return Invalid(f"{parent}{joint}{self.field}", self.reason)
+
+
+def shown(value: object) -> str:
+    """A value from outside as printable, short text on one line."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    if type(value) is int and value.bit_length() > 64:
+        return "a huge number"
+    text = json.dumps(value, default=str)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def mapping(value: object, field: str) -> Dict[str, Any]:
+    """The object ``value``, empty when it is null. Raises Invalid."""
+    if type(value) is dict:
+        return value
+    if value is None:
+        return {}
+    raise Invalid(field, f"{shown(value)} is not an object")
+
+
+def sequence(value: object, field: str) -> List[Any]:
+    """The list ``value``, empty when it is null. Raises Invalid."""
+    if type(value) is list:
+        return value
+    if value is None:
+        return []
+    raise Invalid(field, f"{shown(value)} is not a list")
+
+
+def text(value: object, field: str) -> str:
+    """The string ``value``, empty when it is null. Raises Invalid."""
+    if type(value) is str:
+        return value
+    if value is None:
+        return ""
+    raise Invalid(field, f"{shown(value)} is not a string")
+
+
+def flag(value: object, field: str, default: bool) -> bool:
+    """The truth value ``value``, or ``default`` when it is null. Raises Invalid."""
+    if value is True or value is False:
+        return value is True
+    if value is None:
+        return default
+    raise Invalid(field, f"{shown(value)} is not true or false")
+
+
+def integer(value: object, field: str, low: int, high: int, default: Optional[int] = None) -> int:
+    """The integer ``value`` of ``low`` to ``high``, or ``default`` when it is null. Raises Invalid."""
+    if value is None and default is not None:
+        return default
+    if value is None:
+        raise Invalid(field, "is missing")
+    if type(value) is not int:
+        raise Invalid(field, f"{shown(value)} is not an integer")
+    if not low <= value <= high:
+        raise Invalid(field, f"{shown(value)} is not between {low} and {high}")
+    return value
+
+
+def is_dns_label(value: str) -> bool:
+    """Whether ``value`` is an RFC 1123 label in lower case: the form of namespaces, Service names and port names."""
+    return _DNS_LABEL.fullmatch(value) is not None
+
+
+def dns_label(value: object, field: str) -> str:
+    """The RFC 1123 label ``value``. Raises Invalid."""
+    if type(value) is str and _DNS_LABEL.fullmatch(value) is not None:
+        return value
+    if value is None or value == "":
+        raise Invalid(field, "is missing")
+    raise Invalid(field, f"{shown(value)} is not a DNS label (a-z, 0-9 and -, at most 63 characters)")
+
+
+def dns_subdomain(value: object, field: str) -> str:
+    """The RFC 1123 subdomain ``value``. Raises Invalid."""
+    if type(value) is str and len(value) <= 253 and _DNS_SUBDOMAIN.fullmatch(value) is not None:
+        return value
+    if value is None or value == "":
+        raise Invalid(field, "is missing")
+    raise Invalid(field, f"{shown(value)} is not a DNS name (a-z, 0-9, - and ., at most 253 characters)")
+
+
+def protocol(value: object, field: str) -> str:
+    """``TCP``, ``UDP`` or ``SCTP``; TCP when it is null or empty, the API server's default. Raises Invalid."""
+    if value == "TCP" or value is None or value == "":
+        return "TCP"
+    if value == "UDP" or value == "SCTP":
+        return str(value)
+    raise Invalid(field, f"{shown(value)} is not TCP, UDP or SCTP")
+
+
+def address(value: object, field: str) -> str:
+    """The address ``value`` in canonical form. Raises Invalid."""
+    canonical = canonical_address(text(value, field))
+    if canonical is None:
+        raise Invalid(field, f"{shown(value)} is not an IP address")
+    return canonical
+
+
+def ip_family(value: object, field: str) -> str:
+    """``IPv4`` or ``IPv6``. Raises Invalid."""
+    if value == "IPv4" or value == "IPv6":
+        return str(value)
+    raise Invalid(field, f"{shown(value)} is not IPv4 or IPv6")
+
+
+def special_use(canonical: str) -> str:
+    """Why a canonical address cannot be that of a Service or a pod: ``a loopback address`` and so on, else empty.
+
+    The classes are those that the API server forbids for endpoints and external IPs.
+    """
+    if family_of(canonical) == "IPv6":
+        head = canonical.partition(":")[0]
+        if canonical == "::":
+            return "the unspecified address"
+        if canonical == "::1":
+            return "a loopback address"
+        if len(head) == 4 and head.startswith("ff"):
+            return "a multicast address"
+        return "a link-local address" if len(head) == 4 and head[:3] in ("fe8", "fe9", "fea", "feb") else ""
+    first, second = canonical.split(".", 2)[:2]
+    if canonical == "0.0.0.0":
+        return "the unspecified address"
+    if first == "127":
+        return "a loopback address"
+    if 224 <= int(first) <= 239:
+        return "a multicast address"
+    if canonical == "255.255.255.255":
+        return "the broadcast address"
+    return "a link-local address" if first == "169" and second == "254" else ""

@@ -1,0 +1,147 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From a raw object, as JSON gives it, to a value of the model; or to a Refusal that says what is wrong with it."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+
+from ..addresses import canonical_network
+from ..errors import Refusal
+from .fields import Invalid, address, dns_subdomain, mapping, sequence, shown, text
+from .model import EndpointSlice, Node, Service, ServiceCIDR
+from .parse_service import parse_service
+from .parse_slice import parse_endpoint_slice
+
+ZONE_LABEL = "topology.kubernetes.io/zone"
+
+Parsed = Union[Service, EndpointSlice, Node, ServiceCIDR]
+
+
+class ObjectKey(NamedTuple):
+    """What identifies a raw object: kind, namespace (empty for Nodes and ServiceCIDRs) and name."""
+
+    kind: str
+    namespace: str
+    name: str
+
+
+def parse_node(raw: Dict[str, Any]) -> Node:
+    """The Node that a raw object describes. Raises Invalid."""
+    metadata = mapping(raw.get("metadata"), "metadata")
+    name = dns_subdomain(metadata.get("name"), "metadata.name")
+    labels = mapping(metadata.get("labels"), "metadata.labels")
+    spec = mapping(raw.get("spec"), "spec")
+    addresses: Dict[str, List[str]] = {"InternalIP": [], "ExternalIP": []}
+    for index, value in enumerate(sequence(mapping(raw.get("status"), "status").get("addresses"), "status.addresses")):
+        where = f"status.addresses[{index}]"
+        item = mapping(value, where)
+        kind = text(item.get("type"), f"{where}.type")
+        if kind in addresses:
+            addresses[kind].append(address(item.get("address"), f"{where}.address"))
+    pod_cidrs = [
+        _cidr(value, f"spec.podCIDRs[{index}]")
+        for index, value in enumerate(sequence(spec.get("podCIDRs"), "spec.podCIDRs"))
+    ]
+    if not pod_cidrs and spec.get("podCIDR"):
+        pod_cidrs = [_cidr(spec["podCIDR"], "spec.podCIDR")]
+    taint_keys = [
+        text(mapping(value, f"spec.taints[{index}]").get("key"), f"spec.taints[{index}].key")
+        for index, value in enumerate(sequence(spec.get("taints"), "spec.taints"))
+    ]
+    return Node(
+        name,
+        tuple(addresses["InternalIP"]),
+        tuple(addresses["ExternalIP"]),
+        tuple(pod_cidrs),
+        text(labels.get(ZONE_LABEL), f"metadata.labels[{ZONE_LABEL}]"),
+        tuple(taint_keys),
+        bool(metadata.get("deletionTimestamp")),
+    )
+
+
+def parse_service_cidr(raw: Dict[str, Any]) -> ServiceCIDR:
+    """The ServiceCIDR that a raw object describes. Raises Invalid."""
+    metadata = mapping(raw.get("metadata"), "metadata")
+    name = dns_subdomain(metadata.get("name"), "metadata.name")
+    spec = mapping(raw.get("spec"), "spec")
+    cidrs = sequence(spec.get("cidrs"), "spec.cidrs")
+    return ServiceCIDR(name, tuple(_cidr(value, f"spec.cidrs[{index}]") for index, value in enumerate(cidrs)))
+
+
+def _cidr(value: object, field: str) -> str:
+    canonical = canonical_network(text(value, field))
+    if canonical is None:
+        raise Invalid(field, f"{shown(value)} is not a CIDR")
+    return canonical
+
+
+class _Kind(NamedTuple):
+    api_version: str
+    parse: Callable[[Dict[str, Any]], Optional[Parsed]]
+
+
+_KINDS: Dict[str, _Kind] = {
+    "Service": _Kind("v1", parse_service),
+    "EndpointSlice": _Kind("discovery.k8s.io/v1", parse_endpoint_slice),
+    "Node": _Kind("v1", parse_node),
+    "ServiceCIDR": _Kind("networking.k8s.io/v1", parse_service_cidr),
+}
+
+KINDS: Tuple[str, ...] = tuple(_KINDS)
+
+
+def is_read(raw: object) -> bool:
+    """Whether a raw object is of a kind and API group that is read at all; others are passed over in silence."""
+    if type(raw) is not dict:
+        return True
+    kind = raw.get("kind")
+    if not isinstance(kind, str) or not kind:
+        return True
+    known = _KINDS.get(kind)
+    if known is None:
+        return False
+    version = raw.get("apiVersion")
+    if not isinstance(version, str) or not version or version == known.api_version:
+        return True
+    # The same kind name in another group is another thing altogether (a Knative Service); an older version is not.
+    return version.rpartition("/")[0] == known.api_version.rpartition("/")[0]
+
+
+def object_key(raw: object) -> ObjectKey:
+    """Kind, namespace and name of a raw object, with empty text in place of whatever is not a string."""
+    if type(raw) is not dict:
+        return ObjectKey("", "", "")
+    metadata = raw.get("metadata")
+    if type(metadata) is not dict:
+        metadata = {}
+    kind, namespace, name = raw.get("kind"), metadata.get("namespace"), metadata.get("name")
+    return ObjectKey(
+        kind if type(kind) is str else "",
+        namespace if type(namespace) is str else "",
+        name if type(name) is str else "",
+    )
+
+
+def parse_object(raw: object) -> Union[Parsed, Refusal, None]:
+    """One raw object as a Service, EndpointSlice, Node or ServiceCIDR.
+
+    None stands for an object that is right but of no concern here (another kind, headless, another proxy's ...). An
+    object that is wrong gives a Refusal; no input raises.
+    """
+    try:
+        if not is_read(raw):
+            return None
+        if type(raw) is not dict:
+            raise Invalid("", f"{shown(raw)} is not an object")
+        known = _KINDS.get(text(raw.get("kind"), "kind"))
+        if known is None:
+            raise Invalid("kind", "is missing")
+        version = raw.get("apiVersion")
+        if version is not None and version != known.api_version:
+            raise Invalid("apiVersion", f"{shown(version)} is not {known.api_version}")
+        return known.parse(raw)
+    except Invalid as error:
+        key = object_key(raw)
+        return Refusal(key.kind or "object", key.namespace, key.name, error.field, error.reason)

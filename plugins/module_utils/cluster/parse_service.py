@@ -1,0 +1,193 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reading of a raw Service (core/v1)."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+from ..addresses import IPV4, IPV6, canonical_address, canonical_network, family_of
+from .fields import (
+    Invalid,
+    address,
+    dns_label,
+    integer,
+    ip_family,
+    is_dns_label,
+    mapping,
+    protocol,
+    sequence,
+    shown,
+    special_use,
+    text,
+)
+from .model import Service, ServicePort
+
+SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
+DEFAULT_AFFINITY_SECONDS = 10800
+MAXIMUM_AFFINITY_SECONDS = 86400
+_TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
+
+
+def parse_service(raw: Dict[str, Any]) -> Optional[Service]:
+    """The Service that a raw object describes, or None for one that this proxy has nothing to do with.
+
+    Those are what kube-proxy 1.36 asks the API server to leave out (the label of another proxy, headless), Services
+    without a cluster IP, and ExternalName. Defaults of the API server are filled in. Raises Invalid.
+    """
+    metadata = mapping(raw.get("metadata"), "metadata")
+    namespace = dns_label(metadata.get("namespace"), "metadata.namespace")
+    name = dns_label(metadata.get("name"), "metadata.name")
+    if SERVICE_PROXY_NAME_LABEL in mapping(metadata.get("labels"), "metadata.labels"):
+        return None
+    spec = mapping(raw.get("spec"), "spec")
+    cluster_ip = text(spec.get("clusterIP"), "spec.clusterIP")
+    service_type = text(spec.get("type"), "spec.type") or "ClusterIP"
+    if service_type not in _TYPES:
+        raise Invalid("spec.type", f"{shown(service_type)} is not one of {', '.join(_TYPES)}")
+    if cluster_ip in ("", "None") or service_type == "ExternalName":
+        return None
+    cluster_ip_v4, cluster_ip_v6 = _cluster_ips(spec, cluster_ip)
+    raw_external_ips = sequence(spec.get("externalIPs"), "spec.externalIPs")
+    return Service(
+        namespace,
+        name,
+        service_type,
+        cluster_ip_v4,
+        cluster_ip_v6,
+        _ports(sequence(spec.get("ports"), "spec.ports")),
+        _external_ips(raw_external_ips) if raw_external_ips else (),
+        bool(raw_external_ips),
+        _load_balancer_ips(raw.get("status")),
+        _source_ranges(spec.get("loadBalancerSourceRanges")),
+        _affinity_seconds(spec),
+        text(spec.get("externalTrafficPolicy"), "spec.externalTrafficPolicy") == "Local",
+        text(spec.get("internalTrafficPolicy"), "spec.internalTrafficPolicy") == "Local",
+        integer(spec.get("healthCheckNodePort"), "spec.healthCheckNodePort", 0, 65535, 0),
+    )
+
+
+def _cluster_ips(spec: Dict[str, Any], cluster_ip: str) -> Tuple[str, str]:
+    """The cluster IPs of IPv4 and of IPv6, each empty where there is none."""
+    first = address(cluster_ip, "spec.clusterIP")
+    addresses: List[str] = []
+    for index, value in enumerate(sequence(spec.get("clusterIPs"), "spec.clusterIPs")):
+        addresses.append(address(value, f"spec.clusterIPs[{index}]"))
+    if not addresses:
+        addresses = [first]
+    elif addresses[0] != first:
+        raise Invalid("spec.clusterIPs[0]", f"{addresses[0]} differs from spec.clusterIP {first}")
+    families: List[str] = []
+    for index, value in enumerate(sequence(spec.get("ipFamilies"), "spec.ipFamilies")):
+        families.append(ip_family(value, f"spec.ipFamilies[{index}]"))
+    families = families or [family_of(item) for item in addresses]
+    if len(set(families)) != len(families):
+        raise Invalid("spec.ipFamilies" if spec.get("ipFamilies") else "spec.clusterIPs", "names one IP family twice")
+    chosen = {IPV4: "", IPV6: ""}
+    for index, (family, item) in enumerate(zip(families, addresses)):
+        if family_of(item) != family:
+            reason = f"{item} is not of the family {family} of spec.ipFamilies[{index}]"
+            raise Invalid(f"spec.clusterIPs[{index}]", reason)
+        special = special_use(item)
+        if special:
+            raise Invalid(f"spec.clusterIPs[{index}]", f"{item} is {special}")
+        chosen[family] = item
+    return chosen[IPV4], chosen[IPV6]
+
+
+def _ports(raw_ports: List[Any]) -> Tuple[ServicePort, ...]:
+    ports: List[ServicePort] = []
+    for index, raw in enumerate(raw_ports):
+        try:
+            ports.append(_port(raw))
+        except Invalid as error:
+            raise error.under(f"spec.ports[{index}]") from None
+    if len(ports) > 1:
+        _refuse_duplicates(ports)
+    return tuple(ports)
+
+
+def _port(raw: object) -> ServicePort:
+    if type(raw) is not dict:
+        raise Invalid("", f"{shown(raw)} is not an object")
+    name = text(raw.get("name"), "name")
+    if name and not is_dns_label(name):
+        raise Invalid("name", f"{shown(name)} is not a DNS label (a-z, 0-9 and -, at most 63 characters)")
+    return ServicePort(
+        name,
+        protocol(raw.get("protocol"), "protocol"),
+        integer(raw.get("port"), "port", 1, 65535),
+        integer(raw.get("nodePort"), "nodePort", 0, 65535, 0),
+    )
+
+
+def _refuse_duplicates(ports: List[ServicePort]) -> None:
+    names: Set[str] = set()
+    numbers: Set[Tuple[int, str]] = set()
+    node_ports: Set[Tuple[int, str]] = set()
+    for index, port in enumerate(ports):
+        where = f"spec.ports[{index}]"
+        if port.name in names:
+            if not port.name:
+                raise Invalid(f"{where}.name", "is missing; several ports need names")
+            raise Invalid(f"{where}.name", f"{shown(port.name)} is the name of an earlier port")
+        if (port.port, port.protocol) in numbers:
+            raise Invalid(f"{where}.port", f"{port.port}/{port.protocol} is an earlier port too")
+        if port.node_port and (port.node_port, port.protocol) in node_ports:
+            raise Invalid(f"{where}.nodePort", f"{port.node_port}/{port.protocol} is the node port of an earlier port")
+        names.add(port.name)
+        numbers.add((port.port, port.protocol))
+        node_ports.add((port.node_port, port.protocol))
+
+
+def _external_ips(raw: List[Any]) -> Tuple[str, ...]:
+    chosen: Dict[str, None] = {}
+    for index, value in enumerate(raw):
+        field = f"spec.externalIPs[{index}]"
+        item = canonical_address(text(value, field))
+        if item is None:
+            continue
+        special = special_use(item)
+        if special:
+            raise Invalid(field, f"{item} is {special}")
+        chosen[item] = None
+    return tuple(chosen)
+
+
+def _load_balancer_ips(raw_status: object) -> Tuple[str, ...]:
+    """Addresses of ipMode VIP (the default). Loopback is allowed: some load balancers of single machines report it."""
+    if not raw_status:
+        return ()
+    balancer = mapping(mapping(raw_status, "status").get("loadBalancer"), "status.loadBalancer")
+    chosen: Dict[str, None] = {}
+    for index, value in enumerate(sequence(balancer.get("ingress"), "status.loadBalancer.ingress")):
+        field = f"status.loadBalancer.ingress[{index}]"
+        ingress = mapping(value, field)
+        item = canonical_address(text(ingress.get("ip"), f"{field}.ip"))
+        mode = text(ingress.get("ipMode"), f"{field}.ipMode")
+        if item is None or mode not in ("", "VIP"):
+            continue
+        special = special_use(item)
+        if special and special not in ("a loopback address", "a link-local address"):
+            raise Invalid(f"{field}.ip", f"{item} is {special}")
+        chosen[item] = None
+    return tuple(chosen)
+
+
+def _source_ranges(raw: object) -> Tuple[str, ...]:
+    chosen: Dict[str, None] = {}
+    for index, value in enumerate(sequence(raw, "spec.loadBalancerSourceRanges")):
+        item = canonical_network(text(value, f"spec.loadBalancerSourceRanges[{index}]").strip())
+        if item is not None:
+            chosen[item] = None
+    return tuple(chosen)
+
+
+def _affinity_seconds(spec: Dict[str, Any]) -> int:
+    if text(spec.get("sessionAffinity"), "spec.sessionAffinity") != "ClientIP":
+        return 0
+    settings = mapping(spec.get("sessionAffinityConfig"), "spec.sessionAffinityConfig")
+    client_ip = mapping(settings.get("clientIP"), "spec.sessionAffinityConfig.clientIP")
+    field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
+    return integer(client_ip.get("timeoutSeconds"), field, 1, MAXIMUM_AFFINITY_SECONDS, DEFAULT_AFFINITY_SECONDS)

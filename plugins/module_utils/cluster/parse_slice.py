@@ -1,0 +1,138 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reading of a raw EndpointSlice (discovery.k8s.io/v1)."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Tuple
+
+from ..addresses import IPV4, IPV6, canonical_address, family_of
+from .fields import (
+    Invalid,
+    dns_label,
+    dns_subdomain,
+    flag,
+    integer,
+    is_dns_label,
+    mapping,
+    protocol,
+    sequence,
+    shown,
+    special_use,
+    text,
+)
+from .model import EndpointSlice, SliceEndpoint, SlicePort
+
+SERVICE_NAME_LABEL = "kubernetes.io/service-name"
+HEADLESS_LABEL = "service.kubernetes.io/headless"
+TRIGGER_TIME_ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
+_NO_CONDITIONS: Dict[str, Any] = {}
+
+
+def parse_endpoint_slice(raw: Dict[str, Any]) -> Optional[EndpointSlice]:
+    """The EndpointSlice that a raw object describes, or None for one that no Service can use.
+
+    Those are slices labelled headless, slices without an owning Service, and slices of addressType FQDN. Endpoints
+    without an address and ports without a number are left out of the slice. Raises Invalid.
+    """
+    metadata = mapping(raw.get("metadata"), "metadata")
+    namespace = dns_label(metadata.get("namespace"), "metadata.namespace")
+    name = dns_subdomain(metadata.get("name"), "metadata.name")
+    labels = mapping(metadata.get("labels"), "metadata.labels")
+    owner = labels.get(SERVICE_NAME_LABEL)
+    family = raw.get("addressType")
+    if HEADLESS_LABEL in labels or owner is None or owner == "" or family == "FQDN":
+        return None
+    owner = dns_label(owner, f"metadata.labels[{SERVICE_NAME_LABEL}]")
+    if family not in (IPV4, IPV6):
+        raise Invalid("addressType", f"{shown(family)} is not IPv4, IPv6 or FQDN")
+    annotations = mapping(metadata.get("annotations"), "metadata.annotations")
+    return EndpointSlice(
+        namespace,
+        name,
+        owner,
+        family,
+        _ports(sequence(raw.get("ports"), "ports")),
+        _endpoints(sequence(raw.get("endpoints"), "endpoints"), family),
+        text(annotations.get(TRIGGER_TIME_ANNOTATION), f"metadata.annotations[{TRIGGER_TIME_ANNOTATION}]"),
+    )
+
+
+def _ports(raw_ports: List[Any]) -> Tuple[SlicePort, ...]:
+    ports: List[SlicePort] = []
+    for index, raw in enumerate(raw_ports):
+        try:
+            port = _port(raw)
+        except Invalid as error:
+            raise error.under(f"ports[{index}]") from None
+        if port.port:
+            ports.append(port)
+    return tuple(ports)
+
+
+def _port(raw: object) -> SlicePort:
+    if type(raw) is not dict:
+        raise Invalid("", f"{shown(raw)} is not an object")
+    name = text(raw.get("name"), "name")
+    if name and not is_dns_label(name):
+        raise Invalid("name", f"{shown(name)} is not a DNS label (a-z, 0-9 and -, at most 63 characters)")
+    return SlicePort(name, protocol(raw.get("protocol"), "protocol"), integer(raw.get("port"), "port", 0, 65535, 0))
+
+
+def _endpoints(raw_endpoints: List[Any], family: str) -> Tuple[SliceEndpoint, ...]:
+    endpoints: List[SliceEndpoint] = []
+    for index, raw in enumerate(raw_endpoints):
+        try:
+            endpoint = _endpoint(raw, family)
+        except Invalid as error:
+            raise error.under(f"endpoints[{index}]") from None
+        if endpoint is not None:
+            endpoints.append(endpoint)
+    return tuple(endpoints)
+
+
+def _endpoint(raw: object, family: str) -> Optional[SliceEndpoint]:
+    if type(raw) is not dict:
+        raise Invalid("", f"{shown(raw)} is not an object")
+    addresses = sequence(raw.get("addresses"), "addresses")
+    if not addresses:
+        return None
+    # kube-proxy reads the first address only; the others are not looked at here either.
+    first = text(addresses[0], "addresses[0]")
+    address = canonical_address(first)
+    if address is None:
+        raise Invalid("addresses[0]", f"{shown(first)} is not an IP address")
+    if family_of(address) != family:
+        raise Invalid("addresses[0]", f"{address} is not of the addressType {family}")
+    special = special_use(address)
+    if special:
+        raise Invalid("addresses[0]", f"{address} is {special}")
+    conditions = raw.get("conditions")
+    if conditions is None:
+        conditions = _NO_CONDITIONS
+    elif type(conditions) is not dict:
+        raise Invalid("conditions", f"{shown(conditions)} is not an object")
+    zone_hints: Tuple[str, ...] = ()
+    node_hints: Tuple[str, ...] = ()
+    if raw.get("hints"):
+        hints = mapping(raw["hints"], "hints")
+        zone_hints = _hint_names(hints.get("forZones"), "hints.forZones")
+        node_hints = _hint_names(hints.get("forNodes"), "hints.forNodes")
+    return SliceEndpoint(
+        address,
+        text(raw.get("nodeName"), "nodeName"),
+        flag(conditions.get("ready"), "conditions.ready", True),
+        flag(conditions.get("serving"), "conditions.serving", True),
+        flag(conditions.get("terminating"), "conditions.terminating", False),
+        zone_hints,
+        node_hints,
+    )
+
+
+def _hint_names(raw: object, field: str) -> Tuple[str, ...]:
+    names: Dict[str, None] = {}
+    for index, value in enumerate(sequence(raw, field)):
+        where = f"{field}[{index}]"
+        names[text(mapping(value, where).get("name"), f"{where}.name")] = None
+    return tuple(names)

@@ -1,0 +1,141 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The objects of the cluster, indexed the way routing reads them and kept up to date one object at a time."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, FrozenSet, Iterable, Mapping, Optional, Tuple
+
+from ..errors import Refusal
+from .model import EndpointSlice, NamespacedName, Node, Service, ServiceCIDR
+from .parse import ObjectKey, is_read, object_key, parse_object
+
+_NOTHING: FrozenSet[NamespacedName] = frozenset()
+_NO_SLICES: Dict[str, EndpointSlice] = {}
+
+
+class ClusterState:
+    """Services, the EndpointSlices of each, Nodes and ServiceCIDRs; and the objects refused.
+
+    The state depends only on the last version of each object: a version that is refused takes the place of an earlier
+    good one, as if the object were gone.
+    """
+
+    def __init__(self) -> None:
+        self.services: Dict[NamespacedName, Service] = {}
+        self.nodes: Dict[str, Node] = {}
+        self.service_cidrs: Dict[str, ServiceCIDR] = {}
+        self._slices: Dict[NamespacedName, Dict[str, EndpointSlice]] = {}
+        self._slice_owners: Dict[Tuple[str, str], NamespacedName] = {}
+        self._refusals: Dict[ObjectKey, Refusal] = {}
+        self._nameless: Dict[Refusal, None] = {}
+
+    @classmethod
+    def from_objects(cls, objects: Iterable[Any]) -> ClusterState:
+        """The state that raw objects (``kind`` included) describe; among several of one name the last one counts."""
+        state = cls()
+        for raw in objects:
+            state.upsert(raw)
+        return state
+
+    @property
+    def refusals(self) -> Tuple[Refusal, ...]:
+        """The objects that are left out because they are wrong, in order of kind, namespace and name."""
+        return tuple(sorted([*self._refusals.values(), *self._nameless]))
+
+    @property
+    def slices(self) -> Mapping[NamespacedName, Mapping[str, EndpointSlice]]:
+        """The EndpointSlices by owning Service (which may not exist) and by name."""
+        return self._slices
+
+    def slices_of(self, service: NamespacedName) -> Mapping[str, EndpointSlice]:
+        """The EndpointSlices that belong to a Service, by name; empty if there are none."""
+        return self._slices.get(service, _NO_SLICES)
+
+    def endpoint_count(self) -> int:
+        """How many endpoints the slices hold altogether."""
+        return sum(len(item.endpoints) for slices in self._slices.values() for item in slices.values())
+
+    def service_cidr_list(self, family: str) -> Tuple[str, ...]:
+        """The CIDRs of one family out of all ServiceCIDRs, sorted and each once."""
+        is_v6 = family == "IPv6"
+        cidrs = {cidr for item in self.service_cidrs.values() for cidr in item.cidrs}
+        return tuple(sorted(cidr for cidr in cidrs if (":" in cidr) == is_v6))
+
+    def upsert(self, raw: Any) -> FrozenSet[NamespacedName]:
+        """Take in a raw object that is new or has changed, and return the Services whose routes may change by it.
+
+        Empty if nothing changes or the object is a Node or ServiceCIDR. No bad object raises: see ``refusals``.
+        """
+        parsed = parse_object(raw)
+        key = object_key(raw)
+        if isinstance(parsed, Refusal):
+            if not key.kind or not key.name:
+                self._nameless[parsed] = None
+                return _NOTHING
+            self._refusals[key] = parsed
+            return self._remove(key)
+        if self._refusals:
+            self._refusals.pop(key, None)
+        if isinstance(parsed, EndpointSlice):
+            return self._put_slice(parsed)
+        if isinstance(parsed, Service):
+            return self._put_service(parsed)
+        if isinstance(parsed, Node):
+            self.nodes[parsed.name] = parsed
+            return _NOTHING
+        if isinstance(parsed, ServiceCIDR):
+            self.service_cidrs[parsed.name] = parsed
+            return _NOTHING
+        return self._remove(key) if is_read(raw) else _NOTHING
+
+    def delete(self, raw: Any) -> FrozenSet[NamespacedName]:
+        """Forget a raw object (only kind, namespace and name are read) and return the Services affected."""
+        key = object_key(raw)
+        self._refusals.pop(key, None)
+        return self._remove(key)
+
+    def _put_service(self, service: Service) -> FrozenSet[NamespacedName]:
+        key = service.key
+        if self.services.get(key) == service:
+            return _NOTHING
+        self.services[key] = service
+        return frozenset((key,))
+
+    def _put_slice(self, item: EndpointSlice) -> FrozenSet[NamespacedName]:
+        identity = (item.namespace, item.name)
+        owner = item.service_key
+        earlier_owner = self._slice_owners.get(identity)
+        if earlier_owner == owner:
+            slices = self._slices[owner]
+            if slices[item.name] == item:
+                return _NOTHING
+            slices[item.name] = item
+            return frozenset((owner,))
+        affected = self._drop_slice(identity)
+        self._slice_owners[identity] = owner
+        self._slices.setdefault(owner, {})[item.name] = item
+        return affected | {owner}
+
+    def _drop_slice(self, identity: Tuple[str, str]) -> FrozenSet[NamespacedName]:
+        owner: Optional[NamespacedName] = self._slice_owners.pop(identity, None)
+        if owner is None:
+            return _NOTHING
+        slices = self._slices[owner]
+        del slices[identity[1]]
+        if not slices:
+            del self._slices[owner]
+        return frozenset((owner,))
+
+    def _remove(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
+        if key.kind == "EndpointSlice":
+            return self._drop_slice((key.namespace, key.name))
+        if key.kind == "Service":
+            service = NamespacedName(key.namespace, key.name)
+            return frozenset((service,)) if self.services.pop(service, None) is not None else _NOTHING
+        if key.kind == "Node":
+            self.nodes.pop(key.name, None)
+        elif key.kind == "ServiceCIDR":
+            self.service_cidrs.pop(key.name, None)
+        return _NOTHING

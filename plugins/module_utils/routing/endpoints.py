@@ -1,0 +1,56 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From the EndpointSlices of one Service to the endpoints of each of its ports."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, Mapping, Tuple
+
+from ..addresses import IPV6
+from ..cluster.model import EndpointSlice, SliceEndpoint
+from .routes import Endpoint
+
+PortKey = Tuple[str, str]
+"""Name and protocol of a port: what ties an endpoint to a ServicePort, never the number."""
+
+
+def expand(slices: Iterable[EndpointSlice], family: str, node_name: str) -> Dict[PortKey, Tuple[Endpoint, ...]]:
+    """The endpoints of one Service by port name and protocol, each list sorted by the text ``ip:port``.
+
+    Slices of the other family are passed over. Of several endpoints with one ``ip:port`` the last one that is not
+    terminating counts, so that a running pod wins over a terminating one that had its address. ``node_name`` tells
+    which endpoints are local; empty: none is.
+    """
+    tables: Dict[PortKey, Dict[str, Endpoint]] = {}
+    for item in slices:
+        if item.family != family:
+            continue
+        for port in item.ports:
+            _add(tables.setdefault((port.name, port.protocol), {}), item.endpoints, port.port, family, node_name)
+    return {key: _sorted(table) for key, table in tables.items() if table}
+
+
+def _add(
+    table: Dict[str, Endpoint], endpoints: Tuple[SliceEndpoint, ...], port: int, family: str, node_name: str
+) -> None:
+    before, after = ("[", f"]:{port}") if family == IPV6 else ("", f":{port}")
+    for address, on_node, ready, serving, terminating, zone_hints, node_hints in endpoints:
+        text = before + address + after
+        if terminating and text in table:
+            continue
+        is_local = on_node == node_name and node_name != ""
+        table[text] = Endpoint(address, port, is_local, ready, serving, terminating, zone_hints, node_hints)
+
+
+def _sorted(table: Dict[str, Endpoint]) -> Tuple[Endpoint, ...]:
+    if len(table) == 1:
+        return tuple(table.values())
+    return tuple([table[text] for text in sorted(table)])
+
+
+def slices_in_order(slices: Mapping[str, EndpointSlice]) -> List[EndpointSlice]:
+    """Slices in the order of their names, which makes the outcome of address conflicts between them definite."""
+    if len(slices) == 1:
+        return list(slices.values())
+    return [slices[name] for name in sorted(slices)]

@@ -1,0 +1,86 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""On which addresses of the node its node ports answer (nodePortAddresses of the KubeProxyConfiguration)."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, NamedTuple, Sequence, Tuple
+
+from ..addresses import IPV4, IPV6, Network, canonical_address, family_of, parse_network
+from ..errors import ConfigurationError
+
+PRIMARY = "primary"
+
+_LOOPBACK_START = "127.0.0.0"
+
+
+class NodePortAddresses(NamedTuple):
+    """The choice for one family.
+
+    ``cidrs``: canonical CIDRs of the family, at least one. ``match_all``: one of them is everything, and it is the only
+    one then. ``contains_loopback``: some CIDR covers IPv4 loopback addresses (False for IPv6).
+    """
+
+    family: str
+    cidrs: Tuple[str, ...]
+    match_all: bool
+    contains_loopback: bool
+
+    def node_ips(self, addresses: Iterable[Tuple[str, str]]) -> Tuple[str, ...]:
+        """The node's addresses on which node ports answer, each once, in the order given.
+
+        ``addresses``: (interface, canonical address) of all interfaces and families, loopback included.
+        """
+        networks = [network for network in map(parse_network, self.cidrs) if network is not None]
+        chosen: Dict[str, None] = {}
+        for _interface, address in addresses:
+            if family_of(address) != self.family:
+                continue
+            if self.match_all or any(network.contains(address) for network in networks):
+                chosen[address] = None
+        return tuple(chosen)
+
+
+def resolve_primary(values: Sequence[str], node_ips: Iterable[str]) -> Tuple[str, ...]:
+    """``values``, with the single word ``primary`` replaced by the host CIDRs of the node's own addresses.
+
+    ``node_ips``: the addresses known for the node, at most one of each family; loopback ones count as unknown. If none
+    is known the outcome is empty, which means all addresses.
+    """
+    if tuple(values) != (PRIMARY,):
+        return tuple(values)
+    known = [address for address in node_ips if address and not _is_loopback(address)]
+    return tuple(f"{address}/{128 if ':' in address else 32}" for address in known)
+
+
+def node_port_addresses(values: Sequence[str], family: str) -> NodePortAddresses:
+    """The choice that CIDRs of both families make for ``family``; without any of the family it is everything.
+
+    Raises ConfigurationError for a value that is not a CIDR (``primary`` must have been resolved).
+    """
+    networks: List[Network] = []
+    for value in values:
+        network = parse_network(value)
+        if network is None:
+            raise ConfigurationError(f"nodePortAddresses: {value!r} is not a CIDR")
+        if network.family == family:
+            networks.append(network)
+    everything = parse_network("::/0" if family == IPV6 else "0.0.0.0/0")
+    if not networks and everything is not None:
+        networks = [everything]
+    loopback = False
+    for network in networks:
+        loopback = loopback or (family == IPV4 and _covers_loopback(network))
+        if network.prefix_length == 0:
+            return NodePortAddresses(family, (str(network),), True, loopback)
+    return NodePortAddresses(family, tuple(dict.fromkeys(str(network) for network in networks)), False, loopback)
+
+
+def _covers_loopback(network: Network) -> bool:
+    return network.contains(_LOOPBACK_START) or network.first >> 24 == 127
+
+
+def _is_loopback(address: str) -> bool:
+    canonical = canonical_address(address) or ""
+    return canonical == "::1" or canonical.startswith("127.")

@@ -1,0 +1,86 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The routes of a Service, and of all Services, on this node."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, NamedTuple, Tuple
+
+from ..cluster.model import NamespacedName
+from ..cluster.state import ClusterState
+from .endpoints import expand, slices_in_order
+from .routes import ServicePortName, ServicePortRoute
+from .selection import select
+from .service_ports import cluster_ip_of, port_policy, service_attributes
+
+
+class RoutingContext(NamedTuple):
+    """For whom routes are computed.
+
+    ``family``: IPv4 or IPv6. ``node_name``: as in Node objects (see ``node.node_name``). ``zone``: the node's zone or
+    empty. ``allow_external_ips``: the feature gate AllowServiceExternalIPs.
+    """
+
+    family: str
+    node_name: str
+    zone: str = ""
+    allow_external_ips: bool = True
+
+
+def routes_for_service(
+    state: ClusterState, service_key: NamespacedName, context: RoutingContext
+) -> Tuple[ServicePortRoute, ...]:
+    """The routes of one Service, one per port, sorted by key; empty if there is no such Service in the family."""
+    service = state.services.get(service_key)
+    if service is None or not service.ports or not cluster_ip_of(service, context.family):
+        return ()
+    attributes = service_attributes(service, context.family, context.allow_external_ips)
+    node_name, zone = context.node_name, context.zone
+    by_port = expand(slices_in_order(state.slices_of(service_key)), context.family, node_name)
+    routes: List[ServicePortRoute] = []
+    for port in service.ports:
+        policy = port_policy(attributes, port)
+        endpoints = by_port.get((port.name, port.protocol), ())
+        chosen = select(endpoints, policy.uses_cluster_endpoints, policy.uses_local_endpoints, node_name, zone)
+        routes.append(
+            ServicePortRoute(
+                ServicePortName(service.namespace, service.name, port.name, port.protocol),
+                context.family,
+                attributes.cluster_ip,
+                port.port,
+                port.node_port,
+                attributes.external_ips,
+                attributes.load_balancer_ips,
+                attributes.source_ranges,
+                service.affinity_seconds,
+                attributes.internal_local,
+                attributes.external_local,
+                policy.externally_accessible,
+                policy.uses_cluster_endpoints,
+                policy.uses_local_endpoints,
+                attributes.health_check_node_port,
+                endpoints,
+                chosen.cluster,
+                chosen.local,
+                chosen.reachable,
+                chosen.has_any,
+            )
+        )
+    if len(routes) > 1:
+        routes.sort(key=lambda route: route.key)
+    return tuple(routes)
+
+
+def routes_for_services(
+    state: ClusterState, service_keys: Iterable[NamespacedName], context: RoutingContext
+) -> Dict[ServicePortName, ServicePortRoute]:
+    """The routes of some Services, by key and sorted by it."""
+    return {
+        route.key: route for key in sorted(service_keys) for route in routes_for_service(state, key, context)
+    }
+
+
+def all_routes(state: ClusterState, context: RoutingContext) -> Dict[ServicePortName, ServicePortRoute]:
+    """The routes of all Services, by key and sorted by it."""
+    return routes_for_services(state, state.services, context)
