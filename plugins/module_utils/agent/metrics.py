@@ -1,0 +1,143 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent's metrics: kube-proxy 1.36's names, types and labels, and our own under kubenode_proxy_.
+
+prometheus_client is needed to run the agent, not to import this module.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+from ..errors import ConfigurationError
+
+try:
+    import prometheus_client
+
+    HAS_PROMETHEUS_CLIENT = True
+except ImportError:
+    HAS_PROMETHEUS_CLIENT = False
+
+LATENCY_BUCKETS: Tuple[float, ...] = tuple(0.001 * 2**exponent for exponent in range(15))
+PROGRAMMING_BUCKETS: Tuple[float, ...] = (
+    0.25,
+    0.5,
+    *(float(second) for second in range(1, 60)),
+    *(float(second) for second in range(60, 120, 5)),
+    *(float(second) for second in range(120, 301, 30)),
+)
+
+_SYNC = "kubeproxy_sync_proxy_rules_"
+_FAMILY = ("ip_family",)
+
+
+class Metrics:
+    """All metrics of one agent in a registry of their own; the attributes are prometheus_client objects.
+
+    Raises ConfigurationError when prometheus_client is not installed.
+    """
+
+    def __init__(self) -> None:
+        if not HAS_PROMETHEUS_CLIENT:
+            raise ConfigurationError(
+                "the Python package prometheus_client is missing on this node: "
+                "install python3-prometheus-client, or let the role kubenode.proxy.agent ship it"
+            )
+        if hasattr(prometheus_client, "disable_created_metrics"):
+            prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = prometheus_client.CollectorRegistry()
+        prometheus_client.ProcessCollector(registry=self.registry)
+        prometheus_client.PlatformCollector(registry=self.registry)
+        self._kube_proxy()
+        self._own()
+
+    def _histogram(
+        self, name: str, text: str, labels: Tuple[str, ...] = _FAMILY, buckets: Tuple[float, ...] = LATENCY_BUCKETS
+    ) -> Any:
+        return prometheus_client.Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, labels: Tuple[str, ...] = ()) -> Any:
+        return prometheus_client.Gauge(name, text, labels, registry=self.registry)
+
+    def _counter(self, name: str, text: str, labels: Tuple[str, ...] = ()) -> Any:
+        return prometheus_client.Counter(name, text, labels, registry=self.registry)
+
+    def _kube_proxy(self) -> None:
+        self.sync_duration = self._histogram(_SYNC + "duration_seconds", "SyncProxyRules latency in seconds")
+        self.full_sync_duration = self._histogram(
+            "kubeproxy_sync_full_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for full resyncs"
+        )
+        self.partial_sync_duration = self._histogram(
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+            "SyncProxyRules latency in seconds for partial resyncs",
+        )
+        self.last_sync = self._gauge(_SYNC + "last_timestamp_seconds", "Time of the last successful sync", _FAMILY)
+        self.last_queued = self._gauge(
+            _SYNC + "last_queued_timestamp_seconds", "Time a sync was last requested", _FAMILY
+        )
+        self.programming_duration = self._histogram(
+            "kubeproxy_network_programming_duration_seconds",
+            "From the change of a Service's endpoints to its being programmed, in seconds",
+            buckets=PROGRAMMING_BUCKETS,
+        )
+        self.endpoint_changes_pending = self._gauge(_SYNC + "endpoint_changes_pending", "Pending endpoint changes")
+        self.endpoint_changes = self._counter(_SYNC + "endpoint_changes_total", "Endpoint changes seen")
+        self.service_changes_pending = self._gauge(_SYNC + "service_changes_pending", "Pending Service changes")
+        self.service_changes = self._counter(_SYNC + "service_changes_total", "Service changes seen")
+        self.no_local_endpoints = self._gauge(
+            _SYNC + "no_local_endpoints_total",
+            "Service ports with a Local traffic policy and endpoints, but none on this node",
+            ("traffic_policy", "ip_family"),
+        )
+        self.healthz = self._counter("kubeproxy_proxy_healthz_total", "Answers given by /healthz", ("code",))
+        self.livez = self._counter("kubeproxy_proxy_livez_total", "Answers given by /livez", ("code",))
+        self.conntrack_duration = self._histogram(
+            "kubeproxy_conntrack_reconciler_sync_duration_seconds", "Latency of the search for stale conntrack entries"
+        )
+        self.conntrack_deleted = self._counter(
+            "kubeproxy_conntrack_reconciler_deleted_entries_total", "Stale conntrack entries deleted", _FAMILY
+        )
+        self.iptables_restore_failures = self._counter(
+            _SYNC + "iptables_restore_failures_total", "Failed iptables-restore transactions", _FAMILY
+        )
+        self.iptables_partial_restore_failures = self._counter(
+            _SYNC + "iptables_partial_restore_failures_total", "Failed partial iptables-restore transactions", _FAMILY
+        )
+        self.iptables_rules = self._gauge(_SYNC + "iptables_total", "iptables rules owned", ("table", "ip_family"))
+        self.iptables_rules_last = self._gauge(
+            _SYNC + "iptables_last", "iptables rules written by the last sync", ("table", "ip_family")
+        )
+        self.nftables_sync_failures = self._counter(
+            _SYNC + "nftables_sync_failures_total", "Failed nftables transactions", _FAMILY
+        )
+        self.nftables_cleanup_failures = self._counter(
+            _SYNC + "nftables_cleanup_failures_total", "Failed nftables clean-up transactions", _FAMILY
+        )
+
+    def _own(self) -> None:
+        self.drift_repaired = self._counter(
+            "kubenode_proxy_drift_repaired_total",
+            "Entries found altered or missing in the kernel and repaired",
+            ("table",),
+        )
+        self.objects_refused = self._gauge(
+            "kubenode_proxy_objects_refused", "Objects of the cluster left out", ("kind",)
+        )
+        self.longest_kernel_call = self._gauge(
+            "kubenode_proxy_longest_kernel_call_seconds", "The longest single call into the kernel since the start"
+        )
+        self.cache_age = self._gauge(
+            "kubenode_proxy_cluster_cache_age_seconds", "Age of the cluster state kept on disk"
+        )
+        self.table_entries = self._gauge(
+            "kubenode_proxy_table_entries", "Entries desired per resource table", ("table",)
+        )
+        self.api_connected = self._gauge(
+            "kubenode_proxy_api_connected", "1 while all watches of the API server are open"
+        )
+
+    def text(self) -> bytes:
+        """Everything in the Prometheus text format."""
+        result: bytes = prometheus_client.generate_latest(self.registry)
+        return result

@@ -1,0 +1,70 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a convergence is asked to do, and what it reports."""
+
+from __future__ import annotations
+
+from typing import Dict, NamedTuple, Tuple
+
+from ..cluster.state import ClusterState
+from ..configuration.model import KubeProxyConfiguration
+from ..errors import Refusal
+
+
+class Request(NamedTuple):
+    """One convergence of this node.
+
+    ``cluster``: the Services, EndpointSlices, Nodes and ServiceCIDRs. ``node_name``: empty for the rule of the
+    configuration (hostnameOverride, else the host's name). ``mode``: empty for the configuration's. ``state``: present
+    or absent. ``fallback``: ``iptables`` to use that where ipvs is not possible, with a warning. ``check``: change
+    nothing at all. ``describe``: fill in the lines of every changed table. ``state_directory``: where the lock and the
+    memory of what was last programmed live; it should not outlive a reboot. ``lock_timeout``: seconds to wait for
+    another convergence. ``ignore_findings``: names of preflight findings to go on in spite of.
+    """
+
+    cluster: ClusterState
+    configuration: KubeProxyConfiguration
+    node_name: str = ""
+    mode: str = ""
+    state: str = "present"
+    fallback: str = ""
+    check: bool = False
+    describe: bool = False
+    state_directory: str = "/run/kubenode-proxy"
+    lock_timeout: float = 30.0
+    ignore_findings: Tuple[str, ...] = ()
+
+
+class TableChange(NamedTuple):
+    """How one resource table differs from what is desired: counts of keys, and lines before and after if asked for."""
+
+    table: str
+    added: int
+    replaced: int
+    removed: int
+    before: Tuple[str, ...] = ()
+    after: Tuple[str, ...] = ()
+
+
+class Report(NamedTuple):
+    """What a convergence found and did.
+
+    ``changed``: something differed (and was changed, unless checking). ``changes`` holds only tables that differ.
+    ``counts``: services, service_ports, endpoints, added, replaced, removed. ``tables``: entries desired per table.
+    ``durations``: seconds per stage and per table. ``mode_reason`` and ``xtables_variant`` say what was chosen and why.
+    """
+
+    mode: str
+    mode_reason: str
+    node_name: str
+    families: Tuple[str, ...]
+    xtables_variant: str
+    changed: bool
+    changes: Tuple[TableChange, ...]
+    counts: Dict[str, int]
+    tables: Dict[str, int]
+    refused: Tuple[Refusal, ...]
+    warnings: Tuple[str, ...]
+    durations: Dict[str, float]
+    conntrack_deleted: int = 0

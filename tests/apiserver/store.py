@@ -1,0 +1,153 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The objects of the test API server with their history: lists are consistent and watches can start anywhere."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+Object = Dict[str, Any]
+ObjectKey = Tuple[str, str]
+
+
+class Kind(NamedTuple):
+    """A kind of object: the path of its collection (all namespaces), its group version and kind name."""
+
+    path: str
+    api_version: str
+    kind: str
+
+
+KINDS = {
+    kind.path: kind
+    for kind in (
+        Kind("/api/v1/services", "v1", "Service"),
+        Kind("/api/v1/nodes", "v1", "Node"),
+        Kind("/api/v1/namespaces", "v1", "Namespace"),
+        Kind("/apis/discovery.k8s.io/v1/endpointslices", "discovery.k8s.io/v1", "EndpointSlice"),
+        Kind("/apis/networking.k8s.io/v1/servicecidrs", "networking.k8s.io/v1", "ServiceCIDR"),
+    )
+}
+PATH_OF_KIND = {kind.kind: kind.path for kind in KINDS.values()}
+
+
+class Event(NamedTuple):
+    """One write: the object as it was (None if new) and as it is (None if deleted, then with its last version)."""
+
+    resource_version: int
+    before: Optional[Object]
+    after: Optional[Object]
+
+
+class Compacted(Exception):
+    """The asked resourceVersion is older than what is kept; ``oldest`` is the first that can be served."""
+
+    def __init__(self, oldest: int) -> None:
+        super().__init__(oldest)
+        self.oldest = oldest
+
+
+class Store:
+    """Objects by collection; every write gets the next resourceVersion. Safe to use from several threads."""
+
+    def __init__(self, first_resource_version: int = 1) -> None:
+        self.changed = threading.Condition()
+        self.resource_version = first_resource_version
+        self._compacted = 0
+        self._current: Dict[str, Dict[ObjectKey, Object]] = {path: {} for path in KINDS}
+        self._events: Dict[str, List[Event]] = {path: [] for path in KINDS}
+
+    @staticmethod
+    def _key(item: Object) -> ObjectKey:
+        metadata = item["metadata"]
+        return metadata.get("namespace") or "", metadata["name"]
+
+    def put(self, item: Object) -> Object:
+        """Create or replace an object; returns it as stored, with its new resourceVersion."""
+        path = PATH_OF_KIND[item["kind"]]
+        with self.changed:
+            self.resource_version += 1
+            stored = copy.deepcopy(item)
+            stored["metadata"]["resourceVersion"] = str(self.resource_version)
+            key = self._key(stored)
+            self._events[path].append(Event(self.resource_version, self._current[path].get(key), stored))
+            self._current[path][key] = stored
+            self.changed.notify_all()
+            return stored
+
+    def restore(self, items: List[Object], resource_version: int) -> None:
+        """Take objects with their resourceVersions as they are, as a server does that starts from its database."""
+        with self.changed:
+            for item in items:
+                self._current[PATH_OF_KIND[item["kind"]]][self._key(item)] = copy.deepcopy(item)
+            self.resource_version = self._compacted = resource_version
+            self.changed.notify_all()
+
+    def delete(self, kind: str, namespace: str, name: str) -> None:
+        """Delete an object. Raises KeyError if it is not there."""
+        path = PATH_OF_KIND[kind]
+        with self.changed:
+            before = self._current[path].pop((namespace, name))
+            self.resource_version += 1
+            self._events[path].append(Event(self.resource_version, before, None))
+            self.changed.notify_all()
+
+    def replace_all(self, items: List[Object]) -> None:
+        """Make the store hold exactly these objects; only real differences become events."""
+        wanted: Dict[str, Dict[ObjectKey, Object]] = {path: {} for path in KINDS}
+        for item in items:
+            wanted[PATH_OF_KIND[item["kind"]]][self._key(item)] = item
+        with self.changed:
+            for path, kind in KINDS.items():
+                for namespace, name in list(self._current[path]):
+                    if (namespace, name) not in wanted[path]:
+                        self.delete(kind.kind, namespace, name)
+                for key, item in wanted[path].items():
+                    if _content(self._current[path].get(key)) != _content(item):
+                        self.put(item)
+
+    def compact(self, resource_version: Optional[int] = None) -> None:
+        """Forget history up to a resourceVersion (default: all); older watches and continue tokens get 410."""
+        with self.changed:
+            self._compacted = self.resource_version if resource_version is None else resource_version
+            for path in KINDS:
+                self._events[path] = [event for event in self._events[path] if event.resource_version > self._compacted]
+            self.changed.notify_all()
+
+    def list(self, path: str, at: Optional[int] = None) -> Tuple[List[Object], int]:
+        """The objects of a collection in key order, now or as of a resourceVersion. Raises Compacted."""
+        with self.changed:
+            objects = dict(self._current[path])
+            version = self.resource_version if at is None else at
+            if version < self._compacted:
+                raise Compacted(self._compacted)
+            for event in reversed(self._events[path]):
+                if event.resource_version <= version:
+                    break
+                key = self._key(event.after or event.before or {})
+                if event.before is None:
+                    objects.pop(key, None)
+                else:
+                    objects[key] = event.before
+            return [objects[key] for key in sorted(objects)], version
+
+    def events(self, path: str, after: int) -> List[Event]:
+        """The writes to a collection after a resourceVersion. Raises Compacted."""
+        with self.changed:
+            if after < self._compacted:
+                raise Compacted(self._compacted)
+            log = self._events[path]
+            first = len(log)
+            while first and log[first - 1].resource_version > after:
+                first -= 1
+            return log[first:]
+
+
+def _content(item: Optional[Object]) -> Optional[Object]:
+    if item is None:
+        return None
+    metadata = {key: value for key, value in item["metadata"].items() if key != "resourceVersion"}
+    return {**item, "metadata": metadata}

@@ -1,0 +1,70 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A certificate authority, a server certificate and a kubeconfig for the test API server, made with openssl."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import NamedTuple, Sequence
+
+
+class Certificates(NamedTuple):
+    """Files in PEM form."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+def _openssl(*arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+def make_certificates(directory: Path, addresses: Sequence[str] = ("127.0.0.1",)) -> Certificates:
+    """A new authority and a server certificate for localhost and the addresses, valid for ten days."""
+    directory.mkdir(parents=True, exist_ok=True)
+    authority, authority_key = directory / "ca.crt", directory / "ca.key"
+    certificate, key, request = directory / "server.crt", directory / "server.key", directory / "server.csr"
+    names = directory / "names"
+    names.write_text("subjectAltName=DNS:localhost," + ",".join(f"IP:{address}" for address in addresses))
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    _openssl(
+        *("req", "-x509", *curve, "-days", "10", "-subj", "/CN=test-authority"),
+        *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
+        *("-keyout", str(authority_key), "-out", str(authority)),
+    )
+    _openssl("req", *curve, "-subj", "/CN=kube-apiserver", "-keyout", str(key), "-out", str(request))
+    _openssl(
+        *("x509", "-req", "-in", str(request), "-CA", str(authority), "-CAkey", str(authority_key)),
+        *("-CAcreateserial", "-days", "10", "-extfile", str(names), "-out", str(certificate)),
+    )
+    return Certificates(authority, certificate, key)
+
+
+def write_kubeconfig(path: Path, server: str, authority: Path, token: str) -> Path:
+    """A kubeconfig with a bearer token for the server's URL; readable by its owner only."""
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [
+            {
+                "name": "test",
+                "cluster": {
+                    "server": server,
+                    "certificate-authority-data": base64.b64encode(authority.read_bytes()).decode(),
+                },
+            }
+        ],
+        "users": [{"name": "proxy", "user": {"token": token}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "proxy"}}],
+    }
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(config, file, indent=1)
+    return path

@@ -1,0 +1,67 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The cluster state kept on disk: whole or refused."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.cache import read_cache, write_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import SnapshotError
+
+OBJECTS = [{"kind": "Service", "metadata": {"name": f"s{number}", "namespace": "d"}} for number in range(50)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "state" / "cluster")
+
+
+def test_what_is_written_is_read(path):
+    write_cache(path, OBJECTS)
+    assert read_cache(path).objects == OBJECTS
+    assert os.listdir(os.path.dirname(path)) == ["cluster"]
+
+
+def test_an_older_cache_is_replaced(path):
+    write_cache(path, OBJECTS)
+    write_cache(path, OBJECTS[:1])
+    assert read_cache(path).objects == OBJECTS[:1]
+
+
+def test_absent_is_said(path):
+    with pytest.raises(SnapshotError, match=re.escape(path) + ": no kept cluster state: No such file"):
+        read_cache(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda content: content[:-10], "SHA-256"),
+        (lambda content: content[:-1] + bytes([content[-1] ^ 1]), "SHA-256"),
+        (lambda content: b"", "no valid header"),
+        (lambda content: content[20:], "no valid header"),
+        (lambda content: content.replace(b'"version": 1', b'"version": 2'), "version 2"),
+        (lambda content: b"\x00" * len(content), "no valid header"),
+    ],
+)
+def test_damage_is_refused_in_one_line(path, damage, reason):
+    write_cache(path, OBJECTS)
+    with open(path, "rb") as file:
+        content = file.read()
+    with open(path, "wb") as file:
+        file.write(damage(content))
+    with pytest.raises(SnapshotError) as caught:
+        read_cache(path)
+    assert reason in str(caught.value)
+    assert path in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SnapshotError, match="cannot be kept"):
+        write_cache(str(tmp_path / "file" / "cluster"), OBJECTS)
