@@ -1,0 +1,44 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the command line decides about running cases."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """How the proxy is started. *command* and *cleanup* are shell-like words with placeholders.
+
+    *oneshot*: the command converges once in every step, instead of running along. *iptables*: the variant (nft,
+    legacy, system) that is found on PATH. *single_stack* hides ip6tables in cases of IPv4 alone.
+    """
+
+    mode: str
+    command: str
+    cleanup: str | None = None
+    oneshot: bool = False
+    iptables: str = "system"
+    single_stack: bool = False
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How cases are run.
+
+    *instance* keeps labs that run at once apart. *time_scale* multiplies every wait. *settle*: seconds between the
+    convergence of a daemon and the traffic. *sync_metrics*: where a daemon counts its passes, if it does.
+    *want_state*: keep what was programmed. *leave_out*: kinds of flows that are not run.
+    """
+
+    runner: RunnerOptions
+    instance: str = "0"
+    time_scale: float = 1.0
+    settle: float = 0.2
+    sync_metrics: str | None = None
+    keep_logs: str | None = None
+    want_state: bool = False
+    leave_out: Collection[str] = ()

@@ -1,0 +1,186 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Sending: one try of a TCP, UDP or SCTP flow, and what became of it.
+
+An outcome is a text: ``10.244.1.11:8080 from 10.244.1.1``, ``outside from 203.0.113.10``, ``reject icmp 3/3``,
+``reject icmp6 1/4``, ``reject rst``, ``reject abort``, ``reset``, ``drop``, ``error NAME``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from . import sctp
+from .addressing import default_source, join_host_port
+from .endpoints import ANY
+from .flows import Flow
+from .topology import Topology
+
+# <linux/in.h>, <linux/in6.h>, <linux/errqueue.h>
+IP_RECVERR, IPV6_RECVERR = 11, 25
+ORIGIN_ICMP, ORIGIN_ICMP6 = 2, 3
+
+TRY_SECONDS = 0.9
+# The second try of what looks dropped waits longer, so that a busy machine is not mistaken for a firewall.
+SECOND_TRY_FACTOR = 2
+AT_ONCE, AT_ONCE_SLOW = 60, 24
+
+DROP = "drop"
+
+
+class Try(NamedTuple):
+    """What became of one try, and the source address that it was sent from (None: not known)."""
+
+    outcome: str
+    sent_from: str | None
+
+
+class Senders:
+    """Makes the tries. *time_scale* multiplies every wait (slow machines)."""
+
+    def __init__(self, topology: Topology, time_scale: float = 1.0) -> None:
+        self._topology = topology
+        self._scale = time_scale
+        self._loop = asyncio.get_running_loop()
+        self._slots = asyncio.Semaphore(AT_ONCE if time_scale <= 1 else AT_ONCE_SLOW)
+        self.open_connections: dict[str, socket.socket] = {}
+
+    async def attempt(self, flow: Flow) -> Try:
+        """One try; a second one with more time if there was no answer."""
+        seconds = float(flow.options.get("timeout", TRY_SECONDS)) * self._scale
+        async with self._slots:
+            done = await self.attempt_once(flow, seconds)
+            if done.outcome == DROP:
+                done = await self.attempt_once(flow, SECOND_TRY_FACTOR * seconds)
+        return done
+
+    async def attempt_once(self, flow: Flow, seconds: float) -> Try:
+        """One try that waits so long for an answer."""
+        send: Callable[[Flow, socket.socket], Awaitable[str]]
+        if flow.kind == "tcp":
+            made, send = self.make_socket(flow, socket.SOCK_STREAM), self._tcp
+        elif flow.kind == "udp":
+            made, send = self.make_socket(flow, socket.SOCK_DGRAM), self._udp
+        else:
+            made, send = self.make_socket(flow, socket.SOCK_RAW, sctp.PROTOCOL), self._sctp
+        sent_from = None
+        try:
+            if flow.kind != "tcp":
+                # no packet yet: this fixes the source address and lets ICMP errors find the socket
+                made.connect((flow.destination, flow.port if flow.kind == "udp" else 0))
+                sent_from = made.getsockname()[0]
+            outcome = await asyncio.wait_for(send(flow, made), seconds)
+        except asyncio.TimeoutError:
+            outcome = DROP
+        except OSError as error:
+            outcome = failure(made, error)
+        else:
+            sent_from = sent_from or made.getsockname()[0]
+        finally:
+            if made not in self.open_connections.values():
+                made.close()
+        return Try(outcome, sent_from)
+
+    def make_socket(self, flow: Flow, kind: int, protocol: int = 0) -> socket.socket:
+        """A socket at the source of the flow, bound as the flow says, which keeps ICMP errors for :func:`failure`."""
+        family = socket.AF_INET if flow.version == 4 else socket.AF_INET6
+        made = self._topology.namespaces[flow.host].socket(family, kind, protocol)
+        if family == socket.AF_INET:
+            made.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)
+        else:
+            made.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVERR, 1)
+        # raw sockets have no ports; the SCTP sender writes its own into the packet
+        port = 0 if kind == socket.SOCK_RAW else flow.source_port
+        if port:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        source = flow.source or default_source(flow.host, flow.version)
+        if source or port:
+            made.bind((source or ANY[family], port))
+        return made
+
+    def close(self) -> None:
+        """Close the connections that flows left open."""
+        for connection in self.open_connections.values():
+            connection.close()
+        self.open_connections = {}
+
+    async def _tcp(self, flow: Flow, made: socket.socket) -> str:
+        await self._loop.sock_connect(made, (flow.destination, flow.port))
+        line = b""
+        while not line.endswith(b"\n"):
+            data = await self._loop.sock_recv(made, 512)
+            if not data:
+                return "reset"
+            line += data
+        name = flow.options.get("open")
+        if name:
+            earlier = self.open_connections.pop(name, None)
+            if earlier:
+                earlier.close()
+            self.open_connections[name] = made
+        return _answered(line)
+
+    async def _udp(self, flow: Flow, made: socket.socket) -> str:
+        nonce = b"%x" % random.getrandbits(60)
+        made.send(nonce + b" ")
+        while True:
+            got, _, line = (await self._loop.sock_recv(made, 2048)).partition(b" ")
+            if got == nonce:  # not the late answer to an earlier try from the same port
+                return _answered(line)
+
+    async def _sctp(self, flow: Flow, made: socket.socket) -> str:
+        port = flow.source_port or random.randrange(20000, 60000)
+        tag = random.getrandbits(32) | 1
+        made.send(sctp.packet(port, flow.port, 0, sctp.init(tag)))
+        while True:
+            data = await self._loop.sock_recv(made, 4096)
+            packet = sctp.parse(sctp.strip_ipv4_header(data) if flow.version == 4 else data)
+            if packet is None or (packet.destination_port, packet.verification_tag) != (port, tag):
+                continue
+            if packet.kind == sctp.ABORT:
+                return "reject abort"
+            if packet.kind == sctp.INIT_ACK:
+                return _answered(sctp.cookie(packet.body))
+
+
+def failure(made: socket.socket, error: OSError) -> str:
+    """The outcome of a try that ended with an error: which ICMP message, a TCP reset, something else."""
+    icmp = _icmp_error(made)
+    if icmp:
+        return "reject " + icmp
+    if isinstance(error, ConnectionRefusedError):
+        return "reject rst"
+    if isinstance(error, ConnectionResetError):
+        return "reset"
+    return "error " + errno.errorcode.get(error.errno or 0, str(error.errno))
+
+
+def _icmp_error(made: socket.socket) -> str | None:
+    """Type and code of the ICMP message in the socket's error queue (struct sock_extended_err)."""
+    try:
+        _data, ancillary, _flags, _peer = made.recvmsg(1024, 1024, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT)
+    except OSError:  # the queue is empty
+        return None
+    for level, kind, data in ancillary:
+        if (level, kind) in ((socket.IPPROTO_IP, IP_RECVERR), (socket.IPPROTO_IPV6, IPV6_RECVERR)):
+            _errno, origin, icmp_type, code = struct.unpack("@IBBB", data[:7])
+            if origin == ORIGIN_ICMP:
+                return f"icmp {icmp_type}/{code}"
+            if origin == ORIGIN_ICMP6:
+                return f"icmp6 {icmp_type}/{code}"
+    return None
+
+
+def _answered(line: bytes) -> str:
+    """The outcome told by the line of an endpoint (:func:`wirelab.endpoints.answer_line`)."""
+    where, destination, port, source, _source_port = line.decode().split()
+    if where == "outside":
+        return "outside from " + source
+    return f"{join_host_port(destination, int(port))} from {source}"

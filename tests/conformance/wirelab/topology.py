@@ -1,0 +1,216 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The network of the lab, out of network namespaces.
+
+``node`` is the node under test, ``pod1`` .. ``pod3`` its pods; ``peer`` and ``peer3`` are two other nodes, each
+together with its pods; ``fabric`` is the router between them; ``client`` holds hosts outside of the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .addressing import (
+    CLIENT_HOSTS,
+    CLIENT_PREFIX,
+    FABRIC,
+    FABRIC_CLIENT,
+    FABRIC_SECOND,
+    FORWARDED_FROM_NODE,
+    HOST_BITS,
+    NODE,
+    NODE_SECOND,
+    PEERS,
+    POD_GATEWAY,
+    PODS,
+    ROUTED_TO_NODE,
+    SUBNET_BITS,
+    pod_address,
+)
+from .namespaces import NetworkNamespace, exists, ip_batch
+
+VERSIONS = (4, 6)
+ROUTERS = ("node", "fabric", "peer", "peer3")
+# The fabric marks what it answers for addresses that are not its own, and sends it back to the node.
+OUTSIDE_MARK = 1
+TABLE_ANSWER_ALL = 110
+TABLE_BACK_TO_NODE = 120
+
+_EVERYWHERE = {
+    "ipv4/conf/all/rp_filter": 0,
+    "ipv4/conf/default/rp_filter": 0,
+    # refusals are counted one by one, so none may be rate limited away
+    "ipv4/icmp_ratemask": 0,
+    "ipv4/icmp_ratelimit": 0,
+    "ipv6/icmp/ratelimit": 0,
+    "ipv6/icmp/ratemask": "",
+    # addresses must be usable at once
+    "ipv6/conf/all/accept_dad": 0,
+    "ipv6/conf/default/accept_dad": 0,
+    "ipv6/conf/default/dad_transmits": 0,
+    "ipv6/conf/default/accept_ra": 0,
+    "ipv4/tcp_syn_retries": 2,
+}
+_ON_ROUTERS = {
+    "ipv4/ip_forward": 1,
+    "ipv6/conf/all/forwarding": 1,
+    "ipv4/conf/all/send_redirects": 0,
+    "ipv4/conf/default/send_redirects": 0,
+}
+_ON_OTHER_ROUTERS = {
+    "ipv4/ip_nonlocal_bind": 1,
+    "ipv6/ip_nonlocal_bind": 1,
+    "bridge/bridge-nf-call-iptables": 0,
+    "bridge/bridge-nf-call-ip6tables": 0,
+}
+# The fabric both forwards towards the node and answers what comes back from it for the same address:
+# early demultiplexing would hand forwarded packets to its own sockets.
+_ON_FABRIC = {"ipv4/ip_early_demux": 0, "ipv4/tcp_early_demux": 0, "ipv4/udp_early_demux": 0}
+_WITH_BRIDGE = {"bridge/bridge-nf-call-iptables": 1, "bridge/bridge-nf-call-ip6tables": 1}
+
+# (namespace, device) at both ends of every cable
+_CABLES = (
+    ("node", "eth0", "fabric", "n-eth0"),
+    ("node", "eth1", "fabric", "n-eth1"),
+    ("peer", "eth0", "fabric", "p-eth0"),
+    ("peer3", "eth0", "fabric", "q-eth0"),
+    ("client", "eth0", "fabric", "c-eth0"),
+    *((pod, "eth0", "node", "veth" + pod) for pod in PODS),
+)
+_UP = ["link set lo up", "link set eth0 up"]
+
+
+class Topology:
+    """The namespaces of one lab. *instance* keeps several labs on one machine apart; *pod_network* is ``ptp``
+    (a routed veth for each pod) or ``bridge`` (all pods on the bridge cni0).
+    """
+
+    names = ("node", "fabric", "client", "peer", "peer3", *PODS)
+
+    def __init__(self, instance: str, pod_network: str = "ptp") -> None:
+        self._prefix = f"kpl{instance}-"
+        self._bridge = pod_network == "bridge"
+        self.namespaces: dict[str, NetworkNamespace] = {}
+
+    def full_name(self, name: str) -> str:
+        """The name that ``ip netns`` knows the namespace by."""
+        return self._prefix + name
+
+    def build(self) -> None:
+        """Make everything anew. RuntimeError if ip(8) refuses anything."""
+        self.destroy()
+        ip_batch(["netns add " + self.full_name(name) for name in self.names])
+        for name in self.names:
+            self.namespaces[name] = NetworkNamespace(self.full_name(name))
+        self._set_sysctls()
+        ip_batch(
+            [
+                f"link add {device} netns {self.full_name(name)} type veth"
+                f" peer name {other_device} netns {self.full_name(other)}"
+                for name, device, other, other_device in _CABLES
+            ]
+        )
+        for name in self.names:
+            ip_batch(list(self._links(name)), self.full_name(name))
+            for version in VERSIONS:
+                ip_batch(list(self._addresses_and_routes(name, version)), self.full_name(name), ipv6=version == 6)
+
+    def destroy(self) -> None:
+        """Remove the namespaces of this instance, those left by an earlier run included."""
+        for namespace in self.namespaces.values():
+            namespace.close()
+        self.namespaces = {}
+        present = [name for name in map(self.full_name, self.names) if exists(name)]
+        ip_batch(["netns del " + name for name in present], check=False)
+
+    def _set_sysctls(self) -> None:
+        for name, namespace in self.namespaces.items():
+            values: dict[str, object] = dict(_EVERYWHERE)
+            if name in ROUTERS:
+                values.update(_ON_ROUTERS)
+                if name != "node":
+                    values.update(_ON_OTHER_ROUTERS)
+            if name == "fabric":
+                values.update(_ON_FABRIC)
+            if name == "node" and self._bridge:
+                values.update(_WITH_BRIDGE)
+            namespace.set_sysctls(values)
+
+    def _links(self, name: str) -> Iterator[str]:
+        yield from _UP if name != "fabric" else _UP[:1]
+        if name == "node":
+            yield "link set eth1 up"
+            if self._bridge:
+                yield from ("link add cni0 type bridge", "link set cni0 up")
+            for pod in PODS:
+                if self._bridge:
+                    yield f"link set veth{pod} master cni0"
+                yield f"link set veth{pod} up"
+                if self._bridge:
+                    yield f"link set veth{pod} type bridge_slave hairpin on"
+        if name == "fabric":
+            yield from ("link add br0 type bridge", "link set br0 up")
+            for device in ("n-eth0", "p-eth0", "q-eth0"):
+                yield from (f"link set {device} master br0", f"link set {device} up")
+            yield from ("link set n-eth1 up", "link set c-eth0 up")
+
+    def _addresses_and_routes(self, name: str, version: int) -> Iterator[str]:
+        if name == "node":
+            yield from self._node(version)
+        elif name == "fabric":
+            yield from _fabric(version)
+        elif name == "client":
+            for host in CLIENT_HOSTS:
+                yield _add_address(f"{CLIENT_PREFIX[version]}{host}", SUBNET_BITS[version], "eth0")
+            yield f"route add default via {FABRIC_CLIENT[version]}"
+        elif name in PEERS:
+            yield _add_address(PEERS[name].address[version], SUBNET_BITS[version], "eth0")
+            yield f"route add local {PEERS[name].pod_network[version]} dev lo"
+            yield f"route add default via {NODE[version]}"
+        else:
+            yield from self._pod(name, version)
+
+    def _node(self, version: int) -> Iterator[str]:
+        yield _add_address(NODE[version], SUBNET_BITS[version], "eth0")
+        yield _add_address(NODE_SECOND[version], SUBNET_BITS[version], "eth1")
+        yield f"route add default via {FABRIC[version]}"
+        yield from _routes_to_peers(version)
+        if self._bridge:
+            yield _add_address(POD_GATEWAY[version], SUBNET_BITS[version], "cni0")
+            return
+        for pod in PODS:
+            yield _add_address(POD_GATEWAY[version], HOST_BITS[version], "veth" + pod)
+            yield f"route add {pod_address(pod, version)}/{HOST_BITS[version]} dev veth{pod}"
+
+    def _pod(self, pod: str, version: int) -> Iterator[str]:
+        bits = SUBNET_BITS if self._bridge else HOST_BITS
+        yield _add_address(pod_address(pod, version), bits[version], "eth0")
+        if not self._bridge:
+            yield f"route add {POD_GATEWAY[version]} dev eth0"
+        yield f"route add default via {POD_GATEWAY[version]}"
+
+
+def _fabric(version: int) -> Iterator[str]:
+    yield _add_address(FABRIC[version], SUBNET_BITS[version], "br0")
+    yield _add_address(FABRIC_SECOND[version], SUBNET_BITS[version], "n-eth1")
+    yield _add_address(FABRIC_CLIENT[version], SUBNET_BITS[version], "c-eth0")
+    yield from _routes_to_peers(version)
+    for network in ROUTED_TO_NODE[version]:
+        yield f"route add {network} via {NODE[version]}"
+    for network in FORWARDED_FROM_NODE[version]:
+        yield f"rule add pref 100 iif br0 to {network} lookup main"
+    everything = "default" if version == 4 else "::/0"
+    yield f"rule add pref {TABLE_ANSWER_ALL} iif br0 lookup {TABLE_ANSWER_ALL}"
+    yield f"route add local {everything} dev lo table {TABLE_ANSWER_ALL}"
+    yield f"rule add pref {TABLE_BACK_TO_NODE} fwmark {OUTSIDE_MARK} lookup {TABLE_BACK_TO_NODE}"
+    yield f"route add default via {NODE[version]} table {TABLE_BACK_TO_NODE}"
+
+
+def _routes_to_peers(version: int) -> Iterator[str]:
+    for peer in PEERS.values():
+        yield f"route add {peer.pod_network[version]} via {peer.address[version]}"
+
+
+def _add_address(address: str, bits: int, device: str) -> str:
+    return f"addr add {address}/{bits} dev {device}" + (" nodad" if ":" in address else "")
