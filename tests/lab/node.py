@@ -35,7 +35,8 @@ class Specification(NamedTuple):
 
     ``scratch`` is a directory shared with the host, always writable: ``ready``, ``status`` and ``log`` appear
     there. ``visible`` are directories that may lie on other file systems of the host, ``writable`` those
-    whose writes shall reach the host. ``network`` are lines for the ip tool. With ``command`` the node ends when
+    whose writes shall reach the host. ``network`` are lines for the ip tool, ``pods`` mappings
+    with the keys name, address and address6. With ``command`` the node ends when
     the command ends; without, it runs sshd (``sshd``: its configuration file) and the echo servers (``echo``: their
     configuration file) until it is killed.
     """
@@ -47,6 +48,7 @@ class Specification(NamedTuple):
     modules: List[str] = []
     sysctls: Dict[str, str] = {}
     network: List[str] = []
+    pods: List[Dict[str, str]] = []
     environment: Dict[str, str] = {}
     directory: str = "/"
     command: Optional[List[str]] = None
@@ -151,6 +153,7 @@ def _live(specification: Specification) -> None:
     for key, value in specification.sysctls.items():
         Path("/proc/sys", key).write_text(value, encoding="ascii")
     system.ip_batch(specification.network)
+    _make_pods(specification.pods)
     if specification.command is not None:
         _run_command(specification)
         return
@@ -161,6 +164,42 @@ def _live(specification: Specification) -> None:
         _unlock_root()
         services.append(["/usr/sbin/sshd", "-D", "-e", "-f", specification.sshd])
     _run_services(specification, services)
+
+
+def _make_pods(pods: Sequence[Dict[str, str]]) -> None:
+    """Give each pod a network namespace behind a veth pair, routed point to point as CNI's ptp plug-in does."""
+    lines: List[str] = []
+    for number, pod in enumerate(pods):
+        device, gateway = f"veth{number}", _gateway(pod)
+        lines += [
+            f"netns add {pod['name']}",
+            f"link add {device} type veth peer name eth0 netns {pod['name']}",
+            f"link set {device} up",
+            f"addr add {gateway}/32 dev {device}",
+            f"route add {pod['address']}/32 dev {device}",
+            f"-6 addr add fe80::1/64 dev {device} nodad",
+            f"-6 route add {pod['address6']}/128 dev {device}",
+        ]
+    system.ip_batch(lines)
+    for pod in pods:
+        gateway = _gateway(pod)
+        system.ip_batch(
+            [
+                "link set lo up",
+                "link set eth0 up",
+                f"addr add {pod['address']}/32 dev eth0",
+                f"route add {gateway}/32 dev eth0",
+                f"route add default via {gateway}",
+                f"-6 addr add {pod['address6']}/128 dev eth0 nodad",
+                "-6 route add default via fe80::1 dev eth0",
+            ],
+            pod["name"],
+        )
+
+
+def _gateway(pod: Dict[str, str]) -> str:
+    """The node's own address within its pod range, the first one."""
+    return pod["address"].rsplit(".", 1)[0] + ".1"
 
 
 def _unlock_root() -> None:

@@ -1,0 +1,361 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The miniature cluster: a namespace node for iptables, a user-mode Linux node for IPVS, their pods and a client."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Dict, List, Optional, Sequence, Tuple, Type
+
+from tests.lab import uml
+from tests.lab.node import Specification
+from tests.lab.probe import Answer, ask
+from tests.lab.system import LabError, ip_batch, run, socket_inside
+from tests.lab.topology import NODE_SYSCTLS, NODES, LabNode, client_network, fabric_network, node_network, pods_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SNAPSHOT = Path(__file__).with_name("demo") / "cluster.json"
+GUEST_MODULES = ("ipv6", "veth")
+TOOLS = {
+    "ip": "iproute2",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "/usr/sbin/sshd": "openssh-server",
+    "iptables": "iptables",
+    "iptables-legacy": "iptables",
+    "ipset": "ipset",
+    "ipvsadm": "ipvsadm",
+    "conntrack": "conntrack",
+    "modprobe": "kmod",
+    "hostname": "hostname",
+}
+
+
+def missing() -> List[str]:
+    """What this host lacks for the laboratory, one line each with its remedy."""
+    lines = []
+    if os.geteuid() != 0:
+        return ["the laboratory makes network namespaces and needs root: run as root (nothing on the host is changed)"]
+    absent = {package for tool, package in TOOLS.items() if shutil.which(tool) is None}
+    if absent:
+        lines.append(f"tools are missing: apt-get install {' '.join(sorted(absent))}")
+    with open("/proc/filesystems", encoding="ascii") as stream:
+        if "overlay" not in stream.read().split():
+            lines.append("this kernel has no overlayfs: modprobe overlay")
+    if not os.path.exists("/dev/net/tun"):
+        lines.append("this kernel has no tap devices: modprobe tun, or pass /dev/net/tun into the container")
+    problem = uml.missing()
+    return [*lines, problem] if problem else lines
+
+
+class Lab:
+    """A running or future laboratory with a name; several may run side by side.
+
+    As a context manager it is up inside the block and gone afterwards.
+    """
+
+    def __init__(
+        self, name: str = "lab", snapshot: Path = SNAPSHOT, nodes: Sequence[str] = ("lab-iptables", "lab-ipvs")
+    ) -> None:
+        if not name.isalnum() or len(name) > 8:
+            raise LabError(f"laboratory name {name!r}: up to eight letters and digits")
+        self.name = name
+        self.snapshot = snapshot
+        self.directory = Path(tempfile.gettempdir()) / f"kubenode-{name}"
+        self.nodes: Tuple[LabNode, ...] = tuple(node for node in NODES if node.name in nodes)
+        if len(self.nodes) != len(nodes):
+            raise LabError(f"nodes {', '.join(nodes)}: known are {', '.join(node.name for node in NODES)}")
+
+    def __enter__(self) -> Lab:
+        self.up()
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        self.down()
+
+    # ---- names
+
+    def namespace(self, part: str) -> str:
+        """The host's name of the network namespace of a part: fabric, client or a namespace node."""
+        return f"kn{self.name}-{part}"
+
+    @property
+    def client_path(self) -> str:
+        """The path of the client's network namespace."""
+        return f"/run/netns/{self.namespace('client')}"
+
+    @property
+    def inventory(self) -> Path:
+        """The Ansible inventory of the running laboratory, with the groups lab, iptables and ipvs."""
+        return self.directory / "inventory.json"
+
+    def node(self, name: str) -> LabNode:
+        """The node with this name."""
+        return next(node for node in self.nodes if node.name == name)
+
+    # ---- life
+
+    def up(self) -> None:
+        """Start everything and wait until every node accepts ssh; what is left of an earlier run is removed first."""
+        problems = missing()
+        if problems:
+            raise LabError("\n".join(problems))
+        self.down()
+        self.directory.mkdir(mode=0o700)
+        try:
+            self._make_keys()
+            self._make_fabric()
+            for node in sorted(self.nodes, key=lambda node: not node.own_kernel):
+                self._start(node)
+            for node in self.nodes:
+                self._wait(node)
+            self._write_inventory()
+        except BaseException:
+            self.down()
+            raise
+
+    def down(self) -> None:
+        """Stop the nodes and remove every namespace and file of this laboratory."""
+        for record in self._records():
+            _end(record)
+        shutil.rmtree(self.directory, ignore_errors=True)
+        prefix = self.namespace("")
+        listed = run(["ip", "netns", "list"]).splitlines()
+        names = [line.split()[0] for line in listed if line.startswith(prefix)]
+        if names:
+            ip_batch([f"netns del {name}" for name in names])
+
+    def status(self) -> Dict[str, str]:
+        """Each node's state: running or stopped."""
+        states = {node.name: "stopped" for node in self.nodes}
+        for record in self._records():
+            states[record["node"]] = "running" if _is_ours(record) else "stopped"
+        return states
+
+    # ---- use
+
+    def ssh(self, node: str, command: str) -> subprocess.CompletedProcess[str]:
+        """Run a shell command on a node."""
+        target = self.node(node)
+        argv = ["ssh", "-i", str(self.directory / "key"), *self._ssh_options(), f"root@{target.address}", command]
+        return subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+    def output(self, node: str, command: str) -> str:
+        """What a shell command prints on a node; a failing command raises LabError."""
+        done = self.ssh(node, command)
+        if done.returncode != 0:
+            raise LabError(f"{node}: {command}: {(done.stderr or done.stdout).strip()}")
+        return done.stdout
+
+    def ask(self, protocol: str, address: str, port: int, source: str, timeout: float = 2.0) -> Answer:
+        """One request of the outside client from one of its addresses."""
+        return ask(protocol, address, port, source=source, namespace=self.client_path, timeout=timeout)
+
+    def ask_from_pod(self, node: str, pod: str, protocol: str, address: str, port: int, count: int = 1) -> List[Answer]:
+        """Requests from a pod of a node."""
+        module = f"{shlex.quote(sys.executable)} -m tests.lab.probe"
+        where = f"cd {shlex.quote(str(ROOT))} && PYTHONDONTWRITEBYTECODE=1"
+        arguments = f"{protocol} {address} {port} --count {count} --namespace /run/netns/{pod}"
+        return [Answer(**entry) for entry in json.loads(self.output(node, f"{where} {module} {arguments}"))]
+
+    # ---- parts
+
+    def _records(self) -> List[Dict[str, str]]:
+        if not self.directory.is_dir():
+            return []
+        return [json.loads(path.read_text(encoding="utf-8")) for path in self.directory.glob("*/process.json")]
+
+    def _make_keys(self) -> None:
+        for name in ("key", "hostkey"):
+            run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", str(self.directory / name)])
+        public = (self.directory / "hostkey.pub").read_text(encoding="ascii")
+        (self.directory / "known_hosts").write_text(f"lab {public}", encoding="ascii")
+
+    def _make_fabric(self) -> None:
+        fabric, client = self.namespace("fabric"), self.namespace("client")
+        plain = [node for node in self.nodes if not node.own_kernel]
+        lines = [f"netns add {name}" for name in (fabric, client, *(self.namespace(node.name) for node in plain))]
+        lines.append(f"link add client netns {fabric} type veth peer name eth0 netns {client}")
+        for node in plain:
+            inside = self.namespace(node.name)
+            lines.append(f"link add {node.device} netns {fabric} type veth peer name eth0 netns {inside}")
+        ip_batch(lines)
+        ip_batch([f"tuntap add dev {node.device} mode tap" for node in self.nodes if node.own_kernel], fabric)
+        for name in (fabric, client):
+            settings = [
+                f"{key}={value}" for key, value in NODE_SYSCTLS.items() if name == fabric or "forward" not in key
+            ]
+            run(["ip", "netns", "exec", name, "sysctl", "-q", "-w", *settings])
+        ip_batch(fabric_network(self.nodes), fabric)
+        ip_batch(client_network(), client)
+
+    def _start(self, node: LabNode) -> None:
+        scratch = self.directory / node.name
+        scratch.mkdir()
+        pods = pods_of(self.snapshot, node)
+        echo = [
+            {"name": pod.name, "namespace": f"/run/netns/{pod.name}", "ports": [list(port) for port in pod.ports]}
+            for pod in pods
+        ]
+        (scratch / "echo.json").write_text(json.dumps(echo, indent=1), encoding="ascii")
+        (scratch / "sshd_config").write_text(self._sshd_configuration(node), encoding="ascii")
+        (scratch / "hostkey").write_bytes((self.directory / "hostkey").read_bytes())
+        (scratch / "hostkey").chmod(0o600)
+        (scratch / "authorized_keys").write_bytes((self.directory / "key.pub").read_bytes())
+        specification = Specification(
+            hostname=node.name,
+            scratch=str(scratch),
+            visible=[str(ROOT), sys.prefix, sys.base_prefix],
+            modules=list(GUEST_MODULES) if node.own_kernel else [],
+            sysctls=NODE_SYSCTLS,
+            network=node_network(node, "vec0" if node.own_kernel else "eth0"),
+            pods=[{"name": pod.name, "address": pod.address, "address6": pod.address6} for pod in pods],
+            environment={"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/root", "LANG": "C.UTF-8"},
+            echo=str(scratch / "echo.json"),
+            sshd=str(scratch / "sshd_config"),
+        )
+        if node.own_kernel:
+            network = uml.Network(self.namespace("fabric"), node.device, f"02:4b:4e:00:00:{node.number:02x}")
+            process = uml.start(specification, "512M", network).pid
+        else:
+            process = self._start_namespace_node(node, specification)
+        record = {"node": node.name, "process": str(process), "kind": "uml" if node.own_kernel else "namespace"}
+        (scratch / "process.json").write_text(json.dumps({**record, "scratch": str(scratch)}), encoding="ascii")
+
+    def _start_namespace_node(self, node: LabNode, specification: Specification) -> int:
+        scratch = Path(specification.scratch)
+        specification.save(scratch / "specification.json")
+        argv = [sys.executable, "-m", "tests.lab.node", str(scratch / "specification.json")]
+        argv.append(f"/run/netns/{self.namespace(node.name)}")
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        with open(scratch / "console", "wb") as console:
+            return subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=environment, start_new_session=True
+            ).pid
+
+    def _sshd_configuration(self, node: LabNode) -> str:
+        scratch = self.directory / node.name
+        return "\n".join(
+            [
+                f"ListenAddress {node.address}",
+                f"HostKey {scratch}/hostkey",
+                f"AuthorizedKeysFile {scratch}/authorized_keys",
+                "PermitRootLogin prohibit-password",
+                "PasswordAuthentication no",
+                "KbdInteractiveAuthentication no",
+                "StrictModes no",
+                "UsePAM no",
+                "UseDNS no",
+                "PidFile none",
+                "MaxStartups 100",
+                "MaxSessions 100",
+                "Subsystem sftp internal-sftp",
+                "",
+            ]
+        )
+
+    def _ssh_options(self) -> List[str]:
+        proxy = [sys.executable, "-m", "tests.lab.connect", self.namespace("fabric")]
+        command = f"env PYTHONPATH={shlex.quote(str(ROOT))} {' '.join(map(shlex.quote, proxy))} %h %p"
+        options = {
+            "ProxyCommand": command,
+            "UserKnownHostsFile": str(self.directory / "known_hosts"),
+            "HostKeyAlias": "lab",
+            "IdentitiesOnly": "yes",
+            "LogLevel": "ERROR",
+            "ControlMaster": "auto",
+            "ControlPersist": "60s",
+            "ControlPath": str(self.directory / "%C"),
+        }
+        return [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
+
+    def _wait(self, node: LabNode, timeout: float = 60) -> None:
+        scratch = self.directory / node.name
+        deadline = time.monotonic() + timeout
+        path = f"/run/netns/{self.namespace('fabric')}"
+        while True:
+            if (scratch / "ready").exists():
+                with socket_inside(path, socket.AF_INET, socket.SOCK_STREAM) as client:
+                    client.settimeout(2)
+                    try:
+                        client.connect((node.address, 22))
+                        if client.recv(64).startswith(b"SSH-") and self._echo_ready(scratch):
+                            return
+                    except OSError:
+                        pass
+            problem = scratch / "error"
+            if problem.exists():
+                raise LabError(f"node {node.name} did not start:\n{problem.read_text(encoding='utf-8')}")
+            if time.monotonic() > deadline:
+                words = (scratch / "console").read_text(encoding="utf-8", errors="replace")[-2000:]
+                raise LabError(f"node {node.name} is not ready after {timeout:.0f} s:\n{words}")
+            time.sleep(0.1)
+
+    @staticmethod
+    def _echo_ready(scratch: Path) -> bool:
+        return b"ready" in (scratch / "services.log").read_bytes()
+
+    def _write_inventory(self) -> None:
+        options = " ".join(shlex.quote(option) for option in self._ssh_options())
+        hosts = {node.name: {"ansible_host": node.address} for node in self.nodes}
+        variables = {
+            "ansible_user": "root",
+            "ansible_connection": "ssh",
+            "ansible_ssh_private_key_file": str(self.directory / "key"),
+            "ansible_ssh_args": options,
+            "ansible_ssh_pipelining": True,
+            "ansible_python_interpreter": "/usr/bin/python3",
+            "ansible_become": False,
+        }
+        groups: Dict[str, Dict[str, Dict[str, Dict[str, str]]]] = {
+            "iptables": {"hosts": {node.name: {} for node in self.nodes if not node.own_kernel}},
+            "ipvs": {"hosts": {node.name: {} for node in self.nodes if node.own_kernel}},
+        }
+        inventory = {"lab": {"hosts": hosts, "vars": variables}, **groups}
+        self.inventory.write_text(json.dumps(inventory, indent=2) + "\n", encoding="utf-8")
+
+
+def _is_ours(record: Dict[str, str]) -> bool:
+    """Whether the recorded process is still that node, not a later process with the same number."""
+    try:
+        words = Path("/proc", record["process"], "cmdline").read_bytes()
+    except OSError:
+        return False
+    return record["scratch"].encode() in words
+
+
+def _end(record: Dict[str, str]) -> None:
+    if not _is_ours(record):
+        return
+    process = int(record["process"])
+    if record["kind"] == "uml":
+        uml.stop(process)
+        return
+    try:
+        # The node's first process: its end is the end of everything in its process namespace.
+        os.kill(int(Path(record["scratch"], "pid").read_text(encoding="ascii")), signal.SIGKILL)
+    except (OSError, ValueError):
+        os.kill(process, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while _is_ours(record) and time.monotonic() < deadline:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(process, os.WNOHANG)
+        time.sleep(0.02)
