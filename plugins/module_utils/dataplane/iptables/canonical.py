@@ -1,0 +1,383 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One text for one rule, whichever iptables printed it or person wrote it.
+
+The canonical text is what iptables-save 1.8.9 prints, without ``-A CHAIN``: addresses and interfaces first, then the
+protocol, the matches in their order, the target. The rendering writes it directly; this module brings other texts to it.
+Options that it does not know keep their order and text, so a rule of somebody else merely compares unequal.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from ...addresses import IPV6, address_bits, family_of, packed, parse_network, unpacked
+
+# Rules as the rendering writes them and both variants print them; checked first because a node may have 100,000 of them.
+_CANONICAL = re.compile(
+    r"(?:(?:! )?-s [0-9a-f.:]+/[1-9][0-9]* )?(?:(?:! )?-d [0-9a-f.:]+/[1-9][0-9]* )?(?:(?:! )?-i [^\s\"\\]+ )?"
+    r"(?:-p (?:tcp|udp|sctp) )?"
+    r"(?:-m conntrack --ctstate [A-Z]+ )?"
+    r"(?:-m comment --comment \"[^\"\\']*[ /][^\"\\']*\" )?"
+    r"(?:-m addrtype --(?:src|dst)-type LOCAL )?"
+    r"(?:-m recent --(?:set|rcheck --seconds [0-9]+ --reap) --name KUBE-[A-Z0-9-]+ --mask [0-9a-f.:]+ --rsource )?"
+    r"(?:-m statistic --mode random --probability [01]\.[0-9]{11} )?"
+    r"(?:-m (?:tcp|udp|sctp) (?:--dport [0-9]+ )?)?"
+    r"-j (?:KUBE-[A-Z0-9-]+|ACCEPT|DROP|RETURN|REJECT --reject-with icmp6?-port-unreachable|DNAT --to-destination [^\s\"]+)"
+).fullmatch
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+").fullmatch
+_SAFE = re.compile(r"[^\s\"'\\]+").fullmatch
+_TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"|\'([^\']*)\'|((?:[^\s"\'\\]|\\.)+)')
+_ESCAPED = re.compile(r"\\(.)")
+_PROTOCOLS = {"6": "tcp", "17": "udp", "132": "sctp", "1": "icmp", "58": "ipv6-icmp", "icmpv6": "ipv6-icmp"}
+_PROTOCOL_NUMBERS = {"tcp": "6", "udp": "17", "sctp": "132"}
+_STATES = ("INVALID", "NEW", "RELATED", "ESTABLISHED", "UNTRACKED", "SNAT", "DNAT")
+
+_BASE = {
+    "-s": "-s",
+    "--source": "-s",
+    "--src": "-s",
+    "-d": "-d",
+    "--destination": "-d",
+    "--dst": "-d",
+    "-i": "-i",
+    "--in-interface": "-i",
+    "-o": "-o",
+    "--out-interface": "-o",
+    "-p": "-p",
+    "--protocol": "-p",
+    "--proto": "-p",
+}
+_BASE_ORDER = ("-s", "-d", "-i", "-o", "-p")
+_PORT_OPTIONS = {
+    "--destination-port": "--dport",
+    "--source-port": "--sport",
+    "--dport": "--dport",
+    "--sport": "--sport",
+}
+
+
+class Option(NamedTuple):
+    """One option of a match or target: its name, whether a ``!`` comes before it, and its values."""
+
+    negated: bool
+    name: str
+    values: Tuple[str, ...]
+
+
+class ParsedRule(NamedTuple):
+    """A rule taken apart. ``base`` maps -s, -d, -i, -o and -p to (negated, value); ``matches`` and ``target`` are (name, options).
+
+    ``goto`` tells of -g in place of -j; the target's name is empty where there is none.
+    """
+
+    base: Dict[str, Tuple[bool, str]]
+    matches: List[Tuple[str, List[Option]]]
+    target: Tuple[str, List[Option]]
+    goto: bool = False
+
+
+def tokens_of(rule: str) -> List[str]:
+    """The words of a rule, quotes removed."""
+    words: List[str] = []
+    for match in _TOKEN.finditer(rule):
+        double, single, bare = match.groups()
+        if single is not None:
+            words.append(single)
+        else:
+            word = double if double is not None else bare
+            words.append(_ESCAPED.sub(r"\1", word) if "\\" in word else word)
+    return words
+
+
+class _Parser:
+    def __init__(self, words: List[str]) -> None:
+        self.words = words
+        self.base: Dict[str, Tuple[bool, str]] = {}
+        self.matches: List[Tuple[str, List[Option]]] = []
+        self.target: Tuple[str, List[Option]] = ("", [])
+        self.goto = False
+        self.section: List[Option] = self.target[1]
+
+    def parse(self) -> ParsedRule:
+        position, negated = 0, False
+        while position < len(self.words):
+            word = self.words[position]
+            position += 1
+            if word == "!":
+                negated = True
+                continue
+            values: List[str] = []
+            while position < len(self.words) and not self._is_option(position):
+                values.append(self.words[position])
+                position += 1
+            if values[:1] == ["!"]:
+                negated, values = not negated, values[1:]
+            self._option(negated, word, values)
+            negated = False
+        return ParsedRule(self.base, self.matches, self.target, self.goto)
+
+    def _is_option(self, position: int) -> bool:
+        word = self.words[position]
+        if word == "!":
+            following = self.words[position + 1] if position + 1 < len(self.words) else ""
+            return following.startswith("-")
+        return word.startswith("-") and len(word) > 1 and not word[1].isdigit()
+
+    def _option(self, negated: bool, name: str, values: List[str]) -> None:
+        value = values[0] if values else ""
+        if name in ("-m", "--match"):
+            self.section = []
+            self.matches.append((value, self.section))
+        elif name in ("-j", "--jump", "-g", "--goto"):
+            self.goto = name in ("-g", "--goto")
+            self.section = []
+            self.target = (value, self.section)
+        elif name in _BASE and not (name == "-p" and "-p" in self.base):
+            self.base[_BASE[name]] = (negated, value)
+        elif name in _PORT_OPTIONS and "-p" in self.base:
+            self._port_section().append(Option(negated, _PORT_OPTIONS[name], tuple(values)))
+        else:
+            self.section.append(Option(negated, name, tuple(values)))
+
+    def _port_section(self) -> List[Option]:
+        """The match to which --dport belongs: named before, or implied by the protocol."""
+        for name, options in reversed(self.matches):
+            if name in ("tcp", "udp", "sctp", "multiport", "dccp", "udplite"):
+                return options
+        protocol = _protocol(self.base["-p"][1])
+        options = []
+        self.matches.append((protocol, options))
+        return options
+
+
+def parse_rule(rule: str) -> ParsedRule:
+    """A rule text taken apart, whatever the order of its options."""
+    return _Parser(tokens_of(rule)).parse()
+
+
+def _protocol(value: str) -> str:
+    value = value.lower()
+    return _PROTOCOLS.get(value, value)
+
+
+def _address(value: str) -> str:
+    """Canonical address with prefix length; the text itself if it is not an address."""
+    base, slash, length = value.partition("/")
+    if slash and not length.isdecimal():
+        mask = packed(length)
+        raw = packed(base)
+        if mask is None or raw is None or len(mask) != len(raw):
+            return value
+        bits = "".join(f"{byte:08b}" for byte in mask)
+        prefix = bits.rstrip("0")
+        if "0" in prefix:
+            return value
+        value = f"{base}/{len(prefix)}"
+    elif not slash:
+        raw = packed(base)
+        if raw is None:
+            return value
+        return f"{unpacked(raw)}/{len(raw) * 8}"
+    network = parse_network(value)
+    return value if network is None else str(network)
+
+
+def _hex(value: str) -> str:
+    try:
+        return f"0x{int(value, 0):x}"
+    except ValueError:
+        return value
+
+
+def _mark_match(options: List[Option], family: str) -> List[Option]:
+    result = []
+    for option in options:
+        if option.name == "--mark" and option.values:
+            mark, _, mask = option.values[0].partition("/")
+            text = _hex(mark) if not mask or _hex(mask) == "0xffffffff" else f"{_hex(mark)}/{_hex(mask)}"
+            option = Option(option.negated, option.name, (text,))
+        result.append(option)
+    return result
+
+
+def _mark_target(options: List[Option], family: str) -> List[Option]:
+    if len(options) != 1 or len(options[0].values) != 1:
+        return options
+    name, value = options[0].name, options[0].values[0]
+    first, _, second = value.partition("/")
+    try:
+        number, mask = int(first, 0), int(second, 0) if second else 0xFFFFFFFF
+    except ValueError:
+        return options
+    if name == "--or-mark":
+        pair = (number, number)
+    elif name == "--xor-mark":
+        pair = (number, 0)
+    elif name == "--and-mark":
+        pair = (0, ~number & 0xFFFFFFFF)
+    elif name == "--set-mark":
+        pair = (number, number | mask)
+    elif name == "--set-xmark":
+        pair = (number, mask)
+    else:
+        return options
+    return [Option(False, "--set-xmark", (f"0x{pair[0]:x}/0x{pair[1]:x}",))]
+
+
+def _statistic(options: List[Option], family: str) -> List[Option]:
+    result = []
+    for option in options:
+        if option.name == "--probability" and option.values:
+            try:
+                option = Option(
+                    option.negated, option.name, (f"{round(float(option.values[0]) * 2**31) / 2**31:.11f}",)
+                )
+            except ValueError:
+                pass
+        result.append(option)
+    return result
+
+
+def _ordered(options: List[Option], order: Tuple[str, ...]) -> List[Option]:
+    return sorted(options, key=lambda option: order.index(option.name) if option.name in order else len(order))
+
+
+_RECENT_ORDER = (
+    "--set",
+    "--rcheck",
+    "--update",
+    "--remove",
+    "--seconds",
+    "--hitcount",
+    "--reap",
+    "--rttl",
+    "--name",
+    "--mask",
+)
+
+
+def _recent(options: List[Option], family: str) -> List[Option]:
+    names = {option.name for option in options}
+    mask = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff" if family == IPV6 else "255.255.255.255"
+    defaults = []
+    if "--name" not in names:
+        defaults.append(Option(False, "--name", ("DEFAULT",)))
+    if "--mask" not in names:
+        defaults.append(Option(False, "--mask", (mask,)))
+    if not names & {"--rsource", "--rdest"}:
+        defaults.append(Option(False, "--rsource", ()))
+    return _ordered([*options, *defaults], _RECENT_ORDER)
+
+
+def _conntrack(options: List[Option], family: str) -> List[Option]:
+    result = []
+    for option in options:
+        if option.name == "--ctstate" and option.values:
+            states = option.values[0].upper().split(",")
+            if set(states) <= set(_STATES):
+                option = Option(option.negated, option.name, (",".join(state for state in _STATES if state in states),))
+        result.append(option)
+    return result
+
+
+def _ipvs(options: List[Option], family: str) -> List[Option]:
+    result = []
+    for option in options:
+        if option.name == "--vproto" and option.values:
+            option = Option(
+                option.negated, option.name, (_PROTOCOL_NUMBERS.get(option.values[0].lower(), option.values[0]),)
+            )
+        elif option.name == "--vaddr" and option.values:
+            address = _address(option.values[0])
+            suffix = f"/{address_bits(family_of(address))}"
+            option = Option(
+                option.negated, option.name, (address[: -len(suffix)] if address.endswith(suffix) else address,)
+            )
+        result.append(option)
+    return _ordered(result, ("--ipvs", "--vproto", "--vaddr", "--vport"))
+
+
+def _reject(options: List[Option], family: str) -> List[Option]:
+    if options:
+        return options
+    return [Option(False, "--reject-with", ("icmp6-port-unreachable" if family == IPV6 else "icmp-port-unreachable",))]
+
+
+Normaliser = Callable[[List[Option], str], List[Option]]
+_MATCHES: Dict[str, Normaliser] = {
+    "mark": _mark_match,
+    "statistic": _statistic,
+    "recent": _recent,
+    "conntrack": _conntrack,
+    "ipvs": _ipvs,
+}
+_TARGETS: Dict[str, Normaliser] = {"MARK": _mark_target, "REJECT": _reject}
+
+
+def _quoted(value: str, plain: Callable[[str], Optional[re.Match[str]]]) -> str:
+    if plain(value):
+        return value
+    return '"' + re.sub(r"([\"'\\])", r"\\\1", value) + '"'
+
+
+def _section_words(name: str, options: List[Option]) -> List[str]:
+    words = []
+    plain = _PLAIN if name == "comment" else _SAFE
+    for option in options:
+        words += ["!"] if option.negated else []
+        words.append(option.name)
+        words += [_quoted(value, plain) for value in option.values]
+    return words
+
+
+def canonical_rule(rule: str, family: str) -> str:
+    """The canonical text of a rule (without ``-A CHAIN``) of the family, IPv4 or IPv6.
+
+    Equal results mean the same rule; texts that cannot be understood come back as they are.
+    """
+    if _CANONICAL(rule):
+        return rule
+    parsed = parse_rule(rule)
+    words: List[str] = []
+    for name in _BASE_ORDER:
+        if name not in parsed.base:
+            continue
+        negated, value = parsed.base[name]
+        if name in ("-s", "-d"):
+            value = _address(value)
+            if value.endswith("/0") and not negated:
+                continue
+        elif name == "-p":
+            value = _protocol(value)
+            if value in ("all", "0") and not negated:
+                continue
+        elif value == "+" and not negated:
+            continue
+        words += ["!"] if negated else []
+        words += [name, _quoted(value, _SAFE)]
+    for name, options in parsed.matches:
+        normalise = _MATCHES.get(name)
+        words += ["-m", name, *_section_words(name, normalise(options, family) if normalise else options)]
+    name, options = parsed.target
+    if name:
+        normalise = _TARGETS.get(name)
+        words += [
+            "-g" if parsed.goto else "-j",
+            name,
+            *_section_words(name, normalise(options, family) if normalise else options),
+        ]
+    else:
+        words += _section_words("", options)
+    return " ".join(words)
+
+
+def target_of(rule: str) -> str:
+    """The chain or target that a rule leads to, from its canonical or iptables-save text; empty if there is none."""
+    position = max(rule.rfind(" -j "), rule.rfind(" -g "))
+    if position < 0 and rule[:3] not in ("-j ", "-g "):
+        return ""
+    return rule[position + 4 if position >= 0 else 3 :].split(" ", 1)[0]

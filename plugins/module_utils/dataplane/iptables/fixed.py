@@ -1,0 +1,226 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What does not depend on Services: fixed chains and jump rules of kube-proxy 1.36, as builders shared with ipvs mode."""
+
+from __future__ import annotations
+
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+
+from ...addresses import IPV4, IPV6, address_bits, parse_network
+from ...errors import ConfigurationError
+from ..settings import DataplaneSettings
+from .names import PREFIXES
+from .tables import FILTER, MANGLE, NAT, ChainKey, JumpKey, Ownership, Rules
+
+SERVICES = ChainKey(NAT, "KUBE-SERVICES")
+NODE_PORTS = ChainKey(NAT, "KUBE-NODEPORTS")
+POSTROUTING = ChainKey(NAT, "KUBE-POSTROUTING")
+MARK_MASQ = ChainKey(NAT, "KUBE-MARK-MASQ")
+FILTER_SERVICES = ChainKey(FILTER, "KUBE-SERVICES")
+EXTERNAL_SERVICES = ChainKey(FILTER, "KUBE-EXTERNAL-SERVICES")
+FORWARD = ChainKey(FILTER, "KUBE-FORWARD")
+FILTER_NODE_PORTS = ChainKey(FILTER, "KUBE-NODEPORTS")
+PROXY_FIREWALL = ChainKey(FILTER, "KUBE-PROXY-FIREWALL")
+KUBE_FIREWALL = ChainKey(FILTER, "KUBE-FIREWALL")
+CANARIES = tuple(ChainKey(table, "KUBE-PROXY-CANARY") for table in (MANGLE, NAT, FILTER))
+
+INVALID_COUNTER = "ct_state_invalid_dropped_pkts"
+LOCALHOST_COUNTER = "localhost_nps_accepted_pkts"
+
+_FIXED: FrozenSet[ChainKey] = frozenset(
+    (
+        SERVICES,
+        NODE_PORTS,
+        POSTROUTING,
+        MARK_MASQ,
+        FILTER_SERVICES,
+        EXTERNAL_SERVICES,
+        FORWARD,
+        FILTER_NODE_PORTS,
+        PROXY_FIREWALL,
+        *CANARIES,
+    )
+)
+
+_INTERFACE_FORBIDDEN = frozenset(" \t\r\n\0\"'\\/!")
+
+
+def comment(text: str) -> str:
+    """``-m comment --comment "text"`` for a text with blanks or punctuation but no quotes, as iptables-save prints it."""
+    return f'-m comment --comment "{text}"'
+
+
+def host_bits(family: str) -> str:
+    """``/32`` or ``/128``: the suffix that iptables-save adds to the address of a host."""
+    return f"/{address_bits(family)}"
+
+
+_MARTIAN_RULE = (
+    f"! -s 127.0.0.0/8 -d 127.0.0.0/8 {comment('block incoming localnet connections')} "
+    "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
+)
+
+
+class LocalMatch(NamedTuple):
+    """Pieces of a rule that tell this node's pods: each is empty or ends with a blank.
+
+    ``source`` belongs before a destination address and ``interface`` after it. ``never`` marks a piece that matches nothing.
+    """
+
+    source: str
+    interface: str
+    never: bool = False
+
+
+def local_match(settings: DataplaneSettings, negated: bool = False) -> Optional[LocalMatch]:
+    """How traffic of this node's pods (``negated``: any other traffic) is matched; None without a detector.
+
+    Raises ConfigurationError for an interface name or CIDR that cannot be one.
+    """
+    local = settings.local_traffic
+    if local is None:
+        return None
+    inversion = "! " if negated else ""
+    if local.kind == "cidr":
+        network = parse_network(local.value)
+        if network is None or network.family != settings.family:
+            raise ConfigurationError(f"CIDR of local traffic {local.value!r}: not a CIDR of family {settings.family}")
+        if network.prefix_length == 0:
+            return LocalMatch("", "", never=negated)
+        return LocalMatch(f"{inversion}-s {network} ", "")
+    if local.kind not in ("bridge", "prefix"):
+        raise ConfigurationError(f"kind of local traffic {local.kind!r}: must be cidr, bridge or prefix")
+    name = local.value + ("+" if local.kind == "prefix" else "")
+    if not local.value or len(name.encode()) > 15 + (local.kind == "prefix") or _INTERFACE_FORBIDDEN.intersection(name):
+        raise ConfigurationError(f"interface of local traffic {local.value!r}: not the name of an interface")
+    return LocalMatch("", f"{inversion}-i {name} ")
+
+
+def mark_masquerade_rules(settings: DataplaneSettings) -> Rules:
+    """Content of nat KUBE-MARK-MASQ: it only sets the mark."""
+    mark = f"0x{settings.masquerade_mark:x}"
+    return (f"-j MARK --set-xmark {mark}/{mark}",)
+
+
+def postrouting_rules(settings: DataplaneSettings) -> Rules:
+    """The three rules of nat KUBE-POSTROUTING: what bears the mark loses it and is masqueraded."""
+    mark = f"0x{settings.masquerade_mark:x}"
+    masquerade = "MASQUERADE --random-fully" if settings.random_fully else "MASQUERADE"
+    return (
+        f"-m mark ! --mark {mark}/{mark} -j RETURN",
+        f"-j MARK --set-xmark {mark}/0x0",
+        f"{comment('kubernetes service traffic requiring SNAT')} -j {masquerade}",
+    )
+
+
+def forward_accept_rules(settings: DataplaneSettings) -> Rules:
+    """The two ACCEPT rules of filter KUBE-FORWARD that iptables and ipvs modes share."""
+    mark = f"0x{settings.masquerade_mark:x}"
+    return (
+        f"{comment('kubernetes forwarding rules')} -m mark --mark {mark}/{mark} -j ACCEPT",
+        f"{comment('kubernetes forwarding conntrack rule')} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+    )
+
+
+def forward_rules(settings: DataplaneSettings) -> Rules:
+    """Content of filter KUBE-FORWARD in iptables mode."""
+    if settings.conntrack_liberal:
+        return forward_accept_rules(settings)
+    counter = f"-m nfacct --nfacct-name {INVALID_COUNTER} " if INVALID_COUNTER in settings.nfacct_counters else ""
+    return (f"-m conntrack --ctstate INVALID {counter}-j DROP", *forward_accept_rules(settings))
+
+
+def martian_rules(settings: DataplaneSettings) -> Optional[Rules]:
+    """Content of filter KUBE-FIREWALL, shared with kubelet, or None where kube-proxy leaves its content alone."""
+    if not localhost_node_ports(settings):
+        return None
+    return (_MARTIAN_RULE,)
+
+
+def localhost_node_ports(settings: DataplaneSettings) -> bool:
+    """Whether node ports answer on loopback addresses: never for IPv6."""
+    return settings.localhost_node_ports and settings.family == IPV4
+
+
+def node_port_rules(settings: DataplaneSettings) -> Rules:
+    """The last rules of nat KUBE-SERVICES, which lead to the node ports."""
+    note = comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain")
+    localhost = localhost_node_ports(settings)
+    if not settings.node_port_cidrs:
+        excluded = "" if localhost else ("! -d ::1/128 " if settings.family == IPV6 else "! -d 127.0.0.0/8 ")
+        return (f"{excluded}{note} -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS",)
+    suffix = host_bits(settings.family)
+    return tuple(
+        f"-d {address}{suffix} {note} -j KUBE-NODEPORTS"
+        for address in sorted(set(settings.node_port_addresses))
+        if localhost or not is_loopback(address)
+    )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a canonical address is ::1 or in 127.0.0.0/8."""
+    return address == "::1" or address.startswith("127.")
+
+
+def _jump(table: str, chain: str, target: str, text: str, new_only: bool = False) -> JumpKey:
+    state = "-m conntrack --ctstate NEW " if new_only else ""
+    return JumpKey(table, chain, f"{state}{comment(text)} -j {target}")
+
+
+def nat_jumps() -> Tuple[JumpKey, ...]:
+    """The jump rules of the nat table, the same in iptables and ipvs modes, in the order of their insertion."""
+    return (
+        _jump(NAT, "OUTPUT", "KUBE-SERVICES", "kubernetes service portals"),
+        _jump(NAT, "PREROUTING", "KUBE-SERVICES", "kubernetes service portals"),
+        _jump(NAT, "POSTROUTING", "KUBE-POSTROUTING", "kubernetes postrouting rules"),
+    )
+
+
+def jump(table: str, chain: str, target: str, text: str) -> JumpKey:
+    """The jump from a built-in chain to ``target`` with a comment, inserted at the head of the built-in chain."""
+    return _jump(table, chain, target, text)
+
+
+def jumps() -> Tuple[JumpKey, ...]:
+    """All jump rules of iptables mode, in the order in which each is inserted at the head of its chain."""
+    visible, portals = "kubernetes externally-visible service portals", "kubernetes service portals"
+    firewall = "kubernetes load balancer firewall"
+    return (
+        _jump(FILTER, "INPUT", "KUBE-EXTERNAL-SERVICES", visible, new_only=True),
+        _jump(FILTER, "FORWARD", "KUBE-EXTERNAL-SERVICES", visible, new_only=True),
+        _jump(FILTER, "INPUT", "KUBE-NODEPORTS", "kubernetes health check service ports"),
+        _jump(FILTER, "FORWARD", "KUBE-SERVICES", portals, new_only=True),
+        _jump(FILTER, "OUTPUT", "KUBE-SERVICES", portals, new_only=True),
+        _jump(FILTER, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules"),
+        _jump(FILTER, "INPUT", "KUBE-PROXY-FIREWALL", firewall, new_only=True),
+        _jump(FILTER, "OUTPUT", "KUBE-PROXY-FIREWALL", firewall, new_only=True),
+        _jump(FILTER, "FORWARD", "KUBE-PROXY-FIREWALL", firewall, new_only=True),
+        *nat_jumps(),
+        JumpKey(FILTER, "INPUT", "-j KUBE-FIREWALL"),
+        JumpKey(FILTER, "OUTPUT", "-j KUBE-FIREWALL"),
+    )
+
+
+def fixed_chains(settings: DataplaneSettings) -> Dict[ChainKey, Rules]:
+    """The chains that hold the same rules whatever Services there are; KUBE-FIREWALL only where its content is ours."""
+    chains: Dict[ChainKey, Rules] = {canary: () for canary in CANARIES}
+    firewall = martian_rules(settings)
+    if firewall is not None:
+        chains[KUBE_FIREWALL] = firewall
+    chains[FORWARD] = forward_rules(settings)
+    chains[POSTROUTING] = postrouting_rules(settings)
+    chains[MARK_MASQ] = mark_masquerade_rules(settings)
+    return chains
+
+
+def shared_chain_names() -> List[ChainKey]:
+    """The chains to which every ServicePort may contribute rules."""
+    return [FILTER_SERVICES, EXTERNAL_SERVICES, FILTER_NODE_PORTS, PROXY_FIREWALL, SERVICES, NODE_PORTS]
+
+
+def ownership(settings: DataplaneSettings) -> Ownership:
+    """Which chains iptables mode owns. KUBE-FIREWALL is shared with kubelet, and where kube-proxy does not fill it, only made."""
+    shared = frozenset((KUBE_FIREWALL,))
+    presence_only = frozenset() if localhost_node_ports(settings) else shared
+    return Ownership(_FIXED, {NAT: PREFIXES}, shared, presence_only, frozenset((_MARTIAN_RULE,)))

@@ -1,0 +1,168 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The resource of chains and jump rules: read with iptables-save, written with one iptables-restore."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Set, Tuple
+
+from ...dataplane.iptables.canonical import canonical_rule, target_of
+from ...dataplane.iptables.tables import (
+    PRESENT,
+    ChainKey,
+    ChainTable,
+    ChainTableKey,
+    ChainTableValue,
+    JumpKey,
+    Ownership,
+    restore_text,
+)
+from ...resources import Change, Resource
+from .restore import DEFAULT_WAIT, restore, save
+from .variant import XtablesVariant
+
+_KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT", "KUBE-MARK-DROP")
+
+
+class SavedTables(NamedTuple):
+    """iptables-save text taken apart: ``chains`` maps (table, chain) to raw rule texts; ``builtin`` are those with a policy."""
+
+    chains: Dict[Tuple[str, str], List[str]]
+    builtin: Set[Tuple[str, str]]
+
+
+def parse_save(text: str) -> SavedTables:
+    """Read iptables-save text (with or without counters on the chain lines)."""
+    chains: Dict[Tuple[str, str], List[str]] = {}
+    builtin: Set[Tuple[str, str]] = set()
+    table = ""
+    chain = ""
+    rules: List[str] = []
+    for line in text.split("\n"):
+        head = line[:1]
+        if head == "-":
+            option, _, rest = line.partition(" ")
+            name, _, rule = rest.partition(" ")
+            if option != "-A":
+                continue
+            if name != chain:
+                chain, rules = name, chains.setdefault((table, name), [])
+            rules.append(rule)
+        elif head == ":":
+            name, policy = line[1:].split(" ", 2)[:2]
+            chains.setdefault((table, name), [])
+            if policy != "-":
+                builtin.add((table, name))
+        elif head == "*":
+            table, chain = line[1:].strip(), ""
+    return SavedTables(chains, builtin)
+
+
+def observed_table(saved: SavedTables, family: str, ownership: Ownership) -> ChainTable:
+    """What of the saved tables is ours: chains that ``ownership`` owns, and jumps to them from built-in chains.
+
+    Any rule of a built-in chain that leads into a chain of ours is ours, except to a shared chain, where only the plain
+    jump is. Rules of other chains never are.
+    """
+    table: ChainTable = {}
+    for (name, chain), rules in saved.chains.items():
+        if (name, chain) in saved.builtin or not ownership.owns(name, chain):
+            continue
+        key = ChainKey(name, chain)
+        if key in ownership.presence_only:
+            table[key] = PRESENT
+        else:
+            table[key] = tuple([canonical_rule(rule, family) for rule in rules])
+    for name, chain in sorted(saved.builtin):
+        for rule in saved.chains[(name, chain)]:
+            target = target_of(rule)
+            if not target or not ownership.owns(name, target):
+                continue
+            canonical = canonical_rule(rule, family)
+            if (name, target) in ownership.shared and canonical != f"-j {target}":
+                continue
+            jump = JumpKey(name, chain, canonical)
+            count = table.get(jump, 0)
+            table[jump] = (count if isinstance(count, int) else 0) + 1
+    return table
+
+
+def _foreign_references(saved: SavedTables, family: str, ownership: Ownership, observed: ChainTable) -> Set[ChainKey]:
+    """Chains of ours that rules of somebody else lead into, and chains that these lead into in turn."""
+    used: List[ChainKey] = []
+    for (table, chain), rules in saved.chains.items():
+        if ownership.owns(table, chain):
+            continue
+        for rule in rules:
+            target = ChainKey(table, target_of(rule))
+            if target in observed and JumpKey(table, chain, canonical_rule(rule, family)) not in observed:
+                used.append(target)
+    reached: Set[ChainKey] = set()
+    while used:
+        key = used.pop()
+        if key not in reached and key in observed:
+            reached.add(key)
+            used += [ChainKey(key.table, target_of(rule)) for rule in saved.chains[key]]
+    return reached
+
+
+class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
+    """Chains of ours and the jumps into them, of one family, in the tables of one iptables variant.
+
+    ``wait``: seconds to wait for the xtables lock. ``for_removal``: what has to stay is not observed, so that an empty
+    desired table removes all the rest: a shared chain (KUBE-FIREWALL) that kubelet or anybody else uses, and chains that
+    rules of others lead into; these are listed in ``kept`` after observing, as ``table chain``.
+    """
+
+    atomic = True
+
+    def __init__(
+        self, variant: XtablesVariant, ownership: Ownership, wait: float = DEFAULT_WAIT, for_removal: bool = False
+    ) -> None:
+        self.name = "iptables chains" if variant.family == "IPv4" else "ip6tables chains"
+        self.variant = variant
+        self.ownership = ownership
+        self.kept: List[str] = []
+        self._wait = wait
+        self._for_removal = for_removal
+
+    def observe(self) -> ChainTable:
+        """The chains and jumps of ours. Raises KernelError."""
+        saved = parse_save(save(self.variant))
+        table = observed_table(saved, self.variant.family, self.ownership)
+        if self._for_removal:
+            self._leave_out(saved, table)
+        return table
+
+    def _leave_out(self, saved: SavedTables, table: ChainTable) -> None:
+        family = self.variant.family
+        stays = _foreign_references(saved, family, self.ownership, table)
+        kubelet = any(chain in _KUBELET_CHAINS for _, chain in saved.chains)
+        for key in self.ownership.shared:
+            if key not in table:
+                continue
+            if kubelet or not self._filled_by_us(saved.chains[key], key):
+                stays.add(key)
+        self.kept = sorted(f"{key.table} {key.chain}" for key in stays)
+        for entry in list(table):
+            chain = ChainKey(entry.table, target_of(entry.rule)) if isinstance(entry, JumpKey) else entry
+            if chain in stays and (chain in self.ownership.shared or not isinstance(entry, JumpKey)):
+                del table[entry]
+
+    def _filled_by_us(self, rules: List[str], key: ChainKey) -> bool:
+        ours = self.ownership.shared_content
+        return all(canonical_rule(rule, self.variant.family) in ours for rule in rules)
+
+    def apply(self, change: Change[ChainTableKey, ChainTableValue]) -> None:
+        """Make the whole change in one iptables-restore: all or nothing per table. Raises KernelError."""
+        restore(self.variant, restore_text(change), self._wait)
+
+    def describe(self, key: ChainTableKey, value: ChainTableValue) -> List[str]:
+        """The lines of iptables-save for one chain or jump."""
+        if isinstance(key, JumpKey):
+            return [f"{key.table}: -I {key.chain} {key.rule}"]
+        lines = [f"{key.table}: :{key.chain} - [0:0]"]
+        if isinstance(value, tuple):
+            lines += [f"{key.table}: -A {key.chain} {rule}" for rule in value]
+        return lines

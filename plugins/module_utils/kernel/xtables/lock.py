@@ -1,0 +1,121 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The lock that all legacy iptables programs share, a flock(2) on one file."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import time
+from types import TracebackType
+from typing import List, Optional, Type
+
+from ...errors import KernelError
+
+DEFAULT_LOCK_FILE = "/run/xtables.lock"
+
+
+def lock_file() -> str:
+    """Path of the lock file, which the variable XTABLES_LOCKFILE may name as it does for iptables."""
+    return os.environ.get("XTABLES_LOCKFILE") or DEFAULT_LOCK_FILE
+
+
+def _program_of(pid: str) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return "unknown program"
+
+
+def holders(path: Optional[str] = None) -> List[str]:
+    """Who holds the lock, each as ``process 123 (iptables)``; empty if nobody does or the kernel does not tell."""
+    try:
+        status = os.stat(path or lock_file())
+        with open("/proc/locks", encoding="ascii", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    found = []
+    wanted = (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
+    for line in lines:
+        words = line.split()
+        if len(words) < 6 or words[1] == "->" or words[1] != "FLOCK":
+            continue
+        major, minor, inode = words[5].split(":")
+        if (int(major, 16), int(minor, 16), int(inode)) == wanted:
+            pid = words[4]
+            found.append(
+                f"process {pid} ({_program_of(pid)})"
+                if pid.isdecimal() and pid != "0"
+                else "a process of another container"
+            )
+    return found
+
+
+def held_message(seconds: float, path: Optional[str] = None) -> str:
+    """One line that says who still held the lock after so many seconds."""
+    who = ", ".join(holders(path)) or "another process"
+    return f"the xtables lock {path or lock_file()} is held by {who}; gave up after {seconds:g} seconds"
+
+
+class XtablesLock:
+    """Takes both locks itself, for restore programs older than 1.6.2 that do not: the file and the abstract socket @xtables.
+
+    Raises KernelError on entering if they are not free within ``seconds``.
+    """
+
+    def __init__(self, seconds: float, path: Optional[str] = None) -> None:
+        self._seconds = seconds
+        self._path = path or lock_file()
+        self._file = -1
+        self._socket: Optional[socket.socket] = None
+
+    def __enter__(self) -> XtablesLock:
+        deadline = time.monotonic() + self._seconds
+        try:
+            self._file = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise KernelError(f"xtables lock {self._path}: {error.strerror}") from None
+        try:
+            while not self._try():
+                if time.monotonic() >= deadline:
+                    raise KernelError(held_message(self._seconds, self._path))
+                time.sleep(min(0.2, max(0.01, deadline - time.monotonic())))
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], traceback: Optional[TracebackType]
+    ) -> None:
+        self._release()
+
+    def _try(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise KernelError(f"xtables lock {self._path}: {error.strerror}") from None
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind("\0xtables")
+        except OSError:
+            listener.close()
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            return False
+        self._socket = listener
+        return True
+
+    def _release(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

@@ -1,0 +1,113 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Running iptables-restore and saying in one line what went wrong, with the offending line of our text."""
+
+from __future__ import annotations
+
+import re
+from typing import List, Set
+
+from ...errors import KernelError
+from .lock import XtablesLock, held_message
+from .variant import LEGACY, Completed, XtablesVariant, run
+
+DEFAULT_WAIT = 5.0
+
+_LINE = re.compile(r"\bline:? (\d+)(?: failed|:|\s*$)", re.MULTILINE)
+_MISSING_EXTENSION = re.compile(r"Extension (\S+) revision \d+ not supported")
+_MISSING_LIBRARY = re.compile(r"Couldn't load (match|target) `([^']+)'")
+_NOISE = re.compile(
+    r"Error occurred at line: \d+|Try `[^']*' for more information\.|Warning: Extension .*|Another app is .*"
+    r"|ip6?tables(?:-legacy|-nft)?-restore(?: v[\d.]+ \([a-z_]+\))?:|line \d+ failed[:.]?|^\s*line \d+:|#.*",
+    re.MULTILINE,
+)
+_EXTENSION = re.compile(r" -([mj]) ([A-Za-z0-9]+)(?= |$)")
+
+
+def _extensions(text: str) -> Set[str]:
+    """Matches and targets (not chains of ours) that a restore text uses, as /proc/net/ip_tables_* names them."""
+    found = {name for _, name in _EXTENSION.findall(text)}
+    return {name for name in found if name not in ("ACCEPT", "DROP", "RETURN")}
+
+
+def _known_extensions(family: str) -> Set[str]:
+    prefix = "ip6" if family == "IPv6" else "ip"
+    known: Set[str] = set()
+    for kind in ("matches", "targets"):
+        try:
+            with open(f"/proc/net/{prefix}_tables_{kind}", encoding="ascii") as file:
+                known.update(file.read().split())
+        except OSError:
+            return set()
+    return known
+
+
+def missing_extensions(variant: XtablesVariant, text: str) -> List[str]:
+    """Extensions in a restore text that the kernel has not registered, legacy variant only; empty if it cannot be known."""
+    known = _known_extensions(variant.family)
+    if variant.name != LEGACY or not known:
+        return []
+    return sorted(_extensions(text) - known)
+
+
+def explain(variant: XtablesVariant, text: str, done: Completed, wait: float) -> str:
+    """One line for a failed restore: what is held, missing or refused, and which line of ``text`` it was."""
+    program = variant.restore.rsplit("/", 1)[-1]
+    output = f"{done.output}\n{done.errors}"
+    if done.status == 4 and "xtables lock" in output:
+        return f"{program}: {held_message(wait)}"
+    lines = text.split("\n")
+    numbers = [int(number) for number in _LINE.findall(output)]
+    number = next((number for number in numbers if 1 <= number <= len(lines)), 0)
+    line = lines[number - 1] if number else ""
+    reasons = [f"the kernel lacks the extension {name}" for name in sorted(set(_MISSING_EXTENSION.findall(output)))]
+    reasons += [
+        f"there is no chain {name} and no {kind} extension of that name"
+        if name.startswith("KUBE-")
+        else f"no {kind} extension {name}"
+        for kind, name in _MISSING_LIBRARY.findall(output)
+    ]
+    if not reasons and line == "COMMIT":
+        reasons = [f"the kernel lacks the extension {name}" for name in missing_extensions(variant, text)]
+    if not reasons:
+        reasons = [" ".join(_NOISE.sub(" ", output).split()).strip(" :")]
+    if line.startswith("-X ") and not reasons[0]:
+        reasons = ["the chain is still used by a rule of somebody else, or is gone"]
+    if line.startswith("-D ") and not reasons[0]:
+        reasons = ["there is no such rule any more"]
+    reason = "; ".join(reason for reason in reasons if reason) or f"refused by the kernel (exit status {done.status})"
+    where = (
+        f" (line {number}: {_shortened(line)})" if line and line != "COMMIT" else f" (line {number})" if line else ""
+    )
+    return f"{program}: {reason}{where}"
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= 300 else line[:297] + "..."
+
+
+def restore(variant: XtablesVariant, text: str, wait: float = DEFAULT_WAIT) -> None:
+    """Apply a restore text in one call, without flushing anything it does not name; an empty text does nothing.
+
+    ``wait``: seconds to wait for the xtables lock. Raises KernelError; a table whose part failed is unchanged.
+    """
+    if not text:
+        return
+    command = [variant.restore, "--noflush", "--counters"]
+    if variant.restore_waits:
+        done = run([*command, "-w", f"{max(1, round(wait))}"], text)
+    else:
+        with XtablesLock(wait):
+            done = run(command, text)
+    if done.status:
+        raise KernelError(explain(variant, text, done, wait))
+
+
+def save(variant: XtablesVariant) -> str:
+    """The text of all tables that exist; looking creates none. Raises KernelError."""
+    done = run([variant.save])
+    if done.status:
+        program = variant.save.rsplit("/", 1)[-1]
+        raise KernelError(f"{program}: {' '.join(done.errors.split()) or 'exit status ' + str(done.status)}")
+    return done.output

@@ -1,0 +1,220 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which iptables the node uses: the variant (legacy or nf_tables), its version, its programs and its features.
+
+A node may have both variants installed, and rules of both in the kernel. kube-proxy must write where kubelet and the network
+plugin write; how to find out is the agreed way of the Kubernetes image for iptables: kubelet's chains in mangle first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ...addresses import IPV4, IPV6
+from ...errors import KernelError
+
+LEGACY = "legacy"
+NFT = "nft"
+VARIANTS = (LEGACY, NFT)
+
+_PREFIX = {IPV4: "iptables", IPV6: "ip6tables"}
+_VERSION = re.compile(r"v(\d+)\.(\d+)(?:\.(\d+))?(?:.*\((legacy|nf_tables)\))?")
+_HINT_CHAINS = (":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY ")
+_SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+
+Version = Tuple[int, int, int]
+
+
+class Completed(NamedTuple):
+    """What a program that ended has left: exit status and its two outputs."""
+
+    status: int
+    output: str
+    errors: str
+
+
+def run(command: Sequence[str], text: Optional[str] = None, timeout: float = 300.0) -> Completed:
+    """Run a program with ``text`` on its standard input. Raises KernelError if it cannot be started or does not end in time."""
+    environment = {**os.environ, "LC_ALL": "C", "LANG": "C"}
+    try:
+        done = subprocess.run(
+            list(command),
+            input=(text or "").encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise KernelError(f"{command[0]}: did not end within {timeout:g} seconds") from None
+    except OSError as error:
+        raise KernelError(f"{command[0]}: cannot be run: {error.strerror}") from None
+    return Completed(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+
+def find_program(name: str) -> str:
+    """Path of a program on PATH or in the usual places of system programs; empty if there is none."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_SBIN])
+    return shutil.which(name, path=path) or ""
+
+
+class XtablesVariant(NamedTuple):
+    """The iptables that a node uses, for one family.
+
+    ``name``: legacy or nft; ``reason``: why, in words; ``version``: of the programs. ``main``, ``save`` and ``restore`` are paths.
+    """
+
+    family: str
+    name: str
+    reason: str
+    version: Version
+    main: str
+    save: str
+    restore: str
+
+    @property
+    def restore_waits(self) -> bool:
+        """Whether the restore program knows ``-w SECONDS``."""
+        return self.version >= (1, 6, 2)
+
+    @property
+    def random_fully(self) -> bool:
+        """Whether MASQUERADE knows --random-fully."""
+        return self.version >= (1, 6, 2)
+
+    @property
+    def waits(self) -> bool:
+        """Whether iptables itself knows ``-w SECONDS``."""
+        return self.version >= (1, 4, 22)
+
+    def __str__(self) -> str:
+        return f"{_PREFIX[self.family]} {'.'.join(map(str, self.version))} ({self.name}: {self.reason})"
+
+
+def parse_version(text: str) -> Optional[Tuple[Version, str]]:
+    """Version and variant out of ``iptables v1.8.9 (nf_tables)``; programs older than 1.8 name no variant and are legacy."""
+    found = _VERSION.search(text)
+    if not found:
+        return None
+    major, minor, patch, variant = found.groups()
+    return (int(major), int(minor), int(patch or 0)), NFT if variant == "nf_tables" else LEGACY
+
+
+class _Programs(NamedTuple):
+    version: Version
+    main: str
+    save: str
+    restore: str
+
+
+def _installed(family: str) -> Tuple[Dict[str, _Programs], str]:
+    """The programs of each variant, and the variant that the plain name stands for (empty if there is none)."""
+    prefix = _PREFIX[family]
+    found: Dict[str, _Programs] = {}
+    default = ""
+    for name in (prefix, f"{prefix}-{LEGACY}", f"{prefix}-{NFT}"):
+        main = find_program(name)
+        save, restore = find_program(f"{name}-save"), find_program(f"{name}-restore")
+        if not main:
+            continue
+        version = parse_version(run([main, "--version"], timeout=20).output)
+        if version is None:
+            continue
+        if name == prefix:
+            default = version[1]
+        if save and restore:
+            found.setdefault(version[1], _Programs(version[0], main, save, restore))
+    return found, default
+
+
+def _saved(programs: _Programs) -> str:
+    """All rules of the variant. Without -t only tables that exist are listed, so looking does not create any."""
+    return run([programs.save], timeout=60).output
+
+
+def choose(saves: Mapping[str, str], default: str) -> Tuple[str, str]:
+    """The variant to use and why, from the iptables-save text of each variant that is installed.
+
+    kubelet's chains in mangle decide (nft is looked at first); else the variant with more rules; else the ``default``.
+    Saves may hold both families' text. Raises KernelError if no variant is installed.
+    """
+    if not saves:
+        raise KernelError("iptables: neither the legacy nor the nf_tables variant is installed")
+    if len(saves) == 1:
+        return next(iter(saves)), "the only variant installed"
+    for variant in (NFT, LEGACY):
+        chains = [line for line in _table_lines(saves[variant], "mangle") if line.startswith(_HINT_CHAINS)]
+        if chains:
+            return variant, f"kubelet's chain {chains[0].split()[0][1:]} is in mangle"
+    counts = {variant: sum(line.startswith("-A ") for line in text.splitlines()) for variant, text in saves.items()}
+    if counts[LEGACY] != counts[NFT]:
+        variant = max(counts, key=lambda name: counts[name])
+        return variant, f"it holds {counts[variant]} rules, the other variant {min(counts.values())}"
+    return default or NFT, "what the plain iptables command is"
+
+
+def _table_lines(text: str, table: str) -> List[str]:
+    lines: List[str] = []
+    current = ""
+    for line in text.splitlines():
+        if line.startswith("*"):
+            current = line[1:].strip()
+        elif current == table:
+            lines.append(line)
+    return lines
+
+
+def detect_variant(family: str, wanted: str = "") -> XtablesVariant:
+    """The iptables to use for a family; ``wanted`` (legacy or nft) overrides what the node looks like.
+
+    Both families' rules count, since a node uses one variant for both. Raises KernelError if iptables is not installed.
+    """
+    installed, default = _installed(family)
+    prefix = _PREFIX[family]
+    if not installed:
+        raise KernelError(f"{prefix}: not installed (needed: {prefix}, {prefix}-save and {prefix}-restore)")
+    if wanted:
+        if wanted not in installed:
+            raise KernelError(f"{prefix}: the {wanted} variant is not installed")
+        name, reason = wanted, "asked for"
+    elif len(installed) == 1:
+        name, reason = next(iter(installed)), "the only variant installed"
+    else:
+        other, _ = _installed(IPV6 if family == IPV4 else IPV4)
+        saves = {variant: _saved(programs) for variant, programs in installed.items()}
+        for variant, programs in other.items():
+            saves[variant] = saves.get(variant, "") + _saved(programs)
+        name, reason = choose(saves, default)
+    programs = installed[name]
+    return XtablesVariant(family, name, reason, programs.version, programs.main, programs.save, programs.restore)
+
+
+def unsupported_reason(family: str, variant: Optional[XtablesVariant]) -> str:
+    """Why the node cannot do NAT with iptables for the family, in words; empty if it can.
+
+    ``variant`` is None where iptables for the family is not installed.
+    """
+    if variant is None:
+        return f"{_PREFIX[family]} is not installed"
+    if family == IPV6:
+        if not os.path.exists("/proc/net/if_inet6"):
+            return "the kernel has no IPv6"
+        try:
+            with open("/proc/sys/net/ipv6/conf/all/disable_ipv6", encoding="ascii") as file:
+                if file.read().strip() == "1":
+                    return "IPv6 is disabled (net.ipv6.conf.all.disable_ipv6 is 1)"
+        except OSError:
+            return "the kernel has no IPv6"
+    wait = ["-w", "5"] if variant.waits else []
+    done = run([variant.main, *wait, "-S", "POSTROUTING", "-t", "nat"])
+    if done.status:
+        return (
+            f"{_PREFIX[family]} has no nat table: {' '.join(done.errors.split()) or 'exit status ' + str(done.status)}"
+        )
+    return ""
