@@ -25,7 +25,7 @@ _FILE = "ledger.json"
 def udp_endpoints(cluster: ClusterState) -> Dict[str, str]:
     """Per Service (``namespace/name``) with UDP endpoints, a digest of the UDP ports and endpoints of its slices."""
     digests = {}
-    for service, slices in cluster.endpoint_slices.items():
+    for service, slices in cluster.slices.items():
         udp = [
             (
                 endpoint_slice.family,

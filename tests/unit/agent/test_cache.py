@@ -9,6 +9,7 @@ import os
 import re
 
 import pytest
+
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.cache import read_cache, write_cache
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import SnapshotError
 

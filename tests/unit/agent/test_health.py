@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.health import (
     ProxyHealth,
     local_ready_endpoints,
@@ -118,5 +119,6 @@ def test_service_health(count, proxy, code):
 
 def test_local_ready_endpoints_counts_distinct_addresses():
     service = NamespacedName("ns", "svc")
-    endpoints = (("10.0.0.1", True, True), ("10.0.0.1", True, True), ("10.0.0.2", True, False), ("10.0.0.3", False, True))
+    here = ("10.0.0.1", True, True)
+    endpoints = (here, here, ("10.0.0.2", True, False), ("10.0.0.3", False, True))
     assert local_ready_endpoints({service: endpoints}) == {service: 1}
