@@ -4,8 +4,8 @@
 """Netlink sockets that carry many messages per system call and tell which message each error belongs to.
 
 A *message* is a tuple ``(type, flags, payload)``; the socket writes the header (``struct nlmsghdr``), numbers the
-messages and pads them. ``payload`` is everything after that header: a family header (``struct genlmsghdr``, ``nfgenmsg``,
-``ifaddrmsg``) followed by attributes made with :func:`attribute` and :func:`nested`. Use it so::
+messages and pads them. ``payload`` is everything after that header: a family header (``struct genlmsghdr``,
+``nfgenmsg``, ``ifaddrmsg``) followed by attributes made with :func:`attribute` and :func:`nested`. Use it so::
 
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         outcome = sock.transact([(NEW, NLM_F_CREATE, payload), ...])      # many messages, few sends
@@ -95,8 +95,8 @@ class DumpInterrupted(Exception):
 class MessageError(NamedTuple):
     """The kernel refused one message.
 
-    ``position``: its place among the messages given, from 0; ``errno``: positive number (subsystems add their own above 4096);
-    ``text``: what the kernel said in words, often empty; ``payload``: what follows the number in ``struct nlmsgerr``,
+    ``position``: its place among the messages given, from 0; ``errno``: positive number (subsystems add their own from
+    4096 on); ``text``: what the kernel said in words, often empty; ``payload``: what follows the number in ``struct nlmsgerr``,
     the header of the message refused and, for subsystems that answer on their own, its copy.
     """
 
@@ -189,8 +189,8 @@ def _extended_text(payload: bytes, flags: int) -> str:
 class NetlinkSocket:
     """A netlink socket in the network namespace of the calling thread; closes itself in a ``with`` statement.
 
-    ``protocol``: NETLINK_ROUTE, NETLINK_NETFILTER or NETLINK_GENERIC. ``send_bytes`` bounds one send; asking for more
-    than the system allows is silently reduced unless the process may force it. Raises KernelError if there is no socket.
+    ``protocol``: NETLINK_ROUTE, NETLINK_NETFILTER or NETLINK_GENERIC. ``send_bytes`` bounds one send; asking for
+    more than the system allows is reduced unless the process may force it. Raises KernelError if there is no socket.
     """
 
     def __init__(self, protocol: int, send_bytes: int = _SEND_BUFFER_BYTES) -> None:
@@ -379,8 +379,8 @@ class NetlinkSocket:
     def dump_stream(self, kind: int, payload: bytes, flags: int = 0) -> Iterator[Slice]:
         """The messages of a dump as they arrive: (buffer, message type, start, end), offsets of the payload in it.
 
-        The buffer is reused: take what is needed before going on, and read the dump to its end. Raises DumpInterrupted
-        at the end if the table changed meanwhile, NetlinkRefusal if the kernel refuses, KernelError if answers stay away.
+        The buffer is reused: take what is needed before going on, and read the dump to its end. Raises
+        DumpInterrupted at the end if the table changed meanwhile, NetlinkRefusal if the kernel refuses, KernelError.
         """
         sequence = self._next_sequence(1)
         message = HEADER.pack(len(payload) + 16, kind, flags | NLM_F_REQUEST | NLM_F_DUMP, sequence, 0) + payload

@@ -1,0 +1,217 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The chains that go with ipvs mode (kube-proxy 1.36): they mark, masquerade and filter by the ipsets.
+
+Rules are texts as iptables-save prints them, without ``-A CHAIN``. Which rules there are depends on which sets have
+elements, not on how many Services there are; only KUBE-IPVS-OUT-FILTER has a rule for each firewalled address.
+"""
+
+from __future__ import annotations
+
+from typing import AbstractSet, Dict, Iterable, List, Tuple
+
+from ...addresses import IPV6
+from ..iptables.fixed import (
+    FORWARD,
+    MARK_MASQ,
+    POSTROUTING,
+    PROXY_FIREWALL,
+    SERVICES,
+    comment,
+    forward_accept_rules,
+    host_bits,
+    jump,
+    local_match,
+    mark_masquerade_rules,
+    nat_jumps,
+    postrouting_rules,
+)
+from ..iptables.tables import FILTER, NAT, ChainKey, ChainTable, JumpKey, Ownership, Rules
+from ..settings import DataplaneSettings
+from .model import FirewalledPort
+from .sets import (
+    CLUSTER_IP,
+    EXTERNAL_IP,
+    EXTERNAL_IP_LOCAL,
+    HEALTH_CHECK_NODE_PORT,
+    IPVS_IPS,
+    LOAD_BALANCER,
+    LOAD_BALANCER_FW,
+    LOAD_BALANCER_LOCAL,
+    LOAD_BALANCER_SOURCE_CIDR,
+    LOAD_BALANCER_SOURCE_IP,
+    LOOP_BACK,
+    NAMES,
+    NODE_PORT_SETS,
+    SETS,
+)
+
+NODE_PORT = ChainKey(NAT, "KUBE-NODE-PORT")
+LOAD_BALANCER_CHAIN = ChainKey(NAT, "KUBE-LOAD-BALANCER")
+HEALTH_CHECK = ChainKey(FILTER, "KUBE-NODE-PORT")
+SOURCE_RANGES_FIREWALL = ChainKey(FILTER, "KUBE-SOURCE-RANGES-FIREWALL")
+IPVS_FILTER = ChainKey(FILTER, "KUBE-IPVS-FILTER")
+IPVS_OUT_FILTER = ChainKey(FILTER, "KUBE-IPVS-OUT-FILTER")
+
+ALL_CHAINS: Tuple[ChainKey, ...] = (
+    SERVICES,
+    POSTROUTING,
+    NODE_PORT,
+    LOAD_BALANCER_CHAIN,
+    MARK_MASQ,
+    FORWARD,
+    HEALTH_CHECK,
+    PROXY_FIREWALL,
+    SOURCE_RANGES_FIREWALL,
+    IPVS_FILTER,
+    IPVS_OUT_FILTER,
+)
+
+_PROTOCOL_NUMBERS = {"tcp": 6, "udp": 17, "sctp": 132}
+
+
+def ownership() -> Ownership:
+    """Which chains ipvs mode owns."""
+    return Ownership(frozenset(ALL_CHAINS), {})
+
+
+def jumps() -> Tuple[JumpKey, ...]:
+    """The jump rules of ipvs mode, in the order in which each is inserted at the head of its chain."""
+    return (
+        *nat_jumps(),
+        jump(FILTER, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules"),
+        jump(FILTER, "INPUT", "KUBE-NODE-PORT", "kubernetes health check rules"),
+        jump(FILTER, "INPUT", "KUBE-PROXY-FIREWALL", "kube-proxy firewall rules"),
+        jump(FILTER, "FORWARD", "KUBE-PROXY-FIREWALL", "kube-proxy firewall rules"),
+        jump(FILTER, "INPUT", "KUBE-IPVS-FILTER", "kubernetes ipvs access filter"),
+        jump(FILTER, "OUTPUT", "KUBE-IPVS-OUT-FILTER", "kubernetes ipvs access filter"),
+    )
+
+
+def _match(family: str, name: str, directions: str, commented: bool = True) -> str:
+    text = f"{comment(SETS[name].comment)} " if commented else ""
+    return f"{text}-m set --match-set {NAMES[family][name]} {directions}"
+
+
+def _cluster_ip_rules(settings: DataplaneSettings) -> List[str]:
+    """Masquerading of connections to cluster IPs.
+
+    Without a detector only connections of the host whose source became the cluster IP itself are masqueraded.
+    """
+    match = _match(settings.family, CLUSTER_IP, "dst,dst")
+    if settings.masquerade_all:
+        return [f"{match} -j KUBE-MARK-MASQ"]
+    others = local_match(settings, negated=True)
+    if others is None:
+        return [f"{_match(settings.family, CLUSTER_IP, 'src,dst')} -j KUBE-MARK-MASQ"]
+    if others.never:
+        return []
+    return [f"{others.source}{others.interface}{match} -j KUBE-MARK-MASQ"]
+
+
+def _external_accept_rules(family: str, name: str) -> List[str]:
+    match = _match(family, name, "dst,dst")
+    return [
+        f"{match} -m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL -j ACCEPT",
+        f"{match} -m addrtype --dst-type LOCAL -j ACCEPT",
+    ]
+
+
+def services_rules(settings: DataplaneSettings, filled: AbstractSet[str]) -> Rules:
+    """Rules of nat KUBE-SERVICES. ``filled``: names, without the family's infix, of the sets that have elements."""
+    family = settings.family
+    rules = [f"-s {'::1/128' if family == IPV6 else '127.0.0.0/8'} -j RETURN"]
+    if LOAD_BALANCER in filled:
+        rules.append(f"{_match(family, LOAD_BALANCER, 'dst,dst')} -j KUBE-LOAD-BALANCER")
+    if CLUSTER_IP in filled:
+        rules += _cluster_ip_rules(settings)
+    if EXTERNAL_IP in filled:
+        rules.append(f"{_match(family, EXTERNAL_IP, 'dst,dst')} -j KUBE-MARK-MASQ")
+        rules += _external_accept_rules(family, EXTERNAL_IP)
+    if EXTERNAL_IP_LOCAL in filled:
+        rules += _external_accept_rules(family, EXTERNAL_IP_LOCAL)
+    rules.append("-m addrtype --dst-type LOCAL -j KUBE-NODE-PORT")
+    rules += [
+        f"{_match(family, name, 'dst,dst', commented=False)} -j ACCEPT"
+        for name in (CLUSTER_IP, LOAD_BALANCER)
+        if name in filled
+    ]
+    return tuple(rules)
+
+
+def node_port_rules(family: str, filled: AbstractSet[str]) -> Rules:
+    """Rules of nat KUBE-NODE-PORT: ports with externalTrafficPolicy Local keep their source, others are masqueraded."""
+    rules = []
+    for protocol, (plain, local) in NODE_PORT_SETS.items():
+        directions = "dst,dst" if protocol == "sctp" else "dst"
+        for name, target in ((local, "RETURN"), (plain, "KUBE-MARK-MASQ")):
+            if name in filled:
+                rules.append(f"-p {protocol} {_match(family, name, directions)} -j {target}")
+    return tuple(rules)
+
+
+def ipvs_filter_rules(family: str) -> Rules:
+    """Rules of filter KUBE-IPVS-FILTER: keeps daemons of the host from being reached through service addresses."""
+    rules = [
+        f"{_match(family, name, 'dst,dst', commented=False)} -j RETURN"
+        for name in (LOAD_BALANCER, CLUSTER_IP, EXTERNAL_IP, EXTERNAL_IP_LOCAL)
+    ]
+    rules.append(f"{_match(family, HEALTH_CHECK_NODE_PORT, 'dst', commented=False)} -j RETURN")
+    answer = "icmp6-port-unreachable" if family == IPV6 else "icmp-port-unreachable"
+    addresses = _match(family, IPVS_IPS, "dst", commented=False)
+    rules.append(f"-m conntrack --ctstate NEW {addresses} -j REJECT --reject-with {answer}")
+    return tuple(rules)
+
+
+def out_filter_rules(family: str, firewalled: Iterable[FirewalledPort]) -> Rules:
+    """Rules of filter KUBE-IPVS-OUT-FILTER: the node itself is not in the source ranges of these."""
+    return tuple(
+        f"-s {address}{host_bits(family)} -m ipvs --vproto {_PROTOCOL_NUMBERS[protocol]} --vaddr {address} "
+        f"--vport {port} -j DROP"
+        for address, protocol, port in sorted(firewalled)
+    )
+
+
+def chains(
+    settings: DataplaneSettings, filled: AbstractSet[str], firewalled: Iterable[FirewalledPort]
+) -> Dict[ChainKey, Rules]:
+    """All chains of ipvs mode with their rules.
+
+    ``filled``: the sets that have elements, by their names without the family's infix (as in ``sets``).
+    Raises ConfigurationError for a local traffic detector that is not valid.
+    """
+    family = settings.family
+    hairpin = [f"{_match(family, LOOP_BACK, 'dst,dst,src')} -j MASQUERADE"] if LOOP_BACK in filled else []
+    local = [f"{_match(family, LOAD_BALANCER_LOCAL, 'dst,dst')} -j RETURN"] if LOAD_BALANCER_LOCAL in filled else []
+    ranges = [
+        f"{_match(family, name, 'dst,dst,src')} -j RETURN"
+        for name in (LOAD_BALANCER_SOURCE_CIDR, LOAD_BALANCER_SOURCE_IP)
+        if name in filled
+    ]
+    firewall = [f"{_match(family, LOAD_BALANCER_FW, 'dst,dst')} -j KUBE-SOURCE-RANGES-FIREWALL"]
+    return {
+        SERVICES: services_rules(settings, filled),
+        POSTROUTING: (*hairpin, *postrouting_rules(settings)),
+        NODE_PORT: node_port_rules(family, filled),
+        LOAD_BALANCER_CHAIN: (*local, "-j KUBE-MARK-MASQ"),
+        MARK_MASQ: mark_masquerade_rules(settings),
+        FORWARD: forward_accept_rules(settings),
+        HEALTH_CHECK: (f"{_match(family, HEALTH_CHECK_NODE_PORT, 'dst')} -j ACCEPT",),
+        PROXY_FIREWALL: tuple(firewall) if LOAD_BALANCER_FW in filled else (),
+        SOURCE_RANGES_FIREWALL: (*ranges, "-j DROP"),
+        IPVS_FILTER: ipvs_filter_rules(family),
+        IPVS_OUT_FILTER: out_filter_rules(family, firewalled),
+    }
+
+
+def chain_table(
+    settings: DataplaneSettings, filled: AbstractSet[str], firewalled: Iterable[FirewalledPort]
+) -> ChainTable:
+    """Chains and jump rules in one table, as the resource of chains wants it; see :func:`chains`."""
+    table: ChainTable = {}
+    for chain, rules in chains(settings, filled, firewalled).items():
+        table[chain] = rules
+    for key in jumps():
+        table[key] = 1
+    return table

@@ -1,0 +1,111 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The values of ipvs mode's resource tables: what stands for a virtual server, a real server, a set.
+
+Addresses are canonical text, ports and seconds plain numbers, protocols lower case (tcp, udp, sctp).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...addresses import IPV6, address_and_port
+
+DEVICE = "kube-ipvs0"
+"""The dummy device that carries the service addresses."""
+
+PERSISTENT = 0x1
+HASHED = 0x2
+ONE_PACKET = 0x4
+SCHEDULER_FLAG_1 = 0x8
+SCHEDULER_FLAG_2 = 0x10
+SCHEDULER_FLAG_3 = 0x20
+
+MASQUERADE = "masquerade"
+
+# The resource tables of ipvs mode, in the order in which additions are applied; removals go backward.
+DEVICES = "devices"
+ADDRESSES = "addresses"
+SETS = "sets"
+SET_ELEMENTS = "set_elements"
+CHAINS = "chains"
+VIRTUAL_SERVERS = "virtual_servers"
+REAL_SERVERS = "real_servers"
+# Not a resource: what the routes contribute to the chain KUBE-IPVS-OUT-FILTER.
+FIREWALLED = "firewalled"
+
+
+class VirtualServerKey(NamedTuple):
+    """Identity of a virtual server."""
+
+    protocol: str
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        """``1.2.3.4:80/TCP`` as kube-proxy writes it."""
+        return f"{address_and_port(self.address, self.port)}/{self.protocol.upper()}"
+
+
+class VirtualServer(NamedTuple):
+    """Settings of a virtual server.
+
+    ``flags``: PERSISTENT and scheduler flags of linux/ip_vs.h, without HASHED, which belongs to the kernel.
+    ``timeout``: seconds of persistence, 0 without. ``netmask``: prefix length in bits by which persistent clients are
+    grouped (32 or 128: each one for itself).
+    """
+
+    scheduler: str
+    flags: int
+    timeout: int
+    netmask: int
+
+
+class RealServerKey(NamedTuple):
+    """Identity of a real server: the virtual server it serves, its address and port."""
+
+    server: VirtualServerKey
+    ip: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.server}/{address_and_port(self.ip, self.port)}"
+
+
+class RealServer(NamedTuple):
+    """Settings of a real server. ``forwarding``: masquerade (NAT), route, tunnel, local or bypass."""
+
+    weight: int
+    forwarding: str = MASQUERADE
+
+
+class SetDefinition(NamedTuple):
+    """What kind of ipset it is: type as ``ipset create`` takes it, family (empty for bitmaps) and most elements."""
+
+    type: str
+    family: str
+    limit: int = 65536
+
+
+class SetElementKey(NamedTuple):
+    """One element of a set, in ipset's own text: ``10.0.0.1,tcp:80,10.2.0.0/16``, ``30080``, ``fd00::1``."""
+
+    set: str
+    element: str
+
+    def __str__(self) -> str:
+        return f"{self.set} {self.element}"
+
+
+class FirewalledPort(NamedTuple):
+    """A load balancer address and port whose source ranges do not let this node itself in."""
+
+    address: str
+    protocol: str
+    port: int
+
+
+def host_prefix(family: str) -> int:
+    """The netmask of virtual servers that tell every client apart: 32 or 128 bits."""
+    return 128 if family == IPV6 else 32

@@ -1,0 +1,104 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The ipsets of ipvs mode: names, types and the comments that go with them in the rules (kube-proxy 1.36)."""
+
+from __future__ import annotations
+
+from typing import Dict, NamedTuple, Tuple
+
+from ...addresses import IPV6
+from .model import SetDefinition
+
+LOOP_BACK = "KUBE-LOOP-BACK"
+CLUSTER_IP = "KUBE-CLUSTER-IP"
+EXTERNAL_IP = "KUBE-EXTERNAL-IP"
+EXTERNAL_IP_LOCAL = "KUBE-EXTERNAL-IP-LOCAL"
+LOAD_BALANCER = "KUBE-LOAD-BALANCER"
+LOAD_BALANCER_LOCAL = "KUBE-LOAD-BALANCER-LOCAL"
+LOAD_BALANCER_FW = "KUBE-LOAD-BALANCER-FW"
+LOAD_BALANCER_SOURCE_CIDR = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
+LOAD_BALANCER_SOURCE_IP = "KUBE-LOAD-BALANCER-SOURCE-IP"
+NODE_PORT_TCP = "KUBE-NODE-PORT-TCP"
+NODE_PORT_LOCAL_TCP = "KUBE-NODE-PORT-LOCAL-TCP"
+NODE_PORT_UDP = "KUBE-NODE-PORT-UDP"
+NODE_PORT_LOCAL_UDP = "KUBE-NODE-PORT-LOCAL-UDP"
+NODE_PORT_SCTP = "KUBE-NODE-PORT-SCTP-HASH"
+NODE_PORT_LOCAL_SCTP = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
+HEALTH_CHECK_NODE_PORT = "KUBE-HEALTH-CHECK-NODE-PORT"
+IPVS_IPS = "KUBE-IPVS-IPS"
+
+# The kernel takes 31 characters and a zero byte.
+_LONGEST_NAME = 31
+
+HASH_IP = "hash:ip"
+HASH_IP_PORT = "hash:ip,port"
+HASH_IP_PORT_IP = "hash:ip,port,ip"
+HASH_IP_PORT_NET = "hash:ip,port,net"
+BITMAP_PORT = "bitmap:port"
+
+
+class KnownSet(NamedTuple):
+    """Type and rule comment of one of the sets."""
+
+    type: str
+    comment: str
+
+
+def _local(what: str) -> str:
+    return f"Kubernetes {what} with externalTrafficPolicy=local"
+
+
+SETS: Dict[str, KnownSet] = {
+    LOOP_BACK: KnownSet(HASH_IP_PORT_IP, "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose"),
+    CLUSTER_IP: KnownSet(HASH_IP_PORT, "Kubernetes service cluster ip + port for masquerade purpose"),
+    EXTERNAL_IP: KnownSet(HASH_IP_PORT, "Kubernetes service external ip + port for masquerade and filter purpose"),
+    EXTERNAL_IP_LOCAL: KnownSet(HASH_IP_PORT, _local("service external ip + port")),
+    LOAD_BALANCER: KnownSet(HASH_IP_PORT, "Kubernetes service lb portal"),
+    LOAD_BALANCER_LOCAL: KnownSet(HASH_IP_PORT, _local("service load balancer ip + port")),
+    LOAD_BALANCER_FW: KnownSet(
+        HASH_IP_PORT, "Kubernetes service load balancer ip + port for load balancer with sourceRange"
+    ),
+    LOAD_BALANCER_SOURCE_CIDR: KnownSet(
+        HASH_IP_PORT_NET, "Kubernetes service load balancer ip + port + source cidr for packet filter purpose"
+    ),
+    LOAD_BALANCER_SOURCE_IP: KnownSet(
+        HASH_IP_PORT_IP, "Kubernetes service load balancer ip + port + source IP for packet filter purpose"
+    ),
+    NODE_PORT_TCP: KnownSet(BITMAP_PORT, "Kubernetes nodeport TCP port for masquerade purpose"),
+    NODE_PORT_LOCAL_TCP: KnownSet(BITMAP_PORT, _local("nodeport TCP port")),
+    NODE_PORT_UDP: KnownSet(BITMAP_PORT, "Kubernetes nodeport UDP port for masquerade purpose"),
+    NODE_PORT_LOCAL_UDP: KnownSet(BITMAP_PORT, _local("nodeport UDP port")),
+    NODE_PORT_SCTP: KnownSet(
+        HASH_IP_PORT, "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'"
+    ),
+    NODE_PORT_LOCAL_SCTP: KnownSet(HASH_IP_PORT, _local("nodeport SCTP port") + " with type 'hash ip:port'"),
+    HEALTH_CHECK_NODE_PORT: KnownSet(BITMAP_PORT, "Kubernetes health check node port"),
+    IPVS_IPS: KnownSet(HASH_IP, "Addresses on the ipvs interface"),
+}
+
+NODE_PORT_SETS: Dict[str, Tuple[str, str]] = {
+    "tcp": (NODE_PORT_TCP, NODE_PORT_LOCAL_TCP),
+    "udp": (NODE_PORT_UDP, NODE_PORT_LOCAL_UDP),
+    "sctp": (NODE_PORT_SCTP, NODE_PORT_LOCAL_SCTP),
+}
+
+
+def set_name(name: str, family: str) -> str:
+    """The name that a set has for a family: ``KUBE-6-`` instead of ``KUBE-`` for IPv6, cut to what the kernel takes."""
+    return ("KUBE-6-" + name[len("KUBE-") :])[:_LONGEST_NAME] if family == IPV6 else name
+
+
+# Names per family; looked up for every entry of every route.
+NAMES: Dict[str, Dict[str, str]] = {
+    family: {name: set_name(name, family) for name in SETS} for family in ("IPv4", "IPv6")
+}
+
+
+def definitions(family: str) -> Dict[str, SetDefinition]:
+    """All sets of a family by name; they exist whether they have elements or not."""
+    found: Dict[str, SetDefinition] = {}
+    for name, known in SETS.items():
+        bitmap = known.type == BITMAP_PORT
+        found[NAMES[family][name]] = SetDefinition(known.type, "" if bitmap else family)
+    return found

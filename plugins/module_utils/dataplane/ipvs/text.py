@@ -1,0 +1,111 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The tables of ipvs mode as input of the usual tools: ``ipvsadm -R``, ``ipset restore``, ``ip -batch``."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, Mapping
+
+from ...addresses import IPV6, address_and_port, address_bits, family_of
+from .model import (
+    DEVICE,
+    ONE_PACKET,
+    PERSISTENT,
+    SCHEDULER_FLAG_1,
+    SCHEDULER_FLAG_2,
+    SCHEDULER_FLAG_3,
+    RealServer,
+    RealServerKey,
+    SetDefinition,
+    SetElementKey,
+    VirtualServer,
+    VirtualServerKey,
+    host_prefix,
+)
+from .sets import BITMAP_PORT
+
+_PROTOCOL_OPTIONS = {"tcp": "-t", "udp": "-u", "sctp": "--sctp-service"}
+_FORWARDING_OPTIONS = {"masquerade": "-m", "route": "-g", "tunnel": "-i"}
+_FLAG_NAMES = {
+    "sh": {SCHEDULER_FLAG_1: "sh-fallback", SCHEDULER_FLAG_2: "sh-port"},
+    "mh": {SCHEDULER_FLAG_1: "mh-fallback", SCHEDULER_FLAG_2: "mh-port"},
+}
+_PLAIN_FLAG_NAMES = {SCHEDULER_FLAG_1: "flag-1", SCHEDULER_FLAG_2: "flag-2", SCHEDULER_FLAG_3: "flag-3"}
+
+
+def _service(key: VirtualServerKey) -> str:
+    return f"{_PROTOCOL_OPTIONS[key.protocol]} {address_and_port(key.address, key.port)}"
+
+
+def virtual_server_line(key: VirtualServerKey, value: VirtualServer) -> str:
+    """A virtual server as ``ipvsadm -Sn`` prints it."""
+    words = ["-A", _service(key), "-s", value.scheduler]
+    if value.flags & PERSISTENT:
+        words += ["-p", str(value.timeout)]
+        family = family_of(key.address)
+        if value.netmask != host_prefix(family):
+            words += ["-M", str(value.netmask) if family == IPV6 else _dotted(value.netmask)]
+    if value.flags & ONE_PACKET:
+        words.append("-o")
+    names = {**_PLAIN_FLAG_NAMES, **_FLAG_NAMES.get(value.scheduler, {})}
+    flags = [name for flag, name in names.items() if value.flags & flag]
+    if flags:
+        words += ["-b", ",".join(flags)]
+    return " ".join(words)
+
+
+def _dotted(length: int) -> str:
+    mask = (0xFFFFFFFF << (32 - length)) & 0xFFFFFFFF
+    return ".".join(str(mask >> shift & 255) for shift in (24, 16, 8, 0))
+
+
+def real_server_line(key: RealServerKey, value: RealServer) -> str:
+    """A real server as ``ipvsadm -Sn`` prints it."""
+    forwarding = _FORWARDING_OPTIONS.get(value.forwarding, "-m")
+    return f"-a {_service(key.server)} -r {address_and_port(key.ip, key.port)} {forwarding} -w {value.weight}"
+
+
+def ipvsadm_text(
+    servers: Mapping[VirtualServerKey, VirtualServer], real_servers: Mapping[RealServerKey, RealServer]
+) -> str:
+    """Both tables as input of ``ipvsadm -R``: each virtual server followed by its real servers, in sorted order."""
+    by_server: Dict[VirtualServerKey, List[str]] = {}
+    for real_key, real_value in sorted(real_servers.items()):
+        by_server.setdefault(real_key.server, []).append(real_server_line(real_key, real_value))
+    lines: List[str] = []
+    for key, value in sorted(servers.items()):
+        lines.append(virtual_server_line(key, value))
+        lines += by_server.get(key, [])
+    return "".join(f"{line}\n" for line in lines)
+
+
+def set_line(name: str, definition: SetDefinition) -> str:
+    """A set as ``ipset save`` prints it, without the options that newer kernels add."""
+    if definition.type == BITMAP_PORT:
+        return f"create {name} {definition.type} range 0-65535"
+    family = "inet6" if definition.family == IPV6 else "inet"
+    return f"create {name} {definition.type} family {family} hashsize 1024 maxelem {definition.limit}"
+
+
+def ipset_text(sets: Mapping[str, SetDefinition], elements: Iterable[SetElementKey]) -> str:
+    """Sets and their elements as input of ``ipset restore``, each set followed by its elements, in sorted order."""
+    by_set: Dict[str, List[str]] = {}
+    for key in sorted(elements):
+        by_set.setdefault(key.set, []).append(f"add {key.set} {key.element}")
+    lines: List[str] = []
+    for name, definition in sorted(sets.items()):
+        lines.append(set_line(name, definition))
+        lines += by_set.get(name, [])
+    return "".join(f"{line}\n" for line in lines)
+
+
+def address_line(address: str, device: str = DEVICE) -> str:
+    """An address on the dummy device as an argument list of ``ip``."""
+    return f"address add {address}/{address_bits(family_of(address))} dev {device}"
+
+
+def ip_batch_text(addresses: Iterable[str], device: str = DEVICE) -> str:
+    """The dummy device and its addresses as input of ``ip -batch``."""
+    lines = [f"link add {device} type dummy", *(address_line(address, device) for address in sorted(addresses))]
+    return "".join(f"{line}\n" for line in lines)

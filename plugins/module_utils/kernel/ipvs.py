@@ -1,0 +1,235 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Virtual servers, real servers and timeouts of IPVS as resources.
+
+Needs the module ip_vs (the generic netlink family IPVS) and CAP_NET_ADMIN in the network namespace. A whole change goes
+out in a few sends; what exists already when it should be made, or is gone when it should be removed, is fine.
+Virtual servers told by a firewall mark, and protocols other than TCP, UDP and SCTP, are nobody's business here.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
+
+from ..addresses import IPV4, family_of
+from ..dataplane.ipvs.model import RealServer, RealServerKey, VirtualServer, VirtualServerKey
+from ..dataplane.ipvs.text import real_server_line, virtual_server_line
+from ..errors import KernelError
+from ..resources import Change, Resource
+from . import ipvs_messages as messages
+from .netlink import NETLINK_GENERIC, Message, MessageError, NetlinkRefusal, NetlinkSocket, generic_family
+
+# The table of the calling thread's network namespace.
+PROC_TABLE = "/proc/thread-self/net/ip_vs"
+
+
+class IpvsSocket:
+    """A connection to IPVS in the network namespace of the calling thread; closes itself in a ``with`` statement.
+
+    Raises KernelError if the kernel has no IPVS (module ip_vs not loaded) or no socket can be had.
+    """
+
+    def __init__(self) -> None:
+        self.netlink = NetlinkSocket(NETLINK_GENERIC)
+        try:
+            self.family_id = generic_family(self.netlink, "IPVS")
+        except KernelError:
+            self.netlink.close()
+            raise
+
+    def close(self) -> None:
+        """Close the socket; closing twice is harmless."""
+        self.netlink.close()
+
+    def __enter__(self) -> IpvsSocket:
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException], trace: Any) -> None:
+        self.close()
+
+    def virtual_servers(self, family: str) -> Dict[VirtualServerKey, VirtualServer]:
+        """All virtual servers of a family. Raises KernelError."""
+        found: Dict[VirtualServerKey, VirtualServer] = {}
+        try:
+            dump = self.netlink.dump(self.family_id, messages.header(messages.GET_SERVICE))
+        except NetlinkRefusal as refusal:
+            raise KernelError(f"virtual servers cannot be listed: {refusal.error}") from refusal
+        for buffer, _kind, start, end in dump:
+            entry = messages.decode_service(buffer, start, end)
+            if entry is not None and family_of(entry[0].address) == family:
+                found[entry[0]] = entry[1]
+        return found
+
+    def real_servers(self, family: str) -> messages.RealServerTable:
+        """All real servers of a family, and their connections. Raises KernelError."""
+        try:
+            with open(PROC_TABLE, encoding="ascii") as stream:
+                return messages.parse_proc(stream.read().splitlines(), family)
+        except OSError as error:
+            raise KernelError(f"real servers cannot be listed: {PROC_TABLE}: {error.strerror}") from error
+
+    def timeouts(self) -> Dict[str, int]:
+        """The timeouts of connections in seconds, by name: tcp, tcp_fin, udp. Raises KernelError."""
+        try:
+            replies = self.netlink.request(self.family_id, messages.header(messages.GET_CONFIG))
+        except NetlinkRefusal as refusal:
+            raise KernelError(f"IPVS timeouts cannot be read: {refusal.error}") from refusal
+        return messages.decode_timeouts(replies[0].payload) if replies else {}
+
+    def set_timeouts(self, seconds: Dict[str, int]) -> None:
+        """Set timeouts by name (tcp, tcp_fin, udp); those absent or 0 stay as they are. Raises KernelError."""
+        try:
+            self.netlink.request(self.family_id, messages.encode_timeouts(seconds))
+        except NetlinkRefusal as refusal:
+            raise KernelError(f"IPVS timeouts cannot be set to {seconds}: {refusal.error}") from refusal
+
+    def send(
+        self,
+        batch: Sequence[Message],
+        name_of: Callable[[int], str],
+        verb: str,
+        fine: Collection[int],
+        hints: Mapping[int, str],
+    ) -> None:
+        """Send messages; errors with the numbers ``fine`` are none, the first other one is raised as KernelError.
+
+        ``name_of`` gives the name of the object of the message at a position, ``verb`` says what was to be done to it,
+        ``hints`` are words to add to errors by their number.
+        """
+        refused = [error for error in self.netlink.transact(batch).errors if error.errno not in fine]
+        if refused:
+            raise KernelError(_refusal_text(refused, name_of, verb, hints))
+
+
+def _refusal_text(
+    refused: Sequence[MessageError], name_of: Callable[[int], str], verb: str, hints: Mapping[int, str]
+) -> str:
+    first = refused[0]
+    hint = hints.get(first.errno, "")
+    others = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+    return f"{name_of(first.position)} cannot be {verb}: {first}{hint}{others}"
+
+
+class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
+    """The virtual servers of a family: VirtualServerKey -> VirtualServer.
+
+    It sees all of the family, since virtual servers bear no mark of who made them; use
+    ``draining.with_excluded_servers`` for those that excludeCIDRs leave to others.
+    """
+
+    name = "virtual servers"
+
+    def __init__(self, sock: IpvsSocket, family: str = IPV4) -> None:
+        self._socket = sock
+        self._family = family
+
+    def observe(self) -> Dict[VirtualServerKey, VirtualServer]:
+        """See the class. Raises KernelError."""
+        return self._socket.virtual_servers(self._family)
+
+    def apply(self, change: Change[VirtualServerKey, VirtualServer]) -> None:
+        """Make, edit in place and remove virtual servers. Raises KernelError naming the first that was refused."""
+        hints = {
+            errno.ENOENT: "; the scheduler's module is missing or its name is wrong",
+            errno.EPERM: "; CAP_NET_ADMIN is needed",
+        }
+        number = self._socket.family_id
+        for command, entries, verb, fine in (
+            (messages.NEW_SERVICE, change.added, "made", (errno.EEXIST,)),
+            (messages.SET_SERVICE, {key: new for key, (_old, new) in change.replaced.items()}, "changed", ()),
+        ):
+            keys = list(entries)
+            batch = messages.service_messages(number, command, entries.items())
+            self._socket.send(batch, self._namer(keys, entries), verb, fine, hints)
+        removed = list(change.removed)
+        head = messages.header(messages.DELETE_SERVICE)
+        batch = [(number, 0, head + messages.service_identity(key)) for key in removed]
+        self._socket.send(batch, self._namer(removed, {}), "removed", (errno.ESRCH,), {})
+
+    @staticmethod
+    def _namer(
+        keys: List[VirtualServerKey], values: Dict[VirtualServerKey, VirtualServer]
+    ) -> Callable[[int], str]:
+        def name(position: int) -> str:
+            key = keys[position]
+            scheduler = f" with scheduler {values[key].scheduler}" if key in values else ""
+            return f"virtual server {key}{scheduler}"
+
+        return name
+
+    def describe(self, key: VirtualServerKey, value: VirtualServer) -> List[str]:
+        """One line as ``ipvsadm -Sn`` prints it."""
+        return [virtual_server_line(key, value)]
+
+
+class RealServersResource(Resource[RealServerKey, RealServer]):
+    """The real servers of a family: RealServerKey -> RealServer.
+
+    ``connections`` tells after ``observe`` which of them have connections, and how many: what
+    ``draining.with_draining`` needs.
+    """
+
+    name = "real servers"
+
+    def __init__(self, sock: IpvsSocket, family: str = IPV4) -> None:
+        self._socket = sock
+        self._family = family
+        self.connections: Dict[RealServerKey, int] = {}
+
+    def observe(self) -> Dict[RealServerKey, RealServer]:
+        """See the class. Raises KernelError."""
+        table = self._socket.real_servers(self._family)
+        self.connections = table.connections
+        return table.servers
+
+    def apply(self, change: Change[RealServerKey, RealServer]) -> None:
+        """Add, edit and remove real servers. Raises KernelError naming the first that was refused."""
+        hints = {errno.ESRCH: "; its virtual server does not exist", errno.EPERM: "; CAP_NET_ADMIN is needed"}
+        encoder, number = messages.RealServerEncoder(), self._socket.family_id
+        for command, entries, verb, fine in (
+            (messages.NEW_DEST, change.added, "added", (errno.EEXIST,)),
+            (messages.SET_DEST, {key: new for key, (_old, new) in change.replaced.items()}, "changed", ()),
+        ):
+            head = messages.header(command)
+            encode = encoder.full
+            batch = [(number, 0, encode(head, key, value)) for key, value in entries.items()]
+            self._socket.send(batch, self._namer(entries), verb, fine, hints)
+        head = messages.header(messages.DELETE_DEST)
+        gone = [(number, 0, encoder.identity(head, key)) for key in change.removed]
+        # ESRCH: the virtual server is gone and its real servers with it.
+        self._socket.send(gone, self._namer(change.removed), "removed", (errno.ENOENT, errno.ESRCH), hints)
+
+    @staticmethod
+    def _namer(keys: Iterable[RealServerKey]) -> Callable[[int], str]:
+        return lambda position: f"real server {list(keys)[position]}"
+
+    def describe(self, key: RealServerKey, value: RealServer) -> List[str]:
+        """One line as ``ipvsadm -Sn`` prints it."""
+        return [real_server_line(key, value)]
+
+
+class TimeoutsResource(Resource[str, int]):
+    """Timeouts of IPVS connections in seconds: tcp, tcp_fin, udp. Only those named are looked at, and never undone."""
+
+    name = "ipvs timeouts"
+
+    def __init__(self, sock: IpvsSocket, names: Iterable[str]) -> None:
+        self._socket = sock
+        self._names: Tuple[str, ...] = tuple(names)
+
+    def observe(self) -> Dict[str, int]:
+        """The kernel's value of each timeout named. Raises KernelError."""
+        known = self._socket.timeouts() if self._names else {}
+        return {name: known[name] for name in self._names if name in known}
+
+    def apply(self, change: Change[str, int]) -> None:
+        """Set what is new or different in one message. Raises KernelError."""
+        wanted = {**change.added, **{name: new for name, (_old, new) in change.replaced.items()}}
+        if wanted:
+            self._socket.set_timeouts(wanted)
+
+    def describe(self, key: str, value: int) -> List[str]:
+        """One line such as ``ipvs timeout tcp 900``."""
+        return [f"ipvs timeout {key} {value}"]
