@@ -1,0 +1,101 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Desired tables kept up to date one ServicePort at a time: what several routes contribute is counted, not recomputed.
+
+A mode renders each route to entries (table, key, value). Several routes may contribute one key, e.g. two ports of a
+Service its cluster IP. A key is in the table as long as anybody contributes it; if contributors disagree about its value
+the one that comes first in the order of its name wins, which is what a rendering of everything gives as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Hashable, Iterable, List, Set, Tuple, Union
+
+Entry = Tuple[str, Hashable, Any]
+Owner = Hashable
+
+
+class _Contributors(Dict[Any, Any]):
+    """Owner to value, for the few keys that more than one owner contributes."""
+
+
+class _One:
+    """The only contributor of a key and its value: most keys have just one, so it takes little room."""
+
+    __slots__ = ("owner", "value")
+
+    def __init__(self, owner: Owner, value: Any) -> None:
+        self.owner = owner
+        self.value = value
+
+
+class MergedTables:
+    """Tables by name, each a mapping from key to value, and who contributed what.
+
+    ``tables`` is read by its users and changed only here.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.tables: Dict[str, Dict[Any, Any]] = {name: {} for name in names}
+        self._contributors: Dict[str, Dict[Any, Union[_One, _Contributors]]] = {name: {} for name in self.tables}
+        self._entries: Dict[Owner, List[Entry]] = {}
+
+    def owners(self) -> Iterable[Owner]:
+        """Everybody who contributes something."""
+        return self._entries.keys()
+
+    def replace(self, owner: Owner, entries: List[Entry]) -> Dict[str, Set[Any]]:
+        """Let the owner contribute these entries instead of its earlier ones; returns the keys touched, by table."""
+        touched: Dict[str, Set[Any]] = {}
+        before = self._entries.pop(owner, [])
+        kept = {(table, key) for table, key, _value in entries}
+        for table, key, _value in before:
+            if (table, key) not in kept:
+                self._withdraw(table, key, owner)
+                touched.setdefault(table, set()).add(key)
+        for table, key, value in entries:
+            if self._contribute(table, key, owner, value):
+                touched.setdefault(table, set()).add(key)
+        if entries:
+            self._entries[owner] = entries
+        for table, keys in touched.items():
+            for key in keys:
+                self._settle(table, key)
+        return touched
+
+    def _contribute(self, table: str, key: Any, owner: Owner, value: Any) -> bool:
+        contributors = self._contributors[table]
+        present = contributors.get(key)
+        if present is None:
+            contributors[key] = _One(owner, value)
+            return True
+        if isinstance(present, _One):
+            if present.owner == owner:
+                changed = present.value != value
+                present.value = value
+                return bool(changed)
+            present = contributors[key] = _Contributors({present.owner: present.value})
+        changed = owner not in present or present[owner] != value
+        present[owner] = value
+        return bool(changed)
+
+    def _withdraw(self, table: str, key: Any, owner: Owner) -> None:
+        contributors = self._contributors[table]
+        present = contributors.get(key)
+        if isinstance(present, _One):
+            if present.owner == owner:
+                del contributors[key]
+        elif present is not None:
+            present.pop(owner, None)
+            if len(present) == 1:
+                contributors[key] = _One(*next(iter(present.items())))
+
+    def _settle(self, table: str, key: Any) -> None:
+        present = self._contributors[table].get(key)
+        if present is None:
+            self.tables[table].pop(key, None)
+        elif isinstance(present, _One):
+            self.tables[table][key] = present.value
+        else:
+            self.tables[table][key] = present[min(present)]

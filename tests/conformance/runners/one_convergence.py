@@ -1,0 +1,55 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One convergence of the node this runs on, told by the lab's environment: the runners ``oneshot`` and ``cleanup``.
+
+Reads LAB_CONFIG (KubeProxyConfiguration), LAB_SNAPSHOT (objects), LAB_NODE, LAB_MODE and LAB_DIR (what is remembered
+between runs). Calls what the module service_proxy calls; exits 0 if the node has converged.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "plugins"))
+
+from module_utils.cluster.snapshot import read_snapshot
+from module_utils.cluster.state import ClusterState
+from module_utils.configuration.load import load_file
+from module_utils.convergence.converge import converge
+from module_utils.convergence.request import Request
+from module_utils.errors import ProxyError
+
+
+def main(action: str) -> int:
+    """Converge (``oneshot``) or remove everything (``cleanup``); 0 on success, 1 with one line on standard error."""
+    environment = os.environ
+    try:
+        configuration, warnings = load_file(environment["LAB_CONFIG"])
+        present = action == "oneshot"
+        cluster = ClusterState.from_objects(read_snapshot(environment["LAB_SNAPSHOT"]) if present else ())
+        report = converge(
+            Request(
+                cluster=cluster,
+                configuration=configuration,
+                node_name=environment.get("LAB_NODE", ""),
+                mode=environment.get("LAB_MODE", ""),
+                state="present" if present else "absent",
+                state_directory=os.path.join(environment["LAB_DIR"], "kubenode-proxy"),
+            )
+        )
+    except KeyError as error:
+        print(f"the environment variable {error.args[0]} is not set", file=sys.stderr)
+        return 1
+    except ProxyError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for line in (*warnings, *report.warnings, *report.refused):
+        print(line, file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,57 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Merged tables equal a rendering of everything, whatever the order of changes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.merged import MergedTables
+
+ENTRIES = st.lists(
+    st.tuples(st.sampled_from(("a", "b")), st.integers(0, 5), st.integers(0, 2)),
+    max_size=6,
+    unique_by=lambda entry: entry[:2],
+)
+STEPS = st.lists(st.tuples(st.integers(0, 4), ENTRIES), max_size=25)
+
+
+def whole(contributions):
+    """The tables made from nothing: the first owner in order decides the value of a key."""
+    tables = {"a": {}, "b": {}}
+    for owner in sorted(contributions):
+        for table, key, value in contributions[owner]:
+            tables[table].setdefault(key, value)
+    return tables
+
+
+@given(STEPS)
+def test_step_by_step_gives_what_a_whole_rendering_gives(steps):
+    merged = MergedTables(("a", "b"))
+    contributions = {}
+    for owner, entries in steps:
+        before = {name: dict(table) for name, table in merged.tables.items()}
+        touched = merged.replace(owner, entries)
+        contributions[owner] = entries
+        assert merged.tables == whole(contributions)
+        for name, table in merged.tables.items():
+            differing = {key for key in {*before[name], *table} if before[name].get(key) != table.get(key)}
+            assert differing <= touched.get(name, set())
+
+
+def test_an_unchanged_contribution_touches_nothing():
+    merged = MergedTables(("a",))
+    merged.replace("x", [("a", 1, True), ("a", 2, True)])
+    assert merged.replace("x", [("a", 1, True), ("a", 2, True)]) == {}
+
+
+def test_a_shared_key_stays_until_its_last_contributor_goes():
+    merged = MergedTables(("a",))
+    merged.replace("x", [("a", 1, True)])
+    merged.replace("y", [("a", 1, True)])
+    merged.replace("x", [])
+    assert merged.tables == {"a": {1: True}}
+    merged.replace("y", [])
+    assert merged.tables == {"a": {}}
