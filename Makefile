@@ -1,0 +1,74 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+#
+# The two commands: `make demo` shows a miniature cluster being converged, `make test` tests everything.
+# Both set up what they need; see CONTRIBUTING.md for the other targets.
+
+SHELL := /bin/sh
+BIN := .venv/bin
+PYTHON := $(BIN)/python
+PYTEST := $(PYTHON) -m pytest
+# What `make test` runs, in this order; all are run even if one fails.
+STEPS := lint unit kernel uml modules sanity build conformance
+export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
+export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
+export PYTHONPATH := $(CURDIR)
+export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
+
+.PHONY: help setup setup-lab demo test lint unit kernel uml modules sanity build conformance clean
+
+help:
+	@sed -n 's/^| `\(make [a-z-]*\)` | \([^|]*\) |.*/\1\t\2/p' CONTRIBUTING.md | expand -t 20
+
+setup:
+	@.ci/bootstrap lint
+
+setup-lab:
+	@.ci/bootstrap lab
+
+demo: setup-lab
+	@$(PYTHON) -m tests.lab.demo
+
+test: setup-lab
+	@failed=; for step in $(STEPS); do \
+	  echo "== $$step"; start=$$(date +%s); \
+	  $(MAKE) --no-print-directory $$step || failed="$$failed $$step"; \
+	  echo "== $$step took $$(( $$(date +%s) - start )) s"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "error: failed:$$failed" >&2; exit 1; fi
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy plugins/module_utils tests/lab
+	$(BIN)/yamllint --strict .
+	$(BIN)/ansible-lint --offline --profile production
+	$(BIN)/antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs=all .
+	$(BIN)/antsibull-changelog lint
+	@if command -v shellcheck >/dev/null; then shellcheck .ci/bootstrap .ci/build .ci/run .ci/sanity; \
+	else echo "error: shellcheck is not installed: apt-get install shellcheck" >&2; exit 2; fi
+
+unit: setup
+	$(PYTEST) -q tests/unit
+
+kernel: setup-lab
+	$(PYTEST) -q tests/kernel -m "not uml"
+
+uml: setup-lab
+	$(PYTHON) -m tests.lab.uml --memory 1G -- $(PYTEST) -q -p no:cacheprovider tests/kernel -m uml
+
+modules: setup-lab
+	$(PYTEST) -q tests/modules
+
+sanity: setup
+	.ci/sanity
+
+build: setup
+	.ci/build
+
+conformance: setup-lab
+	$(PYTHON) -m tests.conformance
+
+clean:
+	@if [ -x $(PYTHON) ] && [ "$$(id -u)" -eq 0 ]; then for name in lab demo; do $(PYTHON) -m tests.lab --name $$name down; done; fi
+	rm -rf build .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .ansible collections/ansible_collections kubenode-proxy-*.tar.gz
