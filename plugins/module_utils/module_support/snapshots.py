@@ -13,7 +13,8 @@ import gzip
 import hashlib
 import io
 import json
-from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
+import zlib
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 _METADATA = ("name", "namespace", "labels", "deletionTimestamp")
 _ANNOTATIONS = (
@@ -85,6 +86,22 @@ def compress(content: bytes) -> bytes:
     with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as stream:
         stream.write(content)
     return buffer.getvalue()
+
+
+def existing_items(content: Optional[bytes]) -> List[Mapping[str, Any]]:
+    """The objects of a file that :func:`compress` or :func:`snapshot_document` made; none if it is anything else.
+
+    Only a diff is made of them, so that a file of another making, about to be replaced, is no error.
+    """
+    if content is None:
+        return []
+    try:
+        text = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+        document = json.loads(text)
+    except (OSError, EOFError, zlib.error, ValueError):
+        return []
+    items = document.get("items") if isinstance(document, dict) else None
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def object_lines(items: Iterable[Mapping[str, Any]]) -> Dict[str, str]:

@@ -1,0 +1,72 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Options that converging a node and inspecting it have in common."""
+
+from __future__ import annotations
+
+
+class ModuleDocFragment:
+    """``kubenode.proxy.proxy_options``: the source of the cluster state, and the settings of the service proxy."""
+
+    DOCUMENTATION = r"""
+options:
+  snapshot:
+    description:
+      - Path of a snapshot file on the node with Services, EndpointSlices, Nodes and ServiceCIDRs, as
+        M(kubenode.proxy.cluster_snapshot) writes it or as C(kubectl get services,endpointslices,nodes -A -o json) prints it.
+      - JSON or YAML, one list, several documents, or a list of lists, plain or compressed with gzip. YAML needs PyYAML on the node.
+    type: path
+  cluster_state:
+    description:
+      - The objects themselves, for a handful of them. Ansible spends more than a second on each megabyte of such an option, on each
+        host; use O(snapshot) for a real cluster.
+    type: list
+    elements: dict
+  mode:
+    description:
+      - The dataplane. V(auto) takes ipvs where the kernel has it and iptables where not.
+      - As the configuration says by default, which by its own default is iptables.
+    type: str
+    choices: [auto, iptables, ipvs, nftables]
+  node_name:
+    description:
+      - Name of this node's Node object. Endpoints on this node, the node's zone and its addresses are found by it.
+      - By default C(hostnameOverride) of the configuration, otherwise the host's name, in lower case.
+    type: str
+  config:
+    description:
+      - Path on the node of a KubeProxyConfiguration file, C(kubeproxy.config.k8s.io/v1alpha1). YAML needs PyYAML on the node.
+    type: path
+  configuration:
+    description:
+      - A KubeProxyConfiguration as data. C(apiVersion) and C(kind) may be left out. kube-proxy's defaults hold for what is left out.
+    type: dict
+  fallback:
+    description:
+      - What to do where mode V(ipvs) is asked for and the kernel has no IPVS. Without this option that is an error.
+      - V(iptables) uses iptables mode there, with a warning.
+    type: str
+    choices: [iptables]
+  ignore_findings:
+    description:
+      - Names of preflight findings to go on in spite of, for example V(firewalld). The text of a finding says its name.
+    type: list
+    elements: str
+    default: []
+  lock_timeout:
+    description:
+      - Seconds to wait for another convergence of the same node, and for the lock of iptables.
+    type: float
+    default: 30.0
+  state_directory:
+    description:
+      - Directory for the lock and for what must be remembered from one convergence to the next. It should not outlive a reboot.
+    type: path
+    default: /run/kubenode-proxy
+  diff_lines:
+    description:
+      - Up to how many lines per table a diff shows of each side; the header says when some are left out. V(0) shows all.
+    type: int
+    default: 200
+"""

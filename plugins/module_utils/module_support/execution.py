@@ -1,0 +1,44 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How every module runs: one call into the engine, its result or its one line of error handed to Ansible."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Sequence
+
+from ..errors import ProxyError, Refusal
+from .results import failure_result
+
+if TYPE_CHECKING:
+    from ansible.module_utils.basic import AnsibleModule
+
+# How many refused objects a warning names; the result lists more of them.
+_NAMED = 3
+
+
+def run(module: AnsibleModule, action: Callable[[AnsibleModule], Dict[str, Any]]) -> None:
+    """Exit with what ``action`` returns, or fail with the text of the ProxyError that it raises.
+
+    The failure is reported outside the handler of the exception: inside it, Ansible would append the texts of all its causes.
+    """
+    failure: Dict[str, str] = {}
+    result: Dict[str, Any] = {}
+    try:
+        result = action(module)
+    except ProxyError as error:
+        failure = failure_result(error)
+    if failure:
+        module.fail_json(**failure)
+    module.exit_json(**result)
+
+
+def warn(module: AnsibleModule, warnings: Iterable[str], refused: Sequence[Refusal]) -> None:
+    """Hand the engine's warnings to Ansible, and one more that names the first few objects that were left out."""
+    for warning in dict.fromkeys(warnings):
+        module.warn(warning)
+    if refused:
+        named = "; ".join(str(refusal) for refusal in refused[:_NAMED])
+        more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+        objects = "object of the cluster is" if len(refused) == 1 else "objects of the cluster are"
+        module.warn(f"{len(refused)} {objects} left out as not valid: {named}{more}")

@@ -1,0 +1,184 @@
+#!/usr/bin/python
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cluster_snapshot
+short_description: Read what a service proxy needs from an API server into a file
+version_added: 0.1.0
+author:
+  - kubenode.proxy contributors (@kubenode)
+description:
+  - Reads Services, EndpointSlices, Nodes and ServiceCIDRs from an API server, page by page, and writes them into one file that
+    M(kubenode.proxy.service_proxy) takes as O(kubenode.proxy.service_proxy#module:snapshot).
+  - Run it once, on the controller or on one node, and copy the file to the nodes.
+  - What changes all the time and is of no use to a service proxy, such as the heartbeats of the nodes, is left out, so that
+    an unchanged cluster gives an unchanged file.
+extends_documentation_fragment:
+  - kubenode.proxy.kubernetes_api
+options:
+  snapshot_file:
+    description:
+      - Path of the file to write. It is JSON, compressed with gzip if the name ends in C(.gz).
+      - The file is replaced at once and only if its content differs. Its directory must exist.
+    type: path
+    required: true
+  mode:
+    description:
+      - Permissions of the file, as M(ansible.builtin.copy) takes them. V(0600) for a new file by default; those of an existing
+        file are kept.
+    type: raw
+  owner:
+    description: Name of the user that shall own the file.
+    type: str
+  group:
+    description: Name of the group that shall own the file.
+    type: str
+  diff_lines:
+    description: Up to how many names of objects a diff shows on each side. V(0) shows all.
+    type: int
+    default: 200
+attributes:
+  check_mode:
+    description: Reads from the API server and tells whether the file would change, without writing it.
+    support: full
+  diff_mode:
+    description: Names the objects that differ.
+    support: full
+  platform:
+    description: Hosts on which it works.
+    support: full
+    platforms: posix
+requirements:
+  - the Python package kubernetes
+seealso:
+  - module: kubenode.proxy.service_proxy
+"""
+
+EXAMPLES = r"""
+- name: Read the cluster state once, on the controller
+  kubenode.proxy.cluster_snapshot:
+    kubeconfig: ~/.kube/config
+    snapshot_file: /tmp/cluster.json.gz
+  delegate_to: localhost
+  run_once: true
+"""
+
+RETURN = r"""
+snapshot_file:
+  description: Path of the file.
+  type: str
+  returned: success
+  sample: /tmp/cluster.json.gz
+digest:
+  description: SHA-256 of the uncompressed content.
+  type: str
+  returned: success
+  sample: 4be0c6d2c1b7b0ad0f3c0b3a2c0f4d40d3a0a7c5d2a1f6c58c1d8f1f0a2f2b3c
+size_bytes:
+  description: Size of the file in bytes, as written.
+  type: int
+  returned: success
+  sample: 20480
+counts:
+  description: How many objects of each kind were read.
+  type: dict
+  returned: success
+  sample: {Service: 12, EndpointSlice: 14, Node: 3, ServiceCIDR: 1}
+error_kind:
+  description: The kind of failure, one of V(snapshot), V(api) or V(configuration).
+  type: str
+  returned: failure
+  sample: api
+"""
+
+import os
+import tempfile
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import SnapshotError
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_spec
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.requests import read_cluster_objects
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import text_difference
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.snapshots import (
+    compress,
+    digest,
+    existing_items,
+    object_differences,
+    snapshot_document,
+)
+
+
+def current_bytes(path):
+    """The bytes of the file, None if there is none. Raises SnapshotError if it is not a readable file."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SnapshotError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def write(module, path, content):
+    """Put the content in place of the file at once."""
+    descriptor, temporary = tempfile.mkstemp(dir=module.tmpdir)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    module.atomic_move(temporary, path)
+
+
+def snapshot(module):
+    """Read the cluster, write the file if its content differs, and return what was read."""
+    path = module.params["snapshot_file"]
+    directory = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(directory):
+        raise SnapshotError(f"{path}: cannot be written: directory {directory} does not exist")
+    objects = read_cluster_objects(module)
+    items = [item for kind in objects for item in objects[kind]]
+    document = snapshot_document(items)
+    content = compress(document) if path.endswith(".gz") else document
+    before = current_bytes(path)
+    changed = before != content
+    result = {
+        "snapshot_file": path,
+        "digest": digest(document),
+        "size_bytes": len(content),
+        "counts": {kind: len(found) for kind, found in objects.items()},
+    }
+    if changed and module._diff:
+        old, new = object_differences(existing_items(before), items)
+        result["diff"] = [text_difference(path, old, new, module.params["diff_lines"])]
+    if changed and not module.check_mode:
+        write(module, path, content)
+    if os.path.exists(path):
+        arguments = {**module.params, "path": path, "mode": module.params["mode"]}
+        if before is None and arguments["mode"] is None:
+            arguments["mode"] = "0600"
+        changed = module.set_fs_attributes_if_different(module.load_file_common_arguments(arguments), changed)
+    result["changed"] = changed
+    return result
+
+
+def main():
+    """The module."""
+    module = AnsibleModule(
+        argument_spec={
+            "snapshot_file": {"type": "path", "required": True},
+            "mode": {"type": "raw"},
+            "owner": {"type": "str"},
+            "group": {"type": "str"},
+            "diff_lines": {"type": "int", "default": 200},
+            **api_spec(),
+        },
+        supports_check_mode=True,
+    )
+    run(module, snapshot)
+
+
+if __name__ == "__main__":
+    main()

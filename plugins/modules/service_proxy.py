@@ -1,0 +1,243 @@
+#!/usr/bin/python
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: service_proxy
+short_description: Make a node serve Kubernetes Services
+version_added: 0.1.0
+author:
+  - kubenode.proxy contributors (@kubenode)
+description:
+  - Programs the kernel of a node so that it serves the Services of a cluster, as kube-proxy 1.36 would, from a snapshot of the cluster
+    or from an API server.
+  - What is there is compared with what should be there, and only the difference is applied. Chains, sets, virtual servers and
+    addresses that are not the service proxy's own are never touched.
+  - An object of the cluster that is not valid is left out and reported; all others are served.
+extends_documentation_fragment:
+  - kubenode.proxy.proxy_options
+  - kubenode.proxy.kubernetes_api
+options:
+  state:
+    description:
+      - V(present) serves the Services. Exactly one source is needed, O(snapshot), O(cluster_state) or an API server.
+      - V(absent) removes everything that this module, or kube-proxy itself, has programmed in any mode, and needs no source.
+      - V(rendered) returns what would be programmed, in the syntax of the usual tools, in RV(rendered). It touches nothing, looks at
+        nothing on the host, and needs no rights, so it can run anywhere.
+    type: str
+    choices: [present, absent, rendered]
+    default: present
+  node_addresses:
+    description:
+      - With O(state=rendered), the addresses that the node is taken to have; node ports are served on them.
+      - By default the addresses of the Node object, and the loopback addresses.
+    type: list
+    elements: str
+attributes:
+  check_mode:
+    description: Can run in check mode and return what would change, without changing anything, its own files included.
+    support: full
+  diff_mode:
+    description: Returns what differs, one entry per table, in the syntax of the table's usual tool.
+    support: full
+  platform:
+    description: Hosts on which it works; O(state=rendered) works on any of them with Python 3.9 or later.
+    support: full
+    platforms: linux
+notes:
+  - Needs root, except for O(state=rendered).
+  - A convergence of the same node that is already running is waited for, O(lock_timeout) seconds at most.
+  - Removing the node's last Service does not remove the chains; O(state=absent) does.
+requirements:
+  - Python 3.9 or later on the node
+  - iptables and iptables-restore, in mode V(ipvs) also ipset
+  - the Python package kubernetes, only to read from an API server
+seealso:
+  - module: kubenode.proxy.cluster_snapshot
+  - module: kubenode.proxy.service_proxy_info
+"""
+
+EXAMPLES = r"""
+- name: Serve the Services of the snapshot in the best mode of this kernel
+  kubenode.proxy.service_proxy:
+    snapshot: /var/lib/kubenode-proxy/snapshot.json.gz
+    mode: auto
+
+- name: Serve by IPVS with the least-connection scheduler, by iptables where the kernel has no IPVS
+  kubenode.proxy.service_proxy:
+    snapshot: /var/lib/kubenode-proxy/snapshot.json.gz
+    node_name: worker-1
+    mode: ipvs
+    fallback: iptables
+    configuration:
+      ipvs:
+        scheduler: lc
+      detectLocalMode: ClusterCIDR
+      clusterCIDR: 10.244.0.0/16
+
+- name: Show what node worker-1 would be programmed with, on the controller and without the node
+  kubenode.proxy.service_proxy:
+    state: rendered
+    snapshot: snapshots/production.json
+    node_name: worker-1
+    node_addresses: [192.0.2.11]
+    mode: iptables
+  delegate_to: localhost
+  register: review
+
+- name: Remove everything again
+  kubenode.proxy.service_proxy:
+    state: absent
+"""
+
+RETURN = r"""
+mode:
+  description: The dataplane in use.
+  type: str
+  returned: success
+  sample: ipvs
+mode_reason:
+  description: Why it is that one.
+  type: str
+  returned: O(state) is V(present) or V(absent)
+  sample: requested
+node_name:
+  description: The name of the node by which its endpoints were found.
+  type: str
+  returned: O(state) is V(present) or V(absent)
+  sample: worker-1
+families:
+  description: The families of addresses that are served.
+  type: list
+  elements: str
+  returned: O(state) is V(present) or V(absent)
+  sample: [IPv4, IPv6]
+variant:
+  description: The variant of iptables in use on the node, V(legacy) or V(nf_tables), empty where it does not matter.
+  type: str
+  returned: O(state) is V(present) or V(absent)
+  sample: nf_tables
+counts:
+  description: How much is served, and how many entries were added, replaced and removed, or would be in check mode.
+  type: dict
+  returned: O(state) is V(present) or V(absent)
+  sample: {services: 12, service_ports: 15, endpoints: 34, added: 112, replaced: 3, removed: 0}
+changes:
+  description: The tables that differed, with counts.
+  type: list
+  elements: dict
+  returned: O(state) is V(present) or V(absent)
+  sample: [{table: IPv4 chains, added: 40, replaced: 2, removed: 0}]
+refused:
+  description: The first 100 objects of the cluster that were left out because they are not valid.
+  type: list
+  elements: dict
+  returned: success
+  contains:
+    kind:
+      description: Kind of the object.
+      type: str
+      sample: Service
+    namespace:
+      description: Its namespace.
+      type: str
+      sample: shop
+    name:
+      description: Its name.
+      type: str
+      sample: cart
+    field:
+      description: The field that is wrong.
+      type: str
+      sample: spec.ports[0].port
+    reason:
+      description: What is wrong with it.
+      type: str
+      sample: 70000 is not between 1 and 65535
+refused_count:
+  description: How many objects were left out.
+  type: int
+  returned: success
+  sample: 0
+conntrack_deleted:
+  description: How many connection tracking entries were deleted because they led to endpoints that are gone.
+  type: int
+  returned: O(state) is V(present) or V(absent)
+  sample: 0
+durations:
+  description: Seconds spent per stage.
+  type: dict
+  returned: O(state) is V(present) or V(absent)
+  sample: {observe: 0.041, apply: 0.112}
+rendered:
+  description: Text per table, in the syntax of iptables-restore, ipset, ipvsadm or nft.
+  type: dict
+  returned: O(state=rendered)
+  sample: {iptables-restore IPv4: "*nat\n..."}
+error_kind:
+  description: The kind of failure, for conditions in playbooks, one of V(snapshot), V(api), V(configuration), V(preflight) or V(kernel).
+  type: str
+  returned: failure
+  sample: preflight
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge, render
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
+    SOURCES_EXCLUDE,
+    proxy_spec,
+    source_spec,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.requests import engine_request
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import (
+    refused_result,
+    report_result,
+    table_differences,
+)
+
+
+def rendered(module):
+    """Return the text of everything that would be programmed."""
+    request, warnings = engine_request(module, source="required")
+    texts = render(request)
+    warn(module, warnings, request.cluster.refusals)
+    return {
+        "changed": False,
+        "mode": request.mode or request.configuration.mode,
+        "rendered": texts,
+        **refused_result(request.cluster.refusals),
+    }
+
+
+def converged(module):
+    """Make the node serve, or no longer serve, and return what was done."""
+    request, warnings = engine_request(module, source="unused" if module.params["state"] == "absent" else "required")
+    report = converge(request)
+    warn(module, [*warnings, *report.warnings], report.refused)
+    result = {"changed": report.changed, "conntrack_deleted": report.conntrack_deleted, **report_result(report)}
+    if request.describe:
+        result["diff"] = table_differences(report.changes, module.params["diff_lines"])
+    return result
+
+
+def main():
+    """The module."""
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["present", "absent", "rendered"], "default": "present"},
+            "node_addresses": {"type": "list", "elements": "str"},
+            **source_spec(),
+            **proxy_spec(),
+        },
+        mutually_exclusive=SOURCES_EXCLUDE,
+        supports_check_mode=True,
+    )
+    run(module, rendered if module.params["state"] == "rendered" else converged)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+#!/usr/bin/python
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: service_proxy_info
+short_description: Tell what a node is programmed with, and its drift from the cluster state
+version_added: 0.1.0
+author:
+  - kubenode.proxy contributors (@kubenode)
+description:
+  - Counts what the service proxy has programmed into the kernel of a node, table by table.
+  - Given a snapshot of the cluster, or an API server, it also tells how the node differs from it.
+  - Changes nothing. It never fails because of drift; look at RV(drift) or use the playbook kubenode.proxy.verify.
+extends_documentation_fragment:
+  - kubenode.proxy.proxy_options
+  - kubenode.proxy.kubernetes_api
+attributes:
+  check_mode:
+    description: Changes nothing in any mode.
+    support: full
+  diff_mode:
+    description: Returns what differs from the cluster state, one entry per table, in the syntax of the table's usual tool.
+    support: full
+  platform:
+    description: Hosts on which it works.
+    support: full
+    platforms: linux
+notes:
+  - Needs root, because the kernel shows its tables to nobody else.
+requirements:
+  - Python 3.9 or later on the node
+  - the Python package kubernetes, only to read from an API server
+seealso:
+  - module: kubenode.proxy.service_proxy
+"""
+
+EXAMPLES = r"""
+- name: Count what is programmed
+  kubenode.proxy.service_proxy_info:
+  register: node
+
+- name: Compare the node with a snapshot
+  kubenode.proxy.service_proxy_info:
+    snapshot: /var/lib/kubenode-proxy/snapshot.json.gz
+    mode: ipvs
+  register: node
+
+- name: Stop if it has drifted
+  ansible.builtin.assert:
+    that: not node.drift
+"""
+
+RETURN = r"""
+drift:
+  description: Whether the node differs from the cluster state.
+  type: bool
+  returned: a source of the cluster state is given
+  sample: false
+changes:
+  description: The tables that differ, with counts of what is missing (added), different (replaced) and too much (removed).
+  type: list
+  elements: dict
+  returned: a source of the cluster state is given
+  sample: [{table: IPv4 chains, added: 0, replaced: 1, removed: 0}]
+programmed:
+  description: Number of entries per table that the service proxy owns on the node now.
+  type: dict
+  returned: success
+  sample: {IPv4 chains: 61, IPv4 virtual servers: 15}
+mode:
+  description: The dataplane that the node is compared with; without a source, the one that is programmed, empty if there is none.
+  type: str
+  returned: success
+  sample: ipvs
+mode_reason:
+  description: Why it is that one.
+  type: str
+  returned: success
+  sample: requested
+node_name:
+  description: The name of the node by which its endpoints were found.
+  type: str
+  returned: success
+  sample: worker-1
+families:
+  description: The families of addresses looked at.
+  type: list
+  elements: str
+  returned: success
+  sample: [IPv4, IPv6]
+variant:
+  description: The variant of iptables in use on the node, V(legacy) or V(nf_tables), empty where it does not matter.
+  type: str
+  returned: success
+  sample: nf_tables
+counts:
+  description: How much should be served, and how many entries would be added, replaced and removed by a convergence.
+  type: dict
+  returned: a source of the cluster state is given
+  sample: {services: 12, service_ports: 15, endpoints: 34, added: 0, replaced: 1, removed: 0}
+refused:
+  description: The first 100 objects of the cluster that are left out because they are not valid, as M(kubenode.proxy.service_proxy) has it.
+  type: list
+  elements: dict
+  returned: a source of the cluster state is given
+  sample: []
+refused_count:
+  description: How many objects are left out.
+  type: int
+  returned: a source of the cluster state is given
+  sample: 0
+durations:
+  description: Seconds spent per stage.
+  type: dict
+  returned: success
+  sample: {observe: 0.041}
+error_kind:
+  description: The kind of failure, one of V(snapshot), V(api), V(configuration), V(preflight) or V(kernel).
+  type: str
+  returned: failure
+  sample: preflight
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import inspect
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
+    SOURCES_EXCLUDE,
+    proxy_spec,
+    source_spec,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.requests import engine_request, has_source
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import (
+    report_result,
+    table_differences,
+)
+
+COMPARED = ("changes", "counts", "refused", "refused_count")
+
+
+def inspected(module):
+    """Return what is programmed and, with a source of the cluster state, how the node differs from it."""
+    compare = has_source(module)
+    request, warnings = engine_request(module, source="optional")
+    report = inspect(request)
+    warn(module, [*warnings, *report.warnings], report.refused)
+    result = {"changed": False, "programmed": dict(report.programmed), **report_result(report)}
+    if not compare:
+        return {key: value for key, value in result.items() if key not in COMPARED}
+    result["drift"] = report.changed
+    if request.describe:
+        result["diff"] = table_differences(report.changes, module.params["diff_lines"])
+    return result
+
+
+def main():
+    """The module."""
+    module = AnsibleModule(
+        argument_spec={**source_spec(), **proxy_spec()},
+        mutually_exclusive=SOURCES_EXCLUDE,
+        supports_check_mode=True,
+    )
+    run(module, inspected)
+
+
+if __name__ == "__main__":
+    main()
