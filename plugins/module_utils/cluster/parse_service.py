@@ -39,7 +39,7 @@ def parse_service(raw: Dict[str, Any]) -> Optional[Service]:
     metadata = mapping(raw.get("metadata"), "metadata")
     namespace = dns_label(metadata.get("namespace"), "metadata.namespace")
     name = dns_label(metadata.get("name"), "metadata.name")
-    if SERVICE_PROXY_NAME_LABEL in mapping(metadata.get("labels"), "metadata.labels"):
+    if mapping(metadata.get("labels"), "metadata.labels").get(SERVICE_PROXY_NAME_LABEL) is not None:
         return None
     spec = mapping(raw.get("spec"), "spec")
     cluster_ip = text(spec.get("clusterIP"), "spec.clusterIP")

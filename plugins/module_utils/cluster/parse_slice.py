@@ -42,7 +42,7 @@ def parse_endpoint_slice(raw: Dict[str, Any]) -> Optional[EndpointSlice]:
     labels = mapping(metadata.get("labels"), "metadata.labels")
     owner = labels.get(SERVICE_NAME_LABEL)
     family = raw.get("addressType")
-    if HEADLESS_LABEL in labels or owner is None or owner == "" or family == "FQDN":
+    if labels.get(HEADLESS_LABEL) is not None or owner is None or owner == "" or family == "FQDN":
         return None
     owner = dns_label(owner, f"metadata.labels[{SERVICE_NAME_LABEL}]")
     if family not in (IPV4, IPV6):

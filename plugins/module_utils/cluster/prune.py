@@ -1,0 +1,89 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reduction of raw objects to the fields that are read, so that snapshots are small and change only when it matters."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, Union
+
+from .parse import ZONE_LABEL
+from .parse_service import SERVICE_PROXY_NAME_LABEL
+from .parse_slice import HEADLESS_LABEL, SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
+
+Shape = Union[bool, Mapping[str, Any]]
+"""What to keep of a value: True all of it; a mapping only these fields, in each element if the value is a list."""
+
+_METADATA = {"namespace": True, "name": True}
+
+_SHAPES: Dict[str, Mapping[str, Any]] = {
+    "Service": {
+        "metadata": {**_METADATA, "labels": {SERVICE_PROXY_NAME_LABEL: True}},
+        "spec": {
+            "type": True,
+            "clusterIP": True,
+            "clusterIPs": True,
+            "ipFamilies": True,
+            "ports": {"name": True, "protocol": True, "port": True, "nodePort": True},
+            "externalIPs": True,
+            "loadBalancerSourceRanges": True,
+            "sessionAffinity": True,
+            "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": True}},
+            "externalTrafficPolicy": True,
+            "internalTrafficPolicy": True,
+            "healthCheckNodePort": True,
+        },
+        "status": {"loadBalancer": {"ingress": {"ip": True, "ipMode": True}}},
+    },
+    "EndpointSlice": {
+        "metadata": {
+            **_METADATA,
+            "labels": {SERVICE_NAME_LABEL: True, HEADLESS_LABEL: True},
+            "annotations": {TRIGGER_TIME_ANNOTATION: True},
+        },
+        "addressType": True,
+        "ports": {"name": True, "protocol": True, "port": True},
+        "endpoints": {
+            "addresses": True,
+            "conditions": {"ready": True, "serving": True, "terminating": True},
+            "nodeName": True,
+            "hints": {"forZones": {"name": True}, "forNodes": {"name": True}},
+        },
+    },
+    "Node": {
+        "metadata": {**_METADATA, "labels": {ZONE_LABEL: True}, "deletionTimestamp": True},
+        "spec": {"podCIDR": True, "podCIDRs": True, "taints": {"key": True}},
+        "status": {"addresses": {"type": True, "address": True}},
+    },
+    "ServiceCIDR": {"metadata": _METADATA, "spec": {"cidrs": True}},
+}
+
+
+def prune(raw: Any) -> Any:
+    """A copy of a raw object with nothing but the fields that are read; null fields and empty containers go.
+
+    An object that parses gives the same value before and after; one that is refused is refused for the same reason.
+    """
+    kind = raw.get("kind") if type(raw) is dict else None
+    shape = _SHAPES.get(kind) if isinstance(kind, str) else None
+    if shape is None:
+        return raw
+    return {"apiVersion": raw.get("apiVersion"), "kind": kind, **_kept(raw, shape)}
+
+
+def _kept(value: Any, shape: Shape) -> Any:
+    if shape is True or not isinstance(shape, Mapping):
+        return value
+    if type(value) is list:
+        return [_kept(item, shape) for item in value]
+    if type(value) is not dict:
+        return value
+    kept = {}
+    for name, below in shape.items():
+        item = value.get(name)
+        if item is None:
+            continue
+        item = _kept(item, below)
+        if item != {} or below is True:
+            kept[name] = item
+    return kept

@@ -1,0 +1,249 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Snapshots of the cluster state: reading what kubectl prints, and writing them small and always the same.
+
+JSON is read with the standard library. PyYAML is asked only when the text is not JSON.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import tempfile
+import zlib
+from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
+
+from ..errors import SnapshotError
+from .parse import is_read, object_key
+from .prune import prune
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_MAXIMUM_BYTES = 2 << 30
+_MAXIMUM_NESTING = 8
+
+
+class WrittenSnapshot(NamedTuple):
+    """What was written: SHA-256 of the canonical content (hexadecimal), objects by kind, whether the file changed."""
+
+    digest: str
+    counts: Dict[str, int]
+    changed: bool
+
+
+def read_snapshot(path: str) -> List[Any]:
+    """The raw objects of a snapshot file; see :func:`parse_snapshot`. Raises SnapshotError, which names the file."""
+    try:
+        with open(path, "rb") as stream:
+            content = stream.read()
+    except OSError as error:
+        raise SnapshotError(f"{path}: {error.strerror or error}") from error
+    return parse_snapshot(content, path)
+
+
+def parse_snapshot(content: bytes, source: str = "snapshot") -> List[Any]:
+    """The raw objects in the bytes of a snapshot, Lists taken apart, in their order.
+
+    Plain or gzip; JSON or YAML; one List (also ServiceList, EndpointSliceList ...), an array of Lists or objects, several
+    documents one after another. Items of a typed list are given the kind that the list implies. ``source`` is what
+    errors call it. Raises SnapshotError with the position of the fault.
+    """
+    if content.startswith(_GZIP_MAGIC):
+        content = _gunzip(content, source)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SnapshotError(f"{source}: not UTF-8 text at byte {error.start}") from error
+    if not text.strip():
+        raise SnapshotError(f"{source}: is empty")
+    # JSON starts with a bracket; YAML in flow style that does so too is tried as YAML afterwards.
+    documents = _json_documents(text, source) if text.lstrip()[0] in "{[" else _yaml_documents(text, source)
+    objects: List[Any] = []
+    for document in documents:
+        _collect(document, objects, source, 0)
+    return objects
+
+
+def _gunzip(content: bytes, source: str) -> bytes:
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
+            plain = stream.read(_MAXIMUM_BYTES + 1)
+    except EOFError as error:
+        raise SnapshotError(f"{source}: the gzip data is truncated after {len(content)} bytes") from error
+    except (OSError, zlib.error) as error:
+        raise SnapshotError(f"{source}: the gzip data is corrupt: {error}") from error
+    if len(plain) > _MAXIMUM_BYTES:
+        raise SnapshotError(f"{source}: unpacks to more than {_MAXIMUM_BYTES} bytes")
+    return plain
+
+
+def _json_documents(text: str, source: str) -> List[Any]:
+    decoder = json.JSONDecoder()
+    documents: List[Any] = []
+    position, end = 0, len(text)
+    while True:
+        while position < end and text[position] in " \t\r\n":
+            position += 1
+        if position == end:
+            return documents
+        try:
+            document, position = decoder.raw_decode(text, position)
+        except json.JSONDecodeError as error:
+            if not documents:
+                return _flow_yaml_documents(text, source, error)
+            raise SnapshotError(_json_fault(text, source, error)) from error
+        except (ValueError, RecursionError) as error:
+            raise SnapshotError(f"{source}: not a snapshot: {error}") from error
+        documents.append(document)
+
+
+def _json_fault(text: str, source: str, error: json.JSONDecodeError) -> str:
+    position = f"line {error.lineno} column {error.colno} (character {error.pos})"
+    if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
+        return f"{source}: the JSON is truncated: {error.msg} at {position}"
+    return f"{source}: the JSON is not valid: {error.msg} at {position}"
+
+
+def _flow_yaml_documents(text: str, source: str, fault: json.JSONDecodeError) -> List[Any]:
+    # YAML in flow style may start with a bracket. The JSON fault is the better report unless the text truly is YAML,
+    # and a large text is never that, so the slow parser is not tried on it.
+    if len(text) < 1 << 20:
+        try:
+            return _yaml_documents(text, source)
+        except SnapshotError:
+            pass
+    raise SnapshotError(_json_fault(text, source, fault)) from fault
+
+
+def _yaml_documents(text: str, source: str) -> List[Any]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise SnapshotError(f"{source}: is not JSON, and reading YAML needs PyYAML: {error}") from error
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return [document for document in yaml.load_all(text, Loader=loader) if document is not None]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" at line {mark.line + 1} column {mark.column + 1}" if mark is not None else ""
+        problem = " ".join(part for part in (error.context, error.problem) if part)
+        raise SnapshotError(f"{source}: neither JSON nor valid YAML: {problem}{where}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise SnapshotError(f"{source}: neither JSON nor valid YAML: {error}") from error
+
+
+def _collect(document: Any, objects: List[Any], source: str, depth: int) -> None:
+    if depth > _MAXIMUM_NESTING:
+        raise SnapshotError(f"{source}: lists are nested more than {_MAXIMUM_NESTING} deep")
+    if isinstance(document, list):
+        for item in document:
+            _collect(item, objects, source, depth + 1)
+        return
+    if not isinstance(document, dict):
+        if depth == 0:
+            raise SnapshotError(f"{source}: holds a {type(document).__name__}, not objects of the cluster")
+        objects.append(document)
+        return
+    kind = document.get("kind")
+    if isinstance(kind, str) and kind.endswith("List"):
+        items = document.get("items")
+        if items is not None and not isinstance(items, list):
+            raise SnapshotError(f"{source}: the items of a {kind} are not a list")
+        for item in with_kind(items or [], kind, document.get("apiVersion")):
+            _collect(item, objects, source, depth + 1)
+        return
+    if depth == 0 and not kind:
+        raise SnapshotError(f"{source}: holds an object without a kind, which is not one of the cluster")
+    objects.append(document)
+
+
+def with_kind(items: List[Any], list_kind: str, api_version: Any) -> List[Any]:
+    """The items of a list as the API server sends it, where they lack kind and apiVersion, given those of the list.
+
+    The items themselves are completed, not copied. Those of a plain ``List`` are left alone.
+    """
+    item_kind = list_kind[: -len("List")]
+    if item_kind:
+        for item in items:
+            if isinstance(item, dict) and not item.get("kind"):
+                item["kind"] = item_kind
+                item.setdefault("apiVersion", api_version)
+    return items
+
+
+def canonical_snapshot(objects: Iterable[Any]) -> Tuple[bytes, Dict[str, int]]:
+    """The content of a snapshot, and how many objects of each kind are in it.
+
+    A JSON List, sorted by kind, namespace and name, one object a line, reduced to the fields that are read. The bytes
+    depend on these fields only, not on the order of the input. An object that is not one at all is kept to be refused.
+    """
+    chosen: Dict[Tuple[str, ...], str] = {}
+    counts: Dict[str, int] = {}
+    for raw in objects:
+        if not is_read(raw):
+            continue
+        key: Tuple[str, ...] = object_key(raw)
+        line = json.dumps(prune(raw), sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=str)
+        if not all((key[0], key[2])):
+            key = (*key, line)
+        chosen[key] = line
+    for key in chosen:
+        counts[key[0]] = counts.get(key[0], 0) + 1
+    lines = ",\n".join(chosen[key] for key in sorted(chosen))
+    return f'{{"apiVersion":"v1","kind":"List","items":[\n{lines}\n]}}\n'.encode("ascii"), counts
+
+
+def snapshot_digest(content: bytes) -> str:
+    """SHA-256 of uncompressed snapshot content, in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def compress(content: bytes) -> bytes:
+    """Pack with gzip, without a time stamp, so that equal content gives equal bytes."""
+    return gzip.compress(content, compresslevel=6, mtime=0)
+
+
+def write_snapshot(path: str, objects: Iterable[Any], check_mode: bool = False) -> WrittenSnapshot:
+    """Write a snapshot of raw objects, gzip when the name ends with ``.gz``, replacing the file in one step.
+
+    The file is left alone when its content is the same already; with ``check_mode`` it is only compared. Secrets are
+    never in it, but it is written with mode 0600 when new. Raises SnapshotError.
+    """
+    content, counts = canonical_snapshot(objects)
+    digest = snapshot_digest(content)
+    if _content_of(path) == content:
+        return WrittenSnapshot(digest, counts, False)
+    if not check_mode:
+        _replace(path, compress(content) if path.endswith(".gz") else content)
+    return WrittenSnapshot(digest, counts, True)
+
+
+def _content_of(path: str) -> bytes:
+    """The uncompressed content of an earlier snapshot; empty when there is none that can be read."""
+    try:
+        with open(path, "rb") as stream:
+            content = stream.read()
+        return _gunzip(content, path) if content.startswith(_GZIP_MAGIC) else content
+    except (OSError, SnapshotError):
+        return b""
+
+
+def _replace(path: str, content: bytes) -> None:
+    directory = os.path.dirname(os.path.abspath(path))
+    temporary = ""
+    try:
+        mode = os.stat(path).st_mode & 0o7777 if os.path.exists(path) else 0o600
+        handle, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=directory)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary and os.path.exists(temporary):
+            os.unlink(temporary)
+        raise SnapshotError(f"{path}: cannot be written: {error.strerror or error}") from error
