@@ -1,0 +1,134 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the demonstration asks the converged nodes, and what must come back."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, NamedTuple, Optional, Set
+
+from tests.lab.cluster import Lab
+from tests.lab.probe import Answer
+from tests.lab.topology import LabNode, pods_of
+
+LOAD_BALANCER = "198.51.100.10"
+LOCAL_LOAD_BALANCER = "198.51.100.20"
+DNS, WEB, API, CART = "10.96.0.10", "10.96.10.1", "10.96.10.4", "10.96.10.5"
+CHECKOUT, PAYMENTS, NO_ENDPOINTS = "10.96.10.7", "10.96.10.8", "10.96.10.11"
+API6 = "fd00:10:96::4"
+ENOUGH = 40
+
+Check = Callable[[List[Answer]], Optional[str]]
+
+
+class Request(NamedTuple):
+    """One line of the demonstration: what is asked, how often, and a check that returns what is wrong or None."""
+
+    title: str
+    protocol: str
+    address: str
+    port: int
+    source: str
+    check: Check
+    times: int = ENOUGH
+    pod: Optional[str] = None
+
+
+class Outcome(NamedTuple):
+    """What came back, in words, and what is wrong with it."""
+
+    request: Request
+    words: str
+    problem: Optional[str]
+
+
+def backends(*wanted: str, peer: Optional[str] = None) -> Check:
+    """Exactly these backends answer, each at least once; with ``peer`` they must have seen that address."""
+
+    def check(answers: List[Answer]) -> Optional[str]:
+        seen = {answer.backend for answer in answers if answer.outcome == "answer"}
+        if any(answer.outcome != "answer" for answer in answers):
+            return f"not every request was answered: {outcomes(answers)}"
+        if seen != set(wanted):
+            return f"expected {', '.join(sorted(wanted))}"
+        if peer and {answer.peer for answer in answers} != {peer}:
+            return f"expected the backend to see {peer}"
+        return None
+
+    return check
+
+
+def one_backend(answers: List[Answer]) -> Optional[str]:
+    """All requests go to the same backend, as session affinity promises."""
+    seen = {answer.backend for answer in answers}
+    return None if len(seen) == 1 and answers[0].outcome == "answer" else "expected always the same backend"
+
+
+def nobody(*outcome: str) -> Check:
+    """No request is answered, and each ends in one of the given ways."""
+    return lambda answers: None if {answer.outcome for answer in answers} <= set(outcome) else "expected no answer"
+
+
+def outcomes(answers: List[Answer]) -> str:
+    """Answers in words: backends with their counts, and other outcomes."""
+    counts: Dict[str, int] = {}
+    for answer in answers:
+        name = answer.backend or answer.outcome
+        counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{name} x{count}" for name, count in sorted(counts.items()))
+
+
+def requests_for(lab: Lab, node: LabNode) -> List[Request]:
+    """All requests that go through one node."""
+    pods = {other.name: pods_of(lab.snapshot, other) for other in lab.nodes}
+
+    def named(service: str, *nodes: str) -> Set[str]:
+        chosen = nodes or tuple(pods)
+        return {pod.name for name in chosen for pod in pods[name] if pod.name.rsplit("-", 2)[0] == service}
+
+    inside = next(pod.name for pod in pods[node.name] if pod.name.startswith("catalog-"))
+    steady = named("payments", "lab-iptables")
+    return [
+        Request("DNS over UDP, ClusterIP", "DNS-UDP", DNS, 53, node.client, backends(*named("kube-dns"))),
+        Request("DNS over TCP, ClusterIP", "DNS-TCP", DNS, 53, node.client, backends(*named("kube-dns"))),
+        Request("web, ClusterIP, from a pod", "TCP", WEB, 80, "", backends(*named("web")), pod=inside),
+        Request("web, NodePort", "TCP", node.address, 30080, node.client, backends(*named("web"))),
+        Request("storefront, LoadBalancer", "TCP", LOAD_BALANCER, 80, node.client, backends(*named("storefront"))),
+        Request(
+            "storefront, client out of source ranges", "TCP", LOAD_BALANCER, 80, node.stranger, nobody("timeout"), 2
+        ),
+        Request(
+            "edge, externalTrafficPolicy Local",
+            "TCP",
+            LOCAL_LOAD_BALANCER,
+            80,
+            node.client,
+            backends(*named("edge", node.name), peer=node.client),
+        ),
+        Request("cart, ClientIP affinity", "TCP", CART, 80, node.client, one_backend),
+        Request(
+            "checkout, internalTrafficPolicy Local",
+            "TCP",
+            CHECKOUT,
+            80,
+            "",
+            backends(*named("checkout", node.name)),
+            pod=inside,
+        ),
+        Request("payments, one endpoint terminating", "TCP", PAYMENTS, 9000, node.client, backends(*steady)),
+        Request("api over IPv6, ClusterIP", "TCP", API6, 8080, node.client6, backends(*named("api"))),
+        Request("recommendations, no endpoints", "TCP", NO_ENDPOINTS, 80, node.client, nobody("refused"), 2),
+    ]
+
+
+def perform(lab: Lab, node: LabNode, request: Request) -> Outcome:
+    """Ask, and judge what comes back."""
+    if request.pod:
+        answers = lab.ask_from_pod(
+            node.name, request.pod, request.protocol, request.address, request.port, request.times
+        )
+    else:
+        answers = [
+            lab.ask(request.protocol, request.address, request.port, request.source) for _ in range(request.times)
+        ]
+    return Outcome(request, outcomes(answers), request.check(answers))

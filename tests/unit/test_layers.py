@@ -1,0 +1,117 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The layers of the engine import one way only, and nothing in it knows Ansible."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Dict, Iterator, List, Tuple
+
+import pytest
+
+PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
+ENGINE = PLUGINS / "module_utils"
+COLLECTION = "ansible_collections.kubenode.proxy.plugins."
+
+# Each layer may import those before it and itself; the first three are one layer.
+ORDER = (
+    ("errors", "addresses", "resources"),
+    ("cluster",),
+    ("configuration",),
+    ("routing",),
+    ("dataplane",),
+    ("kernel",),
+    ("preflight",),
+    ("convergence",),
+    ("agent", "module_support"),
+)
+# What the modules share: the only part of the shared code that may name Ansible's own module class.
+ADAPTER = "module_support"
+RANK: Dict[str, int] = {name: rank for rank, names in enumerate(ORDER) for name in names}
+
+
+def imports_of(path: Path) -> Iterator[Tuple[int, str]]:
+    """Line and absolute dotted name of everything that a file imports, wherever the statement stands."""
+    package = ["plugins", *path.relative_to(PLUGINS).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{stem}.{alias.name}") for alias in node.names)
+
+
+def layer_of(dotted: str) -> str:
+    """The layer that an absolute name inside the engine belongs to, empty for names outside."""
+    name = dotted[len("ansible_collections.kubenode.proxy.") :] if dotted.startswith(COLLECTION) else dotted
+    parts = name.split(".")
+    return parts[2] if parts[:2] == ["plugins", "module_utils"] and len(parts) > 2 else ""
+
+
+def violations(path: Path, own: str) -> List[str]:
+    """Imports of a file in layer ``own`` that lead to a later layer, to a neighbour in the last one, or to Ansible."""
+    found = []
+    for line, name in imports_of(path):
+        layer = layer_of(name)
+        if name.split(".")[0] in ("ansible", "ansible_collections") and not (
+            own == ADAPTER and name.startswith("ansible.module_utils.")
+        ):
+            found.append(f"{path.name}:{line} imports {name}")
+        elif layer and layer != own and (layer not in RANK or RANK[layer] > RANK[own]):
+            found.append(f"{path.name}:{line} ({own}) imports {name}")
+        elif layer and layer != own and RANK[layer] == RANK[own] and RANK[own] > 0:
+            found.append(f"{path.name}:{line} ({own}) imports its neighbour {name}")
+    return found
+
+
+def engine_files() -> List[Path]:
+    return sorted(path for path in ENGINE.rglob("*.py") if path.relative_to(ENGINE).parts != ("__init__.py",))
+
+
+def test_every_file_of_the_engine_is_in_a_known_layer() -> None:
+    layers = {path.relative_to(ENGINE).parts[0].replace(".py", "") for path in engine_files()}
+    assert layers <= set(RANK)
+    assert {"errors", "cluster", "routing", "dataplane", "kernel"} <= layers
+
+
+@pytest.mark.parametrize("path", engine_files(), ids=lambda path: str(path.relative_to(ENGINE)))
+def test_imports_lead_to_earlier_layers_only(path: Path) -> None:
+    own = path.relative_to(ENGINE).parts[0].replace(".py", "")
+    assert violations(path, own) == []
+
+
+@pytest.mark.parametrize("path", sorted((PLUGINS / "modules").glob("*.py")), ids=lambda path: path.name)
+def test_modules_import_the_engine_and_ansible_module_utils_only(path: Path) -> None:
+    allowed = ("ansible.module_utils.", COLLECTION + "module_utils.")
+    foreign = [
+        f"{line}: {name}"
+        for line, name in imports_of(path)
+        if name.split(".")[0] in ("ansible", "ansible_collections") and not name.startswith(allowed)
+    ]
+    assert foreign == []
+
+
+@pytest.mark.parametrize(
+    ("own", "statement", "bad"),
+    [
+        ("routing", "from ..kernel.netlink import Socket", True),
+        ("routing", "from ..cluster.model import Service", False),
+        ("routing", "def f():\n    from ..kernel import netlink", True),
+        ("routing", "from . import routes", False),
+        ("routing", "from .. import kernel", True),
+        ("agent", "from ..module_support.results import x", True),
+        ("kernel", "from ansible.module_utils.basic import AnsibleModule", True),
+        ("kernel", "import ansible_collections.kubenode.proxy.plugins.module_utils.errors", True),
+    ],
+)
+def test_the_check_itself_notices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, statement: str, bad: bool
+) -> None:
+    monkeypatch.setitem(imports_of.__globals__, "PLUGINS", tmp_path)
+    path = tmp_path / "module_utils" / own / "sample.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(statement + "\n", encoding="utf-8")
+    assert bool(violations(path, own)) is bad
