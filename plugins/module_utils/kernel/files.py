@@ -95,6 +95,7 @@ class FilesResource(Resource[str, str]):
     """Files by path; the value is the whole content. Owns exactly the paths it is given, present or not."""
 
     name = "files"
+    diff_by_key = True
 
     def __init__(self, paths: Sequence[str], mode: int = 0o644) -> None:
         self.paths = tuple(paths)

@@ -160,7 +160,7 @@ def explanations(chosen: Dict[str, Setting]) -> List[Dict[str, str]]:
     """A profile for a report: ``key``, ``value`` (empty when left alone) and ``why`` of each entry."""
     rows = []
     for key, setting in chosen.items():
-        value = "" if setting.value is None else str(int(setting.value))
+        value = setting.value or "" if not isinstance(setting.value, int) else str(int(setting.value))
         shown = f">= {value}" if isinstance(setting.value, AtLeast) else value
         rows.append({"key": key, "value": shown, "why": setting.why})
     return rows

@@ -1,0 +1,44 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Documentation that the modules share."""
+
+from __future__ import annotations
+
+
+class ModuleDocFragment:
+    """Attributes of the modules that converge a part of a node, and options that several of them have."""
+
+    DOCUMENTATION = r"""
+attributes:
+  check_mode:
+    support: full
+    description: Can run in C(check_mode) and return the changed status prediction without modifying the node.
+  diff_mode:
+    support: full
+    description: Returns details on what has changed (or possibly needs changing in C(check_mode)), when in diff mode.
+  idempotent:
+    support: full
+    description: When run twice in a row with the same arguments, the second invocation indicates no change.
+  platform:
+    support: full
+    platforms: linux
+    description: Target operating system.
+"""
+
+    INFO = r"""
+attributes:
+  check_mode:
+    support: full
+    description: Never changes anything, so that it does the same in C(check_mode).
+  diff_mode:
+    support: none
+    description: Never changes anything, so there is no difference to show.
+  idempotent:
+    support: full
+    description: Never changes anything.
+  platform:
+    support: full
+    platforms: linux
+    description: Target operating system.
+"""

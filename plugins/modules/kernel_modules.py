@@ -1,0 +1,273 @@
+#!/usr/bin/python
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: kernel_modules
+short_description: Load kernel modules now and after every reboot
+version_added: 0.1.0
+author:
+  - kubenode.proxy contributors (@kubenode)
+description:
+  - Loads kernel modules that are missing, and writes a C(modules-load.d) file of its own so that they are loaded at
+    boot.
+  - The modules are listed, or derived from the mode of a service proxy and the IPVS schedulers in use, or both.
+  - Modules that are built into the kernel count as loaded.
+  - A module that the running kernel does not have is an error that names the remedy, before anything is changed.
+extends_documentation_fragment:
+  - kubenode.proxy.attributes
+options:
+  modules:
+    description:
+      - Names of kernel modules. A V(-) in a name is the same as V(_).
+    type: list
+    elements: str
+    default: []
+  mode:
+    description:
+      - Also load what a service proxy in this mode needs. Match and target extensions of iptables are not among them,
+        since the kernel loads them when a rule names them.
+    type: str
+    choices: [iptables, ipvs, nftables]
+  schedulers:
+    description:
+      - IPVS schedulers in use. Each brings its module, such as C(ip_vs_wlc) for V(wlc).
+      - Only with O(mode=ipvs), where the default is V([rr]).
+    type: list
+    elements: str
+    default: []
+  bridge_netfilter:
+    description:
+      - With O(mode), also load C(br_netfilter), which pods on one bridge need to reach each other by Service address.
+    type: bool
+    default: false
+  state:
+    description:
+      - V(present) loads the modules and, with O(persistent), writes O(persistent_file).
+      - V(absent) removes O(persistent_file). Modules stay loaded unless O(unload=true).
+    type: str
+    choices: [present, absent]
+    default: present
+  persistent:
+    description:
+      - Whether to write O(persistent_file). With V(false) an existing file is left as it is.
+    type: bool
+    default: true
+  persistent_file:
+    description:
+      - The file that lists the modules for the next boot. It belongs to this module as a whole; give each use a file of
+        its own.
+    type: path
+    default: /etc/modules-load.d/kubenode-proxy.conf
+  unload:
+    description:
+      - With O(state=absent), unload the modules named by O(modules) and O(mode), or, without these, those that
+        O(persistent_file) lists. A module that is in use is an error.
+    type: bool
+    default: false
+seealso:
+  - module: kubenode.proxy.sysctls
+  - module: community.general.modprobe
+"""
+
+EXAMPLES = r"""
+- name: Everything that a service proxy in IPVS mode with two schedulers needs
+  kubenode.proxy.kernel_modules:
+    mode: ipvs
+    schedulers: [rr, wlc]
+
+- name: Modules by name, until the next reboot only
+  kubenode.proxy.kernel_modules:
+    modules: [br_netfilter, overlay]
+    persistent: false
+
+- name: No longer load them at boot, and unload them now
+  kubenode.proxy.kernel_modules:
+    state: absent
+    unload: true
+"""
+
+RETURN = r"""
+modules:
+  description: Names of the modules that this task is about, as the kernel writes them, in loading order.
+  returned: success
+  type: list
+  elements: str
+  sample: [ip_vs, ip_vs_rr, nf_conntrack]
+loaded:
+  description: Modules that were not there and have been loaded, or would be in check mode.
+  returned: success
+  type: list
+  elements: str
+  sample: [ip_vs_rr]
+unloaded:
+  description: Modules that have been unloaded, or would be in check mode.
+  returned: success
+  type: list
+  elements: str
+  sample: []
+persistent_file:
+  description: The file for the next boot; empty when O(persistent=false).
+  returned: success
+  type: str
+  sample: /etc/modules-load.d/kubenode-proxy.conf
+kernel_release:
+  description: Release of the running kernel.
+  returned: success
+  type: str
+  sample: 6.1.0-13-amd64
+changes:
+  description: What differed, by table. At most 50 entries are named per table.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    table:
+      description: Name of the table, V(modules) or V(files).
+      type: str
+      returned: always
+    added:
+      description: Number of entries that were missing.
+      type: int
+      returned: always
+    replaced:
+      description: Number of entries that had another value.
+      type: int
+      returned: always
+    removed:
+      description: Number of entries that were too many.
+      type: int
+      returned: always
+    entries:
+      description: Names of the first entries.
+      type: list
+      elements: str
+      returned: always
+    truncated:
+      description: Whether there are more entries than named.
+      type: bool
+      returned: always
+  sample:
+    - table: modules
+      added: 1
+      replaced: 0
+      removed: 0
+      entries: [ip_vs_rr]
+      truncated: false
+error_kind:
+  description: What kind of error it was, for conditions in playbooks.
+  returned: failure
+  type: str
+  sample: kernel
+"""
+
+import os
+from typing import Any, Dict, List
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.files import FilesResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import (
+    LOADED,
+    ModulesResource,
+    modules_for,
+    modules_load_file,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, Stage, apply_plan, plan
+
+
+def _named_modules(parameters: Dict[str, Any]) -> List[str]:
+    names = list(parameters["modules"])
+    if parameters["mode"]:
+        version = facts.kernel_version(facts.kernel_release())
+        names += modules_for(parameters["mode"], parameters["schedulers"], version, parameters["bridge_netfilter"])
+    return names
+
+
+def _stages_present(parameters: Dict[str, Any]) -> List[Stage]:
+    resource = ModulesResource(_named_modules(parameters))
+    stages = [Stage(resource, resource.desired())]
+    if parameters["persistent"]:
+        path = parameters["persistent_file"]
+        stages.append(Stage(FilesResource([path]), {path: modules_load_file(resource.names)}))
+    return stages
+
+
+def _stages_absent(parameters: Dict[str, Any]) -> List[Stage]:
+    path = parameters["persistent_file"]
+    files = FilesResource([path])
+    names: List[str] = []
+    if parameters["unload"]:
+        names = _named_modules(parameters)
+        if not names:
+            lines = files.observe().get(path, "").splitlines()
+            names = [line.strip() for line in lines if line.strip() and line.strip()[0] not in "#;"]
+    # Users of a module come after it in loading order, so unloading goes backwards.
+    stages = [Stage(ModulesResource((), unload=list(reversed(names))), {})]
+    if parameters["persistent"]:
+        stages.append(Stage(files, {}))
+    return stages
+
+
+def _refuse_unavailable(resource: ModulesResource, planned: PlannedChange) -> None:
+    unavailable = resource.unavailable(planned.change.added)
+    if unavailable:
+        reasons = sorted(set(unavailable.values()))
+        raise KernelError(f"kernel module {', '.join(unavailable)}: {'; '.join(reasons)}")
+
+
+def main() -> None:
+    """Read the options, converge, report."""
+    module = AnsibleModule(
+        argument_spec={
+            "modules": {"type": "list", "elements": "str", "default": []},
+            "mode": {"type": "str", "choices": ["iptables", "ipvs", "nftables"]},
+            "schedulers": {"type": "list", "elements": "str", "default": []},
+            "bridge_netfilter": {"type": "bool", "default": False},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "persistent": {"type": "bool", "default": True},
+            "persistent_file": {"type": "path", "default": "/etc/modules-load.d/kubenode-proxy.conf"},
+            "unload": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    parameters = module.params
+    present = parameters["state"] == "present"
+    if present and not parameters["modules"] and not parameters["mode"]:
+        module.fail_json(msg="state is present but modules is empty and mode is not given", error_kind="configuration")
+    if parameters["schedulers"] and parameters["mode"] != "ipvs":
+        module.fail_json(msg="schedulers: only used with mode ipvs", error_kind="configuration")
+    refused = tables.root_needed(os.geteuid(), "changing kernel modules")
+    if refused:
+        module.fail_json(**refused)
+    try:
+        planned = plan(_stages_present(parameters) if present else _stages_absent(parameters))
+        resource = planned[0].resource
+        if isinstance(resource, ModulesResource):
+            _refuse_unavailable(resource, planned[0])
+        if not module.check_mode:
+            apply_plan(planned)
+    except ProxyError as error:
+        module.fail_json(**tables.failure(error))
+    result: Dict[str, Any] = {
+        "changed": any(change for _resource, change in planned),
+        "modules": list(resource.names or resource.unload),
+        "loaded": [name for name, value in planned[0].change.added.items() if value == LOADED],
+        "unloaded": list(planned[0].change.removed),
+        "persistent_file": parameters["persistent_file"] if parameters["persistent"] else "",
+        "kernel_release": facts.kernel_release(),
+        "changes": tables.change_records(planned),
+    }
+    if module._diff:
+        result["diff"] = tables.planned_differences(planned)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

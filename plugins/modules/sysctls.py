@@ -1,0 +1,441 @@
+#!/usr/bin/python
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: sysctls
+short_description: Set kernel parameters now and after every reboot
+version_added: 0.1.0
+author:
+  - kubenode.proxy contributors (@kubenode)
+description:
+  - Sets kernel parameters where they differ, and writes a C(sysctl.d) file of its own so that they are set at boot.
+  - The parameters are listed, or derived from the mode of a service proxy, the kernel version and the cores of the node
+    as kube-proxy derives them, or both. Each derived value is explained in the result and in the file.
+  - Whatever cannot be set (a key that the kernel does not have, or one that may not be changed in a container or in a
+    network namespace) is an error that names the remedy, before anything is changed.
+extends_documentation_fragment:
+  - kubenode.proxy.attributes
+options:
+  values:
+    description:
+      - Kernel parameters by key. Keys are written as for C(sysctl), with dots or with slashes.
+      - A value given here wins over that of O(profile). With V(null) a key of O(profile) is left alone.
+    type: dict
+    default: {}
+  profile:
+    description:
+      - Also set what a service proxy needs.
+    type: dict
+    suboptions:
+      mode:
+        description: Mode of the service proxy.
+        type: str
+        choices: [iptables, ipvs, nftables]
+        required: true
+      strict_arp:
+        description:
+          - In mode V(ipvs), do not answer ARP for addresses that are on C(kube-ipvs0) only (C(ipvs.strictARP)).
+        type: bool
+        default: false
+      route_localnet:
+        description: In mode V(iptables), let node ports answer on 127.0.0.1 (C(iptables.localhostNodePorts)).
+        type: bool
+        default: true
+      estimation:
+        description:
+          - In mode V(ipvs), whether the kernel computes rates for every virtual and real server (kernel 5.16 and
+            later). That costs time with many of them and delays packets before kernel 6.2. Left alone when not given.
+        type: bool
+      bridge_netfilter:
+        description: Let bridged traffic pass iptables. Needs the module C(br_netfilter).
+        type: bool
+        default: false
+      conntrack:
+        description:
+          - Connection tracking, as in the C(conntrack) section of a KubeProxyConfiguration, with its defaults. Times
+            are in seconds; V(0) leaves the kernel's value alone.
+        type: dict
+        suboptions:
+          max_per_core:
+            description: Entries of the table per core. V(0) leaves the size of the table alone.
+            type: int
+            default: 32768
+          min:
+            description: Least number of entries.
+            type: int
+            default: 131072
+          tcp_established_timeout:
+            description: How long an idle TCP connection is remembered.
+            type: int
+            default: 86400
+          tcp_close_wait_timeout:
+            description: How long a TCP connection in CLOSE_WAIT is remembered.
+            type: int
+            default: 3600
+          udp_timeout:
+            description: How long an unanswered UDP flow is remembered.
+            type: int
+            default: 0
+          udp_stream_timeout:
+            description: How long an answered UDP flow is remembered.
+            type: int
+            default: 0
+          tcp_be_liberal:
+            description: Do not mark TCP packets outside the window as invalid.
+            type: bool
+            default: false
+  state:
+    description:
+      - V(present) sets the values and, with O(persistent), writes O(persistent_file).
+      - V(absent) removes O(persistent_file). Running values stay as they are.
+    type: str
+    choices: [present, absent]
+    default: present
+  persistent:
+    description:
+      - Whether to write O(persistent_file). With V(false) an existing file is left as it is.
+    type: bool
+    default: true
+  persistent_file:
+    description:
+      - The file that sets the values at the next boot. It belongs to this module as a whole; give each use a file of
+        its own.
+      - A warning names each file that is read later at boot and sets another value.
+    type: path
+    default: /etc/sysctl.d/99-kubenode-proxy.conf
+  unchangeable:
+    description:
+      - What to do about a key that has another value and cannot be changed here, in a container or in a network
+        namespace.
+    type: str
+    choices: [fail, warn]
+    default: fail
+seealso:
+  - module: kubenode.proxy.kernel_modules
+  - module: ansible.posix.sysctl
+"""
+
+EXAMPLES = r"""
+- name: What a service proxy in IPVS mode needs, as kube-proxy would set it
+  kubenode.proxy.sysctls:
+    profile:
+      mode: ipvs
+      strict_arp: true
+      conntrack:
+        max_per_core: 65536
+
+- name: Single values, until the next reboot only
+  kubenode.proxy.sysctls:
+    values:
+      net.ipv4.ip_forward: 1
+      net.ipv4.conf.all.rp_filter: 2
+    persistent: false
+
+- name: A profile without one of its keys
+  kubenode.proxy.sysctls:
+    profile:
+      mode: iptables
+    values:
+      net.netfilter.nf_conntrack_tcp_timeout_established:
+
+- name: No longer set them at boot
+  kubenode.proxy.sysctls:
+    state: absent
+"""
+
+RETURN = r"""
+values:
+  description: The running values after the task, by key; in check mode those that would be.
+  returned: success
+  type: dict
+  sample:
+    net.ipv4.ip_forward: "1"
+explanations:
+  description: Why each parameter of O(profile) is set or left alone.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    key:
+      description: Key of the parameter.
+      type: str
+      returned: always
+    value:
+      description: The chosen value; empty if it is left alone, beginning with C(>=) if larger values are left alone.
+      type: str
+      returned: always
+    why:
+      description: The reason.
+      type: str
+      returned: always
+  sample:
+    - key: net.ipv4.vs.conn_reuse_mode
+      value: ""
+      why: "left alone: since kernel 5.9 (here 6.1) the default reschedules a reused port without loss"
+persistent_file:
+  description: The file for the next boot; empty when O(persistent=false).
+  returned: success
+  type: str
+  sample: /etc/sysctl.d/99-kubenode-proxy.conf
+unchanged_here:
+  description: Keys that could not be changed here and were left alone, each with the reason; see O(unchangeable).
+  returned: success
+  type: dict
+  sample: {}
+cores:
+  description: Cores of the node, as kube-proxy counts them.
+  returned: success
+  type: int
+  sample: 8
+changes:
+  description: What differed, by table. At most 50 entries are named per table.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    table:
+      description: Name of the table, V(sysctls) or V(files).
+      type: str
+      returned: always
+    added:
+      description: Number of entries that were missing.
+      type: int
+      returned: always
+    replaced:
+      description: Number of entries that had another value.
+      type: int
+      returned: always
+    removed:
+      description: Number of entries that were too many.
+      type: int
+      returned: always
+    entries:
+      description: Names of the first entries.
+      type: list
+      elements: str
+      returned: always
+    truncated:
+      description: Whether there are more entries than named.
+      type: bool
+      returned: always
+  sample:
+    - table: sysctls
+      added: 0
+      replaced: 1
+      removed: 0
+      entries: [net.ipv4.ip_forward]
+      truncated: false
+error_kind:
+  description: What kind of error it was, for conditions in playbooks.
+  returned: failure
+  type: str
+  sample: kernel
+"""
+
+import os
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.conntrack import conntrack_maximum
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts, modules, sysctl_profile, sysctls
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.files import FilesResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, apply_plan, difference
+
+# What one entry costs is a matter of the kernel's build; 320 bytes is the usual size of struct nf_conn with extensions.
+_ENTRY_BYTES = 320
+
+_CONNTRACK_SPEC: Dict[str, Dict[str, Any]] = {
+    "max_per_core": {"type": "int", "default": 32768},
+    "min": {"type": "int", "default": 131072},
+    "tcp_established_timeout": {"type": "int", "default": 86400},
+    "tcp_close_wait_timeout": {"type": "int", "default": 3600},
+    "udp_timeout": {"type": "int", "default": 0},
+    "udp_stream_timeout": {"type": "int", "default": 0},
+    "tcp_be_liberal": {"type": "bool", "default": False},
+}
+
+
+class Plan(NamedTuple):
+    """What is to be done, and what is to be told besides."""
+
+    planned: List[PlannedChange]
+    running: Dict[str, str]
+    explanations: List[Dict[str, str]]
+    unchanged_here: Dict[str, str]
+    warnings: List[str]
+
+
+def _conntrack(options: Mapping[str, Any], cores: int) -> Tuple[sysctl_profile.ConntrackProfile, str]:
+    for name, value in options.items():
+        if value < 0:
+            raise ConfigurationError(f"profile.conntrack.{name}: {value} is negative")
+    maximum = conntrack_maximum(options["max_per_core"], options["min"], cores)
+    profile = sysctl_profile.ConntrackProfile(
+        maximum=maximum,
+        tcp_established_seconds=options["tcp_established_timeout"] or None,
+        tcp_close_wait_seconds=options["tcp_close_wait_timeout"] or None,
+        udp_seconds=options["udp_timeout"] or None,
+        udp_stream_seconds=options["udp_stream_timeout"] or None,
+        be_liberal=options["tcp_be_liberal"],
+    )
+    if maximum is None:
+        return profile, ""
+    need, have = maximum * _ENTRY_BYTES >> 20, facts.memory_bytes() >> 20
+    return profile, (
+        f"{options['max_per_core']} per core x {cores} cores, at least {options['min']}"
+        f" (a full table takes about {need} of {have} MiB memory)"
+    )
+
+
+def _profile(options: Mapping[str, Any], cores: int) -> Dict[str, sysctl_profile.Setting]:
+    defaults = {name: spec["default"] for name, spec in _CONNTRACK_SPEC.items()}
+    conntrack, reason = _conntrack(options["conntrack"] or defaults, cores)
+    return sysctl_profile.profile(
+        sysctl_profile.ProfileSettings(
+            mode=options["mode"],
+            kernel_version=facts.kernel_version(facts.kernel_release()),
+            strict_arp=options["strict_arp"],
+            route_localnet=options["route_localnet"],
+            estimation=options["estimation"],
+            bridge_netfilter=options["bridge_netfilter"],
+            ipv6=facts.ipv6_supported(),
+            conntrack=conntrack,
+            maximum_reason=reason,
+        )
+    )
+
+
+def _explicit(values: Mapping[str, Any]) -> Dict[str, Optional[str]]:
+    """The option ``values`` with canonical keys; None stands for "leave alone"."""
+    chosen: Dict[str, Optional[str]] = {}
+    for key, value in values.items():
+        name = sysctls.canonical_key(str(key))
+        if isinstance(value, (dict, list)):
+            raise ConfigurationError(f"sysctl {name}: the value must be text or a number")
+        if name in chosen:
+            raise ConfigurationError(f"sysctl {name}: given twice")
+        chosen[name] = None if value is None else sysctls.canonical_value(name, value)
+    return chosen
+
+
+def _missing_in_check_mode(change_added: Mapping[str, str]) -> List[str]:
+    """Warnings for keys that a module will bring which is not loaded yet but can be; others raise."""
+    release = facts.kernel_release()
+    warnings = []
+    for key, value in change_added.items():
+        name = sysctls.provider(key)
+        if name is None or name in modules.present_modules([name], release):
+            raise sysctls.missing_key(key, value)
+        if name in modules.available_modules(release):
+            warnings.append(f"sysctl {key}: needs the kernel module {name}, which is not loaded yet")
+        else:
+            raise sysctls.missing_key(key, value)
+    return warnings
+
+
+def _plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool) -> Plan:
+    chosen = _profile(parameters["profile"], cores) if parameters["profile"] else {}
+    wanted = sysctl_profile.wanted_values(chosen)
+    for key, value in _explicit(parameters["values"]).items():
+        wanted.pop(key, None)
+        if value is not None:
+            wanted[key] = value
+        if key in chosen:
+            why = "left alone as asked in values" if value is None else "as given in values"
+            chosen[key] = sysctl_profile.Setting(value, why)
+    resource = sysctls.SysctlsResource(wanted)
+    running = resource.observe()
+    desired = sysctls.resolve(wanted, running)
+    change = difference(running, desired)
+    warnings = _missing_in_check_mode(change.added) if check_mode else []
+    blocked = sysctls.unchangeable(change.replaced)
+    unchanged_here: Dict[str, str] = {}
+    for key, reason in blocked.items():
+        old, new = change.replaced[key]
+        message = f"sysctl {key}: is {old}, wanted {new}: {reason}"
+        if parameters["unchangeable"] == "fail":
+            raise ProxyError(message)
+        warnings.append(message)
+        unchanged_here[key] = reason
+        del change.replaced[key]
+    planned = [PlannedChange(resource, change)]
+    if parameters["persistent"]:
+        path = parameters["persistent_file"]
+        files = FilesResource([path])
+        existing = files.observe()
+        persistent = sysctls.persistent_values(wanted, running, existing.get(path, ""))
+        content = sysctls.sysctl_file(persistent, {key: setting.why for key, setting in chosen.items()})
+        planned.append(PlannedChange(files, difference(existing, {path: content})))
+        warnings += sysctls.boot_conflicts(path, content)
+    after = {**running, **change.added, **{key: new for key, (_old, new) in change.replaced.items()}}
+    return Plan(planned, after, sysctl_profile.explanations(chosen), unchanged_here, warnings)
+
+
+def _plan_absent(parameters: Mapping[str, Any]) -> Plan:
+    files = FilesResource([parameters["persistent_file"]])
+    return Plan([PlannedChange(files, difference(files.observe(), {}))], {}, [], {}, [])
+
+
+def main() -> None:
+    """Read the options, converge, report."""
+    module = AnsibleModule(
+        argument_spec={
+            "values": {"type": "dict", "default": {}},
+            "profile": {
+                "type": "dict",
+                "options": {
+                    "mode": {"type": "str", "choices": ["iptables", "ipvs", "nftables"], "required": True},
+                    "strict_arp": {"type": "bool", "default": False},
+                    "route_localnet": {"type": "bool", "default": True},
+                    "estimation": {"type": "bool"},
+                    "bridge_netfilter": {"type": "bool", "default": False},
+                    "conntrack": {"type": "dict", "options": _CONNTRACK_SPEC},
+                },
+            },
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "persistent": {"type": "bool", "default": True},
+            "persistent_file": {"type": "path", "default": "/etc/sysctl.d/99-kubenode-proxy.conf"},
+            "unchangeable": {"type": "str", "choices": ["fail", "warn"], "default": "fail"},
+        },
+        supports_check_mode=True,
+    )
+    parameters = module.params
+    present = parameters["state"] == "present"
+    if present and not parameters["values"] and not parameters["profile"]:
+        message = "state is present but values is empty and profile is not given"
+        module.fail_json(msg=message, error_kind="configuration")
+    refused = tables.root_needed(os.geteuid(), "changing kernel parameters")
+    if refused:
+        module.fail_json(**refused)
+    cores = facts.cores()
+    try:
+        chosen = _plan_present(parameters, cores, module.check_mode) if present else _plan_absent(parameters)
+        if not module.check_mode:
+            apply_plan(chosen.planned)
+    except ProxyError as error:
+        module.fail_json(**tables.failure(error))
+    for warning in chosen.warnings:
+        module.warn(warning)
+    result: Dict[str, Any] = {
+        "changed": any(change for _resource, change in chosen.planned),
+        "values": chosen.running,
+        "explanations": chosen.explanations,
+        "persistent_file": parameters["persistent_file"] if parameters["persistent"] or not present else "",
+        "unchanged_here": chosen.unchanged_here,
+        "cores": cores,
+        "changes": tables.change_records(chosen.planned),
+    }
+    if module._diff:
+        result["diff"] = tables.planned_differences(chosen.planned)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

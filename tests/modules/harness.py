@@ -1,0 +1,129 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Modules run as users run them: by ansible-playbook, through their real payload, from the collection.
+
+The node is a network namespace and a mount namespace of its own, in which the directories that the modules write to are
+empty and in memory; so neither the host's rules nor its files are touched. One playbook run holds many tasks, since
+starting Ansible costs more than a task.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+# What modules may write to on the node; hidden behind empty directories in memory.
+HIDDEN = ("/etc/modules-load.d", "/etc/sysctl.d", "/run")
+
+Task = Dict[str, Any]
+Result = Dict[str, Any]
+
+# Keywords of a task that is to run as a user who may change nothing.
+UNPRIVILEGED: Task = {
+    "become": True,
+    "become_user": "nobody",
+    "become_method": "ansible.builtin.su",
+    "become_flags": "-s /bin/sh",
+    "vars": {"ansible_python_interpreter": "/usr/bin/python3"},
+}
+
+
+class Node:
+    """A network and mount namespace that a process keeps alive, and Ansible runs into it."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        script = "".join(f"mkdir -p {path} && mount -t tmpfs node-test {path} && " for path in HIDDEN)
+        script += "ip link set lo up && echo ready && exec sleep infinity"
+        self.holder = subprocess.Popen(
+            ["unshare", "-n", "-m", "--propagation", "private", "sh", "-c", script],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        if self.holder.stdout is None or self.holder.stdout.readline().strip() != "ready":
+            self.close()
+            raise RuntimeError("a network and mount namespace cannot be made here")
+
+    def close(self) -> None:
+        """End the namespaces."""
+        self.holder.kill()
+        self.holder.wait()
+
+    def run(self, *command: str, text: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a program on the node."""
+        enter = ["nsenter", "-t", str(self.holder.pid), "-n", "-m", f"--wd={ROOT}"]
+        environment = {
+            **os.environ,
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
+            "ANSIBLE_LOCAL_TEMP": str(self.scratch / "local"),
+            "ANSIBLE_REMOTE_TEMP": str(self.scratch / "remote"),
+            "ANSIBLE_PIPELINING": "1",
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_LOCALHOST_WARNING": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        done = subprocess.run(
+            [*enter, *command], input=text, capture_output=True, text=True, env=environment, check=False
+        )
+        if check and done.returncode:
+            raise AssertionError(f"{command}: status {done.returncode}: {done.stdout[-3000:]}{done.stderr[-3000:]}")
+        return done
+
+    def play(self, *tasks: Task, variables: Dict[str, Any] | None = None) -> List[Result]:
+        """Run the tasks in one playbook and return the result of each; a failed task does not end the run.
+
+        Diffs are always collected; a task asks for check mode with ``check_mode: true``.
+        """
+        results = self.scratch / f"results-{time.monotonic_ns()}.json"
+        steps: List[Task] = []
+        for number, task in enumerate(tasks):
+            steps.append({"register": f"result_{number}", "ignore_errors": True, "diff": True, **task})
+        names = ", ".join(f"result_{number}" for number in range(len(tasks)))
+        content = "{{ [" + names + "] | to_json }}"
+        steps.append({"ansible.builtin.copy": {"content": content, "dest": str(results)}, "diff": False})
+        play = {
+            "hosts": "all",
+            "gather_facts": False,
+            "vars": {"ansible_python_interpreter": sys.executable, **(variables or {})},
+            "tasks": steps,
+        }
+        playbook = self.scratch / "playbook.yml"
+        playbook.write_text(json.dumps([play]), encoding="utf-8")
+        ansible = shutil.which("ansible-playbook", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        if ansible is None:
+            raise RuntimeError("ansible-playbook is not installed: make setup")
+        self.run(ansible, "-i", "node,", "-c", "local", str(playbook))
+        found: List[Result] = json.loads(results.read_text(encoding="utf-8"))
+        return found
+
+    def four_runs(self, module: str, options: Dict[str, Any], *, verify: Sequence[str]) -> FourRuns:
+        """Check, real, check, real; the words of a foreign program in between prove what changed and what did not."""
+        look = {"ansible.builtin.command": {"argv": list(verify)}, "changed_when": False}
+        run = {f"kubenode.proxy.{module}": options}
+        found = self.play(look, {**run, "check_mode": True}, look, run, look, {**run, "check_mode": True}, run, look)
+        for result in (found[1], found[3], found[5], found[6]):
+            assert not result.get("failed"), result
+        assert [found[number]["changed"] for number in (1, 3, 5, 6)] == [True, True, False, False], found
+        assert found[2]["stdout"] == found[0]["stdout"], "check mode changed the node"
+        assert found[7]["stdout"] == found[4]["stdout"], "a second run changed the node"
+        assert found[1].get("diff") == found[3].get("diff"), "check mode predicts another difference"
+        return FourRuns(found[3], found[6], found[0]["stdout"], found[4]["stdout"])
+
+
+class FourRuns:
+    """What four runs left: the first real result, the second, and the foreign program's words before and after."""
+
+    def __init__(self, first: Result, second: Result, before: str, after: str) -> None:
+        self.first = first
+        self.second = second
+        self.before = before
+        self.after = after

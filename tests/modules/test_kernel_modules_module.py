@@ -1,0 +1,65 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module kernel_modules, through Ansible, on the host's kernel: files, check mode and errors.
+
+Loading and unloading for real needs a kernel of one's own: see the guest tests.
+"""
+
+from __future__ import annotations
+
+from tests.modules.harness import UNPRIVILEGED
+
+OWN = "/etc/modules-load.d/kubenode-proxy.conf"
+LOOK = ["sh", "-c", "ls -la /etc/modules-load.d; cat /etc/modules-load.d/* || true"]
+MODULE = "kubenode.proxy.kernel_modules"
+
+
+def test_file_four_times(node):
+    runs = node.four_runs("kernel_modules", {"modules": ["nf-conntrack"]}, verify=LOOK)
+    assert "kubenode-proxy.conf" not in runs.before
+    assert "\nnf_conntrack" in runs.after
+    assert [entry["after_header"] for entry in runs.first["diff"]] == [f"{OWN} (after)"]
+    assert runs.first["modules"] == ["nf_conntrack"] and runs.first["loaded"] == []
+    assert runs.first["changes"][0]["entries"] == [OWN]
+
+
+def test_derived_and_absent(node):
+    other = "/etc/modules-load.d/other.conf"
+    check, present, not_ours, gone, again = node.play(
+        {MODULE: {"mode": "iptables", "bridge_netfilter": True}, "check_mode": True},
+        {MODULE: {"mode": "iptables", "bridge_netfilter": True, "persistent_file": other}},
+        {MODULE: {"state": "absent"}},
+        {MODULE: {"state": "absent", "persistent_file": other}},
+        {MODULE: {"state": "absent", "persistent_file": other}},
+    )
+    assert check["modules"] == present["modules"] == ["nf_conntrack", "br_netfilter"], present
+    assert not not_ours["changed"]
+    assert gone["changed"] and "br_netfilter" in gone["diff"][0]["before"] and not again["changed"]
+    assert node.run("ls", "/etc/modules-load.d").stdout == ""
+
+
+def test_errors_are_one_clear_line_and_change_nothing(node):
+    found = node.play(
+        {MODULE: {}},
+        {MODULE: {"modules": ["no_such_module", "nf_conntrack"]}},
+        {MODULE: {"modules": ["no_such_module", "nf_conntrack"]}, "check_mode": True},
+        {MODULE: {"modules": ["a;reboot"]}},
+        {MODULE: {"mode": "ipvs", "schedulers": ["rr\nwrr"]}},
+        {MODULE: {"mode": "iptables", "schedulers": ["rr"]}},
+        {MODULE: {"mode": "userspace"}},
+        {MODULE: {"modules": ["nf_conntrack"]}, **UNPRIVILEGED},
+    )
+    messages = [result["msg"] for result in found]
+    assert all(result["failed"] for result in found), messages
+    assert "modules is empty and mode is not given" in messages[0]
+    release = node.run("uname", "-r").stdout.strip()
+    for message in messages[1:3]:
+        assert message.startswith(f"kernel module no_such_module: not available for kernel {release}; ")
+        assert "\n" not in message
+    assert "'a;reboot': not a module name" in messages[3]
+    assert "not a scheduler name" in messages[4]
+    assert "schedulers: only used with mode ipvs" in messages[5]
+    assert "userspace" in messages[6]
+    assert "needs root" in messages[7]
+    assert node.run("ls", "/etc/modules-load.d").stdout == ""

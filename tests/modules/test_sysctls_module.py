@@ -1,0 +1,105 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module sysctls, through Ansible, in a network namespace; verified with the program sysctl."""
+
+from __future__ import annotations
+
+from tests.modules.harness import UNPRIVILEGED
+
+FORWARD = "net.ipv4.ip_forward"
+LOCALNET = "net.ipv4.conf.all.route_localnet"
+OWN = "/etc/sysctl.d/99-kubenode-proxy.conf"
+LOOK = ["sh", "-c", f"sysctl {FORWARD} {LOCALNET} net.ipv4.tcp_rmem; ls -la /etc/sysctl.d; cat /etc/sysctl.d/* || true"]
+
+
+def test_values_four_times(node):
+    options = {
+        "values": {FORWARD: 1, "net/ipv4/conf/all/route_localnet": True, "net.ipv4.tcp_rmem": "4096 131072  6000000"}
+    }
+    runs = node.four_runs("sysctls", options, verify=LOOK)
+    assert f"{FORWARD} = 0" in runs.before and "99-kubenode" not in runs.before
+    for line in (f"{FORWARD} = 1", f"{LOCALNET} = 1", "net.ipv4.tcp_rmem = 4096\t131072\t6000000", "-rw-r--r--"):
+        assert line in runs.after
+    headers = [entry["before_header"] for entry in runs.first["diff"]]
+    assert headers == ["sysctls (before)", f"{OWN} (before)"]
+    assert f"{FORWARD} = 0\n" in runs.first["diff"][0]["before"]
+    assert f"{FORWARD} = 1\n" in runs.first["diff"][0]["after"]
+    assert runs.first["values"] == {FORWARD: "1", LOCALNET: "1", "net.ipv4.tcp_rmem": "4096 131072 6000000"}
+    assert [change["table"] for change in runs.first["changes"]] == ["sysctls", "files"]
+    assert runs.second["changes"] == [] and runs.second["diff"] == []
+
+
+def test_profile_conflicts_and_absence(node):
+    node.run("sh", "-c", f"echo '{LOCALNET} = 0' > /etc/sysctl.d/99-zz.conf")
+    module = "kubenode.proxy.sysctls"
+    profile = {"mode": "iptables", "conntrack": {"max_per_core": 0}}
+    keep = {"net.netfilter.nf_conntrack_tcp_timeout_established": None, FORWARD: 1}
+    found = node.play(
+        {module: {"profile": profile, "values": keep}},
+        {module: {"profile": profile, "values": keep}},
+        {module: {"state": "absent"}, "check_mode": True},
+        {module: {"state": "absent"}},
+        {module: {"state": "absent"}},
+    )
+    first, second, check, absent, again = found
+    assert first["changed"] and not second["changed"], found
+    assert first["values"][LOCALNET] == "1" and first["values"][FORWARD] == "1"
+    assert first["values"]["net.netfilter.nf_conntrack_tcp_timeout_close_wait"] == "3600"
+    why = {row["key"]: row for row in first["explanations"]}
+    assert why["net.netfilter.nf_conntrack_tcp_timeout_established"]["value"] == ""
+    assert "localhostNodePorts" in why[LOCALNET]["why"]
+    assert any("/etc/sysctl.d/99-zz.conf is read after" in warning for warning in first["warnings"])
+    assert check["changed"] and absent["changed"] and not again["changed"]
+    assert node.run("sysctl", "-n", FORWARD).stdout.strip() == "1"
+    assert node.run("ls", "/etc/sysctl.d").stdout.split() == ["99-zz.conf"]
+
+
+def test_what_only_the_host_may_change(node):
+    module = "kubenode.proxy.sysctls"
+    values = {"net.netfilter.nf_conntrack_max": 12345, FORWARD: 1}
+    fails, warns, check = node.play(
+        {module: {"values": values, "persistent": False}},
+        {module: {"values": values, "persistent": False, "unchangeable": "warn"}},
+        {module: {"values": values, "persistent": False, "unchangeable": "warn"}, "check_mode": True},
+    )
+    assert fails["failed"]
+    assert "nf_conntrack_max" in fails["msg"] and "cannot be changed here" in fails["msg"]
+    assert "\n" not in fails["msg"]
+    assert warns["changed"] and list(warns["unchanged_here"]) == ["net.netfilter.nf_conntrack_max"]
+    assert warns["persistent_file"] == ""
+    assert not check["changed"]
+    assert node.run("sysctl", "-n", FORWARD).stdout.strip() == "1"
+
+
+def test_errors_are_one_clear_line_and_change_nothing(node):
+    module = "kubenode.proxy.sysctls"
+    found = node.play(
+        {module: {}},
+        {module: {"values": {"net.ipv4.no_such_key": 1, FORWARD: 1}}},
+        {module: {"values": {"net.ipv4.vs.conntrack": 1, FORWARD: 1}}},
+        {module: {"values": {"net.ipv4.no_such_key": 1, FORWARD: 1}}, "check_mode": True},
+        {module: {"values": {"../../etc/passwd": 1}}},
+        {module: {"values": {FORWARD: "1\n2"}}},
+        {module: {"values": {FORWARD: {"a": 1}}}},
+        {module: {"values": {FORWARD: 7777777777777}}},
+        {module: {"profile": {"mode": "userspace"}}},
+        {module: {"profile": {"mode": "ipvs", "conntrack": {"min": -1}}}},
+        {module: {"values": {FORWARD: 1}, "persistent_file": "/proc/nowhere/x.conf"}},
+        {module: {"values": {FORWARD: 1}}, **UNPRIVILEGED},
+    )
+    messages = [result["msg"] for result in found]
+    assert all(result["failed"] for result in found), messages
+    assert "values is empty and profile is not given" in messages[0]
+    assert "sysctl net.ipv4.no_such_key: this kernel has no such key (wanted 1)" in messages[1]
+    assert "module ip_vs brings it" in messages[2]
+    assert "no such key" in messages[3]
+    assert "not a key such as" in messages[4]
+    assert "not one line of text" in messages[5]
+    assert "must be text or a number" in messages[6]
+    assert f"sysctl {FORWARD}: is 0, wanted 7777777777777: the kernel refused it: Invalid argument" in messages[7]
+    assert "profile" in messages[8] and "userspace" in messages[8]
+    assert "profile.conntrack.min: -1 is negative" in messages[9]
+    assert "/proc/nowhere/x.conf: cannot be written" in messages[10]
+    assert "needs root: run the task with become: true" in messages[11]
+    assert node.run("ls", "/etc/sysctl.d").stdout == ""
