@@ -26,6 +26,11 @@ options:
       - The file is replaced at once and only if its content differs. Its directory must exist.
     type: path
     required: true
+  source_file:
+    description:
+      - Path of another snapshot, for example of what C(kubectl get services,endpointslices,nodes -A -o json) has printed, to read
+        instead of an API server. It is brought into the same small, ordered form.
+    type: path
   mode:
     description:
       - Permissions of the file, as M(ansible.builtin.copy) takes them. V(0600) for a new file by default; those of an existing
@@ -53,7 +58,8 @@ attributes:
     support: full
     platforms: posix
 requirements:
-  - the Python package kubernetes
+  - the Python package kubernetes, only to read from an API server
+  - the Python package PyYAML, only if O(source_file) is YAML
 seealso:
   - module: kubenode.proxy.service_proxy
 """
@@ -65,6 +71,11 @@ EXAMPLES = r"""
     snapshot_file: /tmp/cluster.json.gz
   delegate_to: localhost
   run_once: true
+
+- name: Bring the output of kubectl into the form that is copied to the nodes
+  kubenode.proxy.cluster_snapshot:
+    source_file: cluster.json
+    snapshot_file: cluster.json.gz
 """
 
 RETURN = r"""
@@ -79,9 +90,9 @@ digest:
   returned: success
   sample: 4be0c6d2c1b7b0ad0f3c0b3a2c0f4d40d3a0a7c5d2a1f6c58c1d8f1f0a2f2b3c
 size_bytes:
-  description: Size of the file in bytes, as written.
+  description: Size of the file in bytes.
   type: int
-  returned: success
+  returned: the file exists
   sample: 20480
 counts:
   description: How many objects of each kind were read.
@@ -96,72 +107,32 @@ error_kind:
 """
 
 import os
-import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import SnapshotError
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_spec
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot import read_snapshot, write_snapshot
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import API_SOURCES, api_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.requests import read_cluster_objects
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import text_difference
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.snapshots import (
-    compress,
-    digest,
-    existing_items,
-    object_differences,
-    snapshot_document,
-)
-
-
-def current_bytes(path):
-    """The bytes of the file, None if there is none. Raises SnapshotError if it is not a readable file."""
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise SnapshotError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def write(module, path, content):
-    """Put the content in place of the file at once."""
-    descriptor, temporary = tempfile.mkstemp(dir=module.tmpdir)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    module.atomic_move(temporary, path)
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.snapshots import snapshot_difference
 
 
 def snapshot(module):
     """Read the cluster, write the file if its content differs, and return what was read."""
-    path = module.params["snapshot_file"]
-    directory = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(directory):
-        raise SnapshotError(f"{path}: cannot be written: directory {directory} does not exist")
-    objects = read_cluster_objects(module)
-    items = [item for kind in objects for item in objects[kind]]
-    document = snapshot_document(items)
-    content = compress(document) if path.endswith(".gz") else document
-    before = current_bytes(path)
-    changed = before != content
-    result = {
-        "snapshot_file": path,
-        "digest": digest(document),
-        "size_bytes": len(content),
-        "counts": {kind: len(found) for kind, found in objects.items()},
-    }
-    if changed and module._diff:
-        old, new = object_differences(existing_items(before), items)
-        result["diff"] = [text_difference(path, old, new, module.params["diff_lines"])]
-    if changed and not module.check_mode:
-        write(module, path, content)
+    path, source = module.params["snapshot_file"], module.params["source_file"]
+    objects = read_snapshot(source) if source else read_cluster_objects(module)
+    result = {"snapshot_file": path}
+    if module._diff:
+        before, after = snapshot_difference(path, objects)
+        if before or after:
+            result["diff"] = [text_difference(path, before, after, module.params["diff_lines"])]
+    written = write_snapshot(path, objects, check_mode=module.check_mode)
+    changed = written.changed
     if os.path.exists(path):
-        arguments = {**module.params, "path": path, "mode": module.params["mode"]}
-        if before is None and arguments["mode"] is None:
-            arguments["mode"] = "0600"
-        changed = module.set_fs_attributes_if_different(module.load_file_common_arguments(arguments), changed)
-    result["changed"] = changed
-    return result
+        attributes = module.load_file_common_arguments({**module.params, "path": path})
+        changed = module.set_fs_attributes_if_different(attributes, changed)
+        result["size_bytes"] = os.path.getsize(path)
+    return {**result, "changed": changed, "digest": written.digest, "counts": written.counts}
 
 
 def main():
@@ -169,12 +140,14 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "snapshot_file": {"type": "path", "required": True},
+            "source_file": {"type": "path"},
             "mode": {"type": "raw"},
             "owner": {"type": "str"},
             "group": {"type": "str"},
             "diff_lines": {"type": "int", "default": 200},
             **api_spec(),
         },
+        mutually_exclusive=[("source_file", option) for option in API_SOURCES],
         supports_check_mode=True,
     )
     run(module, snapshot)
