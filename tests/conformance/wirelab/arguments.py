@@ -50,6 +50,12 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
         help="folder with cases (repeatable; default: cases and cases-extra of the lab)",
     )
     parser.add_argument("--cases", action="append", metavar="GLOB", help="names of cases (repeatable; default: all)")
+    parser.add_argument(
+        "--families",
+        choices=("recorded", "ipv6", "dual", "all"),
+        default="recorded",
+        help="the cases as they are, the IPv6 or dual stack twins of those for IPv4 alone, or all of these",
+    )
     parser.add_argument("--shard", metavar="K/N", help="only the K-th of N parts of the cases")
 
 

@@ -19,6 +19,7 @@ from .endpoints import Listener
 from .flows import TRANSPORTS, Flow, parse_flow
 from .objects import Object, flatten, load_yaml, merge
 from .results import StepResult
+from .snapshots import snapshots_of
 
 MODES = ("iptables", "nftables", "ipvs")
 FAMILIES = {"dual": (4, 6), "ipv4": (4,), "ipv6": (6,)}
@@ -68,6 +69,12 @@ class Case:
     def file(self, name: str) -> str:
         """The path of a file of the case."""
         return os.path.join(self.path, name)
+
+    def snapshots(self) -> list[list[Object]]:
+        """The objects as the API served them, one list for each step; for a case that was never recorded, the objects
+        of the case itself, completed as an API server would.
+        """
+        return snapshots_of(self)
 
     def expected(self, mode: str) -> list[StepResult]:
         """What the flows have to do in a mode: the recording, or else the expectation written from the specification.
@@ -193,15 +200,12 @@ def _load_step(path: str, number: int, document: dict[str, Any]) -> Step:
     )
 
 
-def find_cases(directories: Iterable[str], patterns: Sequence[str], shard: str | None = None) -> list[Case]:
-    """The cases in the directories whose names match one of the patterns; of these the K-th of N parts ("K/N")."""
+def find_cases(directories: Iterable[str], patterns: Sequence[str]) -> list[Case]:
+    """The cases in the directories whose names match one of the patterns, by name within each directory."""
     found = []
     for directory in directories:
         for path in sorted(glob.glob(os.path.join(directory, "*", "case.yaml"))):
             folder = os.path.dirname(path)
             if any(fnmatch.fnmatch(os.path.basename(folder), pattern) for pattern in patterns):
                 found.append(load_case(folder))
-    if shard:
-        part, parts = (int(number) for number in shard.split("/"))
-        found = found[part - 1 :: parts]
     return found

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tests.lab.system import LabError
-from tests.lab.uml import run_in_uml
+from tests.lab.uml import DATAPLANE_MODULES, run_in_uml
 
 from .arguments import CASES, HOME, LAUNCHER, make_parser, run_options
 from .cases import MODES, Case, find_cases
@@ -26,7 +26,10 @@ from .parallel import Board, run_workers
 from .recording import record
 from .report import Report, Row
 from .running import run_cases
+from .twins import twins
 
+# The lab speaks SCTP itself; a kernel that can would answer every INIT with an ABORT of its own.
+UML_MODULES = tuple(module for module in DATAPLANE_MODULES if module != "sctp")
 UML_DEFAULTS = {"--iptables": "legacy", "--time-scale": "3"}
 
 
@@ -50,7 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _selected(arguments: argparse.Namespace, mode: str | None = None) -> list[Case]:
     directories = arguments.cases_dir or [str(HOME / name) for name in CASES]
-    cases = find_cases(directories, arguments.cases or ["*"], arguments.shard)
+    found = find_cases(directories, arguments.cases or ["*"])
+    cases = found if arguments.families in ("recorded", "all") else []
+    for families in ("ipv6", "dual"):
+        if arguments.families in (families, "all"):
+            cases = [*cases, *twins(found, families)]
+    if arguments.shard:
+        part, parts = (int(number) for number in arguments.shard.split("/"))
+        cases = cases[part - 1 :: parts]
     return [case for case in cases if mode is None or mode in case.modes]
 
 
@@ -162,6 +172,7 @@ def _uml(arguments: argparse.Namespace, words: list[str]) -> int:
         return run_in_uml(
             command,
             memory=arguments.memory,
+            modules=UML_MODULES,
             timeout=arguments.timeout,
             writable=list(filter(None, writable)),
             environment={name: value for name, value in os.environ.items() if name.startswith("LAB_")},

@@ -18,7 +18,6 @@ from .feeds import ControlPlaneFeed, Feed, RecordedFeed
 from .objects import write_snapshots
 from .options import RunOptions
 from .running import save_observation
-from .snapshots import snapshots_of
 
 
 def record(
@@ -67,7 +66,7 @@ def _observe(case: Case, options: RunOptions, control_plane: ControlPlane | None
     async def execute() -> Observation:
         feed: Feed
         if not control_plane:
-            feed = RecordedFeed(snapshots_of(case))
+            feed = RecordedFeed(case.snapshots())
             return await Execution(case, options, feed).run()
         feed = ControlPlaneFeed(case, control_plane)
         seen = await Execution(case, options, feed).run()

@@ -17,7 +17,6 @@ from .objects import write_json
 from .options import RunOptions
 from .outcomes import Rules, compare
 from .report import Row
-from .snapshots import snapshots_of
 
 
 def run_cases(
@@ -61,7 +60,7 @@ def observe(case: Case, options: RunOptions) -> Observation:
     """Run a case with its snapshots in an event loop of its own."""
 
     async def execute() -> Observation:
-        return await Execution(case, options, RecordedFeed(snapshots_of(case))).run()
+        return await Execution(case, options, RecordedFeed(case.snapshots())).run()
 
     return asyncio.run(execute())
 

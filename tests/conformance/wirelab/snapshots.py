@@ -9,11 +9,14 @@ import copy
 import json
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from . import sentinel
 from .addressing import SERVICE_CIDR
-from .cases import Case
 from .objects import SNAPSHOT_KINDS, Object, ObjectKey, key_of, normalise
+
+if TYPE_CHECKING:
+    from .cases import Case
 
 
 def snapshots_of(case: Case) -> list[list[Object]]:
