@@ -67,11 +67,14 @@ class NodeFacts(NamedTuple):
     node_ip: str
 
 
+def is_link_local(address: str) -> bool:
+    """Whether a canonical address is a link-local one of IPv6; 169.254.0.0/16 is treated as any other."""
+    return ":" in address and address.startswith(("fe8", "fe9", "fea", "feb"))
+
+
 def is_node_address(address: str) -> bool:
     """Whether a local address counts as one of the node: not loopback, and for IPv6 not link-local."""
-    if ":" in address:
-        return address != "::1" and not address.lower().startswith(("fe8", "fe9", "fea", "feb"))
-    return not address.startswith("127.")
+    return address != "::1" and not address.startswith("127.") and not is_link_local(address)
 
 
 def node_facts(settings: DataplaneSettings) -> NodeFacts:
@@ -129,27 +132,27 @@ def entries_of(route: ServicePortRoute, facts: NodeFacts) -> List[Entry]:
             add((REAL_SERVERS, RealServerKey(server, endpoint.ip, endpoint.port), _WANTED))
 
     def bind(address: str) -> None:
-        add((ADDRESSES, address, True))
-        in_set(IPVS_IPS, address)
+        if address not in facts.owned and not is_link_local(address):
+            add((ADDRESSES, address, True))
+            in_set(IPVS_IPS, address)
 
     for endpoint in route.endpoints:
         if endpoint.is_local:
             in_set(LOOP_BACK, f"{endpoint.ip},{protocol}:{endpoint.port},{endpoint.ip}")
 
     in_set(CLUSTER_IP, f"{route.cluster_ip},{protocol}:{port}")
-    bind(route.cluster_ip)
+    add((ADDRESSES, route.cluster_ip, True))
+    in_set(IPVS_IPS, route.cluster_ip)
     serve(route.cluster_ip, port, route.internal_local)
 
     for address in route.external_ips:
         in_set(EXTERNAL_IP_LOCAL if route.external_local else EXTERNAL_IP, f"{address},{protocol}:{port}")
-        if address not in facts.owned:
-            bind(address)
+        bind(address)
         serve(address, port, route.external_local)
 
     for address in route.load_balancer_ips:
         _load_balancer_sets(route, facts, address, in_set, add)
-        if address not in facts.owned:
-            bind(address)
+        bind(address)
         serve(address, port, route.external_local)
 
     if route.node_port:

@@ -1,0 +1,233 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""ipsets and their elements as resources, over nfnetlink.
+
+Needs the module ip_set and CAP_NET_ADMIN in the network namespace; the modules of set types are loaded by the kernel
+itself. What is to be added and is there, or to be removed and is not, is fine.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Type
+
+from ..dataplane.ipvs.model import SetDefinition, SetElementKey
+from ..dataplane.ipvs.sets import BITMAP_PORT
+from ..dataplane.ipvs.text import set_line
+from ..errors import KernelError
+from ..resources import Change, Resource
+from . import ipset_messages as messages
+from .netlink import NETLINK_NETFILTER, MessageError, NetlinkRefusal, NetlinkSocket, Slice
+
+_TEMPORARY = "KUBENODE-SWAP"
+
+
+class IpsetSocket:
+    """A connection to the ipsets of the calling thread's network namespace; closes itself in a ``with`` statement.
+
+    Raises KernelError if the kernel has no ipsets (module ip_set) or no socket can be had.
+    """
+
+    def __init__(self) -> None:
+        self.netlink = NetlinkSocket(NETLINK_NETFILTER)
+        try:
+            self.protocol = self._negotiate()
+        except KernelError:
+            self.netlink.close()
+            raise
+
+    def _negotiate(self) -> int:
+        try:
+            replies = self.netlink.request(messages.PROTOCOL, messages.base(messages.NEWEST_PROTOCOL))
+        except NetlinkRefusal as refusal:
+            hint = "CAP_NET_ADMIN is needed" if refusal.error.errno == errno.EPERM else "is the module ip_set there?"
+            raise KernelError(f"ipsets cannot be used: {refusal.error}; {hint}") from refusal
+        return min(messages.NEWEST_PROTOCOL, messages.decode_protocol(replies[0].payload)) if replies else 6
+
+    def close(self) -> None:
+        """Close the socket; closing twice is harmless."""
+        self.netlink.close()
+
+    def __enter__(self) -> IpsetSocket:
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException], trace: Any) -> None:
+        self.close()
+
+    def _list(self, name: str = "", header_only: bool = False) -> List[Slice]:
+        try:
+            return self.netlink.dump(messages.LIST, messages.list_request(self.protocol, name, header_only))
+        except NetlinkRefusal as refusal:
+            if refusal.error.errno == errno.ENOENT:
+                return []
+            raise KernelError(f"set {name or 'list'} cannot be read: {refusal.error}") from refusal
+
+    def headers(self) -> Dict[str, messages.ListedSet]:
+        """All sets of the namespace by name. Raises KernelError."""
+        found = {}
+        for view, _kind, start, end in self._list(header_only=True):
+            entry = messages.decode_header(view, start, end)
+            if entry is not None:
+                found[entry[0]] = entry[1]
+        return found
+
+    def elements(self, name: str) -> List[str]:
+        """The elements of a set in ipset's text; none if there is no such set. Raises KernelError."""
+        return [
+            element
+            for view, _kind, start, end in self._list(name)
+            for element in messages.decode_elements(view, start, end)
+        ]
+
+    def create(self, sets: Mapping[str, SetDefinition]) -> None:
+        """Make sets; equal ones that exist are fine. Raises KernelError naming the first that was refused."""
+        revisions = {definition: self._revision(definition) for definition in dict.fromkeys(sets.values())}
+        names = list(sets)
+        batch = [messages.create(self.protocol, name, sets[name], revisions[sets[name]]) for name in names]
+        for error in self.netlink.transact(batch).errors:
+            name = names[error.position]
+            exists = "a set of that name but another kind exists" if error.errno == errno.EEXIST else ""
+            raise KernelError(f"set {name} cannot be made: {exists or messages.refusal_text(error)}")
+
+    def _revision(self, definition: SetDefinition) -> int:
+        try:
+            replies = self.netlink.request(messages.TYPE, messages.type_query(self.protocol, definition))
+        except NetlinkRefusal as refusal:
+            reason = messages.refusal_text(refusal.error)
+            raise KernelError(f"set type {definition.type} {definition.family}: {reason}") from refusal
+        return messages.decode_revision(replies[0].payload) if replies else 0
+
+    def destroy(self, names: Iterable[str]) -> None:
+        """Remove sets; those that do not exist are fine. Raises KernelError naming the first that was refused."""
+        wanted = list(names)
+        for error in self.netlink.transact([messages.destroy(self.protocol, name) for name in wanted]).errors:
+            if error.errno != errno.ENOENT:
+                raise KernelError(f"set {wanted[error.position]} cannot be removed: {messages.refusal_text(error)}")
+
+    def replace(self, name: str, definition: SetDefinition) -> None:
+        """Give a set another size without a moment in which rules miss it: fill a second one and swap the two.
+
+        Type and family must be the same. Raises KernelError.
+        """
+        self.destroy([_TEMPORARY])
+        self.create({_TEMPORARY: definition})
+        try:
+            kept = {SetElementKey(_TEMPORARY, element): True for element in self.elements(name)}
+            self.change_elements(messages.ADD, kept, {_TEMPORARY: definition})
+            for error in self.netlink.transact([messages.swap(self.protocol, name, _TEMPORARY)]).errors:
+                raise KernelError(f"set {name} cannot be replaced: {messages.refusal_text(error)}")
+        finally:
+            self.destroy([_TEMPORARY])
+
+    def change_elements(
+        self, command: int, keys: Iterable[SetElementKey], sets: Mapping[str, SetDefinition]
+    ) -> None:
+        """Add or remove (``command``: ADD or DELETE) elements of sets that ``sets`` describes.
+
+        Every set is attempted; then the first refusal is raised as KernelError naming set and element.
+        """
+        by_set: Dict[str, List[str]] = {}
+        for key in keys:
+            by_set.setdefault(key.set, []).append(key.element)
+        batches: List[messages.ElementBatch] = []
+        for name, elements in by_set.items():
+            if name not in sets:
+                raise KernelError(f"set {name}: elements cannot be changed, its type is not known")
+            batches += messages.element_batches(self.protocol, command, name, sets[name].type, elements)
+        refused = []
+        for error in self.netlink.transact([batch.message for batch in batches]).errors:
+            if command == messages.DELETE and error.errno == errno.ENOENT:
+                continue
+            refused.append(error)
+        if refused:
+            raise KernelError(_element_refusal(command, refused[0], batches[refused[0].position], sets))
+
+
+def _element_refusal(
+    command: int, error: MessageError, batch: messages.ElementBatch, sets: Mapping[str, SetDefinition]
+) -> str:
+    element = messages.refused_element(error, batch)
+    definition = sets[batch.set]
+    if error.errno == errno.ENOENT:
+        reason = "the set does not exist"
+    else:
+        reason = messages.refusal_text(error, definition.limit, definition.type == BITMAP_PORT)
+    verb = "added" if command == messages.ADD else "removed"
+    what = f"element {element}" if element is not None else "elements"
+    return f"set {batch.set}: {what} cannot be {verb}: {reason}"
+
+
+class SetsResource(Resource[str, SetDefinition]):
+    """The ipsets with the names given: name -> SetDefinition. Other sets are never looked at.
+
+    ``known`` are all sets that the mode may own (``sets.definitions``), for a family.
+    """
+
+    name = "sets"
+
+    def __init__(self, sock: IpsetSocket, known: Mapping[str, SetDefinition]) -> None:
+        self._socket = sock
+        self._known = dict(known)
+
+    def observe(self) -> Dict[str, SetDefinition]:
+        """See the class. Raises KernelError."""
+        return {name: listed.definition for name, listed in self._socket.headers().items() if name in self._known}
+
+    def apply(self, change: Change[str, SetDefinition]) -> None:
+        """Make sets, give others another size, remove sets. Raises KernelError.
+
+        A set whose type or family differs is not ours to convert: the error says how to remove it.
+        """
+        for name, (old, new) in change.replaced.items():
+            if (old.type, old.family) != (new.type, new.family):
+                found, wanted = (f"{it.type} {it.family}".strip() for it in (old, new))
+                raise KernelError(f"set {name}: it exists as {found}, wanted is {wanted}; run: ipset destroy {name}")
+        self._socket.create(change.added)
+        for name, (_old, new) in change.replaced.items():
+            self._socket.replace(name, new)
+        self._socket.destroy(change.removed)
+
+    def describe(self, key: str, value: SetDefinition) -> List[str]:
+        """One line as ``ipset save`` prints it."""
+        return [set_line(key, value)]
+
+
+class SetElementsResource(Resource[SetElementKey, bool]):
+    """The elements of the sets given: SetElementKey -> True. ``known`` as for SetsResource."""
+
+    name = "set elements"
+
+    def __init__(self, sock: IpsetSocket, known: Mapping[str, SetDefinition]) -> None:
+        self._socket = sock
+        self._known = dict(known)
+
+    def observe(self) -> Dict[SetElementKey, bool]:
+        """See the class. Raises KernelError."""
+        found: Dict[SetElementKey, bool] = {}
+        for name in self._socket.headers():
+            if name in self._known:
+                for element in self._socket.elements(name):
+                    found[SetElementKey(name, element)] = True
+        return found
+
+    def apply(self, change: Change[SetElementKey, bool]) -> None:
+        """Remove and add elements in a few messages per set. Raises KernelError naming set and element."""
+        self._socket.change_elements(messages.DELETE, change.removed, self._known)
+        self._socket.change_elements(messages.ADD, change.added, self._known)
+
+    def describe(self, key: SetElementKey, value: bool) -> List[str]:
+        """One line as ``ipset save`` prints it."""
+        return [f"add {key.set} {key.element}"]
+
+
+def too_many_elements(elements: Iterable[SetElementKey], sets: Mapping[str, SetDefinition]) -> List[Tuple[str, int]]:
+    """Sets that the desired elements would overfill, with the number of elements: for a check beforehand."""
+    counts: Dict[str, int] = {}
+    for key in elements:
+        counts[key.set] = counts.get(key.set, 0) + 1
+    return [
+        (name, count)
+        for name, count in sorted(counts.items())
+        if name in sets and sets[name].type != BITMAP_PORT and count > sets[name].limit
+    ]

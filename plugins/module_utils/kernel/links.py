@@ -1,0 +1,179 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The dummy device of ipvs mode and the addresses on it, over route netlink.
+
+Addresses of one family are bound as hosts (/32, /128); link-local IPv6 addresses are not looked at. The
+device is never brought up: for traffic to be delivered locally the addresses need only exist.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+from ..addresses import IPV6, address_bits, packed, unpacked
+from ..dataplane.ipvs.entries import is_link_local
+from ..dataplane.ipvs.model import DEVICE
+from ..dataplane.ipvs.text import address_line
+from ..errors import KernelError
+from ..resources import Change, Resource
+from .netlink import (
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    Message,
+    NetlinkRefusal,
+    NetlinkSocket,
+    attribute,
+    attribute_text,
+    nested,
+    parse_attributes,
+    text_attribute,
+)
+
+_RTM_NEWLINK, _RTM_DELLINK, _RTM_GETLINK = 16, 17, 18
+_RTM_NEWADDR, _RTM_DELADDR, _RTM_GETADDR = 20, 21, 22
+_IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_INFO_KIND = 3, 18, 1
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_LINK = struct.Struct("=BxHiII")
+_ADDRESS = struct.Struct("=BBBBI")
+
+
+class Link(NamedTuple):
+    """A network device: its number (interface index) and its kind (``dummy``, ``veth``, ...; empty for hardware)."""
+
+    number: int
+    kind: str
+
+
+def find_link(sock: NetlinkSocket, name: str) -> Optional[Link]:
+    """The device of that name, or None. ``sock`` speaks NETLINK_ROUTE. Raises KernelError."""
+    payload = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + text_attribute(_IFLA_IFNAME, name)
+    try:
+        replies = sock.request(_RTM_GETLINK, payload)
+    except NetlinkRefusal as refusal:
+        if refusal.error.errno == errno.ENODEV:
+            return None
+        raise KernelError(f"device {name} cannot be read: {refusal.error}") from refusal
+    for reply in replies:
+        view = memoryview(reply.payload)
+        _family, _type, index, _flags, _change = _LINK.unpack_from(view)
+        info = parse_attributes(view, _LINK.size, len(view)).get(_IFLA_LINKINFO)
+        kind = None if info is None else parse_attributes(info, 0, len(info)).get(_IFLA_INFO_KIND)
+        return Link(index, "" if kind is None else attribute_text(kind))
+    return None
+
+
+class DummyDeviceResource(Resource[str, str]):
+    """One dummy device: its name -> the kind of device that is there (``dummy``).
+
+    Its removal takes all addresses on it along. A device of that name but another kind is never touched.
+    """
+
+    name = "dummy device"
+
+    def __init__(self, sock: NetlinkSocket, device: str = DEVICE) -> None:
+        self._socket = sock
+        self._device = device
+
+    def observe(self) -> Dict[str, str]:
+        """The device and its kind, if it exists. Raises KernelError."""
+        link = find_link(self._socket, self._device)
+        return {} if link is None else {self._device: link.kind or "a physical device"}
+
+    def apply(self, change: Change[str, str]) -> None:
+        """Make or remove the device. Raises KernelError, also if what is there is no dummy device."""
+        occupied = {key: old for key, (old, _new) in change.replaced.items()}
+        occupied.update({key: old for key, old in change.removed.items() if old != "dummy"})
+        for key, kind in occupied.items():
+            raise KernelError(f"device {key}: it is not a dummy device but {kind}; remove or rename it")
+        dummy = nested(_IFLA_LINKINFO, text_attribute(_IFLA_INFO_KIND, "dummy"))
+        for key in change.added:
+            attributes = text_attribute(_IFLA_IFNAME, key) + dummy
+            self._request(_RTM_NEWLINK, attributes, NLM_F_CREATE | NLM_F_EXCL, key, "made")
+        for key in change.removed:
+            self._request(_RTM_DELLINK, text_attribute(_IFLA_IFNAME, key), 0, key, "removed")
+
+    def _request(self, kind: int, attributes: bytes, flags: int, name: str, verb: str) -> None:
+        try:
+            self._socket.request(kind, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + attributes, flags)
+        except NetlinkRefusal as refusal:
+            if refusal.error.errno in (errno.EEXIST, errno.ENODEV):
+                return
+            hint = "; the kernel has no dummy devices (module dummy)" if refusal.error.errno == errno.EOPNOTSUPP else ""
+            raise KernelError(f"device {name} cannot be {verb}: {refusal.error}{hint}") from refusal
+
+    def describe(self, key: str, value: str) -> List[str]:
+        """One line of arguments for ``ip``."""
+        return [f"link add {key} type {value}"]
+
+
+class AddressesResource(Resource[str, bool]):
+    """The addresses of a family on the dummy device: address -> True."""
+
+    name = "addresses"
+
+    def __init__(self, sock: NetlinkSocket, family: str, device: str = DEVICE) -> None:
+        self._socket = sock
+        self._family = family
+        self._number = socket.AF_INET6 if family == IPV6 else socket.AF_INET
+        self._device = device
+
+    def observe(self) -> Dict[str, bool]:
+        """See the class; empty if there is no such device. Raises KernelError."""
+        link = find_link(self._socket, self._device)
+        found: Dict[str, bool] = {}
+        if link is None:
+            return found
+        # The kernel's own filter by device needs strict checking (4.20), so other devices' addresses are skipped here.
+        for view, _kind, start, end in self._socket.dump(_RTM_GETADDR, _ADDRESS.pack(self._number, 0, 0, 0, 0)):
+            family, _length, _flags, _scope, index = _ADDRESS.unpack_from(view, start)
+            if index != link.number or family != self._number:
+                continue
+            attributes = parse_attributes(view, start + _ADDRESS.size, end)
+            raw = attributes.get(_IFA_LOCAL, attributes.get(_IFA_ADDRESS))
+            if raw is not None:
+                address = unpacked(bytes(raw))
+                if not is_link_local(address):
+                    found[address] = True
+        return found
+
+    def apply(self, change: Change[str, bool]) -> None:
+        """Bind and unbind addresses. Raises KernelError naming the first address that was refused."""
+        if not change:
+            return
+        link = find_link(self._socket, self._device)
+        if link is None:
+            if change.added:
+                raise KernelError(f"device {self._device}: it does not exist, so no address can be bound to it")
+            return
+        add = NLM_F_CREATE | NLM_F_EXCL
+        self._send(_RTM_NEWADDR, add, link.number, list(change.added), "bound", (errno.EEXIST,))
+        gone = (errno.EADDRNOTAVAIL, errno.ENXIO, errno.ENODEV)
+        self._send(_RTM_DELADDR, 0, link.number, list(change.removed), "unbound", gone)
+
+    def _send(self, kind: int, flags: int, index: int, addresses: List[str], verb: str, fine: Tuple[int, ...]) -> None:
+        refused = [
+            error for error in self._socket.transact(self._messages(kind, flags, index, addresses)).errors
+            if error.errno not in fine
+        ]
+        if refused:
+            others = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+            address = addresses[refused[0].position]
+            raise KernelError(f"address {address} cannot be {verb} on {self._device}: {refused[0]}{others}")
+
+    def _messages(self, kind: int, flags: int, index: int, addresses: Iterable[str]) -> List[Message]:
+        head = _ADDRESS.pack(self._number, address_bits(self._family), 0, 0, index)
+        found = []
+        for address in addresses:
+            raw = packed(address)
+            if raw is None or len(raw) * 8 != address_bits(self._family):
+                raise KernelError(f"address {address!r} cannot be bound: it is not an {self._family} address")
+            found.append((kind, flags, head + attribute(_IFA_LOCAL, raw) + attribute(_IFA_ADDRESS, raw)))
+        return found
+
+    def describe(self, key: str, value: bool) -> List[str]:
+        """One line of arguments for ``ip``."""
+        return [address_line(key, self._device)]
