@@ -18,6 +18,7 @@ description:
     addresses that are not the service proxy's own are never touched.
   - An object of the cluster that is not valid is left out and reported; all others are served.
 extends_documentation_fragment:
+  - kubenode.proxy.attributes
   - kubenode.proxy.proxy_options
   - kubenode.proxy.kubernetes_api
 options:
@@ -36,17 +37,6 @@ options:
       - By default the addresses of the Node object, and the loopback addresses.
     type: list
     elements: str
-attributes:
-  check_mode:
-    description: Can run in check mode and return what would change, without changing anything, its own files included.
-    support: full
-  diff_mode:
-    description: Returns what differs, one entry per table, in the syntax of the table's usual tool.
-    support: full
-  platform:
-    description: Hosts on which it works; O(state=rendered) works on any of them with Python 3.9 or later.
-    support: full
-    platforms: linux
 notes:
   - Needs root, except for O(state=rendered).
   - A convergence of the same node that is already running is waited for, O(lock_timeout) seconds at most.
