@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Short ways to make routes for the tests of iptables mode: endpoints are chosen here as kube-proxy 1.36 chooses them."""
+"""Short ways to make routes for tests of iptables mode; endpoints are chosen here as kube-proxy 1.36 chooses them."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 """One text for one rule, whichever iptables printed it or person wrote it.
 
 The canonical text is what iptables-save 1.8.9 prints, without ``-A CHAIN``: addresses and interfaces first, then the
-protocol, the matches in their order, the target. The rendering writes it directly; this module brings other texts to it.
+protocol, the matches in their order, the target. The rendering writes it directly; other texts are brought to it here.
 Options that it does not know keep their order and text, so a rule of somebody else merely compares unequal.
 """
 
@@ -15,7 +15,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ...addresses import IPV6, address_bits, family_of, packed, parse_network, unpacked
 
-# Rules as the rendering writes them and both variants print them; checked first because a node may have 100,000 of them.
+# Rules as the rendering writes them and both variants print them; tried first, as a node may have 100,000 of them.
 _CANONICAL = re.compile(
     r"(?:(?:! )?-s [0-9a-f.:]+/[1-9][0-9]* )?(?:(?:! )?-d [0-9a-f.:]+/[1-9][0-9]* )?(?:(?:! )?-i [^\s\"\\]+ )?"
     r"(?:-p (?:tcp|udp|sctp) )?"
@@ -25,10 +25,12 @@ _CANONICAL = re.compile(
     r"(?:-m recent --(?:set|rcheck --seconds [0-9]+ --reap) --name KUBE-[A-Z0-9-]+ --mask [0-9a-f.:]+ --rsource )?"
     r"(?:-m statistic --mode random --probability [01]\.[0-9]{11} )?"
     r"(?:-m (?:tcp|udp|sctp) (?:--dport [0-9]+ )?)?"
-    r"-j (?:KUBE-[A-Z0-9-]+|ACCEPT|DROP|RETURN|REJECT --reject-with icmp6?-port-unreachable|DNAT --to-destination [^\s\"]+)"
+    r"-j (?:KUBE-[A-Z0-9-]+|ACCEPT|DROP|RETURN|REJECT --reject-with icmp6?-port-unreachable"
+    r"|DNAT --to-destination [^\s\"]+)"
 ).fullmatch
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+").fullmatch
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?").fullmatch
 _SAFE = re.compile(r"[^\s\"'\\]+").fullmatch
 _TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"|\'([^\']*)\'|((?:[^\s"\'\\]|\\.)+)')
 _ESCAPED = re.compile(r"\\(.)")
@@ -69,9 +71,9 @@ class Option(NamedTuple):
 
 
 class ParsedRule(NamedTuple):
-    """A rule taken apart. ``base`` maps -s, -d, -i, -o and -p to (negated, value); ``matches`` and ``target`` are (name, options).
+    """A rule taken apart. ``base`` maps -s, -d, -i, -o and -p to (negated, value).
 
-    ``goto`` tells of -g in place of -j; the target's name is empty where there is none.
+    ``matches`` and ``target`` are (name, options). ``goto`` tells of -g in place of -j; the target's name is empty where there is none.
     """
 
     base: Dict[str, Tuple[bool, str]]
@@ -231,13 +233,9 @@ def _mark_target(options: List[Option], family: str) -> List[Option]:
 def _statistic(options: List[Option], family: str) -> List[Option]:
     result = []
     for option in options:
-        if option.name == "--probability" and option.values:
-            try:
-                option = Option(
-                    option.negated, option.name, (f"{round(float(option.values[0]) * 2**31) / 2**31:.11f}",)
-                )
-            except ValueError:
-                pass
+        if option.name == "--probability" and option.values and _NUMBER(option.values[0]):
+            rounded = f"{round(float(option.values[0]) * 2**31) / 2**31:.11f}"
+            option = Option(option.negated, option.name, (rounded,))
         result.append(option)
     return result
 

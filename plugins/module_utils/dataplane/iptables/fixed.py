@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What does not depend on Services: fixed chains and jump rules of kube-proxy 1.36, as builders shared with ipvs mode."""
+"""What does not depend on Services: fixed chains and jump rules of kube-proxy 1.36; ipvs mode uses them too."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _INTERFACE_FORBIDDEN = frozenset(" \t\r\n\0\"'\\/!")
 
 
 def comment(text: str) -> str:
-    """``-m comment --comment "text"`` for a text with blanks or punctuation but no quotes, as iptables-save prints it."""
+    """``-m comment --comment "text"``, as iptables-save prints a text with blanks or punctuation but no quotes."""
     return f'-m comment --comment "{text}"'
 
 
@@ -65,7 +65,7 @@ _MARTIAN_RULE = (
 class LocalMatch(NamedTuple):
     """Pieces of a rule that tell this node's pods: each is empty or ends with a blank.
 
-    ``source`` belongs before a destination address and ``interface`` after it. ``never`` marks a piece that matches nothing.
+    ``source`` belongs before a destination address and ``interface`` after it. With ``never``, nothing can match.
     """
 
     source: str
@@ -204,7 +204,7 @@ def jumps() -> Tuple[JumpKey, ...]:
 
 def fixed_chains(settings: DataplaneSettings) -> Dict[ChainKey, Rules]:
     """The chains that hold the same rules whatever Services there are; KUBE-FIREWALL only where its content is ours."""
-    chains: Dict[ChainKey, Rules] = {canary: () for canary in CANARIES}
+    chains: Dict[ChainKey, Rules] = dict.fromkeys(CANARIES, ())
     firewall = martian_rules(settings)
     if firewall is not None:
         chains[KUBE_FIREWALL] = firewall
@@ -220,7 +220,10 @@ def shared_chain_names() -> List[ChainKey]:
 
 
 def ownership(settings: DataplaneSettings) -> Ownership:
-    """Which chains iptables mode owns. KUBE-FIREWALL is shared with kubelet, and where kube-proxy does not fill it, only made."""
+    """Which chains iptables mode owns.
+
+    KUBE-FIREWALL is shared with kubelet; where kube-proxy does not fill it, only its existence is ours.
+    """
     shared = frozenset((KUBE_FIREWALL,))
     presence_only = frozenset() if localhost_node_ports(settings) else shared
     return Ownership(_FIXED, {NAT: PREFIXES}, shared, presence_only, frozenset((_MARTIAN_RULE,)))

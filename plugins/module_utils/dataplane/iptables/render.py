@@ -17,12 +17,12 @@ Routes = Mapping[ServicePortName, ServicePortRoute]
 
 
 def endpoint_comments(routes: Routes, settings: DataplaneSettings) -> bool:
-    """Whether rules that name one endpoint bear a comment: not above ``large_cluster_endpoints`` endpoints, ready or not."""
+    """Whether rules that name one endpoint bear a comment: up to ``large_cluster_endpoints`` endpoints, ready or not."""
     return sum(len(route.endpoints) for route in routes.values()) <= settings.large_cluster_endpoints
 
 
 def static_entries(settings: DataplaneSettings) -> List[Entry]:
-    """What there is without any Service, jump rules aside: fixed chains, shared chains and the tail of KUBE-SERVICES."""
+    """What there is without any Service, jumps aside: fixed chains, shared chains and the tail of KUBE-SERVICES."""
     entries = [Entry(CHAINS, chain, rules) for chain, rules in fixed_chains(settings).items()]
     entries += [Entry(FRAGMENTS, Fragment(chain, 0, None), ()) for chain in shared_chain_names()]
     entries.append(Entry(FRAGMENTS, Fragment(SERVICES, 2, None), node_port_rules(settings)))
@@ -30,7 +30,7 @@ def static_entries(settings: DataplaneSettings) -> List[Entry]:
 
 
 def static_table(settings: DataplaneSettings) -> ChainTable:
-    """The jump rules, and KUBE-FIREWALL where only its presence matters: the part of the table that is not made of entries."""
+    """The part of the table that is not made of entries: jump rules, and KUBE-FIREWALL where only its presence matters."""
     table: ChainTable = {}
     if martian_rules(settings) is None:
         table[KUBE_FIREWALL] = PRESENT

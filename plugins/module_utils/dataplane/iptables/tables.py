@@ -127,9 +127,11 @@ class _TableText:
             self.rules.append(head + body.replace("\n", f"\n{head}"))
 
     def lines(self, table: str) -> List[str]:
+        # iptables-nft-restore inserts each chain into a list sorted by name, looking from its start: descending names
+        # spare it a search whose cost is the square of the number of chains (5,000 Services: two minutes).
         return [
             f"*{table}",
-            *self.chains,
+            *sorted(self.chains, reverse=True),
             *map(_one_line, self.before),
             *self.rules,
             *map(_one_line, self.jumps),

@@ -1,0 +1,174 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What iptables mode renders for the objects of every conformance case is what kube-proxy v1.36.2 had programmed.
+
+Recorded rules are compared in canonical form. Within chains that all Services share, the order of the Services is free in
+kube-proxy, so there the rules are compared as a sorted list, and the last one by its place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+
+import pytest
+import yaml
+from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES, IPV4, family_of, parse_network
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.canonical import canonical_rule
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.fixed import (
+    INVALID_COUNTER,
+    LOCALHOST_COUNTER,
+    ownership,
+    shared_chain_names,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.render import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import (
+    PRESENT,
+    ChainKey,
+    ChainTable,
+    JumpKey,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import observed_table, parse_save
+from ansible_collections.kubenode.proxy.plugins.module_utils.routing.table import RoutingContext, all_routes
+
+CASES = Path(__file__).resolve().parents[2] / "conformance" / "cases"
+SECTION = re.compile(r"^### (\d+) .*: (ip6?tables)-save -t (\w+)$")
+NODE_ADDRESSES = {
+    "IPv4": ("127.0.0.1", "172.18.0.2", "172.19.0.2"),
+    "IPv6": ("::1", "fd00:172:18::2", "fd00:172:19::2"),
+}
+
+
+class Step(NamedTuple):
+    """One step of a case: its objects, the KubeProxyConfiguration in effect and the recorded iptables-save text per family."""
+
+    case: str
+    index: int
+    objects: List[Any]
+    config: Mapping[str, Any]
+    saved: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.case}-{self.index}"
+
+
+def recorded(path: Path) -> Dict[Tuple[int, str], str]:
+    texts: Dict[Tuple[int, str], List[str]] = {}
+    lines: List[str] = []
+    for line in path.read_text().splitlines():
+        section = SECTION.match(line)
+        if section:
+            family = "IPv4" if section.group(2) == "iptables" else "IPv6"
+            lines = texts.setdefault((int(section.group(1)), family), [])
+        elif line.startswith("### "):
+            lines = []
+        else:
+            lines.append(line)
+    return {key: "\n".join(value) for key, value in texts.items()}
+
+
+def steps() -> Iterator[Step]:
+    for folder in sorted(CASES.iterdir()):
+        state = folder / "state-iptables.txt"
+        if not state.exists():
+            continue
+        case = yaml.safe_load((folder / "case.yaml").read_text())
+        snapshots = json.loads((folder / "snapshots.json").read_text())
+        saved = recorded(state)
+        config: Dict[str, Any] = dict(case.get("config") or {})
+        for index, description in enumerate([{}, *(case.get("steps") or [])]):
+            config.update(description.get("config") or {})
+            texts = {family: saved[(index, family)] for family in FAMILIES if (index, family) in saved}
+            if texts and not description.get("stop") and not description.get("cleanup") and index < len(snapshots):
+                yield Step(folder.name, index, snapshots[index], config, texts)
+
+
+STEPS = list(steps())
+
+
+def local_traffic(step: Step, family: str, pod_cidrs: Tuple[str, ...]) -> Optional[LocalTraffic]:
+    mode = step.config.get("detectLocalMode", "ClusterCIDR")
+    if mode == "BridgeInterface":
+        return LocalTraffic("bridge", step.config["detectLocal"]["bridgeInterface"])
+    if mode == "InterfaceNamePrefix":
+        return LocalTraffic("prefix", step.config["detectLocal"]["interfaceNamePrefix"])
+    cidrs = pod_cidrs if mode == "NodeCIDR" else ("10.244.0.0/16", "fd00:10:244::/48")
+    of_family = [cidr for cidr in cidrs if family_of(cidr) == family]
+    return LocalTraffic("cidr", of_family[0]) if of_family else None
+
+
+def settings_of(step: Step, family: str, pod_cidrs: Tuple[str, ...]) -> DataplaneSettings:
+    cidrs = tuple(cidr for cidr in step.config.get("nodePortAddresses", ()) if family_of(cidr) == family)
+    networks = [network for network in map(parse_network, cidrs) if network]
+    return DataplaneSettings(
+        family=family,
+        node_ip=NODE_ADDRESSES[family][1],
+        masquerade_all=bool(step.config.get("iptables", {}).get("masqueradeAll")),
+        local_traffic=local_traffic(step, family, pod_cidrs),
+        node_port_cidrs=cidrs,
+        node_port_addresses=tuple(
+            address
+            for address in NODE_ADDRESSES[family]
+            if not networks or any(network.contains(address) for network in networks)
+        ),
+        localhost_node_ports=family == IPV4 and (not networks or any(net.contains("127.0.0.0") for net in networks)),
+        nfacct_counters=(INVALID_COUNTER, LOCALHOST_COUNTER),
+    )
+
+
+def comparable(table: ChainTable) -> Dict[Any, Any]:
+    """The table with shared chains in an order that does not depend on that of the Services.
+
+    The lab's sentinel Service is left out: the lab changes it once more than it records.
+    """
+    result: Dict[Any, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, tuple) and value:
+            value = tuple(rule for rule in value if '"lab-sentinel/' not in rule)
+            if not value and key not in shared_chain_names():
+                continue
+        if isinstance(key, ChainKey) and key in shared_chain_names() and isinstance(value, tuple):
+            result[key] = (sorted(value), value[-1:] if key == ("nat", "KUBE-SERVICES") else ())
+        elif key[:2] != ("mangle", "KUBE-PROXY-CANARY"):
+            result[key] = value
+    return result
+
+
+@pytest.mark.parametrize("step", STEPS, ids=str)
+def test_rendering_equals_what_kube_proxy_programmed(step: Step) -> None:
+    state = ClusterState.from_objects(step.objects)
+    node = state.nodes["node1"]
+    for family, text in step.saved.items():
+        settings = settings_of(step, family, node.pod_cidrs)
+        routes = all_routes(state, RoutingContext(family, "node1", node.zone))
+        desired = desired_tables(routes, settings)["chains"]
+        observed = observed_table(parse_save(text), family, ownership(settings))
+        assert comparable(desired) == comparable(observed)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_order_of_jump_rules_in_recordings(family: str) -> None:
+    """Inserting each jump at the head in the order of the table gives the order that kube-proxy's rules have."""
+    step = next(step for step in STEPS if step.case == "clusterip-basic")
+    settings = settings_of(step, family, ())
+    by_chain: Dict[Tuple[str, str], List[str]] = {}
+    for key in desired_tables({}, settings)["chains"]:
+        if isinstance(key, JumpKey):
+            by_chain.setdefault((key.table, key.chain), []).insert(0, key.rule)
+    saved = parse_save(step.saved[family])
+    for chain, rules in by_chain.items():
+        assert [canonical_rule(rule, family) for rule in saved.chains[chain]] == rules
+
+
+def test_recordings_are_many() -> None:
+    assert len(STEPS) > 80
+
+
+def test_presence_only_where_localhost_node_ports_are_off() -> None:
+    table = desired_tables({}, DataplaneSettings(family="IPv6"))["chains"]
+    assert table[ChainKey("filter", "KUBE-FIREWALL")] == PRESENT
