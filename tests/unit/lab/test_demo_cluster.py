@@ -1,0 +1,53 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The demonstration's snapshot fits the laboratory's network and shows what it is meant to show."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from typing import Any, Dict, List
+
+import pytest
+
+from tests.lab.cluster import SNAPSHOT
+from tests.lab.topology import NODES, pods_of
+
+ITEMS: List[Dict[str, Any]] = json.loads(SNAPSHOT.read_text(encoding="utf-8"))["items"]
+SERVICES = [item for item in ITEMS if item["kind"] == "Service"]
+
+
+def test_there_is_a_service_of_every_kind_that_the_demonstration_promises() -> None:
+    assert len(SERVICES) >= 12
+    specs = [service["spec"] for service in SERVICES]
+    assert {spec["type"] for spec in specs} == {"ClusterIP", "NodePort", "LoadBalancer", "ExternalName"}
+    assert any(spec.get("loadBalancerSourceRanges") for spec in specs)
+    assert any(spec["sessionAffinity"] == "ClientIP" for spec in specs)
+    assert any(spec.get("clusterIP") == "None" for spec in specs)
+    protocols = {(port["port"], port["protocol"]) for spec in specs for port in spec.get("ports", [])}
+    assert {(53, "UDP"), (53, "TCP")} <= protocols
+
+
+@pytest.mark.parametrize("node", NODES, ids=lambda node: node.name)
+def test_pods_lie_in_the_range_of_their_node_and_have_names_of_their_own(node: Any) -> None:
+    pods = pods_of(SNAPSHOT, node)
+    assert len({pod.name for pod in pods}) == len(pods)
+    for pod in pods:
+        assert ipaddress.ip_address(pod.address) in ipaddress.ip_network(node.pods)
+        assert ipaddress.ip_address(pod.address6) in ipaddress.ip_network(node.pods6)
+
+
+@pytest.mark.parametrize("node", NODES, ids=lambda node: node.name)
+def test_node_objects_have_the_addresses_of_the_laboratory(node: Any) -> None:
+    found = next(item for item in ITEMS if item["kind"] == "Node" and item["metadata"]["name"] == node.name)
+    assert [entry["address"] for entry in found["status"]["addresses"]] == [node.address, node.address6, node.name]
+    assert found["spec"]["podCIDRs"] == [node.pods, node.pods6]
+
+
+def test_every_slice_belongs_to_a_service() -> None:
+    names = {(item["metadata"]["namespace"], item["metadata"]["name"]) for item in SERVICES}
+    for item in ITEMS:
+        if item["kind"] == "EndpointSlice":
+            labels = item["metadata"]["labels"]
+            assert (item["metadata"]["namespace"], labels["kubernetes.io/service-name"]) in names
