@@ -1,0 +1,95 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether a configuration fits the node it is meant for: checks that kube-proxy 1.36 makes when it starts."""
+
+from __future__ import annotations
+
+from typing import List, Sequence, Tuple
+
+from ..addresses import family_of
+from ..errors import ConfigurationError
+from .model import CLUSTER_CIDR, IPVS, NODE_CIDR, KubeProxyConfiguration
+from .validate import split_host_port
+
+
+def check_consistency(
+    configuration: KubeProxyConfiguration,
+    primary_family: str,
+    supported_families: Sequence[str],
+    pod_cidrs: Sequence[str] = (),
+) -> Tuple[str, ...]:
+    """Warnings about options that do not fit the node's IP families, one line each.
+
+    ``supported_families``: those that the node can serve; ``pod_cidrs``: spec.podCIDRs of the Node (canonical). Raises
+    ConfigurationError where kube-proxy would not start: the primary family is unsupported, or a single-stack node is
+    given only CIDRs of the other family to tell its pods by.
+    """
+    if primary_family not in supported_families:
+        raise ConfigurationError(f"bindAddress: the primary IP family {primary_family} is not supported by this node")
+    dual_stack = len(set(supported_families)) == 2
+    warnings = _pod_range_warnings(configuration, primary_family, dual_stack, pod_cidrs)
+    warnings += _node_port_warnings(configuration, primary_family)
+    if not dual_stack:
+        warnings += _other_family_warnings(configuration, primary_family)
+    return tuple(warnings)
+
+
+def _has(values: Sequence[str], family: str) -> bool:
+    return any(family_of(value) == family for value in values)
+
+
+def _pod_range_warnings(
+    configuration: KubeProxyConfiguration, primary_family: str, dual_stack: bool, pod_cidrs: Sequence[str]
+) -> List[str]:
+    warnings: List[str] = []
+    for name, values, mode in (
+        ("clusterCIDR", configuration.cluster_cidrs, CLUSTER_CIDR),
+        ("spec.podCIDRs of the Node", pod_cidrs, NODE_CIDR),
+    ):
+        if not values or _has(values, primary_family):
+            continue
+        text = f"{name}: {', '.join(values)} has no CIDR of the primary IP family {primary_family}"
+        if configuration.detect_local_mode == mode and not dual_stack:
+            raise ConfigurationError(text)
+        warnings.append(text)
+    return warnings
+
+
+def _node_port_warnings(configuration: KubeProxyConfiguration, primary_family: str) -> List[str]:
+    values = configuration.effective_node_port_addresses
+    if not values:
+        return ["nodePortAddresses: is not set, so node ports answer on all addresses of the node; consider primary"]
+    if values == ("primary",):
+        return []
+    warnings: List[str] = []
+    if not _has(values, primary_family):
+        warnings.append(f"nodePortAddresses: has no CIDR of the primary IP family {primary_family}")
+    if len({family_of(value) for value in values}) == 1 and _is_dual_stack(configuration):
+        warnings.append("nodePortAddresses: is of one IP family while other options are dual-stack")
+    return warnings
+
+
+def _is_dual_stack(configuration: KubeProxyConfiguration) -> bool:
+    lists = [configuration.cluster_cidrs]
+    if configuration.mode == IPVS:
+        lists.append(configuration.ipvs.exclude_cidrs)
+    return any(len({family_of(value) for value in values}) == 2 for values in lists)
+
+
+def _other_family_warnings(configuration: KubeProxyConfiguration, primary_family: str) -> List[str]:
+    warnings: List[str] = []
+    text = f"is not of this node's only IP family {primary_family}"
+    if configuration.mode == IPVS:
+        warnings.extend(
+            f"ipvs.excludeCIDRs: {cidr} {text}"
+            for cidr in configuration.ipvs.exclude_cidrs
+            if family_of(cidr) != primary_family
+        )
+    for name, value in (
+        ("healthzBindAddress", configuration.healthz_bind_address),
+        ("metricsBindAddress", configuration.metrics_bind_address),
+    ):
+        if family_of(split_host_port(value)[0]) != primary_family:
+            warnings.append(f"{name}: {value} {text}")
+    return warnings

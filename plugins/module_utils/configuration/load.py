@@ -1,0 +1,294 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From the text of a KubeProxyConfiguration to its value."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, Mapping, NamedTuple, Tuple, Union
+
+from ..addresses import address_and_port, canonical_address, canonical_network, family_of
+from ..cluster.fields import shown
+from ..errors import ConfigurationError
+from .feature_gates import expanded, gate_problem
+from .model import (
+    API_VERSION,
+    IPTABLES,
+    KIND,
+    ClientConnection,
+    ConntrackConfiguration,
+    DetectLocal,
+    IPTablesConfiguration,
+    IPVSConfiguration,
+    KubeProxyConfiguration,
+    Logging,
+    NFTablesConfiguration,
+)
+from .reader import Findings, Section
+from .validate import validate
+
+_HEALTHZ_PORT = 10256
+_METRICS_PORT = 10249
+_LARGE = 2**31 - 1
+_PREFIX = "KubeProxyConfiguration: "
+
+
+class LoadedConfiguration(NamedTuple):
+    """A valid configuration, and what is odd about its source: one line each."""
+
+    configuration: KubeProxyConfiguration
+    warnings: Tuple[str, ...]
+
+
+def load(source: Union[str, bytes, Mapping[str, Any]], mode: str = "") -> LoadedConfiguration:
+    """Read a configuration from the text of a file (YAML or JSON), or from a mapping of its fields.
+
+    Unknown and duplicate fields give warnings, as with kube-proxy. In a mapping apiVersion and kind may be absent. A
+    ``mode`` takes the place of the one in the source. Raises ConfigurationError, which names every invalid field.
+    """
+    findings = Findings()
+    if isinstance(source, Mapping):
+        values: Dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND, **source}
+    else:
+        values = _parse(source, findings)
+    _check_type(values)
+    root = Section(values, "", findings)
+    root.text("apiVersion")
+    root.text("kind")
+    configuration = _read(root, mode)
+    root.finish()
+    validate(configuration, root)
+    if findings.problems:
+        raise ConfigurationError(_PREFIX + "; ".join(findings.problems))
+    return LoadedConfiguration(configuration, tuple(findings.warnings))
+
+
+def load_file(path: str, mode: str = "") -> LoadedConfiguration:
+    """Read the configuration file ``path``; see :func:`load`. Raises ConfigurationError, which names the file."""
+    try:
+        with open(path, "rb") as stream:
+            content = stream.read()
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror or error}") from error
+    try:
+        return load(content, mode)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+
+
+def _check_type(values: Mapping[str, Any]) -> None:
+    for name, expected in (("kind", KIND), ("apiVersion", API_VERSION)):
+        value = values.get(name)
+        if value is None or value == "":
+            raise ConfigurationError(f"{_PREFIX}{name}: is missing; it must be {expected}")
+        if value != expected:
+            raise ConfigurationError(f"{_PREFIX}{name}: {shown(value)} is not {expected}")
+
+
+def _parse(source: Union[str, bytes], findings: Findings) -> Dict[str, Any]:
+    try:
+        text = source.decode("utf-8-sig") if isinstance(source, bytes) else source
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{_PREFIX}not UTF-8 text at byte {error.start}") from error
+
+    def note_duplicates(pairs: List[Tuple[Any, Any]]) -> Dict[Any, Any]:
+        result: Dict[Any, Any] = {}
+        for name, value in pairs:
+            if name in result:
+                findings.warnings.append(f"{_PREFIX}duplicate field {shown(name)}; the last one counts")
+            result[name] = value
+        return result
+
+    try:
+        document = json.loads(text, object_pairs_hook=note_duplicates)
+    except (ValueError, RecursionError):
+        findings.warnings.clear()
+        document = _parse_yaml(text, note_duplicates)
+    if not isinstance(document, dict):
+        raise ConfigurationError(f"{_PREFIX}{shown(document)} is not an object with fields")
+    return document
+
+
+def _parse_yaml(text: str, construct: Any) -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ConfigurationError(f"{_PREFIX}is not JSON, and reading YAML needs PyYAML: {error}") from error
+
+    class Loader(yaml.SafeLoader):
+        """Reports duplicate keys, and leaves dates as text, which is what they are in this format."""
+
+        yaml_implicit_resolvers = {
+            first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    def construct_mapping(loader: Any, node: Any) -> Any:
+        loader.flatten_mapping(node)
+        pairs = []
+        for key, value in node.value:
+            name = loader.construct_object(key, True)
+            pairs.append((name if isinstance(name, str) else str(name), loader.construct_object(value, True)))
+        return construct(pairs)
+
+    Loader.add_constructor("tag:yaml.org,2002:map", construct_mapping)
+    try:
+        documents = [item for item in yaml.load_all(text, Loader=Loader) if item is not None]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" at line {mark.line + 1} column {mark.column + 1}" if mark is not None else ""
+        raise ConfigurationError(f"{_PREFIX}not valid YAML: {error.problem or error}{where}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{_PREFIX}not valid YAML: {error}") from error
+    if len(documents) > 1:
+        raise ConfigurationError(f"{_PREFIX}holds {len(documents)} YAML documents, not one")
+    if not documents:
+        raise ConfigurationError(f"{_PREFIX}is empty")
+    return documents[0]
+
+
+def _read(root: Section, mode: str) -> KubeProxyConfiguration:
+    bind_address = root.text("bindAddress", "0.0.0.0")
+    bind_address = canonical_address(bind_address) or bind_address
+    is_v6 = family_of(bind_address) == "IPv6"
+    any_address, loopback = ("::", "::1") if is_v6 else ("0.0.0.0", "127.0.0.1")
+    for ignored in ("winkernel", "windowsRunAsService"):
+        root.rest((ignored,))
+    own_mode = root.text("mode", IPTABLES)
+    return KubeProxyConfiguration(
+        mode=mode or own_mode,
+        feature_gates=_feature_gates(root),
+        client_connection=_client_connection(root.section("clientConnection")),
+        logging=_logging(root.section("logging")),
+        hostname_override=root.text("hostnameOverride").strip().lower(),
+        bind_address=bind_address,
+        healthz_bind_address=_with_port(root.text("healthzBindAddress", any_address), _HEALTHZ_PORT),
+        metrics_bind_address=_with_port(root.text("metricsBindAddress", loopback), _METRICS_PORT),
+        bind_address_hard_fail=root.flag("bindAddressHardFail", False),
+        enable_profiling=root.flag("enableProfiling", False),
+        show_hidden_metrics_for_version=root.text("showHiddenMetricsForVersion"),
+        iptables=_iptables(root.section("iptables")),
+        ipvs=_ipvs(root.section("ipvs")),
+        nftables=_nftables(root.section("nftables")),
+        detect_local_mode=root.text("detectLocalMode", "ClusterCIDR"),
+        detect_local=_detect_local(root.section("detectLocal")),
+        cluster_cidrs=_networks(tuple(part.strip() for part in root.text("clusterCIDR").split(",") if part.strip())),
+        node_port_addresses=_networks(root.strings("nodePortAddresses")),
+        oom_score_adj=root.integer("oomScoreAdj", -999, -1000, 1000),
+        conntrack=_conntrack(root.section("conntrack")),
+        config_sync_period=root.duration("configSyncPeriod", 900.0, 900.0),
+        port_range=root.text("portRange"),
+    )
+
+
+def _feature_gates(root: Section) -> Tuple[Tuple[str, bool], ...]:
+    gates: Dict[str, bool] = {}
+    for name, value in root.items("featureGates"):
+        field = f"featureGates.{name}"
+        if not isinstance(value, bool):
+            root.findings.problem(field, f"{shown(value)} is not true or false")
+            continue
+        problem = gate_problem(str(name), value)
+        if problem:
+            root.findings.problem(field, problem)
+        else:
+            gates[str(name)] = value
+    return tuple(sorted(expanded(gates).items()))
+
+
+def _client_connection(section: Section) -> ClientConnection:
+    default = ClientConnection()
+    read = ClientConnection(
+        section.text("kubeconfig"),
+        section.text("acceptContentTypes"),
+        section.text("contentType", default.content_type),
+        section.number("qps", default.qps),
+        section.integer("burst", default.burst, 0, _LARGE) or default.burst,
+    )
+    section.finish()
+    return read
+
+
+def _logging(section: Section) -> Logging:
+    values = dict(section.rest(("flushFrequency",)))
+    flush = values.get("flushFrequency")
+    # The logging API takes a number of nanoseconds here besides a duration.
+    seconds = flush / 10**9 if type(flush) is int else section.duration("flushFrequency", 5.0)
+    read = Logging(
+        section.text("format", "text"),
+        seconds,
+        section.integer("verbosity", 0, 0, _LARGE),
+        section.rest(("vmodule", "options")),
+    )
+    section.finish()
+    return read
+
+
+def _iptables(section: Section) -> IPTablesConfiguration:
+    read = IPTablesConfiguration(
+        section.integer("masqueradeBit", 14, 0, 31),
+        section.flag("masqueradeAll", False),
+        section.flag("localhostNodePorts", True),
+        section.duration("syncPeriod", 30.0, 30.0),
+        section.duration("minSyncPeriod", 1.0, 1.0),
+    )
+    section.finish()
+    return read
+
+
+def _ipvs(section: Section) -> IPVSConfiguration:
+    read = IPVSConfiguration(
+        section.duration("syncPeriod", 30.0, 30.0),
+        section.duration("minSyncPeriod", 0.0),
+        section.text("scheduler"),
+        _networks(section.strings("excludeCIDRs")),
+        section.flag("strictARP", False),
+        section.duration("tcpTimeout", 0.0),
+        section.duration("tcpFinTimeout", 0.0),
+        section.duration("udpTimeout", 0.0),
+    )
+    section.finish()
+    return read
+
+
+def _nftables(section: Section) -> NFTablesConfiguration:
+    read = NFTablesConfiguration(
+        # Out of range matters in nftables mode only; see validate.
+        section.integer("masqueradeBit", 14, -_LARGE, _LARGE),
+        section.flag("masqueradeAll", False),
+        section.duration("syncPeriod", 30.0, 30.0),
+        section.duration("minSyncPeriod", 1.0, 1.0),
+    )
+    section.finish()
+    return read
+
+
+def _conntrack(section: Section) -> ConntrackConfiguration:
+    read = ConntrackConfiguration(
+        section.integer("maxPerCore", 32768, 0, _LARGE),
+        section.integer("min", 131072, 0, _LARGE),
+        section.duration("tcpEstablishedTimeout", 86400.0),
+        section.duration("tcpCloseWaitTimeout", 3600.0),
+        section.flag("tcpBeLiberal", False),
+        section.duration("udpTimeout", 0.0),
+        section.duration("udpStreamTimeout", 0.0),
+    )
+    section.finish()
+    return read
+
+
+def _detect_local(section: Section) -> DetectLocal:
+    read = DetectLocal(section.text("bridgeInterface"), section.text("interfaceNamePrefix"))
+    section.finish()
+    return read
+
+
+def _networks(values: Tuple[str, ...]) -> Tuple[str, ...]:
+    """CIDRs in canonical form; what is not a CIDR stays, for ``validate`` to name."""
+    return tuple(canonical_network(value) or value for value in values)
+
+
+def _with_port(address: str, port: int) -> str:
+    bare = canonical_address(address)
+    return address if bare is None else address_and_port(bare, port)

@@ -1,0 +1,127 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reading the fields of a configuration one by one, while noting what is wrong and which fields are unknown."""
+
+from __future__ import annotations
+
+from typing import Any, List, Mapping, Optional, Tuple
+
+from ..cluster.fields import shown
+from .duration import parse_duration
+
+
+class Findings:
+    """What reading finds: ``problems`` make the configuration invalid, ``warnings`` do not."""
+
+    def __init__(self) -> None:
+        self.problems: List[str] = []
+        self.warnings: List[str] = []
+
+    def problem(self, field: str, reason: str) -> None:
+        """Note that a field is invalid."""
+        self.problems.append(f"{field}: {reason}")
+
+
+class Section:
+    """An object of the configuration. Fields that are absent or null give the default; a wrong type is a problem."""
+
+    def __init__(self, values: Mapping[str, Any], path: str, findings: Findings) -> None:
+        self._values = values
+        self._path = path
+        self._known: List[str] = []
+        self.findings = findings
+
+    def field(self, name: str) -> str:
+        """The full path of a field."""
+        return f"{self._path}.{name}" if self._path else name
+
+    def _get(self, name: str) -> Any:
+        self._known.append(name)
+        return self._values.get(name)
+
+    def _wrong(self, name: str, value: Any, expected: str) -> None:
+        self.findings.problem(self.field(name), f"{shown(value)} is not {expected}")
+
+    def text(self, name: str, default: str = "") -> str:
+        """A string; empty gives the default too."""
+        value = self._get(name)
+        if value is not None and not isinstance(value, str):
+            self._wrong(name, value, "a string")
+            return default
+        return value or default
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean."""
+        value = self._get(name)
+        if value is not None and not isinstance(value, bool):
+            self._wrong(name, value, "true or false")
+            return default
+        return default if value is None else value
+
+    def integer(self, name: str, default: int, low: int, high: int) -> int:
+        """An integer from ``low`` to ``high``."""
+        value = self._get(name)
+        if value is None:
+            return default
+        if type(value) is not int:
+            self._wrong(name, value, "an integer")
+        elif not low <= value <= high:
+            self._wrong(name, value, f"between {low} and {high}")
+        else:
+            return value
+        return default
+
+    def number(self, name: str, default: float) -> float:
+        """A number; 0 gives the default too."""
+        value = self._get(name)
+        if value is None or (type(value) in (int, float) and not value):
+            return default
+        if type(value) not in (int, float):
+            self._wrong(name, value, "a number")
+            return default
+        return float(value)
+
+    def duration(self, name: str, default: float, zero: Optional[float] = None) -> float:
+        """Seconds. ``zero`` takes the place of a duration of 0, where the API reads that as unset."""
+        value = self._get(name)
+        if value is None:
+            return default
+        seconds = parse_duration(value) if isinstance(value, str) else None
+        if seconds is None:
+            self._wrong(name, value, "a duration such as 30s or 1m30s")
+            return default
+        return zero if zero is not None and seconds == 0 else seconds
+
+    def strings(self, name: str) -> Tuple[str, ...]:
+        """A list of strings."""
+        value = self._get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            self._wrong(name, value, "a list of strings")
+            return ()
+        return tuple(value)
+
+    def section(self, name: str) -> Section:
+        """An object below this one; empty if it is absent."""
+        value = self._get(name)
+        if value is not None and not isinstance(value, dict):
+            self._wrong(name, value, "an object")
+            value = None
+        return Section(value or {}, self.field(name), self.findings)
+
+    def items(self, name: str) -> List[Tuple[str, Any]]:
+        """The pairs of an object whose names are free."""
+        return list(self.section(name)._values.items())
+
+    def rest(self, names: Tuple[str, ...]) -> Tuple[Tuple[str, Any], ...]:
+        """The fields ``names`` as they are, where present; they count as known."""
+        self._known.extend(names)
+        return tuple((name, self._values[name]) for name in names if name in self._values)
+
+    def finish(self) -> None:
+        """Warn of the fields that nobody asked for."""
+        for name in self._values:
+            if name not in self._known:
+                self.findings.warnings.append(f"KubeProxyConfiguration: unknown field {shown(self.field(str(name)))}")
