@@ -90,7 +90,8 @@ def jumps() -> Tuple[JumpKey, ...]:
 
 
 def _match(family: str, name: str, directions: str, commented: bool = True) -> str:
-    text = f"{comment(SETS[name].comment)} " if commented else ""
+    # iptables-save escapes quotes within a comment, and iptables-restore takes the backslash away again.
+    text = comment(SETS[name].comment.replace("'", "\\'")) + " " if commented else ""
     return f"{text}-m set --match-set {NAMES[family][name]} {directions}"
 
 

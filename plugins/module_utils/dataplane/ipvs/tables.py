@@ -42,10 +42,10 @@ def filled_sets(family: str, elements: Iterable[Any]) -> FrozenSet[str]:
 
 
 def merge(entries: Iterable[Entry], settings: DataplaneSettings) -> Dict[str, Dict[Any, Any]]:
-    """The tables that entries make up, chains included; of entries with one key the last one counts."""
+    """The tables that entries make up, chains included; of entries with one key the first one counts."""
     tables: Dict[str, Dict[Any, Any]] = {name: {} for name in (*ORDER, FIREWALLED)}
     for table, key, value in entries:
-        tables[table][key] = value
+        tables[table].setdefault(key, value)
     firewalled = tables.pop(FIREWALLED)
     tables[CHAINS] = dict(chain_table(settings, filled_sets(settings.family, tables[SET_ELEMENTS]), firewalled))
     return tables

@@ -1,0 +1,271 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Removal of stale UDP connection tracking entries, over nfnetlink (ctnetlink).
+
+A UDP flow sticks to the endpoint that its first packet was sent to for as long as packets keep coming, even when that
+endpoint has gone. So after endpoints changed, entries of served addresses that lead to anything but a serving endpoint
+are deleted (kube-proxy 1.36). TCP and SCTP are never touched.
+
+Tables with a million entries are expected: addresses stay bytes, only what decides is read of each entry, and the
+kernel is asked for UDP alone (CTA_FILTER, kernel 5.8; older ones send everything).
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Type
+
+from ..addresses import IPV6, packed, unpacked
+from ..errors import KernelError
+from ..routing.routes import ServicePortRoute
+from .netlink import (
+    NETLINK_NETFILTER,
+    DumpInterrupted,
+    Message,
+    MessageError,
+    NetlinkRefusal,
+    NetlinkSocket,
+    attribute,
+    each_attribute,
+    nested,
+    parse_attributes,
+)
+
+_GET, _DELETE = 0x0101, 0x0102
+_TUPLE_ORIG, _TUPLE_REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25
+_TUPLE_IP, _TUPLE_PROTO, _PROTO_NUM = 1, 2, 1
+_FILTER_ORIG_FLAGS, _FILTER_PROTO_NUM = 1, 1 << 3
+_NFGENMSG = struct.Struct("=BBH")
+_ATTEMPTS = 5
+_UDP = socket.IPPROTO_UDP
+
+# A tuple as the kernel writes it: CTA_TUPLE_IP (source, destination), CTA_TUPLE_PROTO (number, source port, destination
+# port). Read: length and type of the whole, then type and value of each part.
+_TUPLE_V4 = struct.Struct("=HH4x2xH4s2xH4s4x2xHB3x2xH2s2x2xH2s2x")
+_TUPLE_V6 = struct.Struct("=HH4x2xH16s2xH16s4x2xHB3x2xH2s2x2xH2s2x")
+_TYPES_V4, _TYPES_V6 = (1, 2, 1, 2, 3), (3, 4, 1, 2, 3)
+_TYPE_MASK = 0x3FFF
+
+
+class RawEntry(NamedTuple):
+    """A UDP entry: where the client sent to and who answers, each as address and port in network order.
+
+    ``view``, ``start`` and ``end`` delimit its message in a buffer that is only valid until the next entry is read.
+    """
+
+    destination: bytes
+    reply_source: bytes
+    view: memoryview
+    start: int
+    end: int
+
+
+class UdpFrontends(NamedTuple):
+    """Where UDP services are reached, and their serving endpoints; addresses and ports as bytes in network order.
+
+    ``addresses`` maps address and port to endpoints, ``node_ports`` a port on any address.
+    """
+
+    addresses: Dict[bytes, Set[bytes]]
+    node_ports: Dict[bytes, Set[bytes]]
+
+    def is_stale(self, destination: bytes, reply_source: bytes) -> bool:
+        """Whether a flow to this destination must not be answered by this source."""
+        endpoints = self.addresses.get(destination)
+        if endpoints is None:
+            endpoints = self.node_ports.get(destination[-2:])
+        return endpoints is not None and reply_source not in endpoints
+
+
+def _place(address: str, port: int) -> bytes:
+    return (packed(address) or b"") + port.to_bytes(2, "big")
+
+
+def udp_frontends(routes: Iterable[ServicePortRoute]) -> UdpFrontends:
+    """The frontends of the UDP routes among ``routes``, all of one family.
+
+    Routes without a serving endpoint are left out, so their entries stay; readiness, policies, topology and termination
+    play no part.
+    """
+    found = UdpFrontends({}, {})
+    for route in routes:
+        if route.key.protocol != "UDP":
+            continue
+        serving = {_place(endpoint.ip, endpoint.port) for endpoint in route.endpoints if endpoint.serving}
+        if not serving:
+            continue
+        for address in (route.cluster_ip, *route.load_balancer_ips, *route.external_ips):
+            found.addresses.setdefault(_place(address, route.port), set()).update(serving)
+        if route.node_port:
+            found.node_ports.setdefault(route.node_port.to_bytes(2, "big"), set()).update(serving)
+    return found
+
+
+def stale_entries(entries: Iterable[RawEntry], frontends: UdpFrontends) -> Iterator[RawEntry]:
+    """Those of the entries that lead to something else than a serving endpoint."""
+    addresses, node_ports = frontends.addresses, frontends.node_ports
+    for entry in entries:
+        destination = entry[0]
+        endpoints = addresses.get(destination)
+        if endpoints is None:
+            endpoints = node_ports.get(destination[-2:])
+        if endpoints is not None and entry[1] not in endpoints:
+            yield entry
+
+
+def _parse_tuple(view: memoryview, start: int, end: int) -> Optional[Tuple[int, bytes, bytes]]:
+    """Protocol, source and destination place of a tuple's attributes in any order; None without addresses and ports."""
+    parts = parse_attributes(view, start, end)
+    if _TUPLE_IP not in parts or _TUPLE_PROTO not in parts:
+        return None
+    addresses = [bytes(value) for _kind, value in sorted(_pairs(parts[_TUPLE_IP]))]
+    proto = parse_attributes(parts[_TUPLE_PROTO], 0, len(parts[_TUPLE_PROTO]))
+    if len(addresses) != 2 or not {1, 2, 3} <= set(proto):
+        return None
+    return proto[1][0], addresses[0] + bytes(proto[2]), addresses[1] + bytes(proto[3])
+
+
+def _pairs(view: memoryview) -> List[Tuple[int, bytes]]:
+    return [(kind, bytes(value)) for kind, value in each_attribute(view, 0, len(view))]
+
+
+def read_entry(view: memoryview, start: int, end: int, ipv6: bool) -> Optional[RawEntry]:
+    """The UDP entry in a ctnetlink message (from ``struct nfgenmsg`` on); None if it is of another protocol."""
+    layout, types = (_TUPLE_V6, _TYPES_V6) if ipv6 else (_TUPLE_V4, _TYPES_V4)
+    size = layout.size
+    offset = start + 4
+    if offset + 2 * size <= end:
+        length, kind, t1, _source, t2, destination, t3, protocol, t4, _port, t5, port = layout.unpack_from(view, offset)
+        if (t1, t2, t3, t4, t5) == types and kind & _TYPE_MASK == _TUPLE_ORIG:
+            if protocol != _UDP:
+                return None
+            second = offset + ((length + 3) & ~3)
+            if second + size <= end:
+                _length, kind, t1, source, t2, _to, t3, _protocol, t4, source_port, t5, _to_port = layout.unpack_from(
+                    view, second
+                )
+                if (t1, t2, t3, t4, t5) == types and kind & _TYPE_MASK == _TUPLE_REPLY:
+                    return RawEntry(destination + port, source + source_port, view, start, end)
+    return _read_slowly(view, start, end)
+
+
+def _read_slowly(view: memoryview, start: int, end: int) -> Optional[RawEntry]:
+    """The same for a message whose attributes come in an order that is not expected."""
+    found = parse_attributes(view, start + 4, end)
+    if _TUPLE_ORIG not in found or _TUPLE_REPLY not in found:
+        return None
+    original = _parse_tuple(found[_TUPLE_ORIG], 0, len(found[_TUPLE_ORIG]))
+    reply = _parse_tuple(found[_TUPLE_REPLY], 0, len(found[_TUPLE_REPLY]))
+    if original is None or reply is None or original[0] != _UDP:
+        return None
+    return RawEntry(original[2], reply[1], view, start, end)
+
+
+def identity(entry: RawEntry) -> bytes:
+    """The attributes by which exactly this entry is deleted: original tuple, zone, and the kernel's id for it."""
+    found = parse_attributes(entry.view, entry.start + 4, entry.end)
+    parts = [nested(_TUPLE_ORIG, bytes(found[_TUPLE_ORIG]))]
+    parts += [attribute(kind, bytes(found[kind])) for kind in (_ZONE, _ID) if kind in found]
+    return b"".join(parts)
+
+
+def entry_text(destination: bytes, reply_source: bytes) -> str:
+    """The two places of an entry for a person: ``10.96.0.10:53 answered by 10.244.1.5:53``."""
+    texts = []
+    for place in (destination, reply_source):
+        address = unpacked(place[:-2])
+        port = int.from_bytes(place[-2:], "big")
+        texts.append(f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
+    return " answered by ".join(texts)
+
+
+class ConntrackSocket:
+    """A connection to connection tracking in the calling thread's network namespace; closes itself after ``with``.
+
+    Raises KernelError if no socket can be had.
+    """
+
+    def __init__(self) -> None:
+        self._netlink = NetlinkSocket(NETLINK_NETFILTER)
+
+    def close(self) -> None:
+        """Close the socket; closing twice is harmless."""
+        self._netlink.close()
+
+    def __enter__(self) -> ConntrackSocket:
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException], trace: Any) -> None:
+        self.close()
+
+    def udp_entries(self, family: str) -> Iterator[RawEntry]:
+        """The UDP entries of a family as they arrive; read them to the end.
+
+        Raises DumpInterrupted at the end if the table changed meanwhile, and KernelError.
+        """
+        ipv6 = family == IPV6
+        number = socket.AF_INET6 if ipv6 else socket.AF_INET
+        head = _NFGENMSG.pack(number, 0, 0)
+        only_udp = nested(_TUPLE_ORIG, nested(_TUPLE_PROTO, attribute(_PROTO_NUM, bytes((_UDP,)))))
+        only_udp += nested(_FILTER, attribute(_FILTER_ORIG_FLAGS, struct.pack("=I", _FILTER_PROTO_NUM)))
+        for payload in (head + only_udp, head):
+            try:
+                for view, _kind, start, end in self._netlink.dump_stream(_GET, payload):
+                    entry = read_entry(view, start, end, ipv6)
+                    if entry is not None:
+                        yield entry
+                return
+            except NetlinkRefusal as refusal:
+                if payload is head or refusal.error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                    raise KernelError(f"connection tracking table cannot be read: {refusal.error}") from refusal
+
+    def stale(self, family: str, frontends: UdpFrontends) -> List[bytes]:
+        """Identities of the stale entries. A dump that keeps being interrupted is used as it is. Raises KernelError."""
+        found: List[bytes] = []
+        if not frontends.addresses and not frontends.node_ports:
+            return found
+        for _attempt in range(_ATTEMPTS):
+            found = []
+            try:
+                for entry in stale_entries(self.udp_entries(family), frontends):
+                    found.append(identity(entry))
+                break
+            except DumpInterrupted:
+                continue
+        return found
+
+    def delete(self, family: str, identities: Sequence[bytes]) -> int:
+        """Delete entries in batches and return how many were there to be deleted. Raises KernelError."""
+        head = _NFGENMSG.pack(socket.AF_INET6 if family == IPV6 else socket.AF_INET, 0, 0)
+        messages: List[Message] = [(_DELETE, 0, head + wanted) for wanted in identities]
+        deleted = 0
+        for attempt in range(_ATTEMPTS):
+            errors = self._netlink.transact(messages).errors
+            deleted += len(messages) - len(errors)
+            again = self._to_repeat(errors, last=attempt == _ATTEMPTS - 1)
+            if not again:
+                break
+            messages = [messages[position] for position in again]
+        return deleted
+
+    @staticmethod
+    def _to_repeat(errors: Sequence[MessageError], last: bool) -> List[int]:
+        """Positions of interrupted deletions; entries that ended by themselves are fine."""
+        again = []
+        for error in errors:
+            if error.errno == errno.EINTR and not last:
+                again.append(error.position)
+            elif error.errno != errno.ENOENT:
+                raise KernelError(f"a connection tracking entry cannot be deleted: {error}")
+        return again
+
+
+def delete_stale_udp(sock: ConntrackSocket, family: str, routes: Iterable[ServicePortRoute]) -> int:
+    """Delete the stale entries of the UDP routes among ``routes`` (of one family); returns their number.
+
+    Raises KernelError.
+    """
+    return sock.delete(family, sock.stale(family, udp_frontends(routes)))

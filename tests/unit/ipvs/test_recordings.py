@@ -1,0 +1,173 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What ipvs mode renders for the objects of each conformance case is what kube-proxy v1.36.2 had programmed.
+
+Compared are virtual servers, real servers, sets with their elements, addresses, chains and jump rules of each family whose
+recording is complete. The lab's sentinel Service is left out: the lab changes it once more than it records. Real servers
+at weight 0 are kube-proxy's draining ones, of which rendering knows nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+import pytest
+import yaml
+from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES, family_of, parse_network
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs import model
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.chains import ownership
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.tables import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.text import ipset_text, ipvsadm_text
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import observed_table, parse_save
+from ansible_collections.kubenode.proxy.plugins.module_utils.routing.table import RoutingContext, all_routes
+
+CASES = Path(__file__).resolve().parents[2] / "conformance" / "cases"
+SECTION = re.compile(r"^### (\d+) .*: (.+)$")
+NODE_ADDRESSES = {
+    "IPv4": (("lo", "127.0.0.1"), ("eth0", "172.18.0.2"), ("eth1", "172.19.0.2"), ("vethpod1", "10.244.1.1")),
+    "IPv6": (("lo", "::1"), ("eth0", "fd00:172:18::2"), ("eth1", "fd00:172:19::2"), ("vethpod1", "fd00:10:244:1::1")),
+}
+SENTINEL = {"10.111.255.1", "fd00:10:96::ffe1"}
+
+
+class Step(NamedTuple):
+    """One step of a case: objects, the KubeProxyConfiguration in effect, recorded text by command."""
+
+    case: str
+    index: int
+    objects: List[Any]
+    config: Mapping[str, Any]
+    saved: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.case}-{self.index}"
+
+
+def recorded(path: Path) -> Dict[int, Dict[str, str]]:
+    texts: Dict[int, Dict[str, List[str]]] = {}
+    lines: List[str] = []
+    for line in path.read_text().splitlines():
+        section = SECTION.match(line)
+        if section:
+            lines = texts.setdefault(int(section.group(1)), {}).setdefault(section.group(2), [])
+        else:
+            lines.append(line)
+    return {number: {name: "\n".join(value) for name, value in found.items()} for number, found in texts.items()}
+
+
+def steps() -> Iterator[Step]:
+    for folder in sorted(CASES.iterdir()):
+        state = folder / "state-ipvs.txt"
+        if not state.exists():
+            continue
+        case = yaml.safe_load((folder / "case.yaml").read_text())
+        snapshots = json.loads((folder / "snapshots.json").read_text())
+        saved = recorded(state)
+        both = "10.244.0.0/16,fd00:10:244::/48"
+        cluster_cidr = {"ipv6": "fd00:10:244::/48"}.get(case.get("families", "dual"), both)
+        config: Dict[str, Any] = {"clusterCIDR": cluster_cidr, **(case.get("config") or {})}
+        for index, description in enumerate([{}, *(case.get("steps") or [])]):
+            config.update(description.get("config") or {})
+            usual = not description.get("stop") and not description.get("cleanup") and not description.get("exec")
+            if usual and index in saved and index < len(snapshots):
+                yield Step(folder.name, index, snapshots[index], dict(config), saved[index])
+
+
+STEPS = list(steps())
+
+
+def local_traffic(step: Step, family: str, pod_cidrs: Tuple[str, ...]) -> Optional[LocalTraffic]:
+    mode = step.config.get("detectLocalMode", "ClusterCIDR")
+    if mode == "BridgeInterface":
+        return LocalTraffic("bridge", step.config["detectLocal"]["bridgeInterface"])
+    if mode == "InterfaceNamePrefix":
+        return LocalTraffic("prefix", step.config["detectLocal"]["interfaceNamePrefix"])
+    cidrs = pod_cidrs if mode == "NodeCIDR" else step.config["clusterCIDR"].split(",")
+    of_family = [cidr for cidr in cidrs if cidr and family_of(cidr) == family]
+    return LocalTraffic("cidr", of_family[0]) if of_family else None
+
+
+def settings_of(step: Step, family: str, pod_cidrs: Tuple[str, ...]) -> DataplaneSettings:
+    cidrs = tuple(cidr for cidr in step.config.get("nodePortAddresses", ()) if family_of(cidr) == family)
+    networks = [network for network in map(parse_network, cidrs) if network]
+    return DataplaneSettings(
+        family=family,
+        node_ip=NODE_ADDRESSES[family][1][1],
+        masquerade_all=bool(step.config.get("iptables", {}).get("masqueradeAll")),
+        local_traffic=local_traffic(step, family, pod_cidrs),
+        node_port_cidrs=cidrs,
+        node_port_addresses=tuple(
+            address
+            for _name, address in NODE_ADDRESSES[family]
+            if any(network.contains(address) for network in networks)
+        ),
+        node_addresses=NODE_ADDRESSES[family],
+        scheduler=step.config.get("ipvs", {}).get("scheduler", ""),
+    )
+
+
+def without_sentinel(lines: Set[str]) -> Set[str]:
+    return {line for line in lines if not any(address in line for address in SENTINEL)}
+
+
+def excluded(step: Step, line: str) -> bool:
+    """Whether the line is about a virtual server that excludeCIDRs leave to others."""
+    address = line.split()[2].rpartition(":")[0].strip("[]")
+    networks = map(parse_network, step.config.get("ipvs", {}).get("excludeCIDRs", ()))
+    return any(network is not None and network.contains(address) for network in networks)
+
+
+def of_family(line: str, family: str) -> bool:
+    return ("[" in line) == (family == "IPv6")
+
+
+def complete(step: Step, family: str) -> bool:
+    """Whether the recording caught this family after a whole pass."""
+    tool = "iptables" if family == "IPv4" else "ip6tables"
+    return "-A KUBE-IPVS-FILTER" in step.saved.get(f"{tool}-save -t filter", "") and "set --match-set" in step.saved.get(
+        f"{tool}-save -t nat", ""
+    )
+
+
+COMPLETE = [(step, family) for step in STEPS for family in FAMILIES if complete(step, family)]
+
+
+@pytest.mark.parametrize(("step", "family"), COMPLETE, ids=str)
+def test_rendering_equals_what_kube_proxy_programmed(step: Step, family: str) -> None:
+    state = ClusterState.from_objects(step.objects)
+    node = state.nodes["node1"]
+    settings = settings_of(step, family, node.pod_cidrs)
+    tables = desired_tables(all_routes(state, RoutingContext(family, "node1", node.zone)), settings)
+
+    text = ipvsadm_text(tables[model.VIRTUAL_SERVERS], tables[model.REAL_SERVERS])
+    saved = {line for line in step.saved["ipvsadm -Sn"].splitlines() if line and of_family(line, family)}
+    left_alone = {line for line in saved if line.endswith("-w 0") or excluded(step, line)}
+    assert without_sentinel(set(text.splitlines())) == without_sentinel(saved - left_alone)
+
+    infix = re.compile(r" KUBE-6-")
+    saved = {
+        re.sub(r" (bucketsize|initval) \w+", "", line)
+        for line in step.saved["ipset save"].splitlines()
+        if line and bool(infix.search(line)) == (family == "IPv6")
+    }
+    text = ipset_text(tables[model.SETS], tables[model.SET_ELEMENTS])
+    assert without_sentinel(set(text.splitlines())) == without_sentinel(saved)
+
+    option = "inet6" if family == "IPv6" else "inet"
+    addresses = re.findall(rf"{option} (\S+)/\d+", step.saved["ip -o addr show dev kube-ipvs0"])
+    assert set(tables[model.ADDRESSES]) - SENTINEL == set(addresses) - SENTINEL
+
+    tool = "iptables" if family == "IPv4" else "ip6tables"
+    saved_rules = "\n".join(step.saved[f"{tool}-save -t {table}"] for table in ("nat", "filter"))
+    assert tables[model.CHAINS] == observed_table(parse_save(saved_rules), family, ownership())
+
+
+def test_recordings_are_many() -> None:
+    assert len(COMPLETE) > 80
+    assert {family for _step, family in COMPLETE} == set(FAMILIES)
