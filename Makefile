@@ -9,6 +9,8 @@ SHELL := /bin/sh
 BIN := .venv/bin
 PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
+WIRE := tests/conformance/lab
+RUNNER := --oneshot --no-http --runner tests/conformance/runners/oneshot --runner-cleanup tests/conformance/runners/cleanup
 # What `make test` runs, in this order; all are run even if one fails.
 STEPS := lint unit kernel uml modules sanity build conformance
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
@@ -40,7 +42,7 @@ test: setup-lab
 
 lint: setup
 	$(BIN)/ruff check .
-	$(BIN)/mypy plugins/module_utils tests/lab
+	$(BIN)/mypy plugins/module_utils tests/lab tests/conformance
 	$(BIN)/yamllint --strict .
 	$(BIN)/ansible-lint --offline --profile production
 	$(BIN)/antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs=all .
@@ -67,7 +69,8 @@ build: setup
 	.ci/build
 
 conformance: setup-lab
-	$(PYTHON) -m tests.conformance
+	$(WIRE) run --mode iptables $(RUNNER)
+	$(WIRE) uml -- run --mode ipvs $(RUNNER)
 
 clean:
 	@if [ -x $(PYTHON) ] && [ "$$(id -u)" -eq 0 ]; then for name in lab demo; do $(PYTHON) -m tests.lab --name $$name down; done; fi
