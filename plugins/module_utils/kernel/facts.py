@@ -14,25 +14,19 @@ import platform
 import re
 import socket
 import struct
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..addresses import FAMILIES, IPV4, IPV6, family_of, unpacked
 from ..errors import KernelError
+from .netlink import NETLINK_ROUTE, NetlinkSocket, parse_attributes
 
-# linux/netlink.h, linux/rtnetlink.h, linux/if_addr.h
-_NLMSG_HEADER = struct.Struct("=IHHII")
+# linux/rtnetlink.h, linux/if_addr.h
 _ADDRESS_HEADER = struct.Struct("=BBBBI")
-_ATTRIBUTE_HEADER = struct.Struct("=HH")
 _RTM_NEWADDR = 20
 _RTM_GETADDR = 22
-_NLM_F_REQUEST_DUMP = 0x301
-_NLMSG_ERROR = 2
-_NLMSG_DONE = 3
-_NLMSG_F_DUMP_INTR = 0x10
 _IFA_ADDRESS = 1
 _IFA_LOCAL = 2
 _SCOPES = {0: "global", 200: "site", 253: "link", 254: "host"}
-_DUMP_ATTEMPTS = 5
 
 _RELEASE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 _CPU = re.compile(r"cpu\d+\Z")
@@ -98,29 +92,6 @@ def read_text(path: str) -> Optional[str]:
 # -- addresses ---------------------------------------------------------------------------------------------------------
 
 
-def _messages(data: bytes) -> Iterator[Tuple[int, int, bytes]]:
-    """(type, flags, payload) of each netlink message in ``data``."""
-    offset = 0
-    while offset + _NLMSG_HEADER.size <= len(data):
-        length, kind, flags, _sequence, _port = _NLMSG_HEADER.unpack_from(data, offset)
-        if length < _NLMSG_HEADER.size or offset + length > len(data):
-            raise KernelError("interface addresses: the kernel sent a truncated netlink message")
-        yield kind, flags, data[offset + _NLMSG_HEADER.size : offset + length]
-        offset += (length + 3) & ~3
-
-
-def _attributes(data: bytes) -> Dict[int, bytes]:
-    found: Dict[int, bytes] = {}
-    offset = 0
-    while offset + _ATTRIBUTE_HEADER.size <= len(data):
-        length, kind = _ATTRIBUTE_HEADER.unpack_from(data, offset)
-        if length < _ATTRIBUTE_HEADER.size:
-            break
-        found[kind] = data[offset + _ATTRIBUTE_HEADER.size : offset + length]
-        offset += (length + 3) & ~3
-    return found
-
-
 def parse_address_message(payload: bytes, names: Dict[int, str]) -> Optional[InterfaceAddress]:
     """One RTM_NEWADDR payload as an address, or None for families other than IPv4 and IPv6.
 
@@ -129,31 +100,12 @@ def parse_address_message(payload: bytes, names: Dict[int, str]) -> Optional[Int
     family, prefix_length, _flags, scope, index = _ADDRESS_HEADER.unpack_from(payload)
     if family not in (socket.AF_INET, socket.AF_INET6):
         return None
-    attributes = _attributes(payload[_ADDRESS_HEADER.size :])
-    raw = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
-    if raw is None or len(raw) not in (4, 16):
+    attributes = parse_attributes(memoryview(payload), _ADDRESS_HEADER.size, len(payload))
+    raw = bytes(attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS) or b"")
+    if len(raw) not in (4, 16):
         return None
     interface = names.get(index, f"if{index}")
     return InterfaceAddress(interface, unpacked(raw), prefix_length, _SCOPES.get(scope, str(scope)))
-
-
-def _dump_addresses(connection: socket.socket) -> Optional[List[bytes]]:
-    """Payloads of all RTM_NEWADDR messages, or None if the table changed while it was read."""
-    request = _ADDRESS_HEADER.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-    header = _NLMSG_HEADER.pack(_NLMSG_HEADER.size + len(request), _RTM_GETADDR, _NLM_F_REQUEST_DUMP, 1, 0)
-    connection.send(header + request)
-    payloads: List[bytes] = []
-    interrupted = False
-    while True:
-        for kind, flags, payload in _messages(connection.recv(1 << 17)):
-            interrupted = interrupted or bool(flags & _NLMSG_F_DUMP_INTR)
-            if kind == _NLMSG_DONE:
-                return None if interrupted else payloads
-            if kind == _NLMSG_ERROR:
-                code = -int(struct.unpack_from("=i", payload)[0])
-                raise KernelError(f"interface addresses: the kernel refused to list them: {os.strerror(code)}")
-            if kind == _RTM_NEWADDR:
-                payloads.append(payload)
 
 
 def interface_addresses() -> List[InterfaceAddress]:
@@ -162,19 +114,18 @@ def interface_addresses() -> List[InterfaceAddress]:
     Raises KernelError if rtnetlink cannot be asked.
     """
     try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as connection:
-            connection.bind((0, 0))
-            payloads: Optional[List[bytes]] = None
-            for _attempt in range(_DUMP_ATTEMPTS):
-                payloads = _dump_addresses(connection)
-                if payloads is not None:
-                    break
+        with NetlinkSocket(NETLINK_ROUTE) as connection:
+            slices = connection.dump(_RTM_GETADDR, _ADDRESS_HEADER.pack(socket.AF_UNSPEC, 0, 0, 0, 0))
         names = dict(socket.if_nameindex())
+    except KernelError as error:
+        raise KernelError(f"addresses of the interfaces cannot be listed: {error}") from error
     except OSError as error:
-        raise KernelError(f"interface addresses: rtnetlink: {error.strerror or error}") from error
-    if payloads is None:
-        raise KernelError("interface addresses: they keep changing while they are read")
-    found = [parse_address_message(payload, names) for payload in payloads]
+        raise KernelError(f"names of the interfaces cannot be listed: {error.strerror or error}") from error
+    found = [
+        parse_address_message(bytes(view[start:end]), names)
+        for view, kind, start, end in slices
+        if kind == _RTM_NEWADDR
+    ]
     return [address for family in FAMILIES for address in found if address is not None and address.family == family]
 
 

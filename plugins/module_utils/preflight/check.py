@@ -1,0 +1,89 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""All checks in one call, in the order in which a person would want to hear of them."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ..errors import KernelError
+from ..kernel import facts, sysctls
+from ..kernel.modules import modules_for
+from ..kernel.xtables.variant import XtablesVariant, detect_variant
+from .conflicts import conflict_findings
+from .features import (
+    capabilities,
+    extension_findings,
+    family_findings,
+    iptables_findings,
+    ipvs_findings,
+    kernel_version_findings,
+    module_findings,
+    rights_findings,
+    sysctl_findings,
+)
+from .findings import ERROR, TOOLS, Finding
+from .limits import SetContribution, set_limit_findings
+
+_XTABLES_MODES = ("iptables", "ipvs")
+
+
+class Intention(NamedTuple):
+    """What is going to be programmed.
+
+    ``mode``: iptables, ipvs or nftables. ``families``: those to be programmed. ``schedulers``: IPVS schedulers in use.
+    ``variants``: the iptables of each family if already found out; None to find out here. ``sysctls``: parameters to be
+    set. ``set_contributions``: what each Service port puts into ipsets, in a stable order.
+    """
+
+    mode: str
+    families: Tuple[str, ...]
+    schedulers: Tuple[str, ...] = ()
+    variants: Optional[Mapping[str, XtablesVariant]] = None
+    sysctls: Mapping[str, sysctls.Wanted] = {}
+    set_contributions: Iterable[SetContribution] = ()
+
+
+def find_variants(families: Sequence[str]) -> Tuple[Dict[str, XtablesVariant], List[Finding]]:
+    """The iptables to use for each family, and errors for families that have none installed."""
+    variants: Dict[str, XtablesVariant] = {}
+    findings: List[Finding] = []
+    for family in families:
+        try:
+            variants[family] = detect_variant(family)
+        except KernelError as error:
+            findings.append(Finding(TOOLS, ERROR, str(error), "install the package iptables"))
+    return variants, findings
+
+
+def preflight(intention: Intention, release: str = "") -> List[Finding]:
+    """Everything that is missing or in the way for this intention; an empty list means: go ahead. Reads only.
+
+    ``release``: of the kernel, for tests. Without the needed rights nothing else is looked at, since it could not be
+    told from missing. Raises ConfigurationError for an unknown mode, KernelError if something cannot be read at all.
+    """
+    release = release or facts.kernel_release()
+    version = facts.kernel_version(release)
+    effective = capabilities()
+    findings = rights_findings(effective)
+    if findings:
+        return findings
+    modules = modules_for(intention.mode, intention.schedulers, version)
+    findings += kernel_version_findings(intention.mode, version)
+    findings += module_findings(modules, effective, release)
+    variants: Mapping[str, XtablesVariant] = {}
+    if intention.mode in _XTABLES_MODES:
+        variants = intention.variants or {}
+        if intention.variants is None:
+            variants, missing = find_variants(intention.families)
+            findings += missing
+        findings += iptables_findings(variants)
+        findings += family_findings(variants)
+        findings += extension_findings(intention.mode, variants, release)
+    if intention.mode == "ipvs":
+        findings += ipvs_findings(release)
+        findings += set_limit_findings(intention.set_contributions)
+    findings += sysctl_findings(intention.sysctls, modules)
+    findings += conflict_findings(intention.mode, variants)
+    return findings

@@ -1,0 +1,206 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who else programs this node's Service traffic or firewall, or will drop it."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+from ..addresses import IPV4, IPV6
+from ..errors import KernelError
+from ..kernel import facts
+from ..kernel.netlink import NETLINK_NETFILTER, NetlinkSocket, attribute_text, parse_attributes
+from ..kernel.xtables.variant import LEGACY, NFT, XtablesVariant, find_program, run
+from .findings import (
+    CILIUM,
+    EMBEDDED_KUBE_PROXY,
+    ERROR,
+    FIREWALLD,
+    FORWARD_DROP,
+    KUBE_PROXY,
+    KUBE_PROXY_NFTABLES,
+    KUBE_ROUTER,
+    OTHER_IPTABLES,
+    UFW,
+    WARNING,
+    Finding,
+)
+
+# linux/netfilter/nfnetlink.h, nf_tables.h
+_GET_TABLE = (10 << 8) | 1
+_NFTA_TABLE_NAME = 1
+_FAMILY_NAMES = {2: "ip", 10: "ip6", 1: "inet"}
+
+_FALSE = ("false", "0", "f")
+_EMBEDDING = {"k3s", "k3s-server", "k3s-agent", "rke2"}
+
+
+class Process(NamedTuple):
+    """A running process of this network namespace: number, program name and arguments."""
+
+    number: int
+    name: str
+    arguments: Tuple[str, ...]
+
+
+def processes(root: str = "") -> List[Process]:
+    """Processes whose network namespace is ours; those that may not be looked at are left out."""
+    found = []
+    try:
+        own = os.readlink(f"{root}/proc/self/ns/net")
+        numbers = [entry for entry in os.listdir(f"{root}/proc") if entry.isdecimal()]
+    except OSError:
+        return []
+    for number in numbers:
+        directory = f"{root}/proc/{number}"
+        try:
+            if os.readlink(f"{directory}/ns/net") != own:
+                continue
+            with open(f"{directory}/cmdline", "rb") as stream:
+                words = stream.read().decode("utf-8", "replace").split("\0")
+        except OSError:
+            continue
+        arguments = tuple(word for word in words if word)
+        comm = (facts.read_text(f"{directory}/comm") or "").strip()
+        if arguments:
+            found.append(Process(int(number), comm, arguments))
+    return found
+
+
+def _programs(process: Process) -> List[str]:
+    """Names under which a process may be known: its own, its program's, and that of a script it runs."""
+    program = os.path.basename(process.arguments[0])
+    names = [process.name, program]
+    if program.startswith("python") and len(process.arguments) > 1:
+        names += [os.path.basename(word) for word in process.arguments[1:3]]
+    return names
+
+
+def _option(process: Process, name: str) -> str:
+    """The value of ``--name`` or ``--name=value`` among the arguments; ``true`` without a value, empty if not given."""
+    for word in process.arguments:
+        option, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("--") and option == name:
+            return value.lower() if equals else "true"
+    return ""
+
+
+def process_findings(running: Sequence[Process]) -> List[Finding]:
+    """Findings for programs that write the same rules, or rewrite the firewall under them."""
+    findings = []
+    for process in running:
+        names = _programs(process)
+        where = f"(process {process.number})"
+        if "kube-proxy" in names:
+            what = f"kube-proxy runs on this node {where} and would fight over the same rules"
+            remedy = "remove its DaemonSet from this node or stop its unit, then run again"
+            findings.append(Finding(KUBE_PROXY, ERROR, what, remedy))
+        elif "kube-router" in names and _option(process, "run-service-proxy") not in _FALSE:
+            what = f"kube-router runs its own service proxy on this node {where}"
+            findings.append(Finding(KUBE_ROUTER, ERROR, what, "start it with --run-service-proxy=false"))
+        elif _EMBEDDING.intersection(names) and _option(process, "disable-kube-proxy") != "true":
+            what = f"{process.name} {where} may run its built-in kube-proxy (no --disable-kube-proxy in its arguments)"
+            remedy = "set disable-kube-proxy: true in its configuration (ignore this if it is set there)"
+            findings.append(Finding(EMBEDDED_KUBE_PROXY, WARNING, what, remedy))
+        elif "cilium-agent" in names:
+            what = f"the Cilium agent runs on this node {where}; with kubeProxyReplacement it serves Services itself"
+            findings.append(
+                Finding(CILIUM, WARNING, what, "set kubeProxyReplacement=false, or do without a service proxy")
+            )
+        elif "firewalld" in names:
+            what = f"firewalld is active {where}; each reload of it drops the rules of others"
+            remedy = "systemctl disable --now firewalld, or converge again after every firewall-cmd --reload"
+            findings.append(Finding(FIREWALLD, WARNING, what, remedy))
+    return list(dict.fromkeys(findings))
+
+
+def ufw_findings(root: str = "") -> List[Finding]:
+    """A warning if ufw is switched on and does not accept forwarded traffic."""
+    enabled = (facts.read_text(f"{root}/etc/ufw/ufw.conf") or "").lower().replace(" ", "")
+    if not any(line.startswith("enabled=yes") for line in enabled.splitlines()):
+        return []
+    defaults = (facts.read_text(f"{root}/etc/default/ufw") or "").replace(" ", "").replace('"', "")
+    if any(line.startswith("DEFAULT_FORWARD_POLICY=ACCEPT") for line in defaults.splitlines()):
+        return []
+    what = "ufw is active and drops forwarded traffic, that of pods included"
+    remedy = 'set DEFAULT_FORWARD_POLICY="ACCEPT" in /etc/default/ufw and run ufw reload, or ufw disable'
+    return [Finding(UFW, WARNING, what, remedy)]
+
+
+def forward_policy(variant: XtablesVariant) -> str:
+    """The policy of the chain FORWARD: ACCEPT or DROP; empty where there is no table filter or it cannot be read."""
+    prefix = "ip6" if variant.family == IPV6 else "ip"
+    if variant.name == LEGACY and "filter" not in (facts.read_text(f"/proc/net/{prefix}_tables_names") or "").split():
+        return ""
+    wait = ["-w", "5"] if variant.waits else []
+    words = run([variant.main, *wait, "-t", "filter", "-S", "FORWARD"]).output.split()
+    return words[2] if words[:2] == ["-P", "FORWARD"] and len(words) > 2 else ""
+
+
+def forward_findings(policies: Mapping[str, str]) -> List[Finding]:
+    """Warnings for families (family to policy) whose chain FORWARD drops what no rule accepts."""
+    findings = []
+    for family, policy in policies.items():
+        if policy == "DROP":
+            program = "ip6tables" if family == IPV6 else "iptables"
+            what = f"{family}: the policy of chain FORWARD in table filter is DROP (Docker and ufw set it), so that"
+            what += " Service traffic that no rule accepts is lost"
+            remedy = f"{program} -P FORWARD ACCEPT, or accept the pods' address ranges in FORWARD"
+            findings.append(Finding(FORWARD_DROP, WARNING, what, remedy))
+    return findings
+
+
+def nftables_tables() -> List[Tuple[str, str]]:
+    """(family, name) of all nftables tables of this network namespace; empty if the kernel does not tell."""
+    found = []
+    try:
+        with NetlinkSocket(NETLINK_NETFILTER) as connection:
+            for view, _kind, start, end in connection.dump(_GET_TABLE, b"\0\0\0\0"):
+                name = parse_attributes(view, start + 4, end).get(_NFTA_TABLE_NAME)
+                if name is not None:
+                    found.append((_FAMILY_NAMES.get(view[start], str(view[start])), attribute_text(name)))
+    except KernelError:
+        return []
+    return found
+
+
+def nftables_findings(mode: str, tables: Sequence[Tuple[str, str]]) -> List[Finding]:
+    """An error if another mode is wanted while the tables of kube-proxy's nftables mode still redirect traffic."""
+    left = [f"{family} kube-proxy" for family, name in tables if name == "kube-proxy" and family in ("ip", "ip6")]
+    if mode == "nftables" or not left:
+        return []
+    what = f"nftables table {' and '.join(left)} of kube-proxy's nftables mode is still programmed"
+    remedy = "; ".join(f"nft delete table {table}" for table in left)
+    return [Finding(KUBE_PROXY_NFTABLES, ERROR, what, remedy.replace("; ", " && "))]
+
+
+def other_variant_findings(variants: Mapping[str, XtablesVariant]) -> List[Finding]:
+    """Warnings for kube-proxy's chains in the iptables variant that the node does not use: stale, but in force."""
+    findings = []
+    for family, variant in variants.items():
+        prefix = "ip6tables" if family == IPV6 else "iptables"
+        other = LEGACY if variant.name == NFT else NFT
+        names = facts.read_text(f"/proc/net/{'ip6' if family == IPV6 else 'ip'}_tables_names") or ""
+        program = find_program(f"{prefix}-{other}-save")
+        if not program or (other == LEGACY and not names.split()):
+            continue
+        lines = run([program]).output.splitlines()
+        if any(line.startswith(":KUBE-SERVICES ") for line in lines):
+            what = f"{family}: kube-proxy's chains are also in the {other} variant of iptables (in use: {variant.name})"
+            remedy = f"remove them: {prefix}-{other}-save | grep -v KUBE- | {prefix}-{other}-restore"
+            findings.append(Finding(OTHER_IPTABLES, WARNING, what, remedy))
+    return findings
+
+
+def conflict_findings(mode: str, variants: Mapping[str, XtablesVariant], root: str = "") -> List[Finding]:
+    """All findings about others on this node, each with its remedy."""
+    policies: Dict[str, str] = {family: forward_policy(variant) for family, variant in variants.items()}
+    return [
+        *process_findings(processes(root)),
+        *ufw_findings(root),
+        *forward_findings({family: policies[family] for family in (IPV4, IPV6) if family in policies}),
+        *nftables_findings(mode, nftables_tables()),
+        *other_variant_findings(variants),
+    ]

@@ -1,0 +1,205 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether this process may do what is to be done, and whether the node's kernel and programs can."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, Iterable, List, Mapping, Sequence, Tuple
+
+from ..addresses import IPV6
+from ..errors import KernelError
+from ..kernel import facts, sysctls
+from ..kernel.ipset import IpsetSocket
+from ..kernel.ipvs import IpvsSocket
+from ..kernel.modules import ModulesResource, available_modules, present_modules
+from ..kernel.xtables.variant import LEGACY, XtablesVariant, find_program, unsupported_reason
+from .findings import (
+    ERROR,
+    EXTENSIONS,
+    IPSET,
+    IPVS,
+    KERNEL_VERSION,
+    MODULES,
+    RIGHTS,
+    SYSCTLS,
+    TOOLS,
+    WARNING,
+    Finding,
+)
+from .findings import FAMILIES as FAMILIES_FINDING
+
+# linux/capability.h
+_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13}
+_CAP_SYS_MODULE = 16
+
+_NFTABLES_KERNEL = (5, 13, 0)
+
+_BECOME = "run as root (in a playbook: become: true)"
+
+# Extension as /proc/net/ip_tables_matches and _targets name it -> modules that bring it, by family where they differ.
+_MATCHES: Mapping[str, Tuple[str, ...]] = {
+    "comment": ("xt_comment",),
+    "conntrack": ("xt_conntrack",),
+    "addrtype": ("xt_addrtype",),
+    "mark": ("xt_mark",),
+}
+_IPTABLES_MATCHES: Mapping[str, Tuple[str, ...]] = {"statistic": ("xt_statistic",), "recent": ("xt_recent",)}
+_IPVS_MATCHES: Mapping[str, Tuple[str, ...]] = {"set": ("xt_set",)}
+_TARGETS: Mapping[str, Tuple[str, ...]] = {"MARK": ("xt_mark",), "MASQUERADE": ("xt_MASQUERADE", "ipt_MASQUERADE")}
+
+
+def capabilities(root: str = "") -> int:
+    """The effective capabilities of this process as a bit set; 0 if the kernel does not tell."""
+    for line in (facts.read_text(f"{root}/proc/thread-self/status") or "").splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def rights_findings(effective: int) -> List[Finding]:
+    """An error that names the capabilities missing from ``effective`` for changing the network."""
+    missing = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
+    if not missing:
+        return []
+    what = f"this process (user id {os.geteuid()}) lacks {' and '.join(missing)}"
+    return [Finding(RIGHTS, ERROR, what, _BECOME)]
+
+
+def module_findings(names: Sequence[str], effective: int, release: str, root: str = "") -> List[Finding]:
+    """Errors for modules that are not there and cannot be loaded: not installed, no modprobe, no right to load."""
+    resource = ModulesResource(names, release=release, root=root)
+    missing = [name for name in resource.names if name not in present_modules(resource.names, release, root)]
+    if not missing:
+        return []
+    findings: List[Finding] = []
+    by_reason: Dict[str, List[str]] = {}
+    unavailable = resource.unavailable(missing)
+    for name, reason in unavailable.items():
+        by_reason.setdefault(reason, []).append(name)
+    for reason, absent in by_reason.items():
+        fact, _semicolon, remedy = reason.partition("; ")
+        findings.append(Finding(MODULES, ERROR, f"kernel module {', '.join(absent)} {fact}", remedy))
+    loadable = [name for name in missing if name not in unavailable]
+    if loadable:
+        listed = ", ".join(loadable)
+        if not find_program("modprobe"):
+            what = f"kernel module {listed} is not loaded and modprobe is not installed"
+            findings.append(Finding(TOOLS, ERROR, what, "install the package kmod"))
+        if not effective >> _CAP_SYS_MODULE & 1:
+            what = f"kernel module {listed} is not loaded and this process lacks CAP_SYS_MODULE"
+            findings.append(
+                Finding(RIGHTS, ERROR, what, f"{_BECOME}, or load it on the host: modprobe -a {' '.join(loadable)}")
+            )
+    return findings
+
+
+def kernel_version_findings(mode: str, version: Tuple[int, int, int]) -> List[Finding]:
+    """An error if the kernel is too old for the mode (nftables: 5.13, as for kube-proxy)."""
+    if mode != "nftables" or version >= _NFTABLES_KERNEL:
+        return []
+    what = f"kernel {'.'.join(map(str, version))} is older than 5.13, which mode nftables needs"
+    return [Finding(KERNEL_VERSION, ERROR, what, "use mode iptables, or a newer kernel")]
+
+
+def family_findings(variants: Mapping[str, XtablesVariant]) -> List[Finding]:
+    """Errors for families in which iptables cannot do NAT on this node."""
+    findings = []
+    for family, variant in variants.items():
+        reason = unsupported_reason(family, variant)
+        if reason:
+            remedy = "load the kernel's NAT support, or switch variants (update-alternatives --config iptables)"
+            findings.append(Finding(FAMILIES_FINDING, ERROR, f"{family}: {reason}", remedy))
+    return findings
+
+
+def _registered(family: str, root: str) -> List[str]:
+    prefix = "ip6" if family == IPV6 else "ip"
+    found: List[str] = []
+    for kind in ("matches", "targets"):
+        found += (facts.read_text(f"{root}/proc/net/{prefix}_tables_{kind}") or "").split()
+    return found
+
+
+def extension_findings(
+    mode: str, variants: Mapping[str, XtablesVariant], release: str, root: str = ""
+) -> List[Finding]:
+    """Errors for iptables matches and targets of the mode that the kernel neither has nor can load.
+
+    Told by what is registered and by the list of installed modules; nothing is claimed where there is no such list.
+    """
+    needed = {**_MATCHES, **_TARGETS, **(_IPVS_MATCHES if mode == "ipvs" else _IPTABLES_MATCHES)}
+    candidates = {module for modules in needed.values() for module in modules}
+    usable = present_modules(candidates, release, root) | available_modules(release, root)
+    told = os.path.exists(f"{root}/lib/modules/{release}/modules.builtin")
+    findings = []
+    for family, variant in variants.items():
+        registered = _registered(family, root)
+        if not told and not registered:
+            continue
+        if variant.name != LEGACY and not told:
+            continue
+        missing = [
+            name for name, modules in needed.items() if name not in registered and not usable.intersection(modules)
+        ]
+        if missing:
+            modules = ", ".join(needed[name][0] for name in missing)
+            what = f"{family}: kernel {release} has no iptables extension {', '.join(missing)}"
+            findings.append(
+                Finding(EXTENSIONS, ERROR, what, f"install the package that has the kernel module {modules}")
+            )
+    return findings
+
+
+def ipvs_findings(release: str, root: str = "") -> List[Finding]:
+    """Errors if IPVS or ipsets are in the kernel but do not answer in this network namespace.
+
+    Modules that are still to be loaded are not tried: asking would load them.
+    """
+    findings = []
+    present = present_modules(["ip_vs", "ip_set"], release, root)
+    if "ip_vs" in present:
+        try:
+            IpvsSocket().close()
+        except KernelError as error:
+            findings.append(Finding(IPVS, ERROR, f"IPVS does not answer: {error}", "use mode nftables or iptables"))
+    if "ip_set" in present:
+        try:
+            IpsetSocket().close()
+        except KernelError as error:
+            findings.append(Finding(IPSET, ERROR, str(error), "use mode nftables or iptables"))
+    return findings
+
+
+def sysctl_findings(wanted: Mapping[str, sysctls.Wanted], to_be_loaded: Iterable[str], root: str = "") -> List[Finding]:
+    """Findings for kernel parameters that cannot be given their value on this node.
+
+    A missing key is an error unless one of the modules ``to_be_loaded`` brings it; a key that is read-only here is one
+    if it has another value.
+    """
+    resource = sysctls.SysctlsResource(wanted, root)
+    running = resource.observe()
+    coming = set(to_be_loaded)
+    findings = []
+    differing = []
+    for key, value in sysctls.resolve(wanted, running).items():
+        if key not in running:
+            if sysctls.provider(key) not in coming:
+                what, _colon, rest = str(sysctls.missing_key(key, value)).partition(": ")
+                findings.append(Finding(SYSCTLS, ERROR, what, rest))
+        elif running[key] != value:
+            differing.append(key)
+    for key, reason in sysctls.unchangeable(differing, root).items():
+        findings.append(Finding(SYSCTLS, ERROR, f"sysctl {key} is {running[key]}", reason))
+    return findings
+
+
+def iptables_findings(variants: Mapping[str, XtablesVariant]) -> List[Finding]:
+    """A warning for programs so old that the lock is taken by us and MASQUERADE ports are not random."""
+    findings = []
+    for variant in variants.values():
+        if not variant.restore_waits:
+            what = f"{variant.main.rsplit('/', 1)[-1]} {'.'.join(map(str, variant.version))} is older than 1.6.2"
+            findings.append(Finding(TOOLS, WARNING, what, "upgrade iptables for random source ports (--random-fully)"))
+    return findings

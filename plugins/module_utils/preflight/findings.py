@@ -1,0 +1,97 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A finding, and what is made of findings: an error that names them all, or warnings."""
+
+from __future__ import annotations
+
+from typing import Iterable, List, NamedTuple, Sequence
+
+from ..errors import ConfigurationError, PreflightError
+
+ERROR = "error"
+WARNING = "warning"
+
+# Every name a finding can have: what ``ignore_findings`` accepts.
+RIGHTS = "rights"
+TOOLS = "tools"
+MODULES = "modules"
+KERNEL_VERSION = "kernel-version"
+FAMILIES = "families"
+EXTENSIONS = "extensions"
+IPVS = "ipvs"
+IPSET = "ipset"
+SYSCTLS = "sysctls"
+SET_LIMIT = "set-limit"
+KUBE_PROXY = "kube-proxy"
+KUBE_PROXY_NFTABLES = "kube-proxy-nftables"
+KUBE_ROUTER = "kube-router"
+EMBEDDED_KUBE_PROXY = "embedded-kube-proxy"
+CILIUM = "cilium"
+FIREWALLD = "firewalld"
+UFW = "ufw"
+FORWARD_DROP = "forward-drop"
+OTHER_IPTABLES = "other-iptables"
+
+NAMES = (
+    RIGHTS,
+    TOOLS,
+    MODULES,
+    KERNEL_VERSION,
+    FAMILIES,
+    EXTENSIONS,
+    IPVS,
+    IPSET,
+    SYSCTLS,
+    SET_LIMIT,
+    KUBE_PROXY,
+    KUBE_PROXY_NFTABLES,
+    KUBE_ROUTER,
+    EMBEDDED_KUBE_PROXY,
+    CILIUM,
+    FIREWALLD,
+    UFW,
+    FORWARD_DROP,
+    OTHER_IPTABLES,
+)
+
+
+class Finding(NamedTuple):
+    """One thing that is missing or in the way.
+
+    ``name``: one of NAMES, by which it can be ignored. ``severity``: ERROR (do not go on) or WARNING. ``what``: the
+    fact, in words that name the object. ``remedy``: one clause that says what to do.
+    """
+
+    name: str
+    severity: str
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return " ".join(f"{self.what}: {self.remedy}".split())
+
+
+def judge(findings: Iterable[Finding], ignore: Sequence[str] = ()) -> List[str]:
+    """Warnings to show, one line each, if nothing stands against going on.
+
+    Findings named in ``ignore`` no longer stop anything: ignored errors become warnings, ignored warnings vanish.
+    Raises PreflightError with all errors in one line, ConfigurationError for an unknown name in ``ignore``.
+    """
+    unknown = sorted(set(ignore).difference(NAMES))
+    if unknown:
+        raise ConfigurationError(
+            f"ignore_findings: {', '.join(unknown)}: not the name of a finding ({', '.join(NAMES)})"
+        )
+    errors: List[str] = []
+    warnings: List[str] = []
+    for finding in findings:
+        if finding.severity == ERROR and finding.name not in ignore:
+            errors.append(f"{finding} [{finding.name}]")
+        elif finding.severity == ERROR:
+            warnings.append(f"ignored as asked: {finding} [{finding.name}]")
+        elif finding.name not in ignore:
+            warnings.append(f"{finding} [{finding.name}]")
+    if errors:
+        raise PreflightError("; ".join(errors))
+    return warnings

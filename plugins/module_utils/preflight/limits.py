@@ -1,0 +1,40 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether every set holds what the Services need: an ipset takes 65,536 elements and then refuses."""
+
+from __future__ import annotations
+
+from typing import Dict, Hashable, Iterable, List, Set, Tuple
+
+from .findings import ERROR, SET_LIMIT, Finding
+
+ELEMENTS_LIMIT = 65536
+
+SetContribution = Tuple[str, Iterable[Tuple[str, Hashable]]]
+"""A Service port in words (``shop/cart:http``) and the (set, element) pairs that it needs."""
+
+
+def set_limit_findings(contributions: Iterable[SetContribution], limit: int = ELEMENTS_LIMIT) -> List[Finding]:
+    """One error per set that would hold more than ``limit`` elements, naming the first Service that no longer fits.
+
+    Elements that several Services need count once. The order of ``contributions`` decides who is first.
+    """
+    elements: Dict[str, Set[Hashable]] = {}
+    first_too_many: Dict[str, str] = {}
+    for service, needed in contributions:
+        for name, element in needed:
+            known = elements.setdefault(name, set())
+            known.add(element)
+            if len(known) > limit:
+                first_too_many.setdefault(name, service)
+    return [
+        Finding(
+            SET_LIMIT,
+            ERROR,
+            f"ipset {name} holds at most {limit} elements, {len(elements[name])} are needed;"
+            f" Service {service} is the first that no longer fits",
+            "use mode nftables or iptables, which have no such limit, or leave Services out by label",
+        )
+        for name, service in first_too_many.items()
+    ]

@@ -1,0 +1,74 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Preflight against a running kernel: what others have left in it is found, and looking changes nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.check import Intention, preflight
+
+FAMILIES = ("IPv4", "IPv6")
+
+
+def run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def rules() -> str:
+    return "".join(
+        run(f"{program}-{variant}-save") for program in ("iptables", "ip6tables") for variant in ("legacy", "nft")
+    )
+
+
+def test_a_clean_node_in_iptables_mode_is_fine_and_stays_as_it_is():
+    before = rules()
+    assert preflight(Intention("iptables", FAMILIES)) == []
+    assert rules() == before
+
+
+@pytest.mark.parametrize("variant", ["legacy", "nft"])
+def test_forward_policy_and_stale_chains_of_the_other_variant_are_found(variant):
+    other = "nft" if variant == "legacy" else "legacy"
+    run(f"iptables-{variant}", "-P", "FORWARD", "DROP")
+    run(f"iptables-{other}", "-t", "nat", "-N", "KUBE-SERVICES")
+    variants = {family: detect_variant(family, variant) for family in FAMILIES}
+    found = preflight(Intention("iptables", FAMILIES, variants=variants))
+    assert [finding.name for finding in found] == ["forward-drop", "other-iptables"]
+    assert "IPv4" in found[0].what and "IPv4" in found[1].what
+    assert f"iptables-{other}-save" in found[1].remedy
+
+
+def test_tables_and_processes_of_kube_proxy_are_found(tmp_path):
+    run("nft", "add", "table", "ip", "kube-proxy")
+    program = tmp_path / "kube-proxy"
+    program.symlink_to("/bin/sleep")
+    running = subprocess.Popen([str(program), "60"])
+    try:
+        found = preflight(Intention("iptables", FAMILIES))
+        assert [finding.name for finding in found] == ["kube-proxy", "kube-proxy-nftables"]
+        assert f"(process {running.pid})" in found[0].what
+        assert [finding.name for finding in preflight(Intention("nftables", FAMILIES))] == ["kube-proxy"]
+    finally:
+        running.kill()
+        running.wait()
+
+
+def test_what_only_the_host_may_change_is_found():
+    found = preflight(Intention("iptables", ("IPv4",), sysctls={"net.netfilter.nf_conntrack_max": 4711}))
+    assert [finding.name for finding in found] == ["sysctls"]
+    assert "cannot be changed here" in found[0].remedy
+
+
+@pytest.mark.uml
+def test_ipvs_answers_in_user_mode_linux():
+    os.environ.setdefault("PATH", "/usr/sbin:/usr/bin")
+    assert preflight(Intention("ipvs", ("IPv4",), schedulers=("rr", "mh"))) == []
+    found = preflight(Intention("ipvs", ("IPv4",), schedulers=("nosuch",)))
+    assert [finding.name for finding in found] == ["modules"]
+    assert "ip_vs_nosuch" in found[0].what
