@@ -95,7 +95,7 @@ class Case:
             if item["kind"] == "Node" and item["metadata"]["name"] == self.node
         ]
         known = [zone for zone in zones if zone]
-        return ZoneHint(known[-1], zones[-1] is not None) if known else ZoneHint(None, False)
+        return ZoneHint(known[-1], bool(zones[-1])) if known else ZoneHint(None, False)
 
     def listeners(self) -> set[Listener]:
         """Everything that must answer: endpoints, the sentinel, and the fabric for whatever is sent to."""

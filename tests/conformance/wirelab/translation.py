@@ -116,4 +116,5 @@ def content(value: Any) -> Any:
         return "IPv6"
     if _ADDRESS.match(value):
         return address(value)
-    return network(value) if _NETWORK.match(value.strip()) else value
+    bare = value.strip()  # source ranges may have blanks around them, and keep them
+    return value.replace(bare, network(bare)) if _NETWORK.match(bare) else value
