@@ -14,13 +14,15 @@ options:
   snapshot:
     description:
       - Path of a snapshot file on the node with Services, EndpointSlices, Nodes and ServiceCIDRs, as
-        M(kubenode.proxy.cluster_snapshot) writes it or as C(kubectl get services,endpointslices,nodes -A -o json) prints it.
-      - JSON or YAML, one list, several documents, or a list of lists, plain or compressed with gzip. YAML needs PyYAML on the node.
+        M(kubenode.proxy.cluster_snapshot) writes it or as C(kubectl get services,endpointslices,nodes -A -o json)
+        prints it.
+      - JSON or YAML, one list, several documents, or a list of lists, plain or compressed with gzip. YAML needs
+        PyYAML on the node.
     type: path
   cluster_state:
     description:
-      - The objects themselves, for a handful of them. Ansible spends more than a second on each megabyte of such an option, on each
-        host; use O(snapshot) for a real cluster.
+      - The objects themselves, for a handful of them. Ansible spends more than a second on each megabyte of such an
+        option, on each host; use O(snapshot) for a real cluster.
     type: list
     elements: dict
   mode:
@@ -36,11 +38,13 @@ options:
     type: str
   config:
     description:
-      - Path on the node of a KubeProxyConfiguration file, C(kubeproxy.config.k8s.io/v1alpha1). YAML needs PyYAML on the node.
+      - Path on the node of a KubeProxyConfiguration file, C(kubeproxy.config.k8s.io/v1alpha1). YAML needs PyYAML on
+        the node.
     type: path
   configuration:
     description:
-      - A KubeProxyConfiguration as data. C(apiVersion) and C(kind) may be left out. kube-proxy's defaults hold for what is left out.
+      - A KubeProxyConfiguration as data. C(apiVersion) and C(kind) may be left out. kube-proxy's defaults hold for
+        what is left out.
     type: dict
   fallback:
     description:
@@ -61,12 +65,13 @@ options:
     default: 30.0
   state_directory:
     description:
-      - Directory for the lock and for what must be remembered from one convergence to the next. It should not outlive a reboot.
+      - Directory for the lock and for what must be remembered from one convergence to the next. It should not outlive
+        a reboot.
     type: path
     default: /run/kubenode-proxy
   diff_lines:
     description:
-      - Up to how many lines per table a diff shows of each side; the header says when some are left out. V(0) shows all.
+      - Up to how many lines per table a diff shows of each side; it says how many are left out. V(0) shows all.
     type: int
     default: 200
 """

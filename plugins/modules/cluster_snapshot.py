@@ -12,11 +12,11 @@ version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
-  - Reads Services, EndpointSlices, Nodes and ServiceCIDRs from an API server, page by page, and writes them into one file that
-    M(kubenode.proxy.service_proxy) takes as O(kubenode.proxy.service_proxy#module:snapshot).
+  - Reads Services, EndpointSlices, Nodes and ServiceCIDRs from an API server, page by page, and writes them into one
+    file that M(kubenode.proxy.service_proxy) takes as O(kubenode.proxy.service_proxy#module:snapshot).
   - Run it once, on the controller or on one node, and copy the file to the nodes.
-  - What changes all the time and is of no use to a service proxy, such as the heartbeats of the nodes, is left out, so that
-    an unchanged cluster gives an unchanged file.
+  - What changes all the time and is of no use to a service proxy, such as the heartbeats of the nodes, is left out,
+    so that an unchanged cluster gives an unchanged file.
 extends_documentation_fragment:
   - kubenode.proxy.kubernetes_api
 options:
@@ -28,13 +28,13 @@ options:
     required: true
   source_file:
     description:
-      - Path of another snapshot, for example of what C(kubectl get services,endpointslices,nodes -A -o json) has printed, to read
-        instead of an API server. It is brought into the same small, ordered form.
+      - Path of another snapshot, for example of what C(kubectl get services,endpointslices,nodes -A -o json) has
+        printed, to read instead of an API server. It is brought into the same small, ordered form.
     type: path
   mode:
     description:
-      - Permissions of the file, as M(ansible.builtin.copy) takes them. V(0600) for a new file by default; those of an existing
-        file are kept.
+      - Permissions of the file, as M(ansible.builtin.copy) takes them. V(0600) for a new file by default; those of an
+        existing file are kept.
     type: raw
   owner:
     description: Name of the user that shall own the file.
@@ -107,21 +107,23 @@ error_kind:
 """
 
 import os
+from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot import read_snapshot, write_snapshot
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import API_SOURCES, api_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.requests import read_cluster_objects
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import text_difference
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.snapshots import snapshot_difference
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.sources import read_cluster_objects
 
 
-def snapshot(module):
+def snapshot(module: AnsibleModule) -> Dict[str, Any]:
     """Read the cluster, write the file if its content differs, and return what was read."""
     path, source = module.params["snapshot_file"], module.params["source_file"]
     objects = read_snapshot(source) if source else read_cluster_objects(module)
-    result = {"snapshot_file": path}
+    result: Dict[str, Any] = {"snapshot_file": path}
     if module._diff:
         before, after = snapshot_difference(path, objects)
         if before or after:
@@ -135,7 +137,7 @@ def snapshot(module):
     return {**result, "changed": changed, "digest": written.digest, "counts": written.counts}
 
 
-def main():
+def main() -> None:
     """The module."""
     module = AnsibleModule(
         argument_spec={

@@ -12,10 +12,10 @@ version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
-  - Programs the kernel of a node so that it serves the Services of a cluster, as kube-proxy 1.36 would, from a snapshot of the cluster
-    or from an API server.
-  - What is there is compared with what should be there, and only the difference is applied. Chains, sets, virtual servers and
-    addresses that are not the service proxy's own are never touched.
+  - Programs the kernel of a node so that it serves the Services of a cluster, as kube-proxy 1.36 would, from a
+    snapshot of the cluster or from an API server.
+  - What is there is compared with what should be there, and only the difference is applied. Chains, sets, virtual
+    servers and addresses that are not the service proxy's own are never touched.
   - An object of the cluster that is not valid is left out and reported; all others are served.
 extends_documentation_fragment:
   - kubenode.proxy.attributes
@@ -25,9 +25,10 @@ options:
   state:
     description:
       - V(present) serves the Services. Exactly one source is needed, O(snapshot), O(cluster_state) or an API server.
-      - V(absent) removes everything that this module, or kube-proxy itself, has programmed in any mode, and needs no source.
-      - V(rendered) returns what would be programmed, in the syntax of the usual tools, in RV(rendered). It touches nothing, looks at
-        nothing on the host, and needs no rights, so it can run anywhere.
+      - V(absent) removes everything that this module, or kube-proxy itself, has programmed in any mode, and needs no
+        source.
+      - V(rendered) returns what would be programmed, in the syntax of the usual tools, in RV(rendered). It touches
+        nothing, looks at nothing on the host, and needs no rights, so it can run anywhere.
     type: str
     choices: [present, absent, rendered]
     default: present
@@ -106,10 +107,10 @@ families:
   returned: O(state) is V(present) or V(absent)
   sample: [IPv4, IPv6]
 variant:
-  description: The variant of iptables in use on the node, V(legacy) or V(nf_tables), empty where it does not matter.
+  description: The variant of iptables in use on the node, V(legacy) or V(nft), empty where it does not matter.
   type: str
   returned: O(state) is V(present) or V(absent)
-  sample: nf_tables
+  sample: nft
 counts:
   description: How much is served, and how many entries were added, replaced and removed, or would be in check mode.
   type: dict
@@ -168,13 +169,18 @@ rendered:
   returned: O(state=rendered)
   sample: {iptables-restore IPv4: "*nat\n..."}
 error_kind:
-  description: The kind of failure, for conditions in playbooks, one of V(snapshot), V(api), V(configuration), V(preflight) or V(kernel).
+  description:
+    - The kind of failure, for conditions in playbooks, one of V(snapshot), V(api), V(configuration), V(preflight) or
+      V(kernel).
   type: str
   returned: failure
   sample: preflight
 """
 
+from typing import Any, Dict
+
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge, render
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
     SOURCES_EXCLUDE,
@@ -190,7 +196,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.resu
 )
 
 
-def rendered(module):
+def rendered(module: AnsibleModule) -> Dict[str, Any]:
     """Return the text of everything that would be programmed."""
     request, warnings = engine_request(module, source="required")
     texts = render(request)
@@ -203,7 +209,7 @@ def rendered(module):
     }
 
 
-def converged(module):
+def converged(module: AnsibleModule) -> Dict[str, Any]:
     """Make the node serve, or no longer serve, and return what was done."""
     request, warnings = engine_request(module, source="unused" if module.params["state"] == "absent" else "required")
     report = converge(request)
@@ -214,7 +220,7 @@ def converged(module):
     return result
 
 
-def main():
+def main() -> None:
     """The module."""
     module = AnsibleModule(
         argument_spec={

@@ -23,7 +23,8 @@ attributes:
     description: Changes nothing in any mode.
     support: full
   diff_mode:
-    description: Returns what differs from the cluster state, one entry per table, in the syntax of the table's usual tool.
+    description:
+      - Returns what differs from the cluster state, one entry per table, in the syntax of the table's usual tool.
     support: full
   platform:
     description: Hosts on which it works.
@@ -61,7 +62,8 @@ drift:
   returned: a source of the cluster state is given
   sample: false
 changes:
-  description: The tables that differ, with counts of what is missing (added), different (replaced) and too much (removed).
+  description:
+    - The tables that differ, with counts of what is missing (added), different (replaced) and too much (removed).
   type: list
   elements: dict
   returned: a source of the cluster state is given
@@ -72,7 +74,9 @@ programmed:
   returned: success
   sample: {IPv4 chains: 61, IPv4 virtual servers: 15}
 mode:
-  description: The dataplane that the node is compared with; without a source, the one that is programmed, empty if there is none.
+  description:
+    - The dataplane that the node is compared with; without a source, the one that is programmed, empty if there is
+      none.
   type: str
   returned: success
   sample: ipvs
@@ -93,17 +97,19 @@ families:
   returned: success
   sample: [IPv4, IPv6]
 variant:
-  description: The variant of iptables in use on the node, V(legacy) or V(nf_tables), empty where it does not matter.
+  description: The variant of iptables in use on the node, V(legacy) or V(nft), empty where it does not matter.
   type: str
   returned: success
-  sample: nf_tables
+  sample: nft
 counts:
   description: How much should be served, and how many entries would be added, replaced and removed by a convergence.
   type: dict
   returned: a source of the cluster state is given
   sample: {services: 12, service_ports: 15, endpoints: 34, added: 0, replaced: 1, removed: 0}
 refused:
-  description: The first 100 objects of the cluster that are left out because they are not valid, as M(kubenode.proxy.service_proxy) has it.
+  description:
+    - The first 100 objects of the cluster that are left out because they are not valid, as
+      M(kubenode.proxy.service_proxy) has it.
   type: list
   elements: dict
   returned: a source of the cluster state is given
@@ -125,7 +131,10 @@ error_kind:
   sample: preflight
 """
 
+from typing import Any, Dict
+
 from ansible.module_utils.basic import AnsibleModule
+
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import inspect
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
     SOURCES_EXCLUDE,
@@ -133,16 +142,17 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.argu
     source_spec,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.requests import engine_request, has_source
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.requests import engine_request
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import (
     report_result,
     table_differences,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.sources import has_source
 
 COMPARED = ("changes", "counts", "refused", "refused_count")
 
 
-def inspected(module):
+def inspected(module: AnsibleModule) -> Dict[str, Any]:
     """Return what is programmed and, with a source of the cluster state, how the node differs from it."""
     compare = has_source(module)
     request, warnings = engine_request(module, source="optional")
@@ -157,7 +167,7 @@ def inspected(module):
     return result
 
 
-def main():
+def main() -> None:
     """The module."""
     module = AnsibleModule(
         argument_spec={**source_spec(), **proxy_spec()},

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Sequence
 
 from ..errors import ProxyError, Refusal
-from .results import failure_result
+from . import tables
 
 if TYPE_CHECKING:
     from ansible.module_utils.basic import AnsibleModule
@@ -20,14 +20,15 @@ _NAMED = 3
 def run(module: AnsibleModule, action: Callable[[AnsibleModule], Dict[str, Any]]) -> None:
     """Exit with what ``action`` returns, or fail with the text of the ProxyError that it raises.
 
-    The failure is reported outside the handler of the exception: inside it, Ansible would append the texts of all its causes.
+    The failure is reported outside the handler of the exception: inside it, Ansible would append the texts of all its
+    causes.
     """
     failure: Dict[str, str] = {}
     result: Dict[str, Any] = {}
     try:
         result = action(module)
     except ProxyError as error:
-        failure = failure_result(error)
+        failure = tables.failure(error)
     if failure:
         module.fail_json(**failure)
     module.exit_json(**result)

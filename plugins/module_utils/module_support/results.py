@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Sequence
 
 from ..convergence.request import Report, TableChange
-from ..errors import ProxyError, Refusal
+from ..errors import Refusal
+from .tables import difference_entry
 
 # With one bad object per tenant the list of refusals would otherwise be as large as the cluster.
 REFUSED_LIMIT = 100
@@ -42,32 +43,11 @@ def report_result(report: Report) -> Dict[str, Any]:
     }
 
 
-def capped(lines: Sequence[str], limit: int) -> Tuple[str, str]:
-    """Text of at most ``limit`` lines (0: all of them), and a note for the header saying what was left out, or nothing."""
-    if limit <= 0 or len(lines) <= limit:
-        return "".join(f"{line}\n" for line in lines), ""
-    kept = "".join(f"{line}\n" for line in lines[:limit])
-    return kept, f" (first {limit} of {len(lines)} changed lines)"
-
-
 def text_difference(name: str, before: Sequence[str], after: Sequence[str], limit: int) -> Dict[str, str]:
-    """One entry of a result's ``diff``: two texts with headers, both capped at ``limit`` lines (0: not capped)."""
-    before_text, before_note = capped(before, limit)
-    after_text, after_note = capped(after, limit)
-    return {
-        "before_header": f"{name}{before_note}",
-        "after_header": f"{name}{after_note}",
-        "before": before_text,
-        "after": after_text,
-    }
+    """One entry of a result's ``diff``; at most ``limit`` lines of each side, all of them if it is 0 or less."""
+    return difference_entry(name, before, after, limit if limit > 0 else max(len(before), len(after)))
 
 
 def table_differences(changes: Iterable[TableChange], limit: int) -> List[Dict[str, str]]:
     """A result's ``diff``: one entry per table that differs, in the syntax of the table's usual tool."""
     return [text_difference(change.table, change.before, change.after, limit) for change in changes]
-
-
-def failure_result(error: ProxyError) -> Dict[str, str]:
-    """Arguments of ``fail_json``: one line for people, and the kind of the error for conditions in playbooks."""
-    kind = type(error).__name__
-    return {"msg": str(error), "error_kind": (kind[: -len("Error")] if kind.endswith("Error") else kind).lower()}

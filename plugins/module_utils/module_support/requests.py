@@ -1,0 +1,54 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From the options of a module to a request to the engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Tuple
+
+from ..cluster.state import ClusterState
+from ..configuration.load import LoadedConfiguration, load, load_file
+from ..configuration.model import MODES
+from ..convergence.request import Request
+from .sources import cluster_state, has_source
+
+if TYPE_CHECKING:
+    from ansible.module_utils.basic import AnsibleModule
+
+
+def proxy_configuration(parameters: Mapping[str, Any]) -> LoadedConfiguration:
+    """The KubeProxyConfiguration of the file or the fields in the options, and its warnings.
+
+    A mode in the options takes the place of that of the configuration before it is validated. Raises ConfigurationError.
+    """
+    mode = parameters["mode"] or ""
+    known = mode if mode in MODES else ""
+    if parameters["config"] is not None:
+        return load_file(parameters["config"], known)
+    return load(parameters["configuration"] or {}, known)
+
+
+def engine_request(module: AnsibleModule, source: str) -> Tuple[Request, Tuple[str, ...]]:
+    """The request that the options make, and warnings about the configuration.
+
+    ``source``: ``required``, ``optional`` or ``unused``; without a source the cluster is empty.
+    Raises ConfigurationError, SnapshotError, ApiError.
+    """
+    parameters: Dict[str, Any] = module.params
+    configuration, warnings = proxy_configuration(parameters)
+    wanted = source == "required" or (source == "optional" and has_source(module))
+    request = Request(
+        cluster=cluster_state(module) if wanted else ClusterState(),
+        configuration=configuration,
+        node_name=parameters["node_name"] or "",
+        mode=parameters["mode"] or "",
+        state="absent" if parameters.get("state") == "absent" else "present",
+        fallback=parameters["fallback"] or "",
+        check=bool(module.check_mode),
+        describe=bool(module._diff),
+        state_directory=parameters["state_directory"],
+        lock_timeout=parameters["lock_timeout"],
+        ignore_findings=tuple(parameters["ignore_findings"]),
+    )
+    return request, warnings
