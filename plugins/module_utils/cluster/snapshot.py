@@ -48,8 +48,8 @@ def parse_snapshot(content: bytes, source: str = "snapshot") -> List[Any]:
     """The raw objects in the bytes of a snapshot, Lists taken apart, in their order.
 
     Plain or gzip; JSON or YAML; one List (also ServiceList, EndpointSliceList ...), an array of Lists or objects,
-    several documents one after another. Items of a typed list are given the kind that the list implies. ``source`` is what
-    errors call it. Raises SnapshotError with the position of the fault.
+    several documents one after another. Items of a typed list are given the kind that the list implies. ``source`` is
+    what errors call it. Raises SnapshotError with the position of the fault.
     """
     if content.startswith(_GZIP_MAGIC):
         content = _gunzip(content, source)

@@ -1,0 +1,250 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The API client against a TLS server that answers as kube-apiserver does."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+
+import pytest
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import (
+    ENDPOINT_SLICES,
+    NODES,
+    SERVICE_CIDRS,
+    SERVICES,
+    ApiClient,
+    ApiStatusError,
+    Expired,
+    list_objects,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
+
+from tests.apiserver.server import ApiServer
+from tests.apiserver.store import Store
+from tests.apiserver.tls import make_certificates, write_kubeconfig
+
+
+def service(name, labels=None, cluster_ip="10.96.0.1"):
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"namespace": "shop", "name": name, "labels": labels or {}},
+        "spec": {"clusterIP": cluster_ip, "ports": [{"port": 80}]},
+    }
+
+
+def endpoint_slice(name, owner, labels=None):
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"namespace": "shop", "name": name, "labels": {"kubernetes.io/service-name": owner, **(labels or {})}},
+        "addressType": "IPv4",
+        "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
+        "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": True}}],
+    }
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    return make_certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def server(certificates):
+    api = ApiServer(Store(), certificates, bookmark_seconds=0.2)
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def connection(server, certificates, tmp_path):
+    return ApiConnection(
+        kubeconfig=str(write_kubeconfig(tmp_path / "kubeconfig", server.url, certificates.authority, server.token))
+    )
+
+
+@pytest.fixture
+def client(connection):
+    opened = ApiClient(connection, timeout=5.0, sleep=lambda seconds: None)
+    yield opened
+    opened.close()
+
+
+def test_all_kinds_are_listed_with_the_selectors_of_a_proxy(server, connection):
+    server.store.put(service("web"))
+    server.store.put(service("foreign", {"service.kubernetes.io/service-proxy-name": "other"}))
+    server.store.put(service("headless", cluster_ip="None"))
+    server.store.put(endpoint_slice("web-1", "web"))
+    server.store.put(endpoint_slice("headless-1", "headless", {"service.kubernetes.io/headless": ""}))
+    server.store.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}})
+    objects = list_objects(connection)
+    assert sorted((item["kind"], item["metadata"]["name"]) for item in objects) == [
+        ("EndpointSlice", "web-1"),
+        ("Node", "node-a"),
+        ("Service", "web"),
+    ]
+    state = ClusterState.from_objects(objects)
+    assert not state.refusals and state.endpoint_count() == 1
+    assert any("limit=500" in path for path in server.requests)
+
+
+def test_pages_are_put_together(server, client):
+    for number in range(1203):
+        server.store.put(service(f"web-{number:04d}"))
+    result = client.list(SERVICES)
+    assert [item["metadata"]["name"] for item in result.items] == [f"web-{number:04d}" for number in range(1203)]
+    assert {item["kind"] for item in result.items} == {"Service"}
+    assert result.resource_version == str(server.store.resource_version)
+    assert len(server.requests) == 3
+
+
+def test_a_list_whose_pages_expire_starts_again(server, client):
+    for number in range(600):
+        server.store.put(service(f"web-{number:04d}"))
+    original = server.store.list
+    calls = []
+
+    def compact_before_the_second_page(path, at=None):
+        calls.append(at)
+        if len(calls) == 2:
+            server.store.put(service("late"))
+            server.store.compact()
+        return original(path, at)
+
+    server.store.list = compact_before_the_second_page
+    result = client.list(SERVICES)
+    assert len(result.items) == 601
+    assert len(server.requests) == 4
+
+
+def test_one_object_and_a_field_selector(server, client):
+    server.store.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}})
+    server.store.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-b"}})
+    assert client.get(NODES, "node-a")["metadata"]["name"] == "node-a"
+    found = client.list(NODES, field_selector="metadata.name=node-b").items
+    assert [item["metadata"]["name"] for item in found] == ["node-b"]
+    with pytest.raises(ApiStatusError) as caught:
+        client.get(NODES, "node-c")
+    assert caught.value.code == 404
+
+
+def test_a_watch_delivers_changes_and_bookmarks(server, client):
+    start = client.list(SERVICES).resource_version
+    server.store.put(service("web"))
+    server.store.put(service("web", {"service.kubernetes.io/service-proxy-name": "other"}))
+    events = client.watch(SERVICES, start, timeout_seconds=5)
+    first, second = next(events), next(events)
+    assert (first.type, first.object["metadata"]["name"]) == ("ADDED", "web")
+    assert second.type == "DELETED"
+    bookmark = next(events)
+    assert bookmark.type == "BOOKMARK" and bookmark.resource_version == str(server.store.resource_version)
+    events.close()
+
+
+def test_a_watch_that_the_server_ends_just_ends(server, client):
+    start = client.list(SERVICES).resource_version
+    threading.Timer(0.3, server.drop_watches).start()
+    assert {event.type for event in client.watch(SERVICES, start, timeout_seconds=30)} <= {"BOOKMARK"}
+
+
+def test_a_watch_from_too_far_back_has_expired(server, client):
+    server.store.put(service("web"))
+    server.store.put(service("web-2"))
+    server.store.compact()
+    with pytest.raises(Expired, match="watch services"):
+        list(client.watch(SERVICES, "1", timeout_seconds=2))
+
+
+def test_a_silent_watch_counts_as_dead(server, client):
+    server.bookmark_seconds = 60.0
+    start = client.list(ENDPOINT_SLICES).resource_version
+    with pytest.raises(ApiError, match="no answer within the time allowed"):
+        list(client.watch(ENDPOINT_SLICES, start, timeout_seconds=30, read_timeout=0.3))
+
+
+def test_bad_credentials_and_missing_rights_are_told_apart(server, connection):
+    with pytest.raises(ApiError, match=r"list nodes: the credentials are not accepted \(401 Unauthorized\)"):
+        list_objects(connection._replace(api_key="wrong"))
+    anonymous = ApiConnection(host=server.url, validate_certs=False)
+    with pytest.warns(match="Unverified HTTPS"), pytest.raises(ApiError, match=r"list nodes: not allowed \(403\)"):
+        list_objects(anonymous)
+
+
+def test_host_and_token_need_no_kubeconfig(server, certificates):
+    server.store.put(service("web"))
+    connection = ApiConnection(host=server.url + "/", api_key=server.token, ca_cert=str(certificates.authority))
+    assert len(list_objects(connection)) == 1
+
+
+def test_a_certificate_of_an_unknown_authority_is_a_tls_error(server):
+    with pytest.raises(ApiError, match=r"list nodes: TLS: .*certificate verify failed") as caught:
+        list_objects(ApiConnection(host=server.url, api_key=server.token))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unreachable_server_is_named():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        host = f"https://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(ApiError, match=f"API server {host}: list nodes: cannot be reached: .*refused"):
+            list_objects(ApiConnection(host=host))
+
+
+def test_a_server_that_does_not_answer_times_out():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(ApiError, match="within the time allowed|timed out"):
+            list_objects(ApiConnection(host=f"https://127.0.0.1:{silent.getsockname()[1]}"), timeout=0.3)
+
+
+def test_a_server_that_hangs_up_is_an_error(server, connection):
+    server.down = True
+    with pytest.raises(ApiError, match="list nodes: the connection broke"):
+        list_objects(connection)
+
+
+def test_a_busy_server_is_asked_again_and_then_reported(server, client):
+    server.failing["/api/v1/services"] = 503
+    with pytest.raises(ApiStatusError, match="the server answered 503: an injected failure"):
+        client.list(SERVICES)
+    assert len(server.requests) == 3
+
+
+def test_a_cluster_without_service_cidrs_has_none(server, connection):
+    server.failing[SERVICE_CIDRS.path] = 404
+    assert list_objects(connection) == []
+    server.failing[SERVICE_CIDRS.path] = 500
+    with pytest.raises(ApiError, match="list servicecidrs: the server answered 500"):
+        list_objects(connection)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "is not valid YAML"),
+        ("", "kubeconfig"),
+        ("[1, 2]", "kubeconfig"),
+        (json.dumps({"clusters": 3, "contexts": [], "users": []}), "kubeconfig"),
+        (json.dumps({"current-context": "x", "clusters": [], "contexts": [], "users": []}), "kubeconfig"),
+    ],
+)
+def test_bad_kubeconfigs_are_named(tmp_path, content, reason):
+    path = tmp_path / "kubeconfig"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError, match=reason) as caught:
+        list_objects(ApiConnection(kubeconfig=str(path)))
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_missing_files_are_named(tmp_path):
+    missing = str(tmp_path / "missing")
+    with pytest.raises(ConfigurationError, match=f"{missing}: the kubeconfig does not exist"):
+        list_objects(ApiConnection(kubeconfig=missing))
+    with pytest.raises(ConfigurationError, match=f"{missing}: the file cannot be read"):
+        list_objects(ApiConnection(host="https://127.0.0.1:1", ca_cert=missing))
