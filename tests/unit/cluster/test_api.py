@@ -10,6 +10,7 @@ import socket
 import threading
 
 import pytest
+
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import (
     ENDPOINT_SLICES,
     NODES,
@@ -23,7 +24,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
-
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
@@ -39,10 +39,11 @@ def service(name, labels=None, cluster_ip="10.96.0.1"):
 
 
 def endpoint_slice(name, owner, labels=None):
+    labels = {"kubernetes.io/service-name": owner, **(labels or {})}
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
-        "metadata": {"namespace": "shop", "name": name, "labels": {"kubernetes.io/service-name": owner, **(labels or {})}},
+        "metadata": {"namespace": "shop", "name": name, "labels": labels},
         "addressType": "IPv4",
         "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
         "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": True}}],
@@ -191,7 +192,7 @@ def test_an_unreachable_server_is_named():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         host = f"https://127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(ApiError, match=f"API server {host}: list nodes: cannot be reached: .*refused"):
+        with pytest.raises(ApiError, match=rf"{host}: list nodes: cannot be reached: .*refused"):
             list_objects(ApiConnection(host=host))
 
 
