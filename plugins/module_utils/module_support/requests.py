@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def proxy_configuration(parameters: Mapping[str, Any]) -> LoadedConfiguration:
     """The KubeProxyConfiguration of the file or the fields in the options, and its warnings.
 
-    A mode in the options takes the place of that of the configuration before it is validated. Raises ConfigurationError.
+    A mode in the options takes the place of that of the configuration before that is validated.
+    Raises ConfigurationError.
     """
     mode = parameters["mode"] or ""
     known = mode if mode in MODES else ""

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import os
+import traceback
 from typing import TYPE_CHECKING, Any, List
 
-from ..cluster.api import ApiConnection, list_objects
+from ..cluster.api import list_objects
+from ..cluster.connection import ApiConnection
 from ..cluster.snapshot import read_snapshot
 from ..cluster.state import ClusterState
 from ..errors import ConfigurationError
@@ -26,10 +28,19 @@ def read_cluster_objects(module: AnsibleModule) -> List[Any]:
     Raises ConfigurationError if neither names one, ApiError if it cannot be read. Fails the module if the Python
     package kubernetes is missing, in Ansible's usual words.
     """
+    try:
+        import kubernetes  # noqa: F401
+    except ImportError:
+        from ansible.module_utils.basic import missing_required_lib
+
+        reason = "to read the cluster state from an API server"
+        message = missing_required_lib("kubernetes", reason=reason, url="https://pypi.org/project/kubernetes/")
+        module.fail_json(msg=message, exception=traceback.format_exc(), error_kind="api")
     chosen = api_parameters(module.params, os.environ)
     if chosen["api_key"]:
+        # A token from the environment is as secret as one in the options, which Ansible hides by itself.
         module.no_log_values.add(chosen["api_key"])
-    return list(list_objects(ApiConnection(**chosen), module.params["api_timeout"]))
+    return list_objects(ApiConnection(**chosen), module.params["api_timeout"])
 
 
 def has_source(module: AnsibleModule) -> bool:

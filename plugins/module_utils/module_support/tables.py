@@ -96,8 +96,12 @@ def change_records(planned: Sequence[PlannedChange], limit: int = ENTRIES_LIMIT)
 
 
 def failure(error: ProxyError) -> Dict[str, str]:
-    """Arguments of ``fail_json``: one line for people, and the kind of the error for conditions in playbooks."""
-    kind = type(error).__name__
+    """Arguments of ``fail_json``: one line for people, and the kind of the error for conditions in playbooks.
+
+    The kinds are the direct subclasses of ProxyError; what is derived from one of them is of its kind.
+    """
+    lineage = type(error).__mro__
+    kind = lineage[max(lineage.index(ProxyError) - 1, 0)].__name__
     return {"msg": str(error), "error_kind": (kind[: -len("Error")] if kind.endswith("Error") else kind).lower()}
 
 

@@ -1,0 +1,286 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The modules service_proxy and service_proxy_info, through Ansible, in iptables mode on a namespace node.
+
+What the node holds is read with iptables-save and ls, never with the modules themselves.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+
+from tests.modules.harness import ROOT, UNPRIVILEGED
+
+SNAPSHOT = ROOT / "tests" / "lab" / "demo" / "cluster.json"
+MODULE = "kubenode.proxy.service_proxy"
+INFO = "kubenode.proxy.service_proxy_info"
+CONFIGURATION = {"clusterCIDR": "10.244.0.0/16,fd00:10:244::/48", "detectLocalMode": "ClusterCIDR"}
+SERVE = {
+    "snapshot": str(SNAPSHOT),
+    "node_name": "lab-iptables",
+    "mode": "iptables",
+    "configuration": CONFIGURATION,
+}
+# Rules of both variants without comments and counters, links, addresses, kernel parameters, and all files in reach.
+LOOK = [
+    "sh",
+    "-c",
+    "for save in iptables-nft-save ip6tables-nft-save iptables-legacy-save ip6tables-legacy-save; do "
+    "$save 2>/dev/null | grep -v '^#' | sed 's/\\[[0-9:]*\\]//'; done; "
+    "ip -br address; sysctl net.ipv4.conf.all.route_localnet; "
+    "find /run /etc/modules-load.d /etc/sysctl.d -type f | sort",
+]
+
+
+def service(name, ports, **spec):
+    """A ClusterIP Service as the API server would show it."""
+    address = spec.pop("clusterIP", "10.96.0.50")
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"type": "ClusterIP", "clusterIP": address, "clusterIPs": [address], "ports": ports, **spec},
+    }
+
+
+def slice_of(name, addresses, port):
+    """An EndpointSlice of the Service ``name``."""
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": f"{name}-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": name}},
+        "addressType": "IPv4",
+        "ports": [{"name": "", "protocol": "TCP", "port": port}],
+        "endpoints": [{"addresses": [address], "conditions": {"ready": True}} for address in addresses],
+    }
+
+
+def rules(node):
+    """What LOOK shows now."""
+    return node.run(*LOOK).stdout
+
+
+def test_four_runs_and_absence(node):
+    foreign = "iptables -t nat -A PREROUTING -d 192.0.2.99 -j DNAT --to-destination 192.0.2.1"
+    node.run("sh", "-c", f"{foreign} && iptables -N MINE && iptables -A MINE -j RETURN")
+    untouched = rules(node)
+    runs = node.four_runs("service_proxy", SERVE, verify=LOOK)
+    assert "KUBE-" not in runs.before and "192.0.2.99" in runs.before
+    for line in ("-A KUBE-SERVICES", ":KUBE-MARK-MASQ", "-A PREROUTING -d 192.0.2.99/32", "-A MINE -j RETURN"):
+        assert line in runs.after, line
+    first, second = runs.first, runs.second
+    assert (first["mode"], first["node_name"], first["families"]) == ("iptables", "lab-iptables", ["IPv4", "IPv6"])
+    assert first["variant"] in ("legacy", "nft")
+    assert first["counts"]["services"] > 8 and first["counts"]["added"] > 50
+    assert second["counts"]["services"] == first["counts"]["services"]
+    assert {key: second["counts"][key] for key in ("added", "replaced", "removed")} == dict.fromkeys(
+        ("added", "replaced", "removed"), 0
+    )
+    assert first["refused"] == [] and first["refused_count"] == 0
+    assert first["durations"] and all(seconds >= 0 for seconds in first["durations"].values())
+    shown = "".join(entry["after"] for entry in first["diff"])
+    assert "-A KUBE-SERVICES" in shown and "10.96.0.10" in shown and second["diff"] == []
+    bulk = {key: value for key, value in first.items() if key not in ("diff", "invocation")}
+    assert len(json.dumps(bulk)) < 6000, "the result echoes the rule set"
+
+    check, absent, again = node.play(
+        {MODULE: {"state": "absent"}, "check_mode": True}, {MODULE: {"state": "absent"}}, {MODULE: {"state": "absent"}}
+    )
+    assert check["changed"] and absent["changed"] and not again["changed"], (check, absent, again)
+    assert check["counts"]["removed"] == absent["counts"]["removed"] > 50
+    left = [line for line in rules(node).splitlines() if "KUBE-" in line]
+    assert left == []
+    for line in untouched.splitlines():
+        assert line in rules(node), line
+
+
+def test_diff_is_capped_and_variant_is_the_one_in_use(node):
+    node.run("iptables-legacy", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+    packed = node.scratch / "packed.json.gz"
+    packed.write_bytes(gzip.compress(SNAPSHOT.read_bytes()))
+    short, done, again = node.play(
+        {MODULE: {**SERVE, "snapshot": str(packed), "diff_lines": 4}, "check_mode": True},
+        {MODULE: {**SERVE, "snapshot": str(packed), "diff_lines": 0}},
+        {MODULE: {**SERVE, "snapshot": str(SNAPSHOT)}},
+    )
+    assert all(len(entry["after"].splitlines()) <= 5 for entry in short["diff"])
+    assert any("left out" in entry["after"] for entry in short["diff"])
+    assert not any("left out" in entry["after"] for entry in done["diff"])
+    assert done["variant"] == "legacy" and not again["changed"]
+    assert "KUBE-SERVICES" in node.run("iptables-legacy-save").stdout
+    assert "KUBE-SERVICES" not in node.run("iptables-nft-save").stdout
+
+
+def test_info_counts_and_finds_drift(node):
+    empty, missing = node.play({INFO: {}}, {INFO: SERVE})
+    assert not any(empty["programmed"].values()) and "drift" not in empty and "changes" not in empty
+    assert missing["drift"] is True and missing["changed"] is False and missing["counts"]["added"] > 50
+    _done, same = node.play({MODULE: SERVE}, {INFO: SERVE})
+    assert same["drift"] is False and same["changes"] == [] and sum(same["programmed"].values()) > 50
+    before = rules(node)
+    node.run("iptables", "-t", "nat", "-A", "KUBE-SERVICES", "-d", "192.0.2.77", "-j", "ACCEPT")
+    drifted, alone, repaired, after = node.play({INFO: SERVE}, {INFO: {}}, {MODULE: SERVE}, {INFO: SERVE})
+    assert drifted["drift"] and drifted["counts"]["replaced"] == 1, drifted
+    assert "192.0.2.77" in "".join(entry["before"] for entry in drifted["diff"])
+    assert len(json.dumps({key: drifted[key] for key in drifted if key not in ("diff", "invocation")})) < 5000
+    assert sum(alone["programmed"].values()) > 50
+    assert repaired["changed"] and not after["drift"]
+    assert rules(node) == before
+
+
+def test_bad_objects_are_left_out_by_name_and_the_others_served(node):
+    hostile = 'cart"\n-A INPUT -j DROP'
+    objects = [
+        service("good", [{"port": 80, "protocol": "TCP"}]),
+        slice_of("good", ["10.244.1.7"], 8080),
+        service("port", [{"port": 70000, "protocol": "TCP"}], clusterIP="10.96.0.51"),
+        service("address", [{"port": 80}], clusterIP="10.96.0.999"),
+        service(hostile, [{"port": 80}], clusterIP="10.96.0.52"),
+        service("twice", [{"name": "a", "port": 80}, {"name": "a", "port": 81}], clusterIP="10.96.0.53"),
+        slice_of("family", ["fd00::1"], 80),
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "empty", "namespace": "shop"}},
+    ]
+    options = {"cluster_state": objects, "mode": "iptables", "node_name": "n1"}
+    (found,) = node.play({MODULE: options})
+    assert found["changed"] and not found.get("failed"), found
+    named = {(entry["kind"], entry["name"]): entry for entry in found["refused"]}
+    assert (
+        named[("Service", "port")]["field"] == "spec.ports[0].port" and "70000" in named[("Service", "port")]["reason"]
+    )
+    for kind, name in (
+        ("Service", "address"),
+        ("Service", "twice"),
+        ("Service", hostile),
+        ("EndpointSlice", "family-1"),
+    ):
+        assert named[(kind, name)]["reason"], name
+    assert found["refused_count"] == len(found["refused"]) >= 5
+    assert any("left out" in warning and "\n" not in warning for warning in found["warnings"])
+    text = rules(node)
+    assert "10.96.0.50/32" in text and "10.244.1.7:8080" in text
+    for absent in ("10.96.0.51", "10.96.0.52", "10.96.0.53", "-A INPUT -j DROP", "fd00::1"):
+        assert absent not in text
+
+
+def test_every_error_is_one_line_and_changes_nothing(node):
+    truncated = node.scratch / "truncated.json.gz"
+    truncated.write_bytes(gzip.compress(SNAPSHOT.read_bytes())[:900])
+    half = node.scratch / "half.json"
+    half.write_text(SNAPSHOT.read_text(encoding="utf-8")[:5000], encoding="utf-8")
+    kubeconfig = node.scratch / "kubeconfig"
+    kubeconfig.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "c",
+                "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:9"}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            }
+        ),
+        encoding="utf-8",
+    )
+    readable = {**SERVE, "cluster_state": [], "snapshot": None}
+    cases = [
+        ({**SERVE, "snapshot": str(truncated)}, "snapshot", "truncated"),
+        ({**SERVE, "snapshot": str(half)}, "snapshot", "truncated"),
+        ({**SERVE, "snapshot": "/nonexistent/cluster.json"}, "snapshot", "/nonexistent/cluster.json: No such file"),
+        ({**SERVE, "snapshot": None}, "configuration", "no source of the cluster state"),
+        ({**SERVE, "snapshot": None, "kubeconfig": str(kubeconfig)}, "api", "127.0.0.1:9"),
+        ({**SERVE, "snapshot": None, "kubeconfig": "/nonexistent/kubeconfig"}, None, "/nonexistent/kubeconfig"),
+        ({**SERVE, "configuration": {"clusterCIDR": "10.0.0.0/99"}}, "configuration", "clusterCIDR"),
+        ({**SERVE, "configuration": {"iptables": {"masqueradeBit": 77}}}, "configuration", "masqueradeBit"),
+        ({**SERVE, "configuration": None, "config": "/nonexistent/config"}, "configuration", "/nonexistent/config"),
+        ({**SERVE, "cluster_state": []}, None, "mutually exclusive"),
+        ({**SERVE, "kubeconfig": str(kubeconfig)}, None, "mutually exclusive"),
+    ]
+    tasks = [{MODULE: options} for options, _kind, _words in cases]
+    before = rules(node)
+    found = node.play(*tasks, {MODULE: readable, **UNPRIVILEGED})
+    for (options, kind, words), result in zip([*cases, (readable, "preflight", "root")], found):
+        assert result["failed"], (options, result)
+        assert words in result["msg"] and "\n" not in result["msg"].strip(), result["msg"]
+        if kind:
+            assert result["error_kind"] == kind, result
+    assert rules(node) == before
+
+
+def test_a_held_lock_is_named_and_nothing_is_changed(node):
+    node.run("iptables-legacy", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+    node.run("mkdir", "-p", "/run/kubenode-proxy")
+    before = rules(node)
+    hold = "import fcntl, sys, time; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); "
+    hold += "print('held', flush=True); time.sleep(600)"
+    enter = ["nsenter", "-t", str(node.holder.pid), "-n", "-m"]
+    for path in ("/run/xtables.lock", "/run/kubenode-proxy/lock"):
+        holder = subprocess.Popen([*enter, sys.executable, "-c", hold, path], stdout=subprocess.PIPE, text=True)
+        try:
+            assert holder.stdout.readline() == "held\n"
+            (found,) = node.play({MODULE: {**SERVE, "lock_timeout": 0.5}})
+        finally:
+            holder.kill()
+            holder.communicate()
+        assert found["failed"] and "lock" in found["msg"] and "\n" not in found["msg"], found
+        assert found["error_kind"] == "kernel", found
+        node.run("rm", "-f", path)
+    assert [line for line in rules(node).splitlines() if "KUBE-" in line] == [
+        line for line in before.splitlines() if "KUBE-" in line
+    ]
+
+
+def has_ipvs(node):
+    """Whether this kernel can do IPVS, by the programs that load modules and not by the engine."""
+    return node.run("sh", "-c", "modprobe -q ip_vs; test -e /proc/net/ip_vs", check=False).returncode == 0
+
+
+def test_ipvs_where_the_kernel_cannot(node):
+    wanted = {**SERVE, "mode": "ipvs"}
+    before = rules(node)
+    if has_ipvs(node):
+        (found,) = node.play({MODULE: wanted, "check_mode": True})
+        assert found["mode"] == "ipvs"
+        return
+    plain, again = node.play({MODULE: wanted}, {MODULE: {**SERVE, "mode": "auto"}, "check_mode": True})
+    assert plain["failed"] and plain["error_kind"] == "preflight", plain
+    assert "ip_vs" in plain["msg"] and "\n" not in plain["msg"]
+    assert rules(node) == before
+    assert again["mode"] == "iptables" and again["mode_reason"]
+    fallen, second = node.play(
+        {MODULE: {**wanted, "fallback": "iptables"}}, {MODULE: {**wanted, "fallback": "iptables"}}
+    )
+    assert fallen["changed"] and fallen["mode"] == "iptables" and not second["changed"]
+    assert any("iptables" in warning and "ip_vs" in warning for warning in fallen["warnings"]), fallen
+    assert "-A KUBE-SERVICES" in rules(node)
+
+
+def test_rendered_needs_no_node_and_is_what_iptables_takes(node):
+    before = rules(node)
+    options = {**SERVE, "state": "rendered", "node_addresses": ["172.30.0.11"]}
+    public = node.scratch / "cluster.json"
+    public.write_bytes(SNAPSHOT.read_bytes())
+    for directory in (node.scratch, *node.scratch.parents):
+        if directory.stat().st_uid == os.getuid() and str(directory).startswith("/tmp/"):
+            directory.chmod(0o755)
+    iptables, ipvs, unprivileged, absent_option = node.play(
+        {MODULE: options},
+        {MODULE: {**options, "mode": "ipvs"}},
+        {MODULE: {**options, "snapshot": str(public)}, **UNPRIVILEGED},
+        {MODULE: {**options, "snapshot": None}},
+    )
+    assert not iptables["changed"] and rules(node) == before
+    assert unprivileged.get("rendered") == iptables["rendered"], unprivileged
+    assert absent_option["failed"]
+    texts = iptables["rendered"]
+    assert sorted(texts) == ["ip6tables-restore", "iptables-restore"]
+    assert "10.96.0.10/32" in texts["iptables-restore"]
+    for program, text in texts.items():
+        node.run(program, "--test", text=text)
+    assert {"ipvsadm", "ipset"} <= set(ipvs["rendered"])
+    assert "-A -t 10.96.0.10:53" in ipvs["rendered"]["ipvsadm"]
+    assert "create KUBE-CLUSTER-IP" in ipvs["rendered"]["ipset"]

@@ -1,0 +1,156 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The playbooks by name, against the laboratory's two nodes: one in a namespace, one with a kernel of its own.
+
+The tests of this file follow each other: each starts from what the one before has left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.lab.cluster import Lab
+from tests.lab.demo.__main__ import VARIABLES
+from tests.modules.harness import ROOT
+
+RECAP = re.compile(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
+NODES = ("lab-iptables", "lab-ipvs")
+# Everything that a convergence might leave, without the files of ssh and of Ansible itself.
+LOOK = (
+    "for save in iptables-nft-save ip6tables-nft-save iptables-legacy-save ip6tables-legacy-save; do "
+    "$save 2>/dev/null | grep -v '^#' | sed 's/\\[[0-9:]*\\]//'; done; "
+    "ipset -n list 2>/dev/null; ipvsadm -Sn 2>/dev/null; ip -br address show dev kube-ipvs0 2>/dev/null; "
+    "find /etc /run /var/lib/kubenode-proxy /tmp -xdev -newer /proc/1/stat \\( -type f -o -type d \\) 2>/dev/null "
+    "| grep -v -e /ssh -e /.ansible -e /proc -e '^/run$' -e '^/tmp$' | sort; "
+    "find /etc /var/lib/kubenode-proxy -name '*kubenode*' 2>/dev/null | sort; "
+    "lsmod 2>/dev/null | cut -d' ' -f1 | sort"
+)
+
+
+class Playbooks:
+    """The laboratory, and ansible-playbook run against it."""
+
+    def __init__(self, lab: Lab, scratch: Path) -> None:
+        self.lab = lab
+        self.scratch = scratch
+
+    def run(self, name, *options, snapshot=None):
+        """A playbook of the collection: its status, its output, and changed tasks per host."""
+        argv = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(self.lab.inventory)]
+        argv += ["-e", f"@{VARIABLES}", "-e", f"service_proxy_snapshot={snapshot or self.lab.snapshot}"]
+        environment = {
+            **os.environ,
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
+            "ANSIBLE_LOCAL_TEMP": str(self.scratch / "local"),
+            "ANSIBLE_NOCOLOR": "1",
+            "TMPDIR": str(self.scratch),
+            "LC_ALL": "C.UTF-8",
+        }
+        done = subprocess.run(
+            [*argv, f"kubenode.proxy.{name}", *options], env=environment, capture_output=True, text=True, check=False
+        )
+        changed = {match[0]: int(match[1]) for match in RECAP.findall(done.stdout)}
+        return done.returncode, done.stdout + done.stderr, changed
+
+    def look(self):
+        """What each node holds."""
+        return {name: self.lab.output(name, LOOK) for name in NODES}
+
+
+@pytest.fixture(scope="module")
+def playbooks():
+    # The path of a control socket of ssh is short, so the laboratory has a directory of its own.
+    with tempfile.TemporaryDirectory(prefix="knp") as scratch, Lab("plays") as lab:
+        yield Playbooks(lab, Path(scratch))
+
+
+@pytest.fixture(scope="module")
+def fresh(playbooks):
+    """What the nodes held before anything was run."""
+    return playbooks.look()
+
+
+def test_preview_shows_everything_and_leaves_nothing(playbooks, fresh):
+    status, text, changed = playbooks.run("converge", "--check", "--diff")
+    assert status == 0, text
+    assert all(changed[name] for name in NODES), text
+    assert "-A KUBE-SERVICES" in text and "-A -t 10.96.0.10:53" in text
+    assert "lab-ipvs would serve" in text
+    assert playbooks.look() == fresh
+    assert list(playbooks.scratch.glob("kubenode-proxy-*")) == []
+
+
+def test_convergence_and_again(playbooks):
+    status, text, changed = playbooks.run("converge")
+    assert status == 0 and all(changed[name] for name in NODES), text
+    held = playbooks.look()
+    assert "-A KUBE-SERVICES" in held["lab-iptables"] and "-A -t 10.96.0.10:53" in held["lab-ipvs"]
+    assert playbooks.lab.ask("TCP", "10.96.0.1", 443, playbooks.lab.node("lab-ipvs").client) is not None
+    status, text, changed = playbooks.run("converge", "--diff")
+    assert status == 0 and changed == dict.fromkeys(NODES, 0), text
+    status, text, changed = playbooks.run("converge", "--check")
+    assert status == 0 and changed == dict.fromkeys(NODES, 0), text
+    assert playbooks.look() == held
+    assert list(playbooks.scratch.glob("kubenode-proxy-*")) == []
+
+
+def test_verify_tells_drift_by_its_status(playbooks):
+    status, text, changed = playbooks.run("verify")
+    assert status == 0 and not any(changed.values()), text
+    held = playbooks.look()
+    playbooks.lab.output(
+        "lab-ipvs", "ipvsadm -d -t 10.96.0.10:53 -r $(ipvsadm -Sn | awk '/-a -t 10.96.0.10:53/{print $5; exit}')"
+    )
+    playbooks.lab.output("lab-iptables", "iptables -t nat -A KUBE-SERVICES -d 192.0.2.77 -j ACCEPT")
+    drifted = playbooks.look()
+    status, text, changed = playbooks.run("verify")
+    assert status != 0 and not any(changed.values())
+    assert "lab-ipvs has drifted" in text and "1 missing" in text and "1 different" in text, text
+    assert playbooks.look() == drifted
+    status, text, changed = playbooks.run("converge", "--limit", "lab-ipvs")
+    assert status == 0 and changed["lab-ipvs"] and "lab-iptables" not in changed, text
+    assert playbooks.look()["lab-ipvs"] == held["lab-ipvs"]
+    assert playbooks.look()["lab-iptables"] == drifted["lab-iptables"]
+    status, text, changed = playbooks.run("converge", "-e", "proxy_serial=1")
+    assert status == 0 and changed["lab-iptables"] and not changed["lab-ipvs"], text
+    assert playbooks.look() == held
+
+
+def test_a_bad_snapshot_stops_before_any_node(playbooks):
+    held = playbooks.look()
+    bad = playbooks.scratch / "bad.json"
+    bad.write_text(playbooks.lab.snapshot.read_text(encoding="utf-8")[:4000], encoding="utf-8")
+    status, text, _changed = playbooks.run("converge", snapshot=bad)
+    assert status != 0 and "truncated" in text
+    assert playbooks.look() == held
+    assert list(playbooks.scratch.glob("kubenode-proxy-*")) == []
+
+
+def test_hosts_of_two_clusters_are_refused(playbooks):
+    inventory = json.loads(playbooks.lab.inventory.read_text(encoding="utf-8"))
+    inventory["lab"]["hosts"]["lab-ipvs"]["service_proxy_kubeconfig"] = "/other/cluster"
+    second = playbooks.scratch / "inventory.json"
+    second.write_text(json.dumps(inventory), encoding="utf-8")
+    status, text, _changed = playbooks.run("converge", "-i", str(second))
+    assert status != 0 and "different sources" in text, text
+
+
+def test_clean_up(playbooks, fresh):
+    status, text, changed = playbooks.run("cleanup", "--check")
+    assert status == 0 and all(changed[name] for name in NODES), text
+    status, text, changed = playbooks.run("cleanup")
+    assert status == 0 and all(changed[name] for name in NODES), text
+    for held in playbooks.look().values():
+        assert not [line for line in held.splitlines() if "KUBE-" in line or "kube-ipvs0" in line], held
+        assert not [line for line in held.splitlines() if "snapshot" in line], held
+    status, text, changed = playbooks.run("cleanup")
+    assert status == 0 and changed == dict.fromkeys(NODES, 0), text

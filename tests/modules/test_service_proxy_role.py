@@ -1,0 +1,37 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the role service_proxy says about its variables agrees with what they are."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from tests.modules.harness import ROOT
+
+ROLE = ROOT / "roles" / "service_proxy"
+DEFAULTS = yaml.safe_load((ROLE / "defaults" / "main.yml").read_text(encoding="utf-8"))
+SPECIFICATIONS = yaml.safe_load((ROLE / "meta" / "argument_specs.yml").read_text(encoding="utf-8"))["argument_specs"]
+NOT_OF_VERIFY = {"service_proxy_state", "service_proxy_directory"}
+
+
+@pytest.mark.parametrize(("entry", "left_out"), [("main", set()), ("verify", NOT_OF_VERIFY)])
+def test_argument_specification_agrees_with_defaults(entry, left_out):
+    options = SPECIFICATIONS[entry]["options"]
+    assert set(options) == set(DEFAULTS) - left_out
+    assert {name: option["default"] for name, option in options.items()} == {name: DEFAULTS[name] for name in options}
+    for name, option in options.items():
+        assert "choices" not in option or option["default"] in option["choices"], name
+
+
+def test_every_variable_is_in_the_readme_and_used():
+    readme = (ROLE / "README.md").read_text(encoding="utf-8")
+    tasks = "".join(path.read_text(encoding="utf-8") for path in sorted((ROLE / "tasks").glob("*.yml")))
+    for name in DEFAULTS:
+        assert f"`{name}`" in readme, name
+        assert re.search(rf"\b{name}\b", tasks), name
+    used = set(re.findall(r"(?<!_)\bservice_proxy_[a-z_]+", tasks)) - {"service_proxy_info"}
+    assert used == set(DEFAULTS)
