@@ -90,20 +90,27 @@ class Node:
         names = ", ".join(f"result_{number}" for number in range(len(tasks)))
         content = "{{ [" + names + "] | to_json }}"
         steps.append({"ansible.builtin.copy": {"content": content, "dest": str(results)}, "diff": False})
-        play = {
-            "hosts": "all",
-            "gather_facts": False,
-            "vars": {"ansible_python_interpreter": sys.executable, **(variables or {})},
-            "tasks": steps,
-        }
+        self._playbook({"tasks": steps}, variables or {})
+        found: List[Result] = json.loads(results.read_text(encoding="utf-8"))
+        return found
+
+    def role(self, name: str, variables: Dict[str, Any], *, check: bool = False) -> Dict[str, int]:
+        """Run a role, in check mode if asked, and return the recap's counters."""
+        done = self._playbook({"roles": [name]}, variables, "--diff", *(["--check"] if check else []))
+        recap = done.stdout.rsplit("PLAY RECAP", 1)[1].split(" : ", 1)[1]
+        return {key: int(value) for key, value in (word.split("=") for word in recap.split())}
+
+    def _playbook(
+        self, content: Dict[str, Any], variables: Dict[str, Any], *options: str
+    ) -> subprocess.CompletedProcess[str]:
+        interpreter = {"ansible_python_interpreter": sys.executable}
+        play = {"hosts": "all", "gather_facts": False, "vars": {**interpreter, **variables}, **content}
         playbook = self.scratch / "playbook.yml"
         playbook.write_text(json.dumps([play]), encoding="utf-8")
         ansible = shutil.which("ansible-playbook", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         if ansible is None:
             raise RuntimeError("ansible-playbook is not installed: make setup")
-        self.run(ansible, "-i", "node,", "-c", "local", str(playbook))
-        found: List[Result] = json.loads(results.read_text(encoding="utf-8"))
-        return found
+        return self.run(ansible, "-i", "node,", "-c", "local", *options, str(playbook))
 
     def four_runs(self, module: str, options: Dict[str, Any], *, verify: Sequence[str]) -> FourRuns:
         """Check, real, check, real; the words of a foreign program in between prove what changed and what did not."""
