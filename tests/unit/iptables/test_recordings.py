@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What iptables mode renders for the objects of every conformance case is what kube-proxy v1.36.2 had programmed.
+"""What iptables mode renders for the objects of each conformance case is what kube-proxy v1.36.2 had programmed.
 
-Recorded rules are compared in canonical form. Within chains that all Services share, the order of the Services is free in
+Recorded rules are compared in canonical form. Within chains that all Services share, their order is free in
 kube-proxy, so there the rules are compared as a sorted list, and the last one by its place.
 """
 
@@ -16,6 +16,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tup
 
 import pytest
 import yaml
+
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES, IPV4, family_of, parse_network
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.canonical import canonical_rule
@@ -45,7 +46,7 @@ NODE_ADDRESSES = {
 
 
 class Step(NamedTuple):
-    """One step of a case: its objects, the KubeProxyConfiguration in effect and the recorded iptables-save text per family."""
+    """One step of a case: objects, the KubeProxyConfiguration in effect, recorded iptables-save text per family."""
 
     case: str
     index: int

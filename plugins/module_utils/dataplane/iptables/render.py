@@ -17,7 +17,7 @@ Routes = Mapping[ServicePortName, ServicePortRoute]
 
 
 def endpoint_comments(routes: Routes, settings: DataplaneSettings) -> bool:
-    """Whether rules that name one endpoint bear a comment: up to ``large_cluster_endpoints`` endpoints, ready or not."""
+    """Whether rules that name one endpoint bear a comment: up to ``large_cluster_endpoints`` endpoints of any state."""
     return sum(len(route.endpoints) for route in routes.values()) <= settings.large_cluster_endpoints
 
 
@@ -30,7 +30,7 @@ def static_entries(settings: DataplaneSettings) -> List[Entry]:
 
 
 def static_table(settings: DataplaneSettings) -> ChainTable:
-    """The part of the table that is not made of entries: jump rules, and KUBE-FIREWALL where only its presence matters."""
+    """The part that is not made of entries: jump rules, and KUBE-FIREWALL where only its presence matters."""
     table: ChainTable = {}
     if martian_rules(settings) is None:
         table[KUBE_FIREWALL] = PRESENT

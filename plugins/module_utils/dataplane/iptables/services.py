@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The rules of one ServicePort in iptables mode, as kube-proxy 1.36 writes them, in the form in which iptables-save prints them."""
+"""The rules of one ServicePort in iptables mode: those of kube-proxy 1.36, written as iptables-save prints them."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ class _ServicePortRules:
             self.add(NODE_PORTS, f"{match} -j {self.external_chain}")
         if not self.has_external:
             protocol = self.protocol
-            match = f"-p {protocol} {comment(self.refusal_comment)} -m addrtype --dst-type LOCAL -m {protocol} --dport {port}"
-            self.add(EXTERNAL_SERVICES, f"{match} {self.refusal_target}")
+            match = f"-p {protocol} {comment(self.refusal_comment)} -m addrtype --dst-type LOCAL"
+            self.add(EXTERNAL_SERVICES, f"{match} -m {protocol} --dport {port} {self.refusal_target}")
 
     def masquerade_rules(self) -> List[str]:
         """Masquerading of traffic to the cluster IP that does not come from this node's pods, if it can be told."""
@@ -179,7 +179,7 @@ class _ServicePortRules:
         return rules
 
     def firewall_rules(self) -> List[str]:
-        """Content of the chain that lets allowed sources through; a load balancer address is one if the node itself is."""
+        """Content of the chain of allowed sources; load balancer addresses are allowed if the node itself is."""
         text = comment(f"{self.name} loadbalancer IP")
         rules: List[str] = []
         covers_node = False
@@ -251,8 +251,8 @@ class _ServicePortRules:
 def entries_of(route: ServicePortRoute, settings: DataplaneSettings, comments: bool = True) -> List[Entry]:
     """What one route contributes: parts of shared chains (``fragments``) and its own chains (``chains``).
 
-    ``comments``: False in a large cluster, where rules that name one endpoint bear no comment. Raises ConfigurationError
-    for a local traffic detector that is not valid.
+    ``comments``: False in a large cluster, where rules that name one endpoint bear no comment.
+    Raises ConfigurationError for a local traffic detector that is not valid.
     """
     rules = _ServicePortRules(route, settings, comments)
     rules.dispatch()

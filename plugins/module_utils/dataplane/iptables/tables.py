@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The resource table of chains and jump rules, who owns what, and its text for iptables-restore.
 
-One table holds both: ``ChainKey`` maps to the tuple of its rules, ``JumpKey`` to the number of times the rule stands in a
-built-in chain (1 is what is wanted; more are leftovers that get removed). Rules are canonical texts (see ``canonical``),
-without ``-A CHAIN``. The value PRESENT stands for a chain that must exist but whose rules belong to somebody else.
+One table holds both: ``ChainKey`` maps to the tuple of its rules, ``JumpKey`` to the number of times the rule stands
+in a built-in chain (1 is what is wanted; more are leftovers that get removed). Rules are canonical texts (see
+``canonical``), without ``-A CHAIN``. The value PRESENT stands for a chain that must exist but whose rules belong to
+somebody else.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ class Fragment(NamedTuple):
 class Ownership(NamedTuple):
     """Which chains of which table are ours.
 
-    ``fixed`` are full names, ``prefixes`` starts of names, per table. ``shared`` chains are made by us if need be, and used
-    by others too (KUBE-FIREWALL, with kubelet): they are removed only where nobody else uses them, that is, where they hold
-    nothing but ``shared_content``. Of ``presence_only`` chains only the existence is ours.
+    ``fixed`` are full names, ``prefixes`` starts of names, per table. ``shared`` chains are made by us if need be, and
+    used by others too (KUBE-FIREWALL, with kubelet): they are removed only where nobody else uses them, that is, where
+    they hold nothing but ``shared_content``. Of ``presence_only`` chains only the existence is ours.
     """
 
     fixed: FrozenSet[ChainKey]
@@ -85,7 +86,7 @@ _REWRITE_BELOW = 48
 
 
 def _edits(chain: str, old: Rules, new: Rules) -> Optional[List[str]]:
-    """Lines that turn ``old`` into ``new`` by deleting and inserting single rules; None if rewriting the chain is better.
+    """Lines that turn ``old`` into ``new`` by deleting and inserting rules; None if rewriting the chain is better.
 
     Unchanged rules keep their packet counters and the text stays O(change).
     """
@@ -136,8 +137,7 @@ class _TableText:
             *self.rules,
             *map(_one_line, self.jumps),
             *map(_one_line, self.deleted),
-            "COMMIT",
-            "",
+            "COMMIT\n",
         ]
 
 
@@ -198,7 +198,7 @@ def restore_text(change: Change[ChainTableKey, ChainTableValue]) -> str:
     for key, value in change.added.items():
         _add(of(key.table), key, value)
     tables = [*TABLE_ORDER, *sorted(set(texts).difference(TABLE_ORDER))]
-    return "\n".join(line for table in tables if table in texts for line in texts[table].lines(_one_line(table)))
+    return "".join("\n".join(texts[table].lines(_one_line(table))) for table in tables if table in texts)
 
 
 def whole_text(table: Mapping[ChainTableKey, ChainTableValue]) -> str:

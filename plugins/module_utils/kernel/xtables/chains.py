@@ -26,7 +26,7 @@ _KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT", "KUBE-MARK-DROP"
 
 
 class SavedTables(NamedTuple):
-    """iptables-save text taken apart: ``chains`` maps (table, chain) to raw rule texts; ``builtin`` are those with a policy."""
+    """iptables-save text taken apart: (table, chain) to raw rule texts, and which chains have a policy (built-in)."""
 
     chains: Dict[Tuple[str, str], List[str]]
     builtin: Set[Tuple[str, str]]
@@ -111,8 +111,9 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
     """Chains of ours and the jumps into them, of one family, in the tables of one iptables variant.
 
     ``wait``: seconds to wait for the xtables lock. ``for_removal``: what has to stay is not observed, so that an empty
-    desired table removes all the rest: a shared chain (KUBE-FIREWALL) that kubelet or anybody else uses, and chains that
-    rules of others lead into; these are listed in ``kept`` after observing, as ``table chain``.
+    desired table removes all the rest. A shared chain (KUBE-FIREWALL) stays if kubelet has chains on the node or if it
+    holds rules that are not ours; kube-proxy always leaves it. Chains that rules of others lead into stay as well.
+    ``kept`` lists what stays after observing, as ``table chain``.
     """
 
     atomic = True

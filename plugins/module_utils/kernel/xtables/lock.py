@@ -63,7 +63,7 @@ def held_message(seconds: float, path: Optional[str] = None) -> str:
 
 
 class XtablesLock:
-    """Takes both locks itself, for restore programs older than 1.6.2 that do not: the file and the abstract socket @xtables.
+    """Takes the file lock and the abstract socket @xtables, for restore programs older than 1.6.2 that do not.
 
     Raises KernelError on entering if they are not free within ``seconds``.
     """

@@ -44,7 +44,7 @@ def _known_extensions(family: str) -> Set[str]:
 
 
 def missing_extensions(variant: XtablesVariant, text: str) -> List[str]:
-    """Extensions in a restore text that the kernel has not registered, legacy variant only; empty if it cannot be known."""
+    """Extensions in a restore text that the kernel has not registered; known of the legacy variant only, else empty."""
     known = _known_extensions(variant.family)
     if variant.name != LEGACY or not known:
         return []

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Which iptables the node uses: the variant (legacy or nf_tables), its version, its programs and its features.
 
-A node may have both variants installed, and rules of both in the kernel. kube-proxy must write where kubelet and the network
-plugin write; how to find out is the agreed way of the Kubernetes image for iptables: kubelet's chains in mangle first.
+A node may have both variants installed, and rules of both in the kernel. A service proxy must write where kubelet and
+the network plugin write. How to find out is agreed among Kubernetes' images: kubelet's chains in mangle come first.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ class Completed(NamedTuple):
 
 
 def run(command: Sequence[str], text: Optional[str] = None, timeout: float = 300.0) -> Completed:
-    """Run a program with ``text`` on its standard input. Raises KernelError if it cannot be started or does not end in time."""
+    """Run a program with ``text`` on its input. Raises KernelError if it cannot be started or does not end in time."""
     environment = {**os.environ, "LC_ALL": "C", "LANG": "C"}
     try:
         done = subprocess.run(
             list(command),
             input=(text or "").encode(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             env=environment,
             timeout=timeout,
             check=False,
@@ -67,7 +66,8 @@ def find_program(name: str) -> str:
 class XtablesVariant(NamedTuple):
     """The iptables that a node uses, for one family.
 
-    ``name``: legacy or nft; ``reason``: why, in words; ``version``: of the programs. ``main``, ``save`` and ``restore`` are paths.
+    ``name``: legacy or nft; ``reason``: why, in words; ``version``: of the programs, whose paths are ``main``, ``save``
+    and ``restore``.
     """
 
     family: str
@@ -98,7 +98,7 @@ class XtablesVariant(NamedTuple):
 
 
 def parse_version(text: str) -> Optional[Tuple[Version, str]]:
-    """Version and variant out of ``iptables v1.8.9 (nf_tables)``; programs older than 1.8 name no variant and are legacy."""
+    """Version and variant from ``iptables v1.8.9 (nf_tables)``; programs before 1.8 name no variant and are legacy."""
     found = _VERSION.search(text)
     if not found:
         return None

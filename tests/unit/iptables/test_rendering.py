@@ -1,0 +1,246 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Names, numbers of rules, texts and decisions of the rendering."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Set
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.canonical import (
+    canonical_rule,
+    target_of,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.fixed import (
+    INVALID_COUNTER,
+    LOCALHOST_COUNTER,
+    ownership,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.names import hash16
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.render import (
+    desired_tables,
+    merge,
+    static_entries,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.services import (
+    entries_of,
+    probability,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import (
+    ChainKey,
+    ChainTable,
+    JumpKey,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+
+from .routes import by_key, endpoint, route
+
+COUNTERS = (INVALID_COUNTER, LOCALHOST_COUNTER)
+PODS = LocalTraffic("cidr", "10.0.0.0/8")
+
+
+def facts(**fields: Any) -> DataplaneSettings:
+    defaults: Dict[str, Any] = {"family": "IPv4", "node_ip": "192.168.0.2", "local_traffic": PODS}
+    return DataplaneSettings(**{**defaults, **fields})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ns1/svc1:p80tcp", "XPGD46QRK7WJZT7O"),
+        ("ns1/svc1tcp", "AQI2S6QIMU7PVVRP"),
+        ("default/kubernetes:httpstcp", "NPX46M4PTMTKRN6Y"),
+        ("kube-system/kube-dns:dnsudp", "TCOU7JCQXEZGVUNU"),
+        ("ns2/svc2:p80tcp", "GNZBNJ2PO5MGZ6GT"),
+        ("ns5/svc5:p80tcp", "NUKIZ6OKUXPJNT4C"),
+        ("ns1/svc1:p80tcp10.180.0.1:80", "SXIVWICOYRO3J4NJ"),
+        ("ns1/svc1:p80tcp[fd00:10:180::1]:80", "OGYCNMB4EMRUSJ6N"),
+    ],
+)
+def test_hash16(text: str, expected: str) -> None:
+    assert hash16(text) == expected
+
+
+def count(table: ChainTable, name: str) -> int:
+    return sum(
+        len(rules)
+        for key, rules in table.items()
+        if isinstance(key, ChainKey) and key.table == name and isinstance(rules, tuple)
+    )
+
+
+def services(number: int, ends: int, load_balancer: bool) -> Any:
+    routes = []
+    for index in range(number):
+        fields: Dict[str, Any] = {"cluster_ip": f"172.30.1.{index}"}
+        if load_balancer:
+            fields.update(
+                node_port=3001 + index,
+                external_ips=(f"192.0.2.{index}",),
+                load_balancer_ips=(f"1.2.3.{index}",),
+                source_ranges=("203.0.113.0/24",),
+            )
+        routes.append(route(f"svc{index}", [endpoint(f"10.{index}.0.{end}") for end in range(ends)], **fields))
+    return by_key(*routes)
+
+
+@pytest.mark.parametrize(
+    ("load_balancer", "number", "ends", "filter_rules", "nat_rules"),
+    [
+        (False, 0, 0, 4, 5),
+        (False, 1, 0, 5, 5),
+        (False, 1, 1, 4, 10),
+        (False, 1, 2, 4, 13),
+        (False, 1, 10, 4, 37),
+        (False, 10, 0, 14, 5),
+        (False, 10, 1, 4, 55),
+        (False, 10, 2, 4, 85),
+        (False, 10, 10, 4, 325),
+        (True, 1, 0, 8, 5),
+        (True, 1, 1, 5, 18),
+        (True, 1, 2, 5, 21),
+        (True, 1, 10, 5, 45),
+        (True, 10, 0, 44, 5),
+        (True, 10, 1, 14, 135),
+        (True, 10, 2, 14, 165),
+        (True, 10, 10, 14, 405),
+    ],
+)
+def test_numbers_of_rules(load_balancer: bool, number: int, ends: int, filter_rules: int, nat_rules: int) -> None:
+    table = desired_tables(services(number, ends, load_balancer), facts(nfacct_counters=COUNTERS))["chains"]
+    assert (count(table, "filter"), count(table, "nat")) == (filter_rules, nat_rules)
+
+
+def test_probabilities() -> None:
+    assert probability(1) == "1.00000000000"
+    assert probability(2) == "0.50000000000"
+    assert probability(3) == "0.33333333349"
+    assert probability(100001) == "0.00001000008"
+    values = [float(probability(number)) for number in range(1, 20001)]
+    assert values == sorted(set(values), reverse=True)
+
+
+def test_large_cluster_has_no_endpoint_comments() -> None:
+    ends = [endpoint(f"10.1.{number // 250}.{number % 250}") for number in range(1001)]
+    table = desired_tables(by_key(route(endpoints=ends, affinity_seconds=60)), facts())["chains"]
+    balancing = table[ChainKey("nat", "KUBE-SVC-XPGD46QRK7WJZT7O")]
+    assert isinstance(balancing, tuple)
+    assert sum("--comment" in rule for rule in balancing) == 1  # the masquerade rule keeps its own
+    assert not any("--comment" in str(rules) for key, rules in table.items() if "KUBE-SEP-" in key.chain)
+    small = desired_tables(by_key(route(endpoints=ends[:1000], affinity_seconds=60)), facts())["chains"]
+    assert all("--comment" in rule for rule in small[ChainKey("nat", "KUBE-SVC-XPGD46QRK7WJZT7O")])  # type: ignore[union-attr]
+
+
+def test_unready_endpoints_count_for_the_large_cluster() -> None:
+    ends = [endpoint("10.2.0.1"), *(endpoint(f"10.1.{i // 250}.{i % 250}", state="T") for i in range(1000))]
+    table = desired_tables(by_key(route(endpoints=ends)), facts())["chains"]
+    assert not any("--comment" in str(rules) for key, rules in table.items() if "KUBE-SEP-" in key.chain)
+
+
+def test_fixed_rules_follow_the_node() -> None:
+    table = desired_tables({}, facts(random_fully=False, conntrack_liberal=True, masquerade_mark=0x8000))["chains"]
+    assert table[ChainKey("nat", "KUBE-POSTROUTING")] == (
+        "-m mark ! --mark 0x8000/0x8000 -j RETURN",
+        "-j MARK --set-xmark 0x8000/0x0",
+        '-m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE',
+    )
+    assert table[ChainKey("nat", "KUBE-MARK-MASQ")] == ("-j MARK --set-xmark 0x8000/0x8000",)
+    assert len(table[ChainKey("filter", "KUBE-FORWARD")]) == 2  # type: ignore[arg-type]
+    counted = desired_tables({}, facts(nfacct_counters=COUNTERS))["chains"]
+    assert "--nfacct-name ct_state_invalid_dropped_pkts" in str(counted[ChainKey("filter", "KUBE-FORWARD")])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("bridge", ""),
+        ("bridge", "cni0 -j ACCEPT"),
+        ("bridge", "a\nb"),
+        ("bridge", "sixteencharacter"),
+        ("prefix", 'x"'),
+        ("prefix", ""),
+        ("cidr", "fd00::/8"),
+        ("cidr", "10.0.0.0"),
+        ("magic", "x"),
+    ],
+)
+def test_detectors_that_cannot_be(kind: str, value: str) -> None:
+    with pytest.raises(ConfigurationError):
+        desired_tables(by_key(route(endpoints=[endpoint("10.0.0.1")])), facts(local_traffic=LocalTraffic(kind, value)))
+
+
+def test_a_detector_that_covers_everything_masquerades_nothing() -> None:
+    everything = facts(local_traffic=LocalTraffic("cidr", "0.0.0.0/0"))
+    table = desired_tables(by_key(route(endpoints=[endpoint("10.0.0.1")])), everything)["chains"]
+    assert len(table[ChainKey("nat", "KUBE-SVC-XPGD46QRK7WJZT7O")]) == 1  # type: ignore[arg-type]
+
+
+# -- properties
+
+ADDRESSES = st.integers(1, 250).map(lambda number: f"10.{number % 3}.0.{number}")
+ENDPOINTS = st.lists(
+    st.builds(endpoint, ADDRESSES, st.sampled_from((80, 8080)), st.booleans(), st.sampled_from(("R", "ST", "T"))),
+    max_size=4,
+    unique_by=lambda one: one.text,
+)
+ROUTES = st.builds(
+    route,
+    st.sampled_from(("a", "b", "c-d", "e" * 63)),
+    ENDPOINTS,
+    port_name=st.sampled_from(("", "http", "dns-tcp")),
+    protocol=st.sampled_from(("TCP", "UDP", "SCTP")),
+    cluster_ip=st.integers(1, 250).map(lambda number: f"172.30.0.{number}"),
+    node_port=st.sampled_from((0, 30001, 32767)),
+    external_ips=st.sampled_from(((), ("192.0.2.1",), ("192.0.2.1", "192.0.2.2"))),
+    load_balancer_ips=st.sampled_from(((), ("198.51.100.1",))),
+    source_ranges=st.sampled_from(((), ("203.0.113.0/24",), ("192.168.0.0/16", "0.0.0.0/0"))),
+    affinity_seconds=st.sampled_from((0, 10800)),
+    internal_local=st.booleans(),
+    external_local=st.booleans(),
+)
+FACTS = st.builds(
+    facts,
+    masquerade_all=st.booleans(),
+    local_traffic=st.sampled_from((None, PODS, LocalTraffic("bridge", "cni0"), LocalTraffic("prefix", "veth"))),
+    localhost_node_ports=st.booleans(),
+    nfacct_counters=st.sampled_from(((), COUNTERS)),
+    large_cluster_endpoints=st.sampled_from((2, 1000)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(ROUTES, max_size=5), FACTS)
+def test_tables_are_closed_owned_and_canonical(routes: Any, node: DataplaneSettings) -> None:
+    table = desired_tables(by_key(*routes), node)["chains"]
+    owned = ownership(node)
+    builtin: Set[str] = {"ACCEPT", "DROP", "RETURN", "REJECT", "DNAT", "MASQUERADE", "MARK", ""}
+    used = set()
+    for key, value in table.items():
+        rules = value if isinstance(value, tuple) else (key.rule,) if isinstance(key, JumpKey) else ()
+        if isinstance(key, ChainKey):
+            assert owned.owns(key.table, key.chain)
+        for rule in rules:
+            target = target_of(rule)
+            assert target in builtin or ChainKey(key.table, target) in table
+            used.add((key.table, target))
+            assert canonical_rule(rule, "IPv4") == rule
+    for key in table:
+        if isinstance(key, ChainKey) and key.chain != "KUBE-PROXY-CANARY":
+            fixed = key in owned.fixed
+            assert fixed or (key.table, key.chain) in used or key.chain.startswith("KUBE-SEP-")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ROUTES, max_size=5), FACTS)
+def test_entries_merge_to_the_desired_table(routes: Any, node: DataplaneSettings) -> None:
+    keyed = by_key(*routes)
+    comments = sum(len(one.endpoints) for one in keyed.values()) <= node.large_cluster_endpoints
+    entries = static_entries(node)
+    for one in keyed.values():  # any order will do
+        entries = entries_of(one, node, comments) + entries
+    assert merge(entries, node) == desired_tables(keyed, node)["chains"]

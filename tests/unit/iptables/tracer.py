@@ -1,0 +1,234 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Follows the first packet of a connection through rendered chains, as the kernel would.
+
+It reads rule texts by itself (the canonicaliser is under test too) and refuses what it does not know, so
+that a test cannot pass because a match was overlooked. Random choices are followed both ways, a recent list is empty.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import shlex
+from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Tuple, Union
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import (
+    ChainKey,
+    ChainTable,
+    JumpKey,
+)
+
+REJECT = "REJECT"
+DROP = "DROP"
+ACCEPT = "ACCEPT"
+UNTOUCHED = "-"
+
+
+class Packet(NamedTuple):
+    """The first packet of a connection: it enters the node, or leaves it if its source is an address of the node."""
+
+    source: str
+    destination: str
+    port: int
+    protocol: str = "tcp"
+    interface: str = "eth0"
+
+
+class _State(NamedTuple):
+    packet: Packet
+    mark: int = 0
+    translated: bool = False
+    masqueraded: bool = False
+
+
+class _Rule(NamedTuple):
+    tests: Tuple[Callable[[_State], Union[bool, None]], ...]
+    target: str
+    options: Mapping[str, str]
+
+
+class UnknownRule(Exception):
+    """A rule holds something that the tracer does not know."""
+
+
+def _inverted(test: Callable[[_State], Union[bool, None]], negated: bool) -> Callable[[_State], Union[bool, None]]:
+    return (lambda state: not test(state)) if negated else test
+
+
+class Tracer:
+    """Traces packets through a chain table; ``local_addresses`` are those of the node, loopback aside."""
+
+    def __init__(self, table: ChainTable, local_addresses: Iterable[str] = ()) -> None:
+        self._local = frozenset(ipaddress.ip_address(address) for address in local_addresses)
+        texts: Dict[Tuple[str, str], List[str]] = {}
+        for key, value in table.items():
+            if isinstance(key, JumpKey):
+                texts.setdefault((key.table, key.chain), []).insert(0, key.rule)
+            elif isinstance(key, ChainKey):
+                texts[(key.table, key.chain)] = list(value) if isinstance(value, tuple) else []
+        self._chains = {chain: [self._rule(rule) for rule in rules] for chain, rules in texts.items()}
+
+    def trace(
+        self, source: str, destination: str, port: int, protocol: str = "tcp", interface: str = "eth0"
+    ) -> FrozenSet[str]:
+        """All possible outcomes: ``ip:port``, with `` +M`` if masqueraded; REJECT, DROP, ACCEPT (untranslated), ``-``."""
+        start = _State(Packet(source, destination, port, protocol, interface))
+        return frozenset(self._outcomes(start))
+
+    def _outcomes(self, start: _State) -> Iterator[str]:
+        from_node = self._is_local(start.packet.source)
+        for verdict, state in self._run("nat", "OUTPUT" if from_node else "PREROUTING", start):
+            if verdict in (DROP, REJECT):
+                yield verdict
+                continue
+            to_node = self._is_local(state.packet.destination)
+            hooks = (["OUTPUT"] if from_node else []) + (["INPUT"] if to_node else [] if from_node else ["FORWARD"])
+            yield from self._filtered(state, hooks, leaves=from_node or not to_node)
+
+    def _filtered(self, state: _State, hooks: List[str], leaves: bool, accepted: bool = False) -> Iterator[str]:
+        if hooks:
+            for verdict, after in self._run("filter", hooks[0], state):
+                if verdict in (DROP, REJECT):
+                    yield verdict
+                else:
+                    yield from self._filtered(after, hooks[1:], leaves, accepted or verdict == ACCEPT)
+        elif leaves:
+            for _, after in self._run("nat", "POSTROUTING", state):
+                yield self._text(after, accepted)
+        else:
+            yield self._text(state, accepted)
+
+    @staticmethod
+    def _text(state: _State, accepted: bool) -> str:
+        if not state.translated:
+            return ACCEPT if accepted else UNTOUCHED
+        packet = state.packet
+        host = f"[{packet.destination}]" if ":" in packet.destination else packet.destination
+        return f"{host}:{packet.port}{' +M' if state.masqueraded else ''}"
+
+    def _run(self, table: str, chain: str, state: _State) -> Iterator[Tuple[str, _State]]:
+        """Verdicts of a chain with the state they leave; the verdict is empty if the packet falls off its end."""
+        yield from self._from_rule(table, self._chains.get((table, chain), []), 0, state)
+
+    def _from_rule(self, table: str, rules: List[_Rule], index: int, state: _State) -> Iterator[Tuple[str, _State]]:
+        if index == len(rules):
+            yield "", state
+            return
+        rule = rules[index]
+        results = [test(state) for test in rule.tests]
+        if False in results:
+            yield from self._from_rule(table, rules, index + 1, state)
+            return
+        if None in results:
+            yield from self._from_rule(table, rules, index + 1, state)
+        yield from self._matched(table, rules, index, state)
+
+    def _matched(self, table: str, rules: List[_Rule], index: int, state: _State) -> Iterator[Tuple[str, _State]]:
+        target, options = rules[index].target, rules[index].options
+        if target == "":
+            yield from self._from_rule(table, rules, index + 1, state)
+        elif target == "RETURN":
+            yield "", state
+        elif target in (ACCEPT, DROP, REJECT):
+            yield target, state
+        elif target == "MARK":
+            value, mask = (int(part, 0) for part in options["--set-xmark"].split("/"))
+            marked = state._replace(mark=(state.mark & ~mask & 0xFFFFFFFF) ^ value)
+            yield from self._from_rule(table, rules, index + 1, marked)
+        elif target == "DNAT":
+            address, _, port = options["--to-destination"].rpartition(":")
+            packet = state.packet._replace(destination=address.strip("[]"), port=int(port))
+            yield ACCEPT, state._replace(packet=packet, translated=True)
+        elif target == "MASQUERADE":
+            yield ACCEPT, state._replace(masqueraded=True)
+        elif (table, target) in self._chains:
+            for verdict, after in self._run(table, target, state):
+                if verdict:
+                    yield verdict, after
+                else:
+                    yield from self._from_rule(table, rules, index + 1, after)
+        else:
+            raise UnknownRule(f"target {target} does not exist in table {table}")
+
+    def _is_local(self, address: str) -> bool:
+        parsed = ipaddress.ip_address(address)
+        return parsed.is_loopback or parsed in self._local
+
+    def _rule(self, text: str) -> _Rule:
+        words = shlex.split(text)
+        tests: List[Callable[[_State], Union[bool, None]]] = []
+        target, options = "", {}
+        negated = False
+        while words:
+            word = words.pop(0)
+            if word == "!":
+                negated = True
+                continue
+            if word == "-m":
+                words.pop(0)
+            elif word == "-j":
+                target = words.pop(0)
+                while words:
+                    name = words.pop(0)
+                    options[name] = words.pop(0) if words and not words[0].startswith("--") else ""
+            else:
+                count = _VALUES.get(word)
+                if count is None:
+                    raise UnknownRule(f"{word} in {text}")
+                values = [words.pop(0) for _ in range(count)]
+                if word in _TESTS or word in ("--src-type", "--dst-type"):
+                    tests.append(_inverted(self._test(word, values), negated))
+            negated = False
+        return _Rule(tuple(tests), target, options)
+
+    def _test(self, word: str, values: List[str]) -> Callable[[_State], Union[bool, None]]:
+        if word in ("--src-type", "--dst-type"):
+            if values != ["LOCAL"]:
+                raise UnknownRule(f"{word} {values}")
+            if word == "--src-type":
+                return lambda state: self._is_local(state.packet.source)
+            return lambda state: self._is_local(state.packet.destination)
+        return _TESTS[word](values)
+
+
+def _in_network(address: str, network: str) -> bool:
+    return ipaddress.ip_address(address) in ipaddress.ip_network(network)
+
+
+def _interface(values: List[str]) -> Callable[[_State], bool]:
+    name = values[0]
+    if name.endswith("+"):
+        return lambda state: state.packet.interface.startswith(name[:-1])
+    return lambda state: state.packet.interface == name
+
+
+def _mark(values: List[str]) -> Callable[[_State], bool]:
+    value, mask = (int(part, 0) for part in values[0].split("/"))
+    return lambda state: state.mark & mask == value
+
+
+def _state(values: List[str]) -> Callable[[_State], bool]:
+    wanted = set(values[0].split(","))
+    return lambda state: bool(wanted & ({"NEW", "DNAT"} if state.translated else {"NEW"}))
+
+
+# Words that take values, and the tests among them; a test may answer None for "perhaps".
+_VALUES = {
+    **dict.fromkeys(
+        ("--comment", "-s", "-d", "-i", "-p", "--dport", "--mode", "--probability", "--mark", "--ctstate"), 1
+    ),
+    **dict.fromkeys(("--src-type", "--dst-type", "--name", "--mask", "--seconds", "--nfacct-name"), 1),
+    **dict.fromkeys(("--rcheck", "--set", "--reap", "--rsource"), 0),
+}
+_TESTS: Dict[str, Callable[[List[str]], Callable[[_State], Union[bool, None]]]] = {
+    "-s": lambda values: lambda state: _in_network(state.packet.source, values[0]),
+    "-d": lambda values: lambda state: _in_network(state.packet.destination, values[0]),
+    "-i": _interface,
+    "-p": lambda values: lambda state: state.packet.protocol == values[0],
+    "--dport": lambda values: lambda state: state.packet.port == int(values[0]),
+    "--probability": lambda values: lambda state: None if 0 < float(values[0]) < 1 else float(values[0]) >= 1,
+    "--mark": _mark,
+    "--ctstate": _state,
+    "--rcheck": lambda values: lambda state: False,
+}
