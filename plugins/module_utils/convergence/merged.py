@@ -4,7 +4,7 @@
 """Desired tables kept up to date one ServicePort at a time: what several routes contribute is counted, not recomputed.
 
 A mode renders each route to entries (table, key, value). Several routes may contribute one key, e.g. two ports of a
-Service its cluster IP. A key is in the table as long as anybody contributes it; if contributors disagree about its value
+Service its cluster IP. A key is in the table as long as anybody contributes it; if contributors disagree, the value of
 the one that comes first in the order of its name wins, which is what a rendering of everything gives as well.
 """
 

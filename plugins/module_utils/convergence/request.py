@@ -51,7 +51,8 @@ class Report(NamedTuple):
     """What a convergence found and did.
 
     ``changed``: something differed (and was changed, unless checking). ``changes`` holds only tables that differ.
-    ``counts``: services, service_ports, endpoints, added, replaced, removed. ``tables``: entries desired per table.
+    ``counts``: services, service_ports, endpoints, added, replaced, removed. ``programmed``: entries per table as they
+    are afterwards (in a check: as they are).
     ``durations``: seconds per stage and per table. ``mode_reason`` and ``xtables_variant`` say what was chosen and why.
     """
 
@@ -63,7 +64,7 @@ class Report(NamedTuple):
     changed: bool
     changes: Tuple[TableChange, ...]
     counts: Dict[str, int]
-    tables: Dict[str, int]
+    programmed: Dict[str, int]
     refused: Tuple[Refusal, ...]
     warnings: Tuple[str, ...]
     durations: Dict[str, float]

@@ -1,0 +1,154 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One convergence of this node: observe, compare, apply, report. What modules, runners and the node command call."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Dict, List, Sequence
+
+from ..configuration.model import IPTABLES, IPVS, KubeProxyConfiguration
+from ..errors import KernelError
+from ..kernel.conntrack import ConntrackSocket, delete_stale_udp
+from ..kernel.modules import ModulesResource, modules_for
+from ..preflight.check import Intention, preflight
+from ..preflight.findings import judge
+from ..resources import PlannedChange, Stage, apply_plan, plan
+from .handles import KernelHandles
+from .ledger import read_ledger, udp_endpoints, write_ledger
+from .lock import ConvergenceLock
+from .modes import choose_mode
+from .node import NodeView, family_plans, removal_plans, view_node
+from .report import Stopwatch, counts, table_changes
+from .request import Report, Request
+from .stages import FamilyPlan, mode_stages, removal_stages
+from .sysctls import sysctl_stage, wanted_sysctls
+
+
+def converge(request: Request) -> Report:
+    """Make the node what the request says, or with ``request.check`` only tell what would change.
+
+    A check changes nothing at all: no module is loaded, no file or lock is made. Raises ProxyError: PreflightError if
+    the node lacks something or another manager is in the way, before anything is touched; KernelError if the kernel
+    refuses a change; ConfigurationError.
+    """
+    with contextlib.ExitStack() as stack:
+        if not request.check:
+            stack.enter_context(ConvergenceLock(request.state_directory, request.lock_timeout))
+        handles = stack.enter_context(KernelHandles())
+        convergence = _Convergence(request, handles)
+        return convergence.remove() if request.state == "absent" else convergence.converge()
+
+
+def inspect(request: Request) -> Report:
+    """What a convergence would change, and how many entries the node is programmed with; changes nothing."""
+    return converge(request._replace(check=True))
+
+
+class _Convergence:
+    """The steps of one convergence, and what they share."""
+
+    def __init__(self, request: Request, handles: KernelHandles) -> None:
+        self.request = request
+        self.handles = handles
+        self.watch = Stopwatch()
+        self.warnings: List[str] = []
+        self.planned: List[PlannedChange] = []
+        self.programmed: Dict[str, int] = {}
+        self.conntrack_deleted = 0
+
+    def converge(self) -> Report:
+        """Program the node with the cluster's Services."""
+        request = self.request
+        with self.watch.stage("facts"):
+            chosen = choose_mode(request)
+            configuration = request.configuration.with_mode(chosen.mode)
+            view = view_node(request, configuration)
+        self.warnings += [*chosen.warnings, *view.warnings]
+        with self.watch.stage("routes"):
+            plans = family_plans(request.cluster, configuration, view)
+        self._preflight(configuration, plans)
+        schedulers = [configuration.scheduler] if configuration.mode == IPVS else []
+        modules = ModulesResource(modules_for(configuration.mode, schedulers, view.facts.kernel_version))
+        self._run([Stage(modules, modules.desired())])
+        with self.watch.stage("render"):
+            stages = mode_stages(configuration, plans, self.handles, request.check)
+        self._run([self._sysctls(configuration, view, plans), *stages])
+        if not request.check:
+            self._delete_stale_conntrack(plans)
+        return self._report(chosen.mode, chosen.reason, view.name, plans)
+
+    def remove(self) -> Report:
+        """Take away all that any mode made."""
+        with self.watch.stage("facts"):
+            plans = removal_plans()
+        self._run(removal_stages(plans, self.handles))
+        if not self.request.check:
+            write_ledger(self.request.state_directory, {})
+        return self._report("", "", "", plans)
+
+    def _preflight(self, configuration: KubeProxyConfiguration, plans: Sequence[FamilyPlan]) -> None:
+        with self.watch.stage("preflight"):
+            intention = Intention(
+                mode=configuration.mode,
+                families=tuple(item.family for item in plans),
+                schedulers=(configuration.scheduler,) if configuration.mode == IPVS else (),
+                variants={item.family: item.variant for item in plans if item.variant is not None},
+            )
+            self.warnings += judge(preflight(intention), self.request.ignore_findings)
+
+    def _sysctls(self, configuration: KubeProxyConfiguration, view: NodeView, plans: Sequence[FamilyPlan]) -> Stage:
+        localhost = configuration.mode == IPTABLES and any(item.settings.localhost_node_ports for item in plans)
+        stage, warnings = sysctl_stage(wanted_sysctls(configuration, view.facts, localhost))
+        self.warnings += warnings
+        return stage
+
+    def _run(self, stages: Sequence[Stage]) -> None:
+        """Plan the stages, apply the plan unless this is a check, and remember it for the report."""
+        with self.watch.stage("observe"):
+            planned = plan(stages)
+        if not self.request.check:
+            with self.watch.stage("apply"):
+                for name, seconds in apply_plan(planned).items():
+                    self.watch.seconds[name] = self.watch.seconds.get(name, 0.0) + seconds
+        self.planned += planned
+
+    def _delete_stale_conntrack(self, plans: Sequence[FamilyPlan]) -> None:
+        """Delete stale UDP entries if the endpoints of a UDP Service changed since the last convergence.
+
+        The Services work without it, so a kernel that refuses it gives a warning; the next run tries again, since
+        what is remembered is only brought up to date after success.
+        """
+        directory = self.request.state_directory
+        now = udp_endpoints(self.request.cluster)
+        if now == read_ledger(directory):
+            return
+        with self.watch.stage("conntrack"):
+            try:
+                with ConntrackSocket() as sock:
+                    for item in plans:
+                        self.conntrack_deleted += delete_stale_udp(sock, item.family, item.routes.values())
+            except KernelError as error:
+                self.warnings.append(str(error))
+                return
+        write_ledger(directory, now)
+
+    def _report(self, mode: str, reason: str, node_name: str, plans: Sequence[FamilyPlan]) -> Report:
+        changes = table_changes(self.planned, self.request.describe)
+        variant = next((str(item.variant) for item in plans if item.variant is not None), "")
+        return Report(
+            mode=mode,
+            mode_reason=reason,
+            node_name=node_name,
+            families=tuple(dict.fromkeys(item.family for item in plans)),
+            xtables_variant=variant,
+            changed=bool(changes),
+            changes=changes,
+            counts=counts([item.routes for item in plans], changes),
+            programmed=self.programmed,
+            refused=self.request.cluster.refusals,
+            warnings=tuple(dict.fromkeys(self.warnings)),
+            durations=self.watch.seconds,
+            conntrack_deleted=self.conntrack_deleted,
+        )

@@ -1,0 +1,73 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The sockets of one convergence, opened when first needed and closed together.
+
+Opening a socket to IPVS or ipset can make the kernel load a module. A check must not do that, so it asks first whether
+the subsystem is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from types import TracebackType
+from typing import Optional, Type
+
+from ..kernel.ipset import IpsetSocket
+from ..kernel.ipvs import PROC_TABLE, IpvsSocket
+from ..kernel.netlink import NETLINK_ROUTE, NetlinkSocket
+
+_IPSET_MODULE = "/sys/module/ip_set"
+
+
+class KernelHandles:
+    """Netlink sockets in the network namespace of the calling thread; a context manager."""
+
+    def __init__(self) -> None:
+        self._open = contextlib.ExitStack()
+        self._ipvs: Optional[IpvsSocket] = None
+        self._ipset: Optional[IpsetSocket] = None
+        self._route: Optional[NetlinkSocket] = None
+
+    def __enter__(self) -> KernelHandles:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        self._open.close()
+
+    @staticmethod
+    def has_ipvs() -> bool:
+        """Whether IPVS is loaded."""
+        return os.path.exists(PROC_TABLE)
+
+    @staticmethod
+    def has_ipset() -> bool:
+        """Whether ipset is loaded."""
+        return os.path.isdir(_IPSET_MODULE)
+
+    @property
+    def ipvs(self) -> IpvsSocket:
+        """Generic netlink to IPVS. Raises KernelError."""
+        if self._ipvs is None:
+            self._ipvs = self._open.enter_context(IpvsSocket())
+        return self._ipvs
+
+    @property
+    def ipset(self) -> IpsetSocket:
+        """Netlink to ipset. Raises KernelError."""
+        if self._ipset is None:
+            self._ipset = self._open.enter_context(IpsetSocket())
+        return self._ipset
+
+    @property
+    def route(self) -> NetlinkSocket:
+        """Routing netlink. Raises KernelError."""
+        if self._route is None:
+            self._route = self._open.enter_context(contextlib.closing(NetlinkSocket(NETLINK_ROUTE)))
+        return self._route

@@ -1,0 +1,69 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From planned changes to what a report says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
+
+from ..resources import PlannedChange, Resource
+from ..routing.routes import ServicePortName, ServicePortRoute
+from .request import TableChange
+
+
+class Stopwatch:
+    """Seconds spent per named stage."""
+
+    def __init__(self) -> None:
+        self.seconds: Dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time what is done inside; the same name adds up."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+
+
+def _lines(resource: Resource[Any, Any], entries: Iterable[Tuple[Any, Any]]) -> List[str]:
+    return [line for key, value in entries for line in resource.describe(key, value)]
+
+
+def table_change(planned: PlannedChange, describe: bool) -> TableChange:
+    """Counts of one planned change, and with ``describe`` the lines of its entries before and after."""
+    resource, change = planned
+    before: List[str] = []
+    after: List[str] = []
+    if describe:
+        before = _lines(resource, change.removed.items())
+        before += _lines(resource, ((key, old) for key, (old, _new) in change.replaced.items()))
+        after = _lines(resource, ((key, new) for key, (_old, new) in change.replaced.items()))
+        after += _lines(resource, change.added.items())
+    return TableChange(
+        resource.name, len(change.added), len(change.replaced), len(change.removed), tuple(before), tuple(after)
+    )
+
+
+def table_changes(planned: Sequence[PlannedChange], describe: bool) -> Tuple[TableChange, ...]:
+    """The tables that differ."""
+    return tuple(table_change(item, describe) for item in planned if item.change)
+
+
+def counts(
+    routes: Sequence[Mapping[ServicePortName, ServicePortRoute]], changes: Sequence[TableChange]
+) -> Dict[str, int]:
+    """Services, ServicePorts and endpoints that are served (over all families), and entries changed."""
+    keys = {key for table in routes for key in table}
+    return {
+        "services": len({(key.namespace, key.name) for key in keys}),
+        "service_ports": len(keys),
+        "endpoints": sum(len(route.endpoints) for table in routes for route in table.values()),
+        "added": sum(change.added for change in changes),
+        "replaced": sum(change.replaced for change in changes),
+        "removed": sum(change.removed for change in changes),
+    }

@@ -1,0 +1,262 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From routes to stages: which resources each mode has, in which order, and what they should hold.
+
+The order is that of dependence: sets before the chains that match them, chains before the virtual servers whose
+connections they masquerade, and the addresses that make a Service reachable last. Removal goes the other way.
+Leftovers of other modes come after the resources of the mode in effect, so that what is new is there first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
+
+from ..addresses import FAMILIES, IPV4, Network, parse_network
+from ..configuration.model import IPVS, KubeProxyConfiguration
+from ..dataplane.iptables.fixed import ownership as iptables_ownership
+from ..dataplane.iptables.render import desired_tables as iptables_tables
+from ..dataplane.iptables.tables import Ownership
+from ..dataplane.ipvs import chains as ipvs_chains
+from ..dataplane.ipvs import model as ipvs
+from ..dataplane.ipvs.draining import with_draining, with_excluded_real_servers, with_excluded_servers
+from ..dataplane.ipvs.sets import definitions
+from ..dataplane.ipvs.tables import desired_tables as ipvs_tables
+from ..dataplane.settings import DataplaneSettings
+from ..kernel.ipset import SetElementsResource, SetsResource
+from ..kernel.ipvs import RealServersResource, TimeoutsResource, VirtualServersResource
+from ..kernel.links import AddressesResource, DummyDeviceResource
+from ..kernel.xtables.chains import ChainsResource
+from ..kernel.xtables.variant import XtablesVariant
+from ..resources import Change, Resource, Stage
+from ..routing.routes import ServicePortName, ServicePortRoute
+from .handles import KernelHandles
+
+Routes = Mapping[ServicePortName, ServicePortRoute]
+Tables = Dict[str, Dict[Any, Any]]
+
+
+class FamilyPlan(NamedTuple):
+    """One family to program: its settings, its routes and the iptables it uses (None where the mode needs none)."""
+
+    settings: DataplaneSettings
+    routes: Routes
+    variant: Optional[XtablesVariant]
+
+    @property
+    def family(self) -> str:
+        """IPv4 or IPv6."""
+        return self.settings.family
+
+
+class NotThereYet(Resource[Any, Any]):
+    """Stands for a resource whose kernel subsystem is not loaded, in a check: there is nothing in it."""
+
+    def __init__(self, resource: Resource[Any, Any]) -> None:
+        self.name = resource.name
+        self.atomic = resource.atomic
+        self.describe = resource.describe  # type: ignore[method-assign]
+
+    def observe(self) -> Dict[Any, Any]:
+        """Nothing."""
+        return {}
+
+    def apply(self, change: Change[Any, Any]) -> None:
+        """Never called: a check applies nothing."""
+
+
+class OnlyOurServers(Resource[Any, Any]):
+    """Virtual or real servers that belong to Services, seen without a record of them: for taking them away.
+
+    IPVS has no mark of ownership. Those are ours whose address is on the dummy device, or is one of the node's own and
+    the port is one of the node ports that our sets hold. All others stay.
+    """
+
+    def __init__(
+        self, resource: Resource[Any, Any], addresses: Resource[str, bool], elements: Resource[Any, bool]
+    ) -> None:
+        self.name = resource.name
+        self._resource = resource
+        self._addresses = addresses
+        self._elements = elements
+
+    def observe(self) -> Dict[Any, Any]:
+        """The servers that are ours. Raises KernelError."""
+        addresses = self._addresses.observe()
+        node_ports = _node_ports(self._elements.observe())
+        found = {}
+        for key, value in self._resource.observe().items():
+            server = key.server if isinstance(key, ipvs.RealServerKey) else key
+            if server.address in addresses or (server.protocol, server.port) in node_ports:
+                found[key] = value
+        return found
+
+    def apply(self, change: Change[Any, Any]) -> None:
+        """Apply the change. Raises KernelError."""
+        self._resource.apply(change)
+
+    def describe(self, key: Any, value: Any) -> List[str]:
+        """As the resource itself describes it."""
+        return self._resource.describe(key, value)
+
+
+def _node_ports(elements: Mapping[Any, bool]) -> FrozenSet[Tuple[str, int]]:
+    """(protocol, port) of the node ports in set elements."""
+    found = set()
+    for name, element in elements:
+        for protocol in ("tcp", "udp", "sctp"):
+            if "NODE-PORT" in name and protocol.upper() in name:
+                found.add((protocol, int(element.rsplit(":", 1)[-1])))
+    return frozenset(found)
+
+
+def _named(resource: Resource[Any, Any], family: str) -> Resource[Any, Any]:
+    if family != IPV4:
+        resource.name = f"{resource.name} ({family})"
+    return resource
+
+
+def _chain_ownership(settings: DataplaneSettings, with_shared: bool) -> Ownership:
+    """Chains of iptables mode and of ipvs mode alike: both write to the same tables, under one set of names."""
+    ours = iptables_ownership(settings)
+    both = ours._replace(fixed=ours.fixed | ipvs_chains.ownership().fixed)
+    return both if with_shared else both._replace(shared=frozenset(), presence_only=frozenset())
+
+
+def _chains(plan: FamilyPlan, desired: Mapping[Any, Any], for_removal: bool, with_shared: bool) -> List[Stage]:
+    if plan.variant is None:
+        return []
+    owned = _chain_ownership(plan.settings, with_shared)
+    return [Stage(ChainsResource(plan.variant, owned, for_removal=for_removal), desired)]
+
+
+def iptables_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
+    """Stages of iptables mode: the chains of each family."""
+    stages: List[Stage] = []
+    for plan in plans:
+        desired = iptables_tables(plan.routes, plan.settings)["chains"]
+        stages += _chains(plan, desired, for_removal=False, with_shared=True)
+    return stages
+
+
+class _IpvsResources(NamedTuple):
+    """The resources of ipvs mode for one family; ``connections`` is what the last observation of real servers told."""
+
+    sets: Resource[Any, Any]
+    elements: Resource[Any, Any]
+    servers: Resource[Any, Any]
+    real_servers: Resource[Any, Any]
+    addresses: Resource[Any, Any]
+    connections: Callable[[], Mapping[ipvs.RealServerKey, int]]
+
+
+def _ipvs_resources(handles: KernelHandles, family: str) -> _IpvsResources:
+    known = definitions(family)
+    real_servers = RealServersResource(handles.ipvs, family)
+    return _IpvsResources(
+        _named(SetsResource(handles.ipset, known), family),
+        _named(SetElementsResource(handles.ipset, known), family),
+        _named(VirtualServersResource(handles.ipvs, family), family),
+        _named(real_servers, family),
+        _named(AddressesResource(handles.route, family), family),
+        lambda: real_servers.connections,
+    )
+
+
+def _not_loaded(handles: KernelHandles, family: str) -> _IpvsResources:
+    """The same for a check where IPVS or ipset is not loaded: a resource without a socket can still describe."""
+    known, nowhere = definitions(family), cast(Any, None)
+    return _IpvsResources(
+        NotThereYet(_named(SetsResource(nowhere, known), family)),
+        NotThereYet(_named(SetElementsResource(nowhere, known), family)),
+        NotThereYet(_named(VirtualServersResource(nowhere, family), family)),
+        NotThereYet(_named(RealServersResource(nowhere, family), family)),
+        _named(AddressesResource(handles.route, family), family),
+        dict,
+    )
+
+
+def ipvs_stages(
+    plans: Sequence[FamilyPlan], handles: KernelHandles, timeouts: Mapping[str, int], loaded: bool = True
+) -> List[Stage]:
+    """Stages of ipvs mode. ``timeouts``: seconds by name (tcp, tcp_fin, udp), only those to be set.
+
+    With ``loaded`` False nothing is opened that would load IPVS or ipset: both count as empty. Raises KernelError.
+    """
+    stages = [Stage(DummyDeviceResource(handles.route), {ipvs.DEVICE: "dummy"})]
+    if timeouts:
+        resource: Resource[Any, Any] = TimeoutsResource(handles.ipvs if loaded else cast(Any, None), timeouts)
+        stages.append(Stage(resource if loaded else NotThereYet(resource), timeouts))
+    for plan in plans:
+        find = _ipvs_resources if loaded else _not_loaded
+        stages += _ipvs_family_stages(plan, find(handles, plan.family))
+    return stages
+
+
+def _ipvs_family_stages(plan: FamilyPlan, resources: _IpvsResources) -> List[Stage]:
+    tables: Tables = ipvs_tables(plan.routes, plan.settings)
+    networks = map(parse_network, plan.settings.exclude_cidrs)
+    excluded: List[Network] = [network for network in networks if network is not None]
+    servers, real_servers = tables[ipvs.VIRTUAL_SERVERS], tables[ipvs.REAL_SERVERS]
+
+    def all_servers(observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        return with_excluded_servers(servers, observed, excluded)
+
+    def all_real_servers(observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        kept = with_excluded_real_servers(real_servers, observed, servers, excluded)
+        return with_draining(kept, observed, resources.connections(), servers)
+
+    return [
+        Stage(resources.sets, tables[ipvs.SETS]),
+        Stage(resources.elements, tables[ipvs.SET_ELEMENTS]),
+        *_chains(plan, tables[ipvs.CHAINS], for_removal=False, with_shared=False),
+        Stage(resources.servers, all_servers),
+        Stage(resources.real_servers, all_real_servers),
+        Stage(resources.addresses, tables[ipvs.ADDRESSES]),
+    ]
+
+
+def ipvs_removal_stages(handles: KernelHandles) -> List[Stage]:
+    """Stages that take away what ipvs mode made, chains aside, in both families; nothing if IPVS was never loaded."""
+    stages: List[Stage] = [Stage(DummyDeviceResource(handles.route), {})]
+    if not handles.has_ipset():
+        return stages
+    for family in FAMILIES:
+        resources = _ipvs_resources(handles, family) if handles.has_ipvs() else None
+        known = definitions(family)
+        elements = _named(SetElementsResource(handles.ipset, known), family)
+        stages += [Stage(_named(SetsResource(handles.ipset, known), family), {}), Stage(elements, {})]
+        if resources is not None:
+            owned = resources.addresses, resources.elements
+            stages += [
+                Stage(OnlyOurServers(resources.servers, *owned), {}),
+                Stage(OnlyOurServers(resources.real_servers, *owned), {}),
+                Stage(resources.addresses, {}),
+            ]
+    return stages
+
+
+def chain_removal_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
+    """Stages that take away the chains of iptables and ipvs mode, and the jumps to them, of each family."""
+    return [stage for plan in plans for stage in _chains(plan, {}, for_removal=True, with_shared=True)]
+
+
+def mode_stages(
+    configuration: KubeProxyConfiguration, plans: Sequence[FamilyPlan], handles: KernelHandles, check: bool
+) -> List[Stage]:
+    """The stages of the configured mode, followed by those that take away what other modes left behind.
+
+    In a check, subsystems that are not loaded yet count as empty instead of being loaded. Raises KernelError.
+    """
+    if configuration.mode == IPVS:
+        settings = configuration.ipvs
+        timeouts = {"tcp": settings.tcp_timeout, "tcp_fin": settings.tcp_fin_timeout, "udp": settings.udp_timeout}
+        wanted = {name: int(seconds) for name, seconds in timeouts.items() if seconds >= 1}
+        loaded = not check or (handles.has_ipvs() and handles.has_ipset())
+        return ipvs_stages(plans, handles, wanted, loaded)
+    return [*iptables_stages(plans), *ipvs_removal_stages(handles)]
+
+
+def removal_stages(plans: Sequence[FamilyPlan], handles: KernelHandles) -> List[Stage]:
+    """The stages that take away all that any mode made, in an order in which nothing is still referred to."""
+    return [*ipvs_removal_stages(handles), *chain_removal_stages(plans)]

@@ -1,0 +1,62 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The kernel parameters that a configuration asks for on this node."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, Mapping, Tuple
+
+from ..configuration.conntrack import conntrack_maximum
+from ..configuration.model import IPVS, KubeProxyConfiguration
+from ..kernel.facts import NodeFacts
+from ..kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values
+from ..kernel.sysctls import SysctlsResource, Wanted, resolve, unchangeable
+from ..resources import Stage
+
+
+def _whole_seconds(seconds: float) -> int | None:
+    return int(seconds) if seconds >= 1 else None
+
+
+def wanted_sysctls(
+    configuration: KubeProxyConfiguration, facts: NodeFacts, localhost_node_ports: bool
+) -> Dict[str, Wanted]:
+    """Parameters by key, as kube-proxy 1.36 sets them at its start.
+
+    ``localhost_node_ports``: node ports shall answer on 127.0.0.1 (iptables mode).
+    """
+    conntrack = configuration.conntrack
+    settings = ProfileSettings(
+        mode=configuration.mode,
+        kernel_version=facts.kernel_version,
+        strict_arp=configuration.mode == IPVS and configuration.ipvs.strict_arp,
+        route_localnet=localhost_node_ports,
+        conntrack=ConntrackProfile(
+            maximum=conntrack_maximum(conntrack.max_per_core, conntrack.min, facts.cores),
+            tcp_established_seconds=_whole_seconds(conntrack.tcp_established_timeout),
+            tcp_close_wait_seconds=_whole_seconds(conntrack.tcp_close_wait_timeout),
+            udp_seconds=_whole_seconds(conntrack.udp_timeout),
+            udp_stream_seconds=_whole_seconds(conntrack.udp_stream_timeout),
+            be_liberal=conntrack.tcp_be_liberal,
+        ),
+    )
+    return wanted_values(profile(settings))
+
+
+def sysctl_stage(wanted: Mapping[str, Wanted]) -> Tuple[Stage, List[str]]:
+    """The stage that sets the parameters, and warnings about those that cannot be changed on this node.
+
+    A parameter that differs and is read-only here (a container, or a network namespace other than the host's) is left
+    out with a warning: it has to be set on the host. Raises KernelError if a parameter cannot be read.
+    """
+    resource = SysctlsResource(wanted)
+    desired = resolve(wanted, resource.observe())
+    blocked = unchangeable(_differing(resource.observe(), desired))
+    warnings = [f"sysctl {key}: wanted {desired[key]}: {reason}" for key, reason in blocked.items()]
+    kept = {key: value for key, value in desired.items() if key not in blocked}
+    return Stage(SysctlsResource(kept), kept), warnings
+
+
+def _differing(observed: Mapping[str, str], desired: Mapping[str, str]) -> Iterable[str]:
+    return [key for key, value in desired.items() if key in observed and observed[key] != value]
