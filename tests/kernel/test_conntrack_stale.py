@@ -115,7 +115,8 @@ def test_routes_without_serving_endpoints_or_of_tcp_leave_their_entries():
 
 def test_only_the_entry_of_the_right_zone_goes():
     names = ADDRESSES["IPv4"]
-    common = ["-p", "udp", "-t", "600", "-s", names["client"], "-d", names["cluster"], "--sport", "40000", "--dport", "53"]
+    common = ["-p", "udp", "-t", "600", "-s", names["client"], "-d", names["cluster"]]
+    common += ["--sport", "40000", "--dport", "53"]
     for zone, source in (("7", names["dead"]), ("8", names["live"])):
         answer = ["-r", source, "-q", names["client"], "--reply-port-src", "5353", "--reply-port-dst", "40000"]
         subprocess.run(["conntrack", "-I", "-w", zone, *common, *answer], check=True, capture_output=True)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import errno
 from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
 
-from ..addresses import IPV4, family_of
-from ..dataplane.ipvs.model import RealServer, RealServerKey, VirtualServer, VirtualServerKey
+from ..addresses import FAMILIES, IPV4, family_of
+from ..dataplane.ipvs.model import RealServer, RealServerKey, VirtualServer, VirtualServerKey, host_prefix
 from ..dataplane.ipvs.text import real_server_line, virtual_server_line
 from ..errors import KernelError
 from ..resources import Change, Resource
@@ -110,6 +110,28 @@ def _refusal_text(
     hint = hints.get(first.errno, "")
     others = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
     return f"{name_of(first.position)} cannot be {verb}: {first}{hint}{others}"
+
+
+_PROBE = VirtualServerKey("tcp", "198.51.100.0", 20000)
+
+
+def probe_scheduler(sock: IpvsSocket, scheduler: str) -> None:
+    """Make sure that the kernel has the scheduler as kube-proxy does: make a virtual server with it, remove it again.
+
+    Nothing is done if a virtual server uses the scheduler already. The kernel loads the module ip_vs_SCHEDULER by
+    itself if it can. Raises KernelError if the kernel has none of that name, or the probe cannot be made or removed.
+    """
+    for family in FAMILIES:
+        if any(server.scheduler == scheduler for server in sock.virtual_servers(family).values()):
+            return
+    probe = {_PROBE: VirtualServer(scheduler, 0, 0, host_prefix(IPV4))}
+    resource = VirtualServersResource(sock, IPV4)
+    resource.apply(Change(added=probe))
+    try:
+        if _PROBE not in resource.observe():
+            raise KernelError(f"virtual server {_PROBE} with scheduler {scheduler} was made but is not listed")
+    finally:
+        resource.apply(Change(removed=probe))
 
 
 class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What ipvs mode renders for the objects of each conformance case is what kube-proxy v1.36.2 had programmed.
 
-Compared are virtual servers, real servers, sets with their elements, addresses, chains and jump rules of each family whose
-recording is complete. The lab's sentinel Service is left out: the lab changes it once more than it records. Real servers
-at weight 0 are kube-proxy's draining ones, of which rendering knows nothing.
+Compared are virtual servers, real servers, sets with their elements, addresses, chains and jump rules of each family
+whose recording is complete. The lab's sentinel Service is left out: the lab changes it once more than it records. Real
+servers at weight 0 are kube-proxy's draining ones, of which rendering knows nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set
 
 import pytest
 import yaml
+
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES, family_of, parse_network
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs import model
@@ -130,9 +131,8 @@ def of_family(line: str, family: str) -> bool:
 def complete(step: Step, family: str) -> bool:
     """Whether the recording caught this family after a whole pass."""
     tool = "iptables" if family == "IPv4" else "ip6tables"
-    return "-A KUBE-IPVS-FILTER" in step.saved.get(f"{tool}-save -t filter", "") and "set --match-set" in step.saved.get(
-        f"{tool}-save -t nat", ""
-    )
+    nat, filtering = (step.saved.get(f"{tool}-save -t {table}", "") for table in ("nat", "filter"))
+    return "-A KUBE-IPVS-FILTER" in filtering and "set --match-set" in nat
 
 
 COMPLETE = [(step, family) for step in STEPS for family in FAMILIES if complete(step, family)]
