@@ -44,7 +44,7 @@ notes:
   - Removing the node's last Service does not remove the chains; O(state=absent) does.
 requirements:
   - Python 3.9 or later on the node
-  - iptables and iptables-restore, in mode V(ipvs) also ipset
+  - iptables and iptables-restore, except in mode V(nftables)
   - the Python package kubernetes, only to read from an API server
 seealso:
   - module: kubenode.proxy.cluster_snapshot
@@ -163,6 +163,18 @@ durations:
   type: dict
   returned: O(state) is V(present) or V(absent)
   sample: {observe: 0.041, apply: 0.112}
+kernel:
+  description:
+    - What the configuration asks of the kernel in the mode in effect, in the terms of the role
+      C(kubenode.proxy.kernel), which keeps it over a reboot.
+  type: dict
+  returned: O(state=present)
+  sample:
+    mode: ipvs
+    schedulers: [rr]
+    strict_arp: false
+    route_localnet: false
+    conntrack: {max_per_core: 32768, min: 131072, tcp_established_timeout: 86400, tcp_close_wait_timeout: 3600}
 rendered:
   description: Text per table, in the syntax of iptables-restore, ipset, ipvsadm or nft.
   type: dict
@@ -190,6 +202,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.argu
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.requests import engine_request
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import (
+    kernel_settings,
     refused_result,
     report_result,
     table_differences,
@@ -215,6 +228,8 @@ def converged(module: AnsibleModule) -> Dict[str, Any]:
     report = converge(request)
     warn(module, [*warnings, *report.warnings], report.refused)
     result = {"changed": report.changed, "conntrack_deleted": report.conntrack_deleted, **report_result(report)}
+    if request.state == "present":
+        result["kernel"] = kernel_settings(request.configuration.with_mode(report.mode))
     if request.describe:
         result["diff"] = table_differences(report.changes, module.params["diff_lines"])
     return result

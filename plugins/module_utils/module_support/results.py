@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Sequence
 
+from ..addresses import IPV4
+from ..configuration.model import IPTABLES, IPVS, KubeProxyConfiguration
 from ..convergence.request import Report, TableChange
 from ..errors import Refusal
+from ..routing.node_ports import PRIMARY, node_port_addresses
 from .tables import difference_entry
 
 # With one bad object per tenant the list of refusals would otherwise be as large as the cluster.
@@ -40,6 +43,32 @@ def report_result(report: Report) -> Dict[str, Any]:
         "changes": change_result(report.changes),
         "durations": {stage: round(seconds, 3) for stage, seconds in report.durations.items()},
         **refused_result(report.refused),
+    }
+
+
+def kernel_settings(configuration: KubeProxyConfiguration) -> Dict[str, Any]:
+    """What the role ``kernel`` has to keep over a reboot, in the terms of its variables.
+
+    ``configuration`` is that of the mode in effect. Derived here so that the role and the service proxy itself never
+    want different values of one kernel parameter.
+    """
+    conntrack = configuration.conntrack
+    values = configuration.effective_node_port_addresses
+    loopback = values != (PRIMARY,) and node_port_addresses(values, IPV4).contains_loopback
+    return {
+        "mode": configuration.mode,
+        "schedulers": [configuration.scheduler] if configuration.mode == IPVS else [],
+        "strict_arp": configuration.mode == IPVS and configuration.ipvs.strict_arp,
+        "route_localnet": configuration.mode == IPTABLES and configuration.iptables.localhost_node_ports and loopback,
+        "conntrack": {
+            "max_per_core": conntrack.max_per_core,
+            "min": conntrack.min,
+            "tcp_established_timeout": int(conntrack.tcp_established_timeout),
+            "tcp_close_wait_timeout": int(conntrack.tcp_close_wait_timeout),
+            "udp_timeout": int(conntrack.udp_timeout),
+            "udp_stream_timeout": int(conntrack.udp_stream_timeout),
+            "tcp_be_liberal": conntrack.tcp_be_liberal,
+        },
     }
 
 
