@@ -8,7 +8,7 @@ One node with the addresses NODE, and the pods' range 10.0.0.0/8. ``+M`` means m
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Iterable, Optional, Set
+from typing import Any, Dict, FrozenSet, Iterable, Optional, Set, Tuple
 
 import pytest
 
@@ -326,7 +326,7 @@ BASE = {
 SHORT_CIRCUIT_GONE = {("pod", "node port"): ("l r +M", "l", "l r +M"), ("pod", "VIP"): ("l r +M", "l", "l r +M")}
 POD_MASQUERADED = {("pod", "cluster IP"): ("l r +M", "l r +M", "l +M")}
 NOT_MASQUERADED = {(source, "cluster IP"): ("l r", "l r", "l") for source in ("node", "external")}
-MATRIX = {
+MATRIX: Dict[str, Tuple[Dict[str, Any], Dict[Any, Any]]] = {
     "detector": ({}, BASE),
     "no detector": ({"local_traffic": None}, {**BASE, **NOT_MASQUERADED, **SHORT_CIRCUIT_GONE}),
     "masqueradeAll": ({"masquerade_all": True}, {**BASE, **POD_MASQUERADED}),

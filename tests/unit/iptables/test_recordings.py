@@ -49,13 +49,13 @@ class Step(NamedTuple):
     """One step of a case: objects, the KubeProxyConfiguration in effect, recorded iptables-save text per family."""
 
     case: str
-    index: int
+    number: int
     objects: List[Any]
     config: Mapping[str, Any]
     saved: Mapping[str, str]
 
     def __str__(self) -> str:
-        return f"{self.case}-{self.index}"
+        return f"{self.case}-{self.number}"
 
 
 def recorded(path: Path) -> Dict[Tuple[int, str], str]:
@@ -173,3 +173,15 @@ def test_recordings_are_many() -> None:
 def test_presence_only_where_localhost_node_ports_are_off() -> None:
     table = desired_tables({}, DataplaneSettings(family="IPv6"))["chains"]
     assert table[ChainKey("filter", "KUBE-FIREWALL")] == PRESENT
+
+
+def test_every_recorded_rule_is_canonical_already() -> None:
+    """Rules of iptables and ipvs modes, as iptables-save 1.8.9 printed them; but nfacct has two blanks there."""
+    rules = 0
+    for path in [*CASES.glob("*/state-iptables.txt"), *CASES.glob("*/state-ipvs.txt")]:
+        for (_, family), text in recorded(path).items():
+            for chain in parse_save(text).chains.values():
+                for rule in chain:
+                    assert canonical_rule(rule, family) == rule.replace("--nfacct-name  ", "--nfacct-name ")
+                    rules += 1
+    assert rules > 10000

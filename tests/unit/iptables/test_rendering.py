@@ -133,7 +133,7 @@ def test_large_cluster_has_no_endpoint_comments() -> None:
     assert sum("--comment" in rule for rule in balancing) == 1  # the masquerade rule keeps its own
     assert not any("--comment" in str(rules) for key, rules in table.items() if "KUBE-SEP-" in key.chain)
     small = desired_tables(by_key(route(endpoints=ends[:1000], affinity_seconds=60)), facts())["chains"]
-    assert all("--comment" in rule for rule in small[ChainKey("nat", "KUBE-SVC-XPGD46QRK7WJZT7O")])  # type: ignore[union-attr]
+    assert all("--comment" in rule for rule in small[ChainKey("nat", "KUBE-SVC-XPGD46QRK7WJZT7O")])
 
 
 def test_unready_endpoints_count_for_the_large_cluster() -> None:
@@ -150,7 +150,7 @@ def test_fixed_rules_follow_the_node() -> None:
         '-m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE',
     )
     assert table[ChainKey("nat", "KUBE-MARK-MASQ")] == ("-j MARK --set-xmark 0x8000/0x8000",)
-    assert len(table[ChainKey("filter", "KUBE-FORWARD")]) == 2  # type: ignore[arg-type]
+    assert len(table[ChainKey("filter", "KUBE-FORWARD")]) == 2
     counted = desired_tables({}, facts(nfacct_counters=COUNTERS))["chains"]
     assert "--nfacct-name ct_state_invalid_dropped_pkts" in str(counted[ChainKey("filter", "KUBE-FORWARD")])
 
@@ -177,7 +177,7 @@ def test_detectors_that_cannot_be(kind: str, value: str) -> None:
 def test_a_detector_that_covers_everything_masquerades_nothing() -> None:
     everything = facts(local_traffic=LocalTraffic("cidr", "0.0.0.0/0"))
     table = desired_tables(by_key(route(endpoints=[endpoint("10.0.0.1")])), everything)["chains"]
-    assert len(table[ChainKey("nat", "KUBE-SVC-XPGD46QRK7WJZT7O")]) == 1  # type: ignore[arg-type]
+    assert len(table[ChainKey("nat", "KUBE-SVC-XPGD46QRK7WJZT7O")]) == 1
 
 
 # -- properties

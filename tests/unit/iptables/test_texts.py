@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import List
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +20,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.
     PRESENT,
     ChainKey,
     ChainTable,
+    ChainTableKey,
+    ChainTableValue,
     JumpKey,
     restore_text,
     whole_text,
@@ -124,7 +128,7 @@ def test_restore_text_of_a_change() -> None:
     jump = JumpKey("nat", "OUTPUT", "-j A")
     old = JumpKey("nat", "OUTPUT", '-m comment --comment "old one" -j C')
     twice = JumpKey("nat", "PREROUTING", "-j A")
-    change: Change = Change(  # type: ignore[type-arg]
+    change: Change[ChainTableKey, ChainTableValue] = Change(
         added={A: ("-j B",), jump: 1, ChainKey("filter", "F"): PRESENT},
         replaced={B: ((), ("-j RETURN",)), twice: (3, 1)},
         removed={C: ("-j A",), old: 1},
@@ -154,14 +158,14 @@ def test_restore_text_of_a_change() -> None:
 def test_line_breaks_never_reach_the_text(rule: str) -> None:
     for table in ({A: (rule,)}, {A: ("-j RETURN", rule)}, {JumpKey("nat", "OUTPUT", rule): 1}):
         with pytest.raises(ConfigurationError):
-            whole_text(table)  # type: ignore[arg-type]
+            whole_text(table)
     with pytest.raises(ConfigurationError):
         whole_text({ChainKey("nat", rule): ()})
     with pytest.raises(ConfigurationError):
         whole_text({ChainKey(rule, "A"): ()})
 
 
-def apply_to(rules: list, lines: list) -> list:  # type: ignore[type-arg]
+def apply_to(rules: List[str], lines: List[str]) -> List[str]:
     """What lines of a restore text make of the rules of chain A."""
     result = list(rules)
     for line in lines:

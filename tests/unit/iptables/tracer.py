@@ -72,7 +72,7 @@ class Tracer:
     def trace(
         self, source: str, destination: str, port: int, protocol: str = "tcp", interface: str = "eth0"
     ) -> FrozenSet[str]:
-        """All possible outcomes: ``ip:port``, with `` +M`` if masqueraded; REJECT, DROP, ACCEPT (untranslated), ``-``."""
+        """All possible outcomes: ``ip:port``, masqueraded ``ip:port +M``, REJECT, DROP, ACCEPT (as it was), ``-``."""
         start = _State(Packet(source, destination, port, protocol, interface))
         return frozenset(self._outcomes(start))
 

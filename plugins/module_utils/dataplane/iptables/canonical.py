@@ -73,8 +73,7 @@ class Option(NamedTuple):
 class ParsedRule(NamedTuple):
     """A rule taken apart. ``base`` maps -s, -d, -i, -o and -p to (negated, value).
 
-    ``matches`` and ``target`` are (name, options). ``goto`` tells of -g in place of -j; the target's name is empty where
-    there is none.
+    ``matches`` and ``target`` are (name, options), the target's name empty where there is none. ``goto``: -g, not -j.
     """
 
     base: Dict[str, Tuple[bool, str]]
