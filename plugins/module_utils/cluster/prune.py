@@ -60,7 +60,7 @@ _SHAPES: Dict[str, Mapping[str, Any]] = {
 
 
 def prune(raw: Any) -> Any:
-    """A copy of a raw object with nothing but the fields that are read; null fields and empty containers go.
+    """A copy of a raw object with nothing but the fields that are read; null fields go.
 
     An object that parses gives the same value before and after; one that is refused is refused for the same reason.
     """
@@ -81,9 +81,7 @@ def _kept(value: Any, shape: Shape) -> Any:
     kept = {}
     for name, below in shape.items():
         item = value.get(name)
-        if item is None:
-            continue
-        item = _kept(item, below)
-        if item != {} or below is True:
-            kept[name] = item
+        # An empty object stays: in place of a list it is a fault, which must not vanish.
+        if item is not None:
+            kept[name] = _kept(item, below)
     return kept

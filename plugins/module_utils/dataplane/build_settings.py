@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a configuration and facts about the node to what routing and the dataplane modes need to know. Pure functions."""
+"""Pure functions from a configuration and facts about the node to what routing and the dataplane modes need to know."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def test_a_server_that_does_not_answer_times_out():
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        with pytest.raises(ApiError, match="within the time allowed|timed out"):
+        with pytest.raises(ApiError, match=r"within the time allowed|timed out"):
             list_objects(ApiConnection(host=f"https://127.0.0.1:{silent.getsockname()[1]}"), timeout=0.3)
 
 
@@ -245,7 +245,7 @@ def test_bad_kubeconfigs_are_named(tmp_path, content, reason):
 
 def test_missing_files_are_named(tmp_path):
     missing = str(tmp_path / "missing")
-    with pytest.raises(ConfigurationError, match=f"{missing}: the kubeconfig does not exist"):
+    with pytest.raises(ConfigurationError, match=rf"{missing}: the kubeconfig does not exist"):
         list_objects(ApiConnection(kubeconfig=missing))
-    with pytest.raises(ConfigurationError, match=f"{missing}: the file cannot be read"):
+    with pytest.raises(ConfigurationError, match=rf"{missing}: the file cannot be read"):
         list_objects(ApiConnection(host="https://127.0.0.1:1", ca_cert=missing))
