@@ -58,8 +58,14 @@ def run(command: Sequence[str], text: Optional[str] = None, timeout: float = 300
 
 
 def find_program(name: str) -> str:
-    """Path of a program on PATH or in the usual places of system programs; empty if there is none."""
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_SBIN])
+    """Path of a program on PATH; empty if there is none.
+
+    A PATH that does not even offer iptables, as that of a user may be, is extended by the usual places of system
+    programs. One that does is taken at its word: what it hides is hidden on purpose.
+    """
+    path = os.environ.get("PATH", os.defpath)
+    if shutil.which(_PREFIX[IPV4], path=path) is None:
+        path = os.pathsep.join([path, *_SBIN])
     return shutil.which(name, path=path) or ""
 
 
