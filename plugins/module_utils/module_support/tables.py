@@ -56,7 +56,8 @@ def planned_differences(planned: Sequence[PlannedChange], limit: int = DIFF_LINE
             continue
         if getattr(resource, "diff_by_key", False):
             for key, part in _by_key(change):
-                entries.append(difference_entry(str(key), *changed_lines(resource, part), limit))
+                name = key if isinstance(key, str) else f"{resource.name}: {_label(key)}"
+                entries.append(difference_entry(name, *changed_lines(resource, part), limit))
         else:
             entries.append(difference_entry(resource.name, *changed_lines(resource, change), limit))
     return entries

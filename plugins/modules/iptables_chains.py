@@ -1,0 +1,293 @@
+#!/usr/bin/python
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: iptables_chains
+short_description: Whole iptables chains, applied at once
+version_added: 0.1.0
+author:
+  - kubenode.proxy contributors (@kubenode)
+description:
+  - Makes chains hold exactly the rules that are listed for them, in their order, and puts jumps into them where asked.
+  - All chains of a table are changed in one transaction of C(iptables-restore), so packets see the old rules or the new
+    ones, never a part. The packet counters of chains that do not change are kept.
+  - Chains that are not listed are not touched, but for the jumps asked for.
+  - Rules may be written in any way that iptables takes. They are tried in an empty network namespace first, so that a
+    mistake in any rule is found before anything is changed, in check mode too.
+notes:
+  - Trying the rules may make the kernel load modules for matches and targets, in check mode too, as listing rules does.
+  - Without the right to make a network namespace (CAP_SYS_ADMIN) rules are compared as text; write them as
+    C(iptables-save) prints them there. The same holds for rules that refer to ipsets or nfacct counters.
+extends_documentation_fragment:
+  - kubenode.proxy.attributes
+options:
+  chains:
+    description:
+      - The chains.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      name:
+        description: Name of the chain, not that of a built-in chain.
+        type: str
+        required: true
+      table:
+        description: Table of the chain.
+        type: str
+        choices: [filter, nat, mangle, raw, security]
+        default: filter
+      family:
+        description: Whether the chain is in iptables, in ip6tables or in both.
+        type: str
+        choices: [ipv4, ipv6, both]
+        default: ipv4
+      rules:
+        description:
+          - Rules in the syntax of iptables, without command and chain, such as C(-p tcp --dport 22 -j ACCEPT).
+        type: list
+        elements: str
+        default: []
+      jumps:
+        description:
+          - Rules that lead into the chain. All such rules in built-in chains and in the chains named here are made to
+            be exactly these; those in other chains are left alone.
+          - When not given, existing jumps are left as they are.
+        type: list
+        elements: dict
+        suboptions:
+          from:
+            description: Chain in which the jump stands, built-in or not. It must exist and must not be listed itself.
+            type: str
+            required: true
+          match:
+            description: Condition of the jump in the syntax of iptables, without target. None by default.
+            type: str
+            default: ""
+          position:
+            description: Where a missing jump is put. One that is there is not moved.
+            type: str
+            choices: [first, last]
+            default: first
+  state:
+    description:
+      - With V(absent) the chains are removed, with the jumps into them from built-in chains and from chains named in
+        C(jumps). A chain that others lead into is an error.
+    type: str
+    choices: [present, absent]
+    default: present
+  variant:
+    description:
+      - Which iptables to use where both are installed. V(auto) finds out which one the node uses.
+    type: str
+    choices: [auto, legacy, nft]
+    default: auto
+  lock_timeout:
+    description:
+      - Seconds to wait for the xtables lock.
+    type: int
+    default: 5
+seealso:
+  - module: ansible.builtin.iptables
+"""
+
+EXAMPLES = r"""
+- name: A chain for management access, and the jump into it
+  kubenode.proxy.iptables_chains:
+    chains:
+      - name: MANAGEMENT
+        family: both
+        rules:
+          - -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+          - -p tcp --dport 22 -m comment --comment "shell access" -j ACCEPT
+          - -j RETURN
+        jumps:
+          - from: INPUT
+            match: -i eth0
+
+- name: Two chains of which one leads into the other
+  kubenode.proxy.iptables_chains:
+    chains:
+      - name: PUBLISH
+        table: nat
+        rules:
+          - -d 192.0.2.10/32 -p tcp --dport 443 -j PUBLISH-WEB
+        jumps:
+          - from: PREROUTING
+          - from: OUTPUT
+      - name: PUBLISH-WEB
+        table: nat
+        rules:
+          - -j DNAT --to-destination 10.0.0.20:8443
+
+- name: Remove a chain and the jumps into it
+  kubenode.proxy.iptables_chains:
+    chains:
+      - name: MANAGEMENT
+        family: both
+    state: absent
+"""
+
+RETURN = r"""
+variants:
+  description: Which iptables was used for each family, and why.
+  returned: success
+  type: dict
+  sample:
+    IPv4: "iptables 1.8.9 (nft: the only variant installed)"
+changes:
+  description: What differed, by table. At most 50 entries are named per table.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    table:
+      description: Name of the table.
+      type: str
+      returned: always
+    added:
+      description: Number of entries that were missing.
+      type: int
+      returned: always
+    replaced:
+      description: Number of entries that had another value.
+      type: int
+      returned: always
+    removed:
+      description: Number of entries that were too many.
+      type: int
+      returned: always
+    entries:
+      description: Names of the first entries.
+      type: list
+      elements: str
+      returned: always
+    truncated:
+      description: Whether there are more entries than named.
+      type: bool
+      returned: always
+  sample:
+    - table: iptables chains
+      added: 1
+      replaced: 0
+      removed: 0
+      entries: [filter MANAGEMENT]
+      truncated: false
+error_kind:
+  description: What kind of error it was, for conditions in playbooks.
+  returned: failure
+  type: str
+  sample: kernel
+"""
+
+import os
+from typing import Any, Dict, List, Mapping
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.listed_chains import (
+    Jump,
+    ListedChain,
+    ListedChainsResource,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, difference
+
+_FAMILIES = {"ipv4": (IPV4,), "ipv6": (IPV6,), "both": (IPV4, IPV6)}
+
+
+def _chain(options: Mapping[str, Any]) -> ListedChain:
+    jumps = options["jumps"]
+    if jumps is not None:
+        jumps = tuple(Jump(jump["from"], jump["match"].strip(), jump["position"]) for jump in jumps)
+    return ListedChain(options["table"], options["name"], tuple(rule.strip() for rule in options["rules"]), jumps)
+
+
+def _resources(parameters: Mapping[str, Any]) -> List[ListedChainsResource]:
+    resources = []
+    for family in (IPV4, IPV6):
+        chains = [_chain(options) for options in parameters["chains"] if family in _FAMILIES[options["family"]]]
+        if chains:
+            wanted = "" if parameters["variant"] == "auto" else parameters["variant"]
+            variant = detect_variant(family, wanted)
+            removal = parameters["state"] == "absent"
+            resources.append(ListedChainsResource(variant, chains, parameters["lock_timeout"], removal))
+    return resources
+
+
+def _apply(planned: List[PlannedChange]) -> None:
+    done: List[str] = []
+    for resource, change in planned:
+        if not change:
+            continue
+        try:
+            resource.apply(change)
+        except KernelError as error:
+            already = f" ({', '.join(done)} already changed)" if done else ""
+            raise KernelError(f"{error}{already}") from error
+        done.append(resource.name)
+
+
+def main() -> None:
+    """Read the options, converge, report."""
+    module = AnsibleModule(
+        argument_spec={
+            "chains": {
+                "type": "list",
+                "elements": "dict",
+                "required": True,
+                "options": {
+                    "name": {"type": "str", "required": True},
+                    "table": {
+                        "type": "str",
+                        "choices": ["filter", "nat", "mangle", "raw", "security"],
+                        "default": "filter",
+                    },
+                    "family": {"type": "str", "choices": ["ipv4", "ipv6", "both"], "default": "ipv4"},
+                    "rules": {"type": "list", "elements": "str", "default": []},
+                    "jumps": {
+                        "type": "list",
+                        "elements": "dict",
+                        "options": {
+                            "from": {"type": "str", "required": True},
+                            "match": {"type": "str", "default": ""},
+                            "position": {"type": "str", "choices": ["first", "last"], "default": "first"},
+                        },
+                    },
+                },
+            },
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "variant": {"type": "str", "choices": ["auto", "legacy", "nft"], "default": "auto"},
+            "lock_timeout": {"type": "int", "default": 5},
+        },
+        supports_check_mode=True,
+    )
+    refused = tables.root_needed(os.geteuid(), "changing iptables chains")
+    if refused:
+        module.fail_json(**refused)
+    try:
+        resources = _resources(module.params)
+        planned = [PlannedChange(resource, difference(*resource.stage())) for resource in resources]
+        if not module.check_mode:
+            _apply(planned)
+    except ProxyError as error:
+        module.fail_json(**tables.failure(error))
+    result: Dict[str, Any] = {
+        "changed": any(change for _resource, change in planned),
+        "variants": {resource.variant.family: str(resource.variant) for resource in resources},
+        "changes": tables.change_records(planned),
+    }
+    if module._diff:
+        result["diff"] = tables.planned_differences(planned)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

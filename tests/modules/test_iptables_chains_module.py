@@ -1,0 +1,168 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module iptables_chains, through Ansible, in both iptables variants; verified with iptables-save."""
+
+from __future__ import annotations
+
+import fcntl
+
+import pytest
+
+from tests.modules.harness import UNPRIVILEGED
+
+MODULE = "kubenode.proxy.iptables_chains"
+
+
+def look(variant):
+    clean = "grep -v '^#' | sed 's/\\[[0-9:]*\\]//'"
+    return ["sh", "-c", f"iptables-{variant}-save | {clean}; ip6tables-{variant}-save | {clean}"]
+
+
+# Written carelessly on purpose: iptables prints every one of them differently.
+CHAINS = [
+    {
+        "name": "MANAGEMENT",
+        "family": "both",
+        "rules": [
+            "-m conntrack --ctstate ESTABLISHED,RELATED --jump ACCEPT",
+            "--protocol tcp --destination-port ssh -m comment --comment 'shell access' -j ACCEPT",
+            "-p tcp -m multiport --dports 80,443 -m limit --limit 5/second -j RETURN",
+            "-j FOREIGN",
+        ],
+        "jumps": [{"from": "INPUT", "match": "! -i lo"}, {"from": "USER", "position": "last"}],
+    },
+    {"name": "PUBLISH-WEB", "table": "nat", "rules": ["-p tcp -j DNAT --to-destination 10.0.0.20:8443"]},
+    {
+        "name": "PUBLISH",
+        "table": "nat",
+        "rules": ["-d 192.0.2.10 -p tcp --dport 443 -j PUBLISH-WEB", "-s 10.0.0.0/255.0.0.0 -j MARK --set-mark 1"],
+        "jumps": [{"from": "PREROUTING"}],
+    },
+    {"name": "EMPTY", "table": "mangle"},
+]
+
+
+def prepare(node, variant):
+    for program in (f"iptables-{variant}", f"ip6tables-{variant}"):
+        node.run(program, "-N", "FOREIGN")
+        node.run(program, "-A", "FOREIGN", "-m", "comment", "--comment", "of others", "-j", "RETURN")
+        node.run(program, "-N", "USER")
+        node.run(program, "-A", "USER", "-j", "RETURN")
+        node.run(program, "-A", "INPUT", "-j", "USER")
+
+
+@pytest.mark.parametrize("variant", ["legacy", "nft"])
+def test_four_times_and_back(node, variant):
+    prepare(node, variant)
+    runs = node.four_runs("iptables_chains", {"chains": CHAINS, "variant": variant}, verify=look(variant))
+    lines = runs.after.splitlines()
+    for line in (
+        "-A INPUT ! -i lo -j MANAGEMENT",
+        "-A MANAGEMENT -j FOREIGN",
+        "-A PUBLISH -d 192.0.2.10/32 -p tcp -m tcp --dport 443 -j PUBLISH-WEB",
+        "-A PUBLISH-WEB -p tcp -j DNAT --to-destination 10.0.0.20:8443",
+        "-A PREROUTING -j PUBLISH",
+    ):
+        assert line in lines
+    assert lines.index("-A INPUT ! -i lo -j MANAGEMENT") < lines.index("-A INPUT -j USER")
+    assert lines.index("-A USER -j RETURN") < lines.index("-A USER -j MANAGEMENT")
+    assert lines.count("-A INPUT ! -i lo -j MANAGEMENT") == 2  # both families
+    assert [change["table"] for change in runs.first["changes"]] == ["iptables chains", "ip6tables chains"]
+    assert runs.first["changes"][0]["added"] == 7
+    assert runs.first["variants"]["IPv4"].endswith(f"({variant}: asked for)")
+    headers = [entry["after_header"] for entry in runs.first["diff"]]
+    assert "iptables chains: filter MANAGEMENT (after)" in headers
+
+    changed = [dict(CHAINS[0], rules=["-j RETURN"], jumps=[{"from": "INPUT", "match": "-i eth9"}]), *CHAINS[1:]]
+    absent = {"chains": CHAINS, "variant": variant, "state": "absent"}
+    replaced, again, check, gone, gone_again = node.play(
+        {MODULE: {"chains": changed, "variant": variant}},
+        {MODULE: {"chains": changed, "variant": variant}},
+        {MODULE: absent, "check_mode": True},
+        {MODULE: absent},
+        {MODULE: absent},
+    )
+    assert replaced["changed"] and not again["changed"], (replaced, again)
+    assert replaced["changes"][0]["replaced"] == 1 and replaced["changes"][0]["added"] == 1
+    assert check["changed"] and gone["changed"] and not gone_again["changed"]
+    left = node.run(*look(variant)).stdout.splitlines()
+    # Jumps from USER stayed when USER was no longer named; absent names it, so they are gone; what is foreign stays.
+    assert [line for line in left if "MANAGEMENT" in line or "PUBLISH" in line or "EMPTY" in line] == []
+    assert set(runs.before.splitlines()) <= set(left)
+
+
+def test_jumps_that_are_not_given_are_left_alone(node):
+    chain = {"name": "MINE", "rules": ["-j RETURN"]}
+    node.play({MODULE: {"chains": [chain]}})
+    node.run("iptables", "-A", "FORWARD", "-i", "eth7", "-j", "MINE")
+    node.run("iptables", "-N", "OTHER")
+    node.run("iptables", "-A", "OTHER", "-j", "MINE")
+    same, exact, used = node.play(
+        {MODULE: {"chains": [chain]}},
+        {MODULE: {"chains": [dict(chain, jumps=[])]}},
+        {MODULE: {"chains": [chain], "state": "absent"}},
+    )
+    assert not same["changed"]
+    assert exact["changed"] and exact["changes"][0]["entries"] == ["filter FORWARD -i eth7 -j MINE"]
+    assert used["failed"]
+    assert used["msg"] == "chain filter MINE: cannot be removed, chain OTHER leads into it: -A OTHER -j MINE"
+    assert "-A OTHER -j MINE" in node.run("iptables-save").stdout
+
+
+def one(**more):
+    return {MODULE: {"chains": [{"name": "MINE", "rules": ["-j RETURN"], **more}]}}
+
+
+def test_errors_are_one_clear_line_and_change_nothing(node):
+    before = node.run(*look("nft")).stdout
+    found = node.play(
+        one(rules=["-j RETURN", "-p tcp --dport 99999 -j ACCEPT"]),
+        {**one(rules=["--no-such-option -j ACCEPT"]), "check_mode": True},
+        one(rules=["-j NO-SUCH-CHAIN"]),
+        one(rules=["-j RETURN\n-A INPUT -j DROP"]),
+        one(rules=["-A INPUT -j DROP"]),
+        one(name="INPUT"),
+        one(name="MINE; reboot"),
+        one(name="A" * 29),
+        one(jumps=[{"from": "NOWHERE"}]),
+        one(jumps=[{"from": "INPUT", "match": "-j DROP"}]),
+        one(table="nats"),
+        one(rules=["-m comment --comment 'open -j RETURN"]),
+        {MODULE: {"chains": [{"name": "MINE"}, {"name": "MINE", "family": "both"}]}},
+        {MODULE: {"chains": [{"name": "MINE"}, {"name": "B", "jumps": [{"from": "MINE"}]}]}},
+        {**one(), **UNPRIVILEGED},
+    )
+    messages = [result["msg"] for result in found]
+    assert all(result["failed"] for result in found), found
+    expected = [
+        "99999",
+        "no-such-option",
+        "NO-SUCH-CHAIN",
+        "chain filter MINE: rules[0]: holds a line break",
+        "chain filter MINE: rules[0]: -A: give the rule only",
+        "is the name of a built-in chain or target",
+        "not a chain name",
+        "not a chain name",
+        "NOWHERE",
+        "jumps[0].match: holds a target",
+        "nats",
+        "no closing quotation",
+        "chain filter MINE: given twice",
+        "jumps[0].from: MINE is listed too",
+        "needs root",
+    ]
+    for message, words in zip(messages, expected):
+        assert words in message and "\n" not in message, (words, message)
+    assert node.run(*look("nft")).stdout == before
+
+
+def test_a_held_lock_is_named(node):
+    node.run("touch", "/run/xtables.lock")
+    with open(f"/proc/{node.holder.pid}/root/run/xtables.lock", "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        task = one()
+        task[MODULE].update(variant="legacy", lock_timeout=1)
+        (held,) = node.play(task)
+    assert held["failed"]
+    assert "xtables lock" in held["msg"] and "\n" not in held["msg"]
