@@ -1,0 +1,189 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The part of the table that does not depend on Services: hooks, sets, and the rules that look frontends up.
+
+Base chains, their hooks and their priorities are kube-proxy's, so that whoever places chains around them finds what
+they expect. What differs is behind the verdicts: see :mod:`.balancing`.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Tuple
+
+from ...addresses import IPV6, Network, packed, parse_network
+from ..settings import DataplaneSettings, LocalTraffic
+from . import expressions as x
+from .objects import (
+    ADDRESS_TYPES,
+    INDEX,
+    PORT,
+    PROTOCOL,
+    RESOURCE,
+    VERDICT,
+    BaseHook,
+    ChainValue,
+    Entry,
+    Rule,
+    SetValue,
+)
+
+CLUSTER_IPS = "cluster-ips"
+NODE_PORT_IPS = "nodeport-ips"
+HAIRPIN = "hairpin-connections"
+NO_ENDPOINT_SERVICES = "no-endpoint-services"
+NO_ENDPOINT_NODE_PORTS = "no-endpoint-nodeports"
+FRONTENDS = "service-frontends"
+NODE_PORT_FRONTENDS = "nodeport-frontends"
+ENDPOINTS = "service-endpoints"
+LOCAL_ENDPOINTS = "service-local-endpoints"
+NODE_PORT_ENDPOINTS = "nodeport-endpoints"
+NODE_PORT_LOCAL_ENDPOINTS = "nodeport-local-endpoints"
+FIREWALLED = "firewalled-frontends"
+
+REJECT_CHAIN = "reject-chain"
+SERVICES = "services"
+FIREWALL_CHECK = "firewall-check"
+SERVICE_ENDPOINTS_CHECK = "service-endpoints-check"
+NODE_PORT_ENDPOINTS_CHECK = "nodeport-endpoints-check"
+CLUSTER_IPS_CHECK = "cluster-ips-check"
+MASQUERADING = "masquerading"
+
+
+def fixed_sets(family: str) -> Dict[str, SetValue]:
+    """The sets and maps that are always there."""
+    address = ADDRESS_TYPES[family]
+    frontend: Tuple[str, ...] = (address, PROTOCOL, PORT)
+    node_port: Tuple[str, ...] = (PROTOCOL, PORT)
+    endpoint = (address, PORT)
+    verdict = (VERDICT,)
+    return {
+        CLUSTER_IPS: SetValue((address,)),
+        HAIRPIN: SetValue((address, address, PROTOCOL, PORT)),
+        NO_ENDPOINT_SERVICES: SetValue(frontend, verdict),
+        NO_ENDPOINT_NODE_PORTS: SetValue(node_port, verdict),
+        FIREWALLED: SetValue(frontend, verdict),
+        ENDPOINTS: SetValue((*frontend, INDEX), endpoint),
+        LOCAL_ENDPOINTS: SetValue((*frontend, INDEX), endpoint),
+        NODE_PORT_ENDPOINTS: SetValue((*node_port, INDEX), endpoint),
+        NODE_PORT_LOCAL_ENDPOINTS: SetValue((*node_port, INDEX), endpoint),
+        FRONTENDS: SetValue(frontend, verdict),
+        NODE_PORT_FRONTENDS: SetValue(node_port, verdict),
+    }
+
+
+def from_local(traffic: LocalTraffic, local: bool) -> x.Expressions:
+    """The packet comes, or does not come, from a pod of this node as the detector tells them."""
+    if traffic.kind == "cidr":
+        network = parse_network(traffic.value)
+        return [] if network is None else x.in_network(network, load_source=True, equal=local)
+    return x.interface_name(traffic.value, traffic.kind == "prefix", local)
+
+
+def _not_loopback(family: str) -> x.Expressions:
+    if family == IPV6:
+        return [x.destination_address(family), x.compare(bytes(15) + b"\x01", equal=False)]
+    return x.in_network(Network(127 << 24, 8, family), load_source=False, equal=False)
+
+
+def _node_port_match(settings: DataplaneSettings, dispatching: bool) -> x.Expressions:
+    """What makes a destination address one that node ports answer on."""
+    if settings.node_port_cidrs:
+        return [x.destination_address(settings.family), x.lookup(NODE_PORT_IPS)]
+    local = x.is_local(x.FIB_DADDR) if dispatching else []
+    return [*local, *_not_loopback(settings.family)]
+
+
+def _services_rules(settings: DataplaneSettings) -> List[Rule]:
+    family = settings.family
+    to_cluster_ip = [x.destination_address(family), x.lookup(CLUSTER_IPS)]
+    mark = x.set_mark_bits(settings.masquerade_mark)
+    rules: List[Rule] = []
+    if settings.masquerade_all:
+        rules.append(x.rule(to_cluster_ip, mark, comment="masquerade all clusterIP traffic"))
+    elif settings.local_traffic is not None:
+        comment = "masquerade clusterIP traffic from outside cluster"
+        rules.append(x.rule(to_cluster_ip, from_local(settings.local_traffic, False), mark, comment=comment))
+    rules.append(x.rule(x.destination(family), x.verdict_lookup(FRONTENDS)))
+    at_node_port = [*_node_port_match(settings, True), *x.protocol_and_port()]
+    rules.append(x.rule(at_node_port, x.verdict_lookup(NODE_PORT_FRONTENDS)))
+    return rules
+
+
+def _cluster_ips_rules(settings: DataplaneSettings) -> List[Rule]:
+    family = settings.family
+    refused = [x.destination_address(family), x.lookup(CLUSTER_IPS), x.reject(family)]
+    rules = [x.rule(refused, comment="Reject traffic to invalid ports of ClusterIPs")]
+    for text in sorted(set(settings.service_cidrs)):
+        network = parse_network(text)
+        if network is not None and network.family == family:
+            unallocated = x.in_network(network, load_source=False)
+            rules.append(x.rule(unallocated, x.verdict("drop"), comment="Drop traffic to unallocated ClusterIPs"))
+    return rules
+
+
+def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[Rule]]:
+    family = settings.family
+    mark = settings.masquerade_mark
+    connection = [
+        x.source_address(family),
+        x.destination_address(family, x.address_words(family)),
+        *x.protocol_and_port(2 * x.address_words(family)),
+    ]
+    at_node_port = [*_node_port_match(settings, False), *x.protocol_and_port()]
+    return {
+        REJECT_CHAIN: [x.rule(x.reject(family))],
+        FIREWALL_CHECK: [x.rule(x.destination(family), x.verdict_lookup(FIREWALLED))],
+        SERVICE_ENDPOINTS_CHECK: [x.rule(x.destination(family), x.verdict_lookup(NO_ENDPOINT_SERVICES))],
+        NODE_PORT_ENDPOINTS_CHECK: [x.rule(at_node_port, x.verdict_lookup(NO_ENDPOINT_NODE_PORTS))],
+        CLUSTER_IPS_CHECK: _cluster_ips_rules(settings),
+        MASQUERADING: [
+            # The bit is cleared so that a packet that passes here again is not masqueraded twice.
+            x.rule(x.has_bits(x.meta(x.META_MARK), mark), x.flip_mark_bits(mark), x.masquerade()),
+            x.rule(x.was_redirected(), connection, x.lookup(HAIRPIN), x.masquerade()),
+        ],
+        SERVICES: _services_rules(settings),
+    }
+
+
+def _base_chains() -> Dict[str, ChainValue]:
+    def new(*targets: str) -> Tuple[Rule, ...]:
+        return tuple(x.rule(x.new_connection(), x.verdict(f"jump {target}")) for target in targets)
+
+    def always(target: str) -> Tuple[Rule, ...]:
+        return (x.rule(x.verdict(f"jump {target}")),)
+
+    return {
+        "filter-prerouting-pre-dnat": ChainValue(new(FIREWALL_CHECK), BaseHook("filter", "prerouting", -110)),
+        "filter-output-pre-dnat": ChainValue(new(FIREWALL_CHECK), BaseHook("filter", "output", -110)),
+        "filter-input": ChainValue(
+            new(NODE_PORT_ENDPOINTS_CHECK, SERVICE_ENDPOINTS_CHECK), BaseHook("filter", "input", 0)
+        ),
+        "filter-forward": ChainValue(new(SERVICE_ENDPOINTS_CHECK, CLUSTER_IPS_CHECK), BaseHook("filter", "forward", 0)),
+        "filter-output": ChainValue(new(SERVICE_ENDPOINTS_CHECK, CLUSTER_IPS_CHECK), BaseHook("filter", "output", 0)),
+        "nat-prerouting": ChainValue(always(SERVICES), BaseHook("nat", "prerouting", -100)),
+        "nat-output": ChainValue(always(SERVICES), BaseHook("nat", "output", -100)),
+        "nat-postrouting": ChainValue(always(MASQUERADING), BaseHook("nat", "postrouting", 100)),
+    }
+
+
+def static_entries(settings: DataplaneSettings) -> List[Entry]:
+    """Everything that is there without any Service, in the order in which it can be made."""
+    entries: List[Entry] = [(RESOURCE, ("table",), True)]
+    sets = fixed_sets(settings.family)
+    if settings.node_port_cidrs:
+        sets[NODE_PORT_IPS] = SetValue((ADDRESS_TYPES[settings.family],))
+    entries.extend((RESOURCE, ("set", name), value) for name, value in sets.items())
+    for name, rules in _regular_chains(settings).items():
+        entries.append((RESOURCE, ("chain", name), ChainValue(tuple(rules))))
+    entries.extend((RESOURCE, ("chain", name), value) for name, value in _base_chains().items())
+    if settings.node_port_cidrs:
+        for address in settings.node_port_addresses:
+            raw = packed(address)
+            if raw is not None and not _is_loopback(raw):
+                entries.append((RESOURCE, ("element", NODE_PORT_IPS, raw), True))
+    return entries
+
+
+def _is_loopback(raw: bytes) -> bool:
+    return raw[0] == 127 if len(raw) == 4 else raw == bytes(15) + b"\x01"

@@ -1,0 +1,158 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the table is made of, as values: keys and values of the one resource table of nftables mode.
+
+========================  =================================================================================
+key                       value
+========================  =================================================================================
+``("table",)``            ``True``
+``("set", name)``         :class:`SetValue`, of a set or a map
+``("chain", name)``       :class:`ChainValue`, with all its rules
+``("element", set, key)`` ``True`` in a set, a verdict such as ``goto cluster-4`` or ``drop`` in a verdict map
+``("list", map, key)``    the endpoints behind one frontend: a tuple of packed data, in the order of their index
+========================  =================================================================================
+
+Keys and data of elements are bytes as the kernel keeps them in its registers: every part of a concatenation is padded
+to four bytes; addresses and ports are in network order, an index is in the order of the machine.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+
+TABLE_NAME = "kube-proxy"
+TABLE_COMMENT = "rules for kube-proxy"
+#: Name of the resource table in what :func:`.tables.desired_tables` returns.
+RESOURCE = "nftables"
+
+ADDRESS_TYPES = {"IPv4": "ipv4_addr", "IPv6": "ipv6_addr"}
+PROTOCOL = "inet_proto"
+PORT = "inet_service"
+#: The index of an endpoint in its list: what ``numgen`` yields.
+INDEX = "integer"
+VERDICT = "verdict"
+
+#: Number that the nft program gives a data type, and bytes that it fills in registers.
+DATA_TYPES: Dict[str, Tuple[int, int]] = {
+    INDEX: (4, 4),
+    "ipv4_addr": (7, 4),
+    "ipv6_addr": (8, 16),
+    PROTOCOL: (12, 4),
+    PORT: (13, 4),
+}
+DATA_TYPE_NAMES = {number: name for name, (number, _size) in DATA_TYPES.items()}
+
+SET_ANONYMOUS = 0x1
+SET_INTERVAL = 0x4
+SET_MAP = 0x8
+SET_TIMEOUT = 0x10
+SET_EVAL = 0x20
+SET_OBJECT = 0x40
+
+Key = Tuple[Any, ...]
+Value = Any
+#: One contribution: resource table, key, value.
+Entry = Tuple[str, Key, Value]
+
+PROTOCOL_NUMBERS = {"tcp": 6, "udp": 17, "sctp": 132}
+PROTOCOL_NAMES = {number: name for name, number in PROTOCOL_NUMBERS.items()}
+
+
+class SetValue(NamedTuple):
+    """A set, or a map if ``data`` is not None: type names of the parts of its key and of its data.
+
+    ``dynamic``: elements come from the packet path and are nobody's but the kernel's; ``timeout`` in milliseconds;
+    ``size``: most elements of a dynamic set. ``flags``: any other flags of the kernel, 0 in all of ours.
+    """
+
+    key: Tuple[str, ...]
+    data: Optional[Tuple[str, ...]] = None
+    dynamic: bool = False
+    timeout: int = 0
+    size: int = 0
+    flags: int = 0
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it maps a frontend and an index to an endpoint."""
+        return self.key[-1] == INDEX and self.data is not None
+
+
+class Expression(NamedTuple):
+    """One expression of a rule: its name and attributes, (number, value) in the order of their numbers.
+
+    A value is a number (registers included), bytes (data in a register), or text (a name or a verdict).
+    """
+
+    name: str
+    attributes: Tuple[Tuple[int, Union[int, bytes, str]], ...]
+
+    def get(self, number: int, default: Any = 0) -> Any:
+        """The value of an attribute, or ``default`` if it is absent."""
+        for found, value in self.attributes:
+            if found == number:
+                return value
+        return default
+
+
+class Rule(NamedTuple):
+    """One rule: its expressions and its comment."""
+
+    expressions: Tuple[Expression, ...]
+    comment: str = ""
+
+
+class BaseHook(NamedTuple):
+    """Where a base chain hooks in: type (filter, nat), hook name, priority; ``policy`` is accept (1) or drop (0)."""
+
+    type: str
+    hook: str
+    priority: int
+    policy: int = 1
+
+
+class ChainValue(NamedTuple):
+    """A chain and its rules; ``base`` is None for a chain that others jump to."""
+
+    rules: Tuple[Rule, ...]
+    base: Optional[BaseHook] = None
+
+
+class SparseList(NamedTuple):
+    """A list of endpoints that lacks an index, as only a foreign hand can make it: pairs (index, data)."""
+
+    items: Tuple[Tuple[int, bytes], ...]
+
+
+HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
+
+_INDEX = struct.Struct("=I")
+
+
+def index_bytes(index: int) -> bytes:
+    """An index as it stands in a register."""
+    return _INDEX.pack(index)
+
+
+def index_of(raw: bytes) -> int:
+    """The index that stands in a register."""
+    return int(_INDEX.unpack(raw)[0])
+
+
+def list_items(value: Value) -> List[Tuple[int, bytes]]:
+    """The (index, data) pairs of the value of a list."""
+    return list(value.items) if isinstance(value, SparseList) else list(enumerate(value))
+
+
+def list_value(items: Dict[int, bytes]) -> Value:
+    """The value of a list from its elements."""
+    if all(index in items for index in range(len(items))):
+        return tuple([items[index] for index in range(len(items))])
+    return SparseList(tuple(sorted(items.items())))
+
+
+def key_length(parts: Tuple[str, ...]) -> int:
+    """Bytes of a concatenation of such parts."""
+    return sum(DATA_TYPES[part][1] for part in parts)

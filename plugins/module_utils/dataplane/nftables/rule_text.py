@@ -1,0 +1,269 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Rules in the syntax of the nft program, read back from their expressions.
+
+This follows what each register holds, as ``nft list`` does. What it does not know, which only a foreign hand can have
+put there, is shown as ``[name attribute=value ...]``.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Dict, List, Optional
+
+from ...addresses import unpacked
+from . import expressions as x
+from .objects import PROTOCOL_NAMES, Expression, Rule
+
+_PAYLOAD_FIELDS = {
+    (x.NETWORK_HEADER, 12, 4): "ip saddr",
+    (x.NETWORK_HEADER, 16, 4): "ip daddr",
+    (x.NETWORK_HEADER, 8, 16): "ip6 saddr",
+    (x.NETWORK_HEADER, 24, 16): "ip6 daddr",
+    (x.TRANSPORT_HEADER, 2, 2): "th dport",
+}
+_META_FIELDS = {x.META_MARK: "meta mark", x.META_IIFNAME: "iifname", x.META_L4PROTO: "meta l4proto"}
+_CT_FIELDS = {x.CT_STATE: "ct state", x.CT_STATUS: "ct status"}
+_STATE_NAMES = {("ct state", x.CT_STATE_NEW): "new", ("ct status", x.CT_STATUS_DNAT): "dnat"}
+_ADDRESS_STARTS = {4: ((12, "ip saddr"), (16, "ip daddr")), 16: ((8, "ip6 saddr"), (24, "ip6 daddr"))}
+
+
+class _Unknown(Exception):
+    """An expression that none of our rules has."""
+
+
+class _Held:
+    """What a register holds: its text, its size in bytes, and a mask or a change applied to it."""
+
+    __slots__ = ("mask", "size", "text", "xor")
+
+    def __init__(self, text: str, size: int, mask: bytes = b"", xor: bytes = b"") -> None:
+        self.text = text
+        self.size = size
+        self.mask = mask
+        self.xor = xor
+
+
+class _Reader:
+    """Turns the expressions of one rule into text."""
+
+    def __init__(self) -> None:
+        self.words: Dict[int, _Held] = {}
+        self.parts: List[str] = []
+
+    def hold(self, number: int, held: _Held) -> None:
+        self.words[x.register_word(number)] = held
+
+    def held(self, number: int) -> _Held:
+        found = self.words.get(x.register_word(number))
+        if found is None:
+            raise _Unknown
+        return found
+
+    def concatenation(self, number: int) -> str:
+        """All registers from one on that hold something, joined."""
+        texts: List[str] = []
+        word = x.register_word(number)
+        while word in self.words:
+            held = self.words[word]
+            texts.append(_masked_text(held))
+            word += (held.size + 3) // 4
+        if not texts:
+            raise _Unknown
+        return " . ".join(texts)
+
+    def read(self, part: Expression) -> None:
+        method = getattr(self, f"read_{part.name}", None)
+        if method is None:
+            raise _Unknown
+        method(part)
+
+    def read_payload(self, part: Expression) -> None:
+        base, offset, size = part.get(2), part.get(3), part.get(4)
+        text = _PAYLOAD_FIELDS.get((base, offset, size))
+        if text is None:
+            text = next(
+                (
+                    name
+                    for whole, fields in _ADDRESS_STARTS.items()
+                    for start, name in fields
+                    if base == x.NETWORK_HEADER and start == offset and size < whole
+                ),
+                None,
+            )
+        if text is None:
+            raise _Unknown
+        self.hold(part.get(1), _Held(text, size))
+
+    def read_meta(self, part: Expression) -> None:
+        name = _META_FIELDS.get(part.get(2))
+        if name is None:
+            raise _Unknown
+        if part.get(3):
+            self.parts.append(f"{name} set {_changed_text(self.held(part.get(3)))}")
+        else:
+            self.hold(part.get(1), _Held(name, 16 if name == "iifname" else 4))
+
+    def read_ct(self, part: Expression) -> None:
+        name = _CT_FIELDS.get(part.get(2))
+        if name is None or len(part.attributes) != 2:
+            raise _Unknown
+        self.hold(part.get(1), _Held(name, 4))
+
+    def read_fib(self, part: Expression) -> None:
+        which = {x.FIB_SADDR: "saddr", x.FIB_DADDR: "daddr"}.get(part.get(3))
+        if which is None or part.get(2) != x.FIB_RESULT_ADDRTYPE:
+            raise _Unknown
+        self.hold(part.get(1), _Held(f"fib {which} type", 4))
+
+    def read_numgen(self, part: Expression) -> None:
+        if part.get(3) != 1 or part.get(4):
+            raise _Unknown
+        self.hold(part.get(1), _Held(f"numgen random mod {part.get(2)}", 4))
+
+    def read_bitwise(self, part: Expression) -> None:
+        before = self.held(part.get(1))
+        if before.mask:
+            raise _Unknown
+        self.hold(part.get(2), _Held(before.text, before.size, part.get(4), part.get(5)))
+
+    def read_cmp(self, part: Expression) -> None:
+        held = self.held(part.get(1))
+        operators = {x.CMP_EQUAL: "", x.CMP_NOT_EQUAL: "!= "}
+        if part.get(2) not in operators:
+            raise _Unknown
+        self.parts.append(_comparison(held, operators[part.get(2)], part.get(3)))
+        self.words.clear()
+
+    def read_lookup(self, part: Expression) -> None:
+        key = self.concatenation(part.get(2))
+        name = part.get(1)
+        target = part.get(3, None)
+        self.words.clear()
+        if target is None:
+            self.parts.append(f"{key} {'!= ' if part.get(5) else ''}@{name}")
+        elif target == 0:
+            self.parts.append(f"{key} vmap @{name}")
+        else:
+            self.hold(target, _Held(f"{key} map @{name}", 4))
+
+    def read_immediate(self, part: Expression) -> None:
+        data = part.get(2)
+        if part.get(1) == 0:
+            self.parts.append(str(data))
+        elif isinstance(data, bytes) and len(data) in (2, 4, 16):
+            text = str(int.from_bytes(data, "big")) if len(data) == 2 else unpacked(data)
+            self.hold(part.get(1), _Held(text, len(data)))
+        else:
+            raise _Unknown
+
+    def read_nat(self, part: Expression) -> None:
+        if part.get(1) != x.NAT_DESTINATION or part.get(7):
+            raise _Unknown
+        address = self.held(part.get(3)).text
+        if " map @" in address:
+            family = "ip6" if part.get(2) == x.NFPROTO["IPv6"] else "ip"
+            self.parts.append(f"dnat {family} to {address}")
+        else:
+            shown = f"[{address}]" if ":" in address else address
+            self.parts.append(f"dnat to {shown}:{self.held(part.get(5)).text}")
+
+    def read_masq(self, part: Expression) -> None:
+        self.parts.append("masquerade fully-random" if part.get(1) == x.NAT_FULLY_RANDOM else "masquerade")
+
+    def read_reject(self, part: Expression) -> None:
+        if part.attributes not in (x.reject("IPv4").attributes, x.reject("IPv6").attributes):
+            raise _Unknown
+        self.parts.append("reject")
+
+    def read_dynset(self, part: Expression) -> None:
+        if part.get(3) != x.DYNSET_UPDATE or part.get(5) or part.get(6):
+            raise _Unknown
+        self.parts.append(f"update @{part.get(1)} {{ {self.concatenation(part.get(4))} }}")
+
+
+def _masked_text(held: _Held) -> str:
+    if not held.mask:
+        return held.text
+    if any(held.xor):
+        raise _Unknown
+    return f"{held.text} & {unpacked(held.mask)}"
+
+
+def _number(raw: bytes) -> int:
+    return int(struct.unpack("=I", raw)[0])
+
+
+def _changed_text(held: _Held) -> str:
+    """``meta mark | 0x00004000`` or ``meta mark ^ 0x00004000``."""
+    if len(held.mask) != 4:
+        raise _Unknown
+    mask, xor = _number(held.mask), _number(held.xor)
+    if mask == ~xor & 0xFFFFFFFF:
+        return f"{held.text} | 0x{xor:08x}"
+    if mask == 0xFFFFFFFF:
+        return f"{held.text} ^ 0x{xor:08x}"
+    raise _Unknown
+
+
+def _prefix_length(mask: bytes) -> Optional[int]:
+    bits = bin(int.from_bytes(mask, "big"))[2:].zfill(len(mask) * 8)
+    length = len(bits.rstrip("0"))
+    return length if "0" not in bits[:length] else None
+
+
+def _comparison(held: _Held, operator: str, data: bytes) -> str:
+    text = held.text
+    if text in ("ct state", "ct status"):
+        bits = _STATE_NAMES.get((text, _number(held.mask) if held.mask else 0))
+        if bits is None or operator != "!= " or any(data):
+            raise _Unknown
+        return f"{text} {bits}"
+    if text == "meta mark" and held.mask:
+        return f"meta mark & 0x{_number(held.mask):08x} {operator or '== '}0x{_number(data):08x}"
+    if text == "iifname":
+        name = data.rstrip(b"\x00").decode(errors="replace")
+        return f'iifname {operator}"{name}{"*" if len(data) < x.INTERFACE_NAME_BYTES else ""}"'
+    if text == "meta l4proto":
+        return f"meta l4proto {operator}{PROTOCOL_NAMES.get(data[0], data[0])}"
+    if text.startswith("fib ") and _number(data) == x.RTN_LOCAL:
+        return f"{text} {operator}local"
+    if text.startswith("numgen "):
+        return f"{text} {operator}{_number(data)}"
+    if text.startswith(("ip saddr", "ip daddr", "ip6 saddr", "ip6 daddr")):
+        return f"{text} {operator}{_address_text(held, data)}"
+    raise _Unknown
+
+
+def _address_text(held: _Held, data: bytes) -> str:
+    whole = 16 if held.text.startswith("ip6") else 4
+    length: Optional[int] = len(data) * 8
+    if held.mask:
+        length = _prefix_length(held.mask)
+        if length is None:
+            raise _Unknown
+    address = unpacked(data.ljust(whole, b"\x00"))
+    return address if length == whole * 8 else f"{address}/{length}"
+
+
+def _raw(part: Expression) -> str:
+    shown = " ".join(
+        f"{number}={value.hex() if isinstance(value, bytes) else value}" for number, value in part.attributes
+    )
+    return f"[{part.name} {shown}]"
+
+
+def rule_text(rule: Rule) -> str:
+    """One rule as nft writes it, with its comment."""
+    reader = _Reader()
+    try:
+        for part in rule.expressions:
+            reader.read(part)
+        text = " ".join(reader.parts)
+    except (_Unknown, struct.error):
+        text = " ".join(_raw(part) for part in rule.expressions)
+    if not rule.comment:
+        return text
+    shown = "".join(letter if letter.isprintable() and letter not in '"\\' else "?" for letter in rule.comment)
+    return f'{text} comment "{shown}"'

@@ -1,0 +1,178 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The table in the syntax of the nft program: for people to read, and for ``nft -f`` to load."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Tuple
+
+from ...addresses import IPV6, unpacked
+from . import rule_text
+from .objects import (
+    DATA_TYPES,
+    INDEX,
+    PORT,
+    PROTOCOL,
+    PROTOCOL_NAMES,
+    RESOURCE,
+    TABLE_COMMENT,
+    TABLE_NAME,
+    VERDICT,
+    ChainValue,
+    Key,
+    SetValue,
+    Value,
+    index_of,
+    list_items,
+)
+
+_TYPEOF = {
+    "ipv4_addr": "ip daddr",
+    "ipv6_addr": "ip6 daddr",
+    PROTOCOL: "meta l4proto",
+    PORT: "th dport",
+    INDEX: "numgen random mod 65536",
+}
+
+
+def table_family(family: str) -> str:
+    """``ip`` or ``ip6``."""
+    return "ip6" if family == IPV6 else "ip"
+
+
+def _part_text(part: str, raw: bytes) -> str:
+    if part in ("ipv4_addr", "ipv6_addr"):
+        return unpacked(raw)
+    if part == PROTOCOL:
+        return PROTOCOL_NAMES.get(raw[0], str(raw[0]))
+    if part == PORT:
+        return str(int.from_bytes(raw[:2], "big"))
+    if part == INDEX:
+        return str(index_of(raw))
+    return "0x" + raw.hex()
+
+
+def concatenation_text(parts: Tuple[str, ...], raw: bytes) -> str:
+    """A key or data as nft writes it, e.g. ``10.96.0.1 . tcp . 443``."""
+    texts: List[str] = []
+    position = 0
+    for part in parts:
+        size = DATA_TYPES[part][1] if part in DATA_TYPES else len(raw) - position
+        texts.append(_part_text(part, raw[position : position + size]))
+        position += size
+    return " . ".join(texts)
+
+
+def guessed_parts(family: str, raw: bytes) -> Tuple[str, ...]:
+    """The parts of a key, told by its length alone; good for all sets of the layout."""
+    address = "ipv6_addr" if family == IPV6 else "ipv4_addr"
+    size = DATA_TYPES[address][1]
+    transport = (PROTOCOL, PORT)
+    shapes = {
+        size: (address,),
+        8: transport,
+        size + 8: (address, *transport),
+        2 * size + 8: (address, address, *transport),
+    }
+    return shapes.get(len(raw), ("unknown",))
+
+
+def _parts(family: str, name: str, raw: bytes) -> Tuple[str, ...]:
+    if name.startswith("source-ranges-"):
+        address = "ipv6_addr" if family == IPV6 else "ipv4_addr"
+        return (address, PROTOCOL, PORT, address)
+    return guessed_parts(family, raw)
+
+
+def _endpoint_text(family: str, raw: bytes) -> str:
+    return concatenation_text(("ipv6_addr" if family == IPV6 else "ipv4_addr", PORT), raw)
+
+
+def element_texts(family: str, key: Key, value: Value) -> List[str]:
+    """The elements of an entry as they stand between the braces of ``elements = { }``."""
+    kind, name, raw = key
+    text = concatenation_text(_parts(family, name, raw), raw)
+    if kind == "list":
+        return [f"{text} . {index} : {_endpoint_text(family, data)}" for index, data in list_items(value)]
+    if value is True:
+        return [text]
+    return [f"{text} : {value if isinstance(value, str) else _endpoint_text(family, value)}"]
+
+
+def set_lines(name: str, value: SetValue) -> List[str]:
+    """The definition of a set, without elements and braces around it."""
+    kind = "set" if value.data is None else "map"
+    parts = value.key if value.data is None or value.data == (VERDICT,) else value.key + value.data
+    typeof = INDEX in parts
+    names = _TYPEOF if typeof else {}
+    shown = " . ".join(names.get(part, part) for part in value.key)
+    if value.data is not None:
+        shown += " : " + " . ".join(names.get(part, part) for part in value.data)
+    lines = [f"{kind} {name} {{", f"\t{'typeof' if typeof else 'type'} {shown}"]
+    if value.size:
+        lines.append(f"\tsize {value.size}")
+    flags = [word for word, present in (("dynamic", value.dynamic), ("timeout", value.timeout)) if present]
+    if flags:
+        lines.append(f"\tflags {','.join(flags)}")
+    if value.timeout:
+        lines.append(f"\ttimeout {_duration(value.timeout)}")
+    return lines
+
+
+def _duration(milliseconds: int) -> str:
+    seconds, rest = divmod(milliseconds, 1000)
+    text = ""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        amount, seconds = divmod(seconds, size)
+        if amount:
+            text += f"{amount}{unit}"
+    return text + (f"{rest}ms" if rest else "")
+
+
+def chain_lines(value: ChainValue) -> List[str]:
+    """What stands between the braces of a chain."""
+    lines: List[str] = []
+    if value.base is not None:
+        policy = "accept" if value.base.policy else "drop"
+        hook = value.base
+        lines.append(f"\ttype {hook.type} hook {hook.hook} priority {hook.priority}; policy {policy};")
+    lines.extend("\t" + rule_text.rule_text(rule) for rule in value.rules)
+    return lines
+
+
+def describe(family: str, key: Key, value: Value) -> List[str]:
+    """Lines that show one entry of the table as commands or blocks that ``nft -f`` takes."""
+    table = f"{table_family(family)} {TABLE_NAME}"
+    if key[0] == "table":
+        return [f"table {table}"]
+    if key[0] == "set":
+        return [*set_lines(key[1], value), "}"]
+    if key[0] == "chain":
+        return [f"chain {key[1]} {{", *chain_lines(value), "}"]
+    return [f"element {table} {key[1]} {{ {text} }}" for text in element_texts(family, key, value)]
+
+
+def restore_text(family: str, tables: Mapping[str, Mapping[Key, Value]]) -> str:
+    """A script for ``nft -f`` that replaces the table of the family by the desired one; empty if none is desired."""
+    table = tables[RESOURCE]
+    if ("table",) not in table:
+        return ""
+    name = f"{table_family(family)} {TABLE_NAME}"
+    # Named first, so that the deletion succeeds whether or not the table exists.
+    lines = [f"table {name}", f"delete table {name}", f"table {name} {{", f'\tcomment "{TABLE_COMMENT}"']
+    elements: Dict[str, List[str]] = {}
+    for key, value in table.items():
+        if key[0] in ("element", "list"):
+            elements.setdefault(key[1], []).extend(element_texts(family, key, value))
+    for key, value in table.items():
+        if key[0] == "set":
+            block = set_lines(key[1], value)
+            if key[1] in elements:
+                block.append("\telements = { " + ",\n\t\t     ".join(elements[key[1]]) + " }")
+            lines.extend("\t" + line for line in [*block, "}"])
+    for key, value in table.items():
+        if key[0] == "chain":
+            lines.extend("\t" + line for line in [f"chain {key[1]} {{", *chain_lines(value), "}"])
+    lines.append("}")
+    return "\n".join(lines) + "\n"

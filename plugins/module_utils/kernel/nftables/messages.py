@@ -1,0 +1,263 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Messages of nf_tables: values of the resource table to netlink payloads. Source: linux/netfilter/nf_tables.h.
+
+Payloads begin with ``struct nfgenmsg``; types are those of the nfnetlink subsystem NFNL_SUBSYS_NFTABLES.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Dict, Iterable, Iterator, List, Optional, Tuple
+
+from ...addresses import IPV6
+from ...dataplane.nftables.expressions import SCHEMA
+from ...dataplane.nftables.objects import (
+    DATA_TYPES,
+    HOOKS,
+    INDEX,
+    SET_EVAL,
+    SET_MAP,
+    SET_TIMEOUT,
+    TABLE_COMMENT,
+    TABLE_NAME,
+    VERDICT,
+    BaseHook,
+    Expression,
+    Rule,
+    SetValue,
+    index_bytes,
+    key_length,
+)
+from ..netlink import NLA_F_NESTED, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, Message, attribute, nested, text_attribute
+
+SUBSYSTEM = 10 << 8
+NEW_TABLE, GET_TABLE, DELETE_TABLE = SUBSYSTEM | 0, SUBSYSTEM | 1, SUBSYSTEM | 2
+NEW_CHAIN, GET_CHAIN, DELETE_CHAIN = SUBSYSTEM | 3, SUBSYSTEM | 4, SUBSYSTEM | 5
+NEW_RULE, GET_RULE, DELETE_RULE = SUBSYSTEM | 6, SUBSYSTEM | 7, SUBSYSTEM | 8
+NEW_SET, GET_SET, DELETE_SET = SUBSYSTEM | 9, SUBSYSTEM | 10, SUBSYSTEM | 11
+NEW_ELEMENT, GET_ELEMENT, DELETE_ELEMENT = SUBSYSTEM | 12, SUBSYSTEM | 13, SUBSYSTEM | 14
+NEW_GENERATION, GET_GENERATION = SUBSYSTEM | 15, SUBSYSTEM | 16
+
+_BATCH_BEGIN, _BATCH_END = 0x10, 0x11
+_BATCH_HEADER = struct.pack(">BBH", 0, 0, 10)
+BATCH_BEGIN: Message = (_BATCH_BEGIN, 0, _BATCH_HEADER)
+BATCH_END: Message = (_BATCH_END, 0, _BATCH_HEADER)
+
+FAMILY_NUMBERS = {"IPv4": 2, "IPv6": 10}
+TABLE_OWNER, TABLE_PERSIST = 0x2, 0x4
+
+VERDICT_CODES = {"drop": 0, "accept": 1, "continue": -1, "break": -2, "jump": -3, "goto": -4, "return": -5}
+VERDICT_NAMES = {code: name for name, code in VERDICT_CODES.items()}
+DATA_TYPE_VERDICT = 0xFFFFFF00
+
+_U32 = struct.Struct(">I")
+_LENGTH_AND_KIND = struct.Struct("=HH")
+#: An attribute holds less than 64 KiB.
+_ELEMENT_BYTES = 60_000
+
+
+def family_header(family: str) -> bytes:
+    """``struct nfgenmsg`` for a family."""
+    return struct.pack(">BBH", FAMILY_NUMBERS[family], 0, 0)
+
+
+def _u32(kind: int, value: int) -> bytes:
+    return attribute(kind, _U32.pack(value & 0xFFFFFFFF))
+
+
+def verdict_data(text: str) -> bytes:
+    """The attribute NFTA_DATA_VERDICT for ``drop``, ``goto CHAIN`` and so on."""
+    word, _space, chain = text.partition(" ")
+    target = text_attribute(2, chain) if chain else b""
+    return nested(2, _u32(1, VERDICT_CODES[word]), target)
+
+
+def _attribute_bytes(kind: str, number: int, value: object) -> bytes:
+    if isinstance(value, bytes):
+        return nested(number, attribute(1, value)) if kind == "data" else attribute(number, value)
+    if isinstance(value, str):
+        return nested(number, verdict_data(value)) if kind == "data" else text_attribute(number, value)
+    form = {"u8": ">B", "u64": ">Q"}.get(kind, ">I")
+    return attribute(number, struct.pack(form, value))
+
+
+def expression_bytes(expression: Expression) -> bytes:
+    """One expression as an element of NFTA_RULE_EXPRESSIONS."""
+    schema = SCHEMA[expression.name]
+    parts = [_attribute_bytes(schema[number], number, value) for number, value in expression.attributes]
+    return nested(1, text_attribute(1, expression.name), nested(2, *parts))
+
+
+def _comment_bytes(comment: str) -> bytes:
+    raw = comment.encode() + b"\x00"
+    return bytes((0, len(raw))) + raw
+
+
+def _typeof(kind: int, payload: bytes) -> bytes:
+    return bytes((kind, len(payload))) + payload
+
+
+def _typeof_u32(kind: int, value: int) -> bytes:
+    return bytes((kind, 4)) + struct.pack("=I", value)
+
+
+def _typeof_expression(part: str) -> bytes:
+    """What the nft program (since 0.9.4) keeps with a set to show the type of a part as an expression."""
+    if part == "inet_proto":
+        return _typeof_u32(0, 9) + _typeof(1, _typeof_u32(0, 16))
+    if part == INDEX:
+        return _typeof_u32(0, 23) + _typeof(1, _typeof_u32(0, 1) + _typeof_u32(1, 0x10000) + _typeof_u32(2, 0))
+    protocol, field = {"ipv4_addr": (12, 12), "ipv6_addr": (13, 9), "inet_service": (11, 2)}[part]
+    return _typeof_u32(0, 7) + _typeof(1, _typeof_u32(0, protocol) + _typeof_u32(1, field))
+
+
+def _typeof_concatenation(parts: Tuple[str, ...]) -> bytes:
+    inner = b"".join(_typeof(position, _typeof_expression(part)) for position, part in enumerate(parts))
+    return _typeof_u32(0, 13) + _typeof(1, inner)
+
+
+def _set_user_data(value: SetValue) -> bytes:
+    """Byte orders, and types written as expressions where a part has no type name of its own in the nft syntax."""
+    host = value.key == (INDEX,)
+    found = _typeof_u32(0, 1 if host else 0 if len(value.key) > 1 else 2)
+    if value.data is not None:
+        found += _typeof_u32(1, 0)
+    if value.is_list and value.data is not None:
+        found += _typeof(3, _typeof_concatenation(value.key)) + _typeof(4, _typeof_concatenation(value.data))
+    return found
+
+
+def type_number(parts: Tuple[str, ...]) -> int:
+    """The number of a concatenated type: six bits for each part."""
+    number = 0
+    for part in parts:
+        number = number << 6 | DATA_TYPES[part][0]
+    return number
+
+
+class Encoder:
+    """Makes the messages for the table of one family."""
+
+    def __init__(self, family: str) -> None:
+        self.family = family
+        self._header = family_header(family)
+        self._in_table = self._header + text_attribute(1, TABLE_NAME)
+        self._verdicts: Dict[str, bytes] = {}
+
+    def table(self, flags: int = 0) -> Message:
+        """Make the table unless it exists."""
+        user_data = attribute(6, _comment_bytes(TABLE_COMMENT))
+        return (NEW_TABLE, NLM_F_CREATE, self._in_table + _u32(2, flags) + user_data)
+
+    def delete_table(self) -> Message:
+        """Delete the table with all that is in it."""
+        return (DELETE_TABLE, 0, self._in_table)
+
+    def set(self, name: str, value: SetValue, number: int) -> Message:
+        """Make a set or a map; ``number`` is unique in the transaction."""
+        flags = value.flags
+        parts = [self._in_table, text_attribute(2, name)]
+        if value.data is not None:
+            flags |= SET_MAP
+        if value.dynamic:
+            flags |= SET_EVAL
+        if value.timeout:
+            flags |= SET_TIMEOUT
+        parts += [_u32(3, flags), _u32(4, type_number(value.key)), _u32(5, key_length(value.key))]
+        if value.data == (VERDICT,):
+            parts += [_u32(6, DATA_TYPE_VERDICT), _u32(7, 16)]
+        elif value.data is not None:
+            parts += [_u32(6, type_number(value.data)), _u32(7, key_length(value.data))]
+        if value.size:
+            parts.append(nested(9, _u32(1, value.size)))
+        parts.append(_u32(10, number))
+        if value.timeout:
+            parts.append(attribute(11, struct.pack(">Q", value.timeout)))
+        parts.append(attribute(13, _set_user_data(value)))
+        return (NEW_SET, NLM_F_CREATE | NLM_F_EXCL, b"".join(parts))
+
+    def delete_set(self, name: str) -> Message:
+        """Delete a set with its elements."""
+        return (DELETE_SET, 0, self._in_table + text_attribute(2, name))
+
+    def chain(self, name: str, base: Optional[BaseHook]) -> Message:
+        """Make an empty chain."""
+        parts = [self._in_table, text_attribute(3, name)]
+        if base is not None:
+            parts.append(nested(4, _u32(1, HOOKS.index(base.hook)), attribute(2, struct.pack(">i", base.priority))))
+            parts += [_u32(5, base.policy), text_attribute(7, base.type)]
+        return (NEW_CHAIN, NLM_F_CREATE | NLM_F_EXCL, b"".join(parts))
+
+    def delete_chain(self, name: str) -> Message:
+        """Delete a chain; nothing may refer to it."""
+        return (DELETE_CHAIN, 0, self._in_table + text_attribute(3, name))
+
+    def rule(self, chain: str, rule: Rule) -> Message:
+        """Append a rule."""
+        parts = [self._in_table, text_attribute(2, chain), nested(4, *map(expression_bytes, rule.expressions))]
+        if rule.comment:
+            parts.append(attribute(7, _comment_bytes(rule.comment)))
+        return (NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, b"".join(parts))
+
+    def flush_chain(self, name: str) -> Message:
+        """Delete all rules of a chain."""
+        return (DELETE_RULE, 0, self._in_table + text_attribute(2, name))
+
+    def _element_messages(
+        self, kind: int, flags: int, name: str, elements: Iterable[bytes], size: int
+    ) -> Iterator[Message]:
+        """Messages with encoded elements, none longer than ``size``, as many in each as an attribute can hold."""
+        head = self._in_table + text_attribute(2, name)
+        per_message = max(1, _ELEMENT_BYTES // size)
+        parts: List[bytes] = list(elements)
+        for start in range(0, len(parts), per_message):
+            body = b"".join(parts[start : start + per_message])
+            yield (kind, flags, head + _LENGTH_AND_KIND.pack(len(body) + 4, 3 | NLA_F_NESTED) + body)
+
+    def add_elements(self, name: str, items: Iterable[Tuple[bytes, object]]) -> Iterator[Message]:
+        """Add elements: (key, True) to a set, (key, verdict text) or (key, data) to a map."""
+        yield from self._elements(NEW_ELEMENT, NLM_F_CREATE | NLM_F_EXCL, name, items)
+
+    def delete_elements(self, name: str, keys: Iterable[bytes]) -> Iterator[Message]:
+        """Delete elements by their keys."""
+        yield from self._elements(DELETE_ELEMENT, 0, name, ((key, True) for key in keys))
+
+    def _elements(self, kind: int, flags: int, name: str, items: Iterable[Tuple[bytes, object]]) -> Iterator[Message]:
+        pack = _LENGTH_AND_KIND.pack
+        verdicts = self._verdicts
+        encoded: List[bytes] = []
+        longest = 1
+        for key, value in items:
+            body = pack(len(key) + 8, 1 | NLA_F_NESTED) + pack(len(key) + 4, 1) + key
+            if isinstance(value, str):
+                data = verdicts.get(value)
+                if data is None:
+                    data = verdicts[value] = nested(2, verdict_data(value))
+                body += data
+            elif isinstance(value, bytes):
+                body += pack(len(value) + 8, 2 | NLA_F_NESTED) + pack(len(value) + 4, 1) + value
+            encoded.append(pack(len(body) + 4, 1 | NLA_F_NESTED) + body)
+            longest = max(longest, len(body) + 4)
+        yield from self._element_messages(kind, flags, name, encoded, longest)
+
+    def add_lists(self, name: str, lists: Iterable[Tuple[bytes, List[Tuple[int, bytes]]]]) -> Iterator[Message]:
+        """Add elements of lists: pairs of a frontend's key and (index, data) pairs."""
+        data_size = 20 if self.family == IPV6 else 8
+        pack = _LENGTH_AND_KIND.pack
+        data_head = pack(data_size + 8, 2 | NLA_F_NESTED) + pack(data_size + 4, 1)
+        tails: Dict[int, bytes] = {}
+        encoded: List[bytes] = []
+        append = encoded.append
+        size = 1
+        for key, items in lists:
+            key_size = len(key) + 4
+            size = 4 + 8 + key_size + 8 + data_size
+            head = pack(size, 1 | NLA_F_NESTED) + pack(key_size + 8, 1 | NLA_F_NESTED) + pack(key_size + 4, 1) + key
+            for index, data in items:
+                tail = tails.get(index)
+                if tail is None:
+                    tail = tails[index] = index_bytes(index) + data_head
+                append(head + tail + data)
+        yield from self._element_messages(NEW_ELEMENT, NLM_F_CREATE | NLM_F_EXCL, name, encoded, size)

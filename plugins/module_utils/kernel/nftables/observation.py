@@ -1,0 +1,254 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reading the table back: netlink dumps to values of the resource table."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from ...dataplane.nftables.expressions import IGNORED, OPTIONAL, SCHEMA
+from ...dataplane.nftables.objects import (
+    DATA_TYPE_NAMES,
+    HOOKS,
+    SET_ANONYMOUS,
+    SET_EVAL,
+    SET_MAP,
+    SET_TIMEOUT,
+    TABLE_NAME,
+    VERDICT,
+    BaseHook,
+    ChainValue,
+    Expression,
+    Key,
+    Rule,
+    SetValue,
+    Value,
+    list_value,
+)
+from ..netlink import (
+    NetlinkRefusal,
+    NetlinkSocket,
+    Slice,
+    attribute_text,
+    each_attribute,
+    parse_attributes,
+    text_attribute,
+)
+from . import messages
+
+_U32 = struct.Struct(">I")
+_HEAD = 4
+_INDEX = struct.Struct("=I")
+
+
+def _u32(found: Dict[int, memoryview], kind: int, default: int = 0) -> int:
+    return int(_U32.unpack(found[kind])[0]) if kind in found else default
+
+
+def _dump(sock: NetlinkSocket, kind: int, payload: bytes) -> List[Slice]:
+    try:
+        return sock.dump(kind, payload)
+    except NetlinkRefusal as refusal:
+        if refusal.error.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.EAFNOSUPPORT):
+            return []
+        raise
+
+
+def verdict_text(found: Dict[int, memoryview]) -> str:
+    """``drop``, ``goto CHAIN`` and so on, from the attributes of NFTA_DATA_VERDICT."""
+    code = struct.unpack(">i", found[1])[0]
+    word = messages.VERDICT_NAMES.get(code, f"verdict {code}")
+    return f"{word} {attribute_text(found[2])}" if 2 in found else word
+
+
+def _data(raw: memoryview) -> Any:
+    found = parse_attributes(raw, 0, len(raw))
+    if 2 in found:
+        return verdict_text(parse_attributes(found[2], 0, len(found[2])))
+    return bytes(found.get(1, b""))
+
+
+def _attribute_value(kind: str, raw: memoryview) -> Any:
+    if kind == "text":
+        return attribute_text(raw)
+    if kind == "data":
+        return _data(raw)
+    return int.from_bytes(raw, "big")
+
+
+def parse_expression(raw: memoryview) -> Expression:
+    """One expression in the form in which this project writes it: defaults and restatements of the kernel left out."""
+    outer = parse_attributes(raw, 0, len(raw))
+    name = attribute_text(outer[1])
+    inner = outer.get(2, memoryview(b""))
+    schema = SCHEMA.get(name, {})
+    values: Dict[int, Any] = {}
+    for number, part in each_attribute(inner, 0, len(inner)):
+        if (name, number) in IGNORED:
+            continue
+        kind = schema.get(number)
+        value = bytes(part) if kind is None else _attribute_value(kind, part)
+        if (kind is None and not any(value)) or ((name, number) in OPTIONAL and not value):
+            continue
+        values[number] = value
+    if name == "nat":
+        _normalise_nat(values)
+    return Expression(name, tuple(sorted(values.items())))
+
+
+def _normalise_nat(values: Dict[int, Any]) -> None:
+    """A range of one is written by its lower end; flags 1 and 2, addresses and ports are given, go without saying."""
+    for lower, upper in ((3, 4), (5, 6)):
+        if values.get(upper) == values.get(lower):
+            values.pop(upper, None)
+    values[7] = values.get(7, 0) & ~0x3
+    if not values[7]:
+        del values[7]
+
+
+def _comment(found: Dict[int, memoryview], kind: int) -> str:
+    raw = bytes(found.get(kind, b""))
+    position = 0
+    while position + 2 <= len(raw):
+        tag, size = raw[position], raw[position + 1]
+        if tag == 0:
+            return raw[position + 2 : position + 2 + size].rstrip(b"\x00").decode(errors="replace")
+        position += 2 + size
+    return ""
+
+
+def type_names(number: int) -> Tuple[str, ...]:
+    """The parts of a concatenated type; a part without a name here is ``type-N``."""
+    names: List[str] = []
+    while number:
+        part = number & 0x3F
+        names.append(DATA_TYPE_NAMES.get(part, f"type-{part}"))
+        number >>= 6
+    return tuple(reversed(names))
+
+
+def parse_set(found: Dict[int, memoryview]) -> SetValue:
+    """The definition of a set."""
+    flags = _u32(found, 3)
+    data: Any = None
+    if flags & SET_MAP:
+        number = _u32(found, 6)
+        data = (VERDICT,) if number == messages.DATA_TYPE_VERDICT else type_names(number)
+    dynamic = bool(flags & SET_EVAL)
+    description = found.get(9, memoryview(b""))
+    size = _u32(parse_attributes(description, 0, len(description)), 1) if dynamic else 0
+    timeout = int.from_bytes(found[11], "big") if 11 in found else 0
+    if flags & SET_TIMEOUT and timeout:
+        flags &= ~SET_TIMEOUT
+    return SetValue(type_names(_u32(found, 4)), data, dynamic, timeout, size, flags & ~(SET_MAP | SET_EVAL))
+
+
+def parse_hook(found: Dict[int, memoryview]) -> Optional[BaseHook]:
+    """The hook of a chain, or None."""
+    if 4 not in found:
+        return None
+    hook = parse_attributes(found[4], 0, len(found[4]))
+    number = _u32(hook, 1)
+    name = HOOKS[number] if number < len(HOOKS) else f"hook-{number}"
+    priority = struct.unpack(">i", hook[2])[0]
+    return BaseHook(attribute_text(found[7]), name, priority, _u32(found, 5, 1))
+
+
+class Reader:
+    """Reads the table of one family over a socket."""
+
+    def __init__(self, sock: NetlinkSocket, family: str) -> None:
+        self._sock = sock
+        self._header = messages.family_header(family)
+        self._in_table = self._header + text_attribute(1, TABLE_NAME)
+
+    def table_flags(self) -> Optional[int]:
+        """The flags of the table, or None if there is no table."""
+        for buffer, _kind, start, end in _dump(self._sock, messages.GET_TABLE, self._header):
+            found = parse_attributes(buffer, start + _HEAD, end)
+            if attribute_text(found[1]) == TABLE_NAME:
+                return _u32(found, 2)
+        return None
+
+    def _objects(self, kind: int) -> Iterator[Dict[int, memoryview]]:
+        for buffer, _kind, start, end in _dump(self._sock, kind, self._in_table):
+            found = parse_attributes(buffer, start + _HEAD, end)
+            if attribute_text(found[1]) == TABLE_NAME:
+                yield found
+
+    def sets(self) -> Dict[str, SetValue]:
+        """All named sets and maps."""
+        found = {attribute_text(each[2]): (each, _u32(each, 3)) for each in self._objects(messages.GET_SET)}
+        return {name: parse_set(each) for name, (each, flags) in found.items() if not flags & SET_ANONYMOUS}
+
+    def chains(self) -> Dict[str, ChainValue]:
+        """All chains with their rules."""
+        hooks = {attribute_text(each[3]): parse_hook(each) for each in self._objects(messages.GET_CHAIN)}
+        rules: Dict[str, List[Rule]] = {name: [] for name in hooks}
+        for found in self._objects(messages.GET_RULE):
+            raw = found.get(4, memoryview(b""))
+            parts = tuple(parse_expression(part) for _kind, part in each_attribute(raw, 0, len(raw)))
+            rules.setdefault(attribute_text(found[2]), []).append(Rule(parts, _comment(found, 7)))
+        return {name: ChainValue(tuple(found), hooks.get(name)) for name, found in rules.items()}
+
+    def elements(self, name: str) -> Iterator[Tuple[bytes, Any]]:
+        """All elements of a set as (key, value); the value is True, a verdict or data."""
+        payload = self._in_table + text_attribute(2, name)
+        unpack = struct.Struct("=HH").unpack_from
+        for buffer, _kind, start, end in _dump(self._sock, messages.GET_ELEMENT, payload):
+            found = parse_attributes(buffer, start + _HEAD, end)
+            if 3 not in found:
+                continue
+            nest = found[3]
+            position, stop = 0, len(nest)
+            while position + 4 <= stop:
+                size = unpack(nest, position)[0]
+                yield self._element(nest, position + 4, position + size, unpack)
+                position += (size + 3) & ~3
+
+    @staticmethod
+    def _element(nest: memoryview, start: int, end: int, unpack: Any) -> Tuple[bytes, Any]:
+        # The key comes first, then its data: nf_tables writes them in this order.
+        key_size, kind = unpack(nest, start)
+        if kind & 0x3FFF == 1:
+            after = start + key_size
+            key = bytes(nest[start + 8 : after])
+            if after >= end:
+                return key, True
+            data_size, kind = unpack(nest, after)
+            if kind & 0x3FFF == 2 and after + data_size == end and unpack(nest, after + 4)[1] & 0x3FFF == 1:
+                return key, bytes(nest[after + 8 : end])
+        found = parse_attributes(nest, start, end)
+        key = _data(found[1]) if 1 in found else b""
+        return key, _data(found[2]) if 2 in found else True
+
+    def everything(self) -> Dict[Key, Value]:
+        """The whole table as a resource table; empty if it does not exist."""
+        table: Dict[Key, Value] = {}
+        if self.table_flags() is None:
+            return table
+        table[("table",)] = True
+        sets = self.sets()
+        for name, value in sets.items():
+            table[("set", name)] = value
+        for name, chain in self.chains().items():
+            table[("chain", name)] = chain
+        for name, value in sets.items():
+            if not value.dynamic:
+                table.update(self.contents(name, value))
+        return table
+
+    def contents(self, name: str, value: SetValue) -> Dict[Key, Value]:
+        """What is in a set, as entries of the resource table."""
+        if not value.is_list:
+            return {("element", name, key): data for key, data in self.elements(name)}
+        lists: Dict[bytes, Dict[int, bytes]] = {}
+        for key, data in self.elements(name):
+            items = lists.get(key[:-4])
+            if items is None:
+                items = lists[key[:-4]] = {}
+            items[_INDEX.unpack(key[-4:])[0]] = data
+        return {("list", name, key): list_value(items) for key, items in lists.items()}

@@ -1,0 +1,198 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The table of nftables mode as one atomic resource, spoken to over netlink; no program is needed on the node."""
+
+from __future__ import annotations
+
+import errno
+import time
+from typing import Any, Dict, FrozenSet, List, Optional, Type, TypeVar
+
+from ...dataplane.nftables.objects import TABLE_NAME, Key, Value
+from ...dataplane.nftables.text import describe
+from ...errors import KernelError
+from ...resources import Change, Resource, difference
+from ..netlink import NETLINK_NETFILTER, MessageError, NetlinkSocket, parse_attributes
+from . import messages
+from .messages import BATCH_BEGIN, BATCH_END, Encoder
+from .observation import Reader
+from .transactions import ELEMENTS_PER_TRANSACTION, Labelled, Planner, Transaction
+
+Self = TypeVar("Self", bound="NftablesResource")
+
+#: What the kernel answers when somebody else changed the table, or when it was short of memory for a moment.
+_TRANSIENT = frozenset(
+    [errno.ENOENT, errno.EEXIST, errno.EBUSY, errno.ENOBUFS, errno.ERESTART, errno.EINTR, errno.EAGAIN]
+)
+_ATTEMPTS = 5
+#: Kernels before 6.2 count a chain as referred to for a moment after the last element that names it is gone.
+_BUSY_ATTEMPTS = 15
+_BUSY_SECONDS = 0.2
+
+
+class TransactionRefused(KernelError):
+    """The kernel refused a transaction as a whole; ``numbers`` are the errors it gave, positive."""
+
+    def __init__(self, text: str, numbers: FrozenSet[int], only_cleanup: bool) -> None:
+        super().__init__(text)
+        self.numbers = numbers
+        self.only_cleanup = only_cleanup
+
+
+class NftablesResource(Resource[Key, Value]):
+    """Table ``kube-proxy`` of one family (IPv4: ``ip``, IPv6: ``ip6``) in the network namespace of the calling thread.
+
+    ``owned``: a table that this resource makes belongs to its socket and outlives it (flags owner and persist, kernel
+    6.9 and later), so that no other process can change it while the socket is open. Close it with :meth:`close`
+    or use it in a ``with`` statement. ``longest_call``: seconds that the longest single transaction took so far.
+    """
+
+    atomic = True
+
+    def __init__(
+        self, family: str, owned: bool = False, most_elements: int = ELEMENTS_PER_TRANSACTION
+    ) -> None:
+        self.name = f"nftables {family}"
+        self.family = family
+        self.owned = owned
+        self.longest_call = 0.0
+        self._encoder = Encoder(family)
+        self._planner = Planner(self._encoder, most_elements)
+        self._sock: Optional[NetlinkSocket] = None
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, kind: Type[BaseException], value: BaseException, trace: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket; closing twice is harmless."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    @property
+    def socket(self) -> NetlinkSocket:
+        """The socket, opened at first use. Raises KernelError."""
+        if self._sock is None:
+            self._sock = NetlinkSocket(NETLINK_NETFILTER)
+        return self._sock
+
+    def observe(self) -> Dict[Key, Value]:
+        """All of the table: every set, chain, rule and element, whoever made it. Raises KernelError."""
+        return Reader(self.socket, self.family).everything()
+
+    def generation(self) -> int:
+        """The generation of all tables of the network namespace: every transaction of anybody adds one."""
+        for reply in self.socket.request(messages.GET_GENERATION, messages.family_header(self.family)):
+            found = parse_attributes(memoryview(reply.payload), 4, len(reply.payload))
+            if 1 in found:
+                return int.from_bytes(found[1], "big")
+        raise KernelError("nf_tables: the kernel told no generation")
+
+    def apply(self, change: Change[Key, Value]) -> None:
+        """Make the change: in one transaction, or in several without a wrong state in between if it is large.
+
+        If somebody else changed the table meanwhile, it is read again and what is still missing is done.
+        Raises KernelError.
+        """
+        target: Dict[Key, Value] = {key: new for key, (_old, new) in change.replaced.items()}
+        target.update(change.added)
+        touched = [*target, *change.removed]
+        for attempt in range(_ATTEMPTS):
+            try:
+                for transaction in self._planner.transactions(self._with_elements_of_replaced_sets(change)):
+                    self._send_patiently(transaction)
+                return
+            except TransactionRefused as refused:
+                if not refused.numbers & _TRANSIENT or attempt == _ATTEMPTS - 1:
+                    raise
+            time.sleep(0.01 * attempt)
+            observed = self.observe()
+            if ("table",) not in observed and ("table",) not in target:
+                raise KernelError(f"table {TABLE_NAME} ({self.family}): it was deleted meanwhile")
+            change = difference(observed, target, touched)
+            if ("table",) in change.removed and ("table",) not in observed:
+                return
+
+    def _with_elements_of_replaced_sets(self, change: Change[Key, Value]) -> Change[Key, Value]:
+        """Extend a change that makes a set anew: its elements have to come back, and the rules that use it as well."""
+        renewed = {key[1] for key in change.replaced if key[0] == "set"}
+        if not renewed:
+            return change
+        observed = self.observe()
+        wider: Change[Key, Value] = Change(dict(change.added), dict(change.replaced), dict(change.removed))
+        for key, value in observed.items():
+            if key[0] in ("element", "list") and key[1] in renewed:
+                if key in wider.replaced:
+                    wider.added[key] = wider.replaced.pop(key)[1]
+                elif key not in wider.removed:
+                    wider.added[key] = value
+                else:
+                    del wider.removed[key]
+            elif key[0] == "chain" and key not in wider.replaced and key not in wider.removed:
+                parts = (part for rule in value.rules for part in rule.expressions)
+                if renewed & {part.get(1) for part in parts if part.name in ("lookup", "dynset")}:
+                    wider.replaced[key] = (value, value)
+        return wider
+
+    def _send_patiently(self, transaction: Transaction) -> None:
+        """Send a transaction; if chains to be removed are still busy, do the rest first and remove them afterwards."""
+        try:
+            self._send(transaction.messages)
+            return
+        except TransactionRefused as refused:
+            removing = [each for each in transaction.messages if each.message[0] == messages.DELETE_CHAIN]
+            if refused.numbers != frozenset([errno.EBUSY]) or not refused.only_cleanup or not removing:
+                raise
+            error = refused
+        others = [each for each in transaction.messages if each.message[0] != messages.DELETE_CHAIN]
+        if any(each.message[0] == messages.NEW_CHAIN for each in others):
+            names = {each.label for each in others}
+            if any(each.label.replace(" to be removed", "") in names for each in removing):
+                raise error
+        if others:
+            self._send(others)
+        for _attempt in range(_BUSY_ATTEMPTS):
+            time.sleep(_BUSY_SECONDS)
+            try:
+                self._send(removing)
+                return
+            except TransactionRefused as refused:
+                if refused.numbers != frozenset([errno.EBUSY]):
+                    raise
+                error = refused
+        raise error
+
+    def _send(self, labelled: List[Labelled]) -> None:
+        batch = [BATCH_BEGIN]
+        batch.extend(self._owned(each.message) for each in labelled)
+        batch.append(BATCH_END)
+        started = time.monotonic()
+        outcome = self.socket.transact(batch, single_send=True, acknowledge=False)
+        self.longest_call = max(self.longest_call, time.monotonic() - started)
+        if outcome.errors:
+            raise self._refusal(labelled, outcome.errors)
+
+    def _owned(self, message: Any) -> Any:
+        if self.owned and message[0] == messages.NEW_TABLE:
+            return self._encoder.table(messages.TABLE_OWNER | messages.TABLE_PERSIST)
+        return message
+
+    def _refusal(self, labelled: List[Labelled], errors: List[MessageError]) -> TransactionRefused:
+        first = errors[0]
+        # Position 0 is the message that begins the batch; an error there is about the whole of it.
+        where = labelled[first.position - 1].label if 0 < first.position <= len(labelled) else "transaction"
+        cleanup = all(
+            0 < error.position <= len(labelled) and labelled[error.position - 1].message[0] == messages.DELETE_CHAIN
+            for error in errors
+        )
+        more = f" (and {len(errors) - 1} more refusals)" if len(errors) > 1 else ""
+        text = f"table {TABLE_NAME} ({self.family}): {where}: {first}{more}"
+        return TransactionRefused(text, frozenset(error.errno for error in errors), cleanup)
+
+    def describe(self, key: Key, value: Value) -> List[str]:
+        """One entry in the syntax of the nft program."""
+        return describe(self.family, key, value)

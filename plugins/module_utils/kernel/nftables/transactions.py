@@ -1,0 +1,252 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One change of the table as the messages of transactions.
+
+Within a transaction what refers to something goes before it is removed and comes after it is added:
+rules, elements, sets and chains are taken away, then sets, chains, rules and elements are put in place.
+
+A change with few elements is one transaction. A large one is cut so that no call into the kernel takes long, and so
+that every packet still sees each frontend either as it was or as it will be:
+
+1. what no packet can reach yet: new sets with their elements, and new chains that no hook leads to;
+2. what packets see, with all elements of one frontend together, and hooks last: at the first load of the table,
+   packets see nothing before everything is there;
+3. what no packet can reach any more: chains and sets that are gone, one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Tuple
+
+from ...dataplane.nftables.objects import Key, Rule, Value, index_bytes, list_items
+from ...resources import Change
+from ..netlink import Message
+from .messages import Encoder
+
+#: Elements in one transaction, at most (the elements of one frontend stay together even so).
+ELEMENTS_PER_TRANSACTION = 10_000
+
+
+class Labelled(NamedTuple):
+    """A message and the object that it is about, for errors."""
+
+    message: Message
+    label: str
+
+
+class Transaction(NamedTuple):
+    """Messages that take effect together. ``cleanup``: it only removes what nothing refers to any more."""
+
+    messages: List[Labelled]
+    cleanup: bool = False
+
+
+class _Batch:
+    """Collects the parts of one transaction and puts them in order."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self.weight = 0
+        self.create_table = False
+        self.flushed: List[str] = []
+        self.removed_sets: List[str] = []
+        self.removed_chains: List[str] = []
+        self.sets: List[Tuple[str, Any]] = []
+        self.chains: List[Tuple[str, Any]] = []
+        self.rules: List[Tuple[str, Tuple[Rule, ...]]] = []
+        self.removed_elements: Dict[str, List[bytes]] = {}
+        self.elements: Dict[str, List[Tuple[bytes, Any]]] = {}
+        self.lists: Dict[str, List[Tuple[bytes, List[Tuple[int, bytes]]]]] = {}
+
+    def add_element(self, name: str, key: bytes, value: Value) -> None:
+        self.elements.setdefault(name, []).append((key, value))
+        self.weight += 1
+
+    def remove_element(self, name: str, key: bytes) -> None:
+        self.removed_elements.setdefault(name, []).append(key)
+        self.weight += 1
+
+    def change_list(self, name: str, key: bytes, old: Value, new: Value) -> None:
+        """Turn one list into another; either may be empty."""
+        if not old:
+            items = list_items(new)
+            self.lists.setdefault(name, []).append((key, items))
+            self.weight += len(items)
+            return
+        before, after = dict(list_items(old)), dict(list_items(new))
+        gone = [key + index_bytes(index) for index, data in before.items() if after.get(index) != data]
+        come = [(index, data) for index, data in after.items() if before.get(index) != data]
+        if gone:
+            self.removed_elements.setdefault(name, []).extend(gone)
+        if come:
+            self.lists.setdefault(name, []).append((key, come))
+        self.weight += len(gone) + len(come)
+
+    def labelled(self, first_set: int) -> Iterator[Labelled]:
+        encoder = self._encoder
+        if self.create_table:
+            yield Labelled(encoder.table(), "table")
+        for name in self.flushed:
+            yield Labelled(encoder.flush_chain(name), f"rules of chain {name}")
+        for name, keys in self.removed_elements.items():
+            for message in encoder.delete_elements(name, keys):
+                yield Labelled(message, f"elements of {name} to be removed")
+        for name in self.removed_sets:
+            yield Labelled(encoder.delete_set(name), f"set {name} to be removed")
+        for name in self.removed_chains:
+            yield Labelled(encoder.delete_chain(name), f"chain {name} to be removed")
+        for number, (name, value) in enumerate(self.sets, first_set):
+            yield Labelled(encoder.set(name, value, number), f"set {name}")
+        for name, base in self.chains:
+            yield Labelled(encoder.chain(name, base), f"chain {name}")
+        for name, rules in self.rules:
+            for position, rule in enumerate(rules, 1):
+                yield Labelled(encoder.rule(name, rule), f"rule {position} of chain {name}")
+        for name, lists in self.lists.items():
+            for message in encoder.add_lists(name, lists):
+                yield Labelled(message, f"elements of {name}")
+        for name, items in self.elements.items():
+            for message in encoder.add_elements(name, items):
+                yield Labelled(message, f"elements of {name}")
+
+    def transaction(self, cleanup: bool = False) -> Transaction:
+        return Transaction(list(self.labelled(1)), cleanup)
+
+
+def _elements_of(change: Change[Key, Value]) -> Iterator[Tuple[Key, Value, Value]]:
+    """The keys of elements and lists that change, with old and new values (None if there is none)."""
+    for key, old in change.removed.items():
+        if key[0] in ("element", "list"):
+            yield key, old, None
+    for key, (old, new) in change.replaced.items():
+        if key[0] in ("element", "list"):
+            yield key, old, new
+    for key, new in change.added.items():
+        if key[0] in ("element", "list"):
+            yield key, None, new
+
+
+def _put(batch: _Batch, key: Key, old: Value, new: Value) -> None:
+    kind, name, raw = key
+    if kind == "list":
+        batch.change_list(name, raw, old or (), new or ())
+        return
+    if old is not None:
+        batch.remove_element(name, raw)
+    if new is not None:
+        batch.add_element(name, raw, new)
+
+
+def weight_of(change: Change[Key, Value]) -> int:
+    """How many elements a change touches."""
+    weight = 0
+    for key, old, new in _elements_of(change):
+        weight += (len(list_items(old or ())) + len(list_items(new or ()))) if key[0] == "list" else 1
+    return weight
+
+
+class Planner:
+    """Cuts a change into transactions for the table of one family."""
+
+    def __init__(self, encoder: Encoder, most_elements: int = ELEMENTS_PER_TRANSACTION) -> None:
+        self._encoder = encoder
+        self._most_elements = most_elements
+
+    def transactions(self, change: Change[Key, Value]) -> List[Transaction]:
+        """The transactions that make the change, in order."""
+        if ("table",) in change.removed:
+            return [Transaction([Labelled(self._encoder.delete_table(), "table to be removed")], True)]
+        if weight_of(change) <= self._most_elements:
+            batch = self._definitions(change, lambda _key: True)
+            gone = _names(change.removed, "set")
+            for key, old, new in _elements_of(change):
+                if key[1] not in gone:
+                    _put(batch, key, old, new)
+            return [batch.transaction()]
+        return list(self._phases(change))
+
+    def _definitions(self, change: Change[Key, Value], wanted: Callable[[Key], bool]) -> _Batch:
+        """A batch with the sets, chains and rules of a change."""
+        batch = _Batch(self._encoder)
+        batch.create_table = ("table",) in change.added
+        for key in change.removed:
+            if key[0] == "set" and wanted(key):
+                batch.removed_sets.append(key[1])
+            elif key[0] == "chain" and wanted(key):
+                batch.flushed.append(key[1])
+                batch.removed_chains.append(key[1])
+        for key, (old, new) in change.replaced.items():
+            if key[0] == "set":
+                batch.removed_sets.append(key[1])
+                batch.sets.append((key[1], new))
+            elif key[0] == "chain":
+                batch.flushed.append(key[1])
+                if old.base != new.base:
+                    batch.removed_chains.append(key[1])
+                    batch.chains.append((key[1], new.base))
+                batch.rules.append((key[1], new.rules))
+        for key, new in change.added.items():
+            if key[0] == "set" and wanted(key):
+                batch.sets.append((key[1], new))
+            elif key[0] == "chain" and wanted(key):
+                batch.chains.append((key[1], new.base))
+                batch.rules.append((key[1], new.rules))
+        return batch
+
+    def _phases(self, change: Change[Key, Value]) -> Iterator[Transaction]:
+        new_sets = _names(change.added, "set")
+        gone_sets = _names(change.removed, "set")
+        unreachable = Change(
+            {
+                key: value
+                for key, value in change.added.items()
+                if key[0] in ("table", "set") or (key[0] == "chain" and value.base is None)
+            }
+        )
+        first = self._definitions(unreachable, lambda _key: True)
+        yield first.transaction()
+        yield from self._chunks((each for each in _elements_of(change) if each[0][1] in new_sets), one_by_one=True)
+        visible = (each for each in _elements_of(change) if each[0][1] not in new_sets and each[0][1] not in gone_sets)
+        yield from self._chunks(visible)
+        hooks = {key: value for key, value in change.added.items() if key not in unreachable.added}
+        rest = Change(hooks, change.replaced)
+        live = self._definitions(rest, lambda _key: True).transaction()
+        if live.messages:
+            yield live
+        yield from self._removals(change)
+
+    def _chunks(self, elements: Iterable[Tuple[Key, Value, Value]], one_by_one: bool = False) -> Iterator[Transaction]:
+        """Transactions of elements; all that belongs to one frontend comes together unless ``one_by_one``."""
+        groups: Iterable[List[Tuple[Key, Value, Value]]]
+        if one_by_one:
+            groups = ([each] for each in elements)
+        else:
+            by_frontend: Dict[bytes, List[Tuple[Key, Value, Value]]] = {}
+            for each in elements:
+                by_frontend.setdefault(each[0][2], []).append(each)
+            groups = by_frontend.values()
+        batch = _Batch(self._encoder)
+        for group in groups:
+            for key, old, new in group:
+                _put(batch, key, old, new)
+            if batch.weight >= self._most_elements:
+                yield batch.transaction()
+                batch = _Batch(self._encoder)
+        if batch.weight:
+            yield batch.transaction()
+
+    def _removals(self, change: Change[Key, Value]) -> Iterator[Transaction]:
+        """Chains lose their rules first, so that neither they nor the sets are referred to."""
+        chains = sorted(_names(change.removed, "chain"))
+        sets = sorted(_names(change.removed, "set"))
+        if chains or sets:
+            batch = _Batch(self._encoder)
+            batch.flushed = chains
+            batch.removed_sets = sets
+            batch.removed_chains = chains
+            yield batch.transaction(cleanup=True)
+
+
+def _names(table: Iterable[Key], kind: str) -> FrozenSet[str]:
+    return frozenset(key[1] for key in table if key[0] == kind)
