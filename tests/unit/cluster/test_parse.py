@@ -139,8 +139,10 @@ def test_defaults_of_the_api_server_are_filled_in():
     ("spec", "expected"),
     [
         ({"clusterIP": "fd00::1", "clusterIPs": ["fd00::1"], "ipFamilies": ["IPv6"]}, ("", "fd00::1")),
-        ({"clusterIP": "fd00::1", "clusterIPs": ["fd00::1", "10.0.0.1"], "ipFamilies": ["IPv6", "IPv4"]},
-         ("10.0.0.1", "fd00::1")),
+        (
+            {"clusterIP": "fd00::1", "clusterIPs": ["fd00::1", "10.0.0.1"], "ipFamilies": ["IPv6", "IPv4"]},
+            ("10.0.0.1", "fd00::1"),
+        ),
         ({"clusterIP": "10.0.0.1", "clusterIPs": ..., "ipFamilies": ...}, ("10.0.0.1", "")),
         ({"clusterIP": "::ffff:10.0.0.1", "clusterIPs": ..., "ipFamilies": ...}, ("10.0.0.1", "")),
         ({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1"], "ipFamilies": ["IPv4", "IPv6"]}, ("10.0.0.1", "")),
@@ -159,13 +161,24 @@ def test_cluster_ips_by_family(spec, expected):
         service(clusterIP=""),
         service(clusterIP=...),
         service(type="ExternalName"),
-        {**service(), "metadata": {
-            "namespace": "shop", "name": "web", "labels": {"service.kubernetes.io/service-proxy-name": "x"}}},
+        {
+            **service(),
+            "metadata": {
+                "namespace": "shop",
+                "name": "web",
+                "labels": {"service.kubernetes.io/service-proxy-name": "x"},
+            },
+        },
         endpoint_slice(addressType="FQDN"),
         {**endpoint_slice(), "metadata": {"namespace": "shop", "name": "x"}},
-        {**endpoint_slice(), "metadata": {
-            "namespace": "shop", "name": "x",
-            "labels": {"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""}}},
+        {
+            **endpoint_slice(),
+            "metadata": {
+                "namespace": "shop",
+                "name": "x",
+                "labels": {"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""},
+            },
+        },
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": 5}},
         {"apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": {}},
     ],
@@ -197,7 +210,11 @@ def test_conditions_default_each_for_itself():
     parsed = parse_object(endpoint_slice(endpoints=endpoints))
     assert isinstance(parsed, EndpointSlice)
     assert [(item.ready, item.serving, item.terminating) for item in parsed.endpoints] == [
-        (True, True, False), (False, True, False), (False, False, True), (True, True, False)]
+        (True, True, False),
+        (False, True, False),
+        (False, False, True),
+        (True, True, False),
+    ]
 
 
 @pytest.mark.parametrize("empty", [None, []])
@@ -214,7 +231,8 @@ def test_ports_without_a_number_are_left_out():
 
 def test_node_and_service_cidr():
     assert parse_object(node()) == Node(
-        "node-a", ("172.18.0.2",), ("192.0.2.1",), ("10.244.1.0/24",), "a", ("ToBeDeletedByClusterAutoscaler",), True)
+        "node-a", ("172.18.0.2",), ("192.0.2.1",), ("10.244.1.0/24",), "a", ("ToBeDeletedByClusterAutoscaler",), True
+    )
     assert parse_object(SERVICE_CIDR) == ServiceCIDR("kubernetes", ("10.96.0.0/16", "fd00:96::/112"))
 
 
@@ -238,8 +256,11 @@ def renamed(raw: dict[str, Any], **metadata: Any) -> dict[str, Any]:
         ({**service(), "metadata": "x"}, "metadata", "is not an object"),
         ({**service(), "spec": []}, "spec", "a list is not an object"),
         ({**service(), "status": {"loadBalancer": {"ingress": {}}}}, "status.loadBalancer.ingress", "is not a list"),
-        ({**service(), "status": {"loadBalancer": {"ingress": [{"ip": "224.0.0.1"}]}}},
-         "status.loadBalancer.ingress[0].ip", "is a multicast address"),
+        (
+            {**service(), "status": {"loadBalancer": {"ingress": [{"ip": "224.0.0.1"}]}}},
+            "status.loadBalancer.ingress[0].ip",
+            "is a multicast address",
+        ),
         (service(type="Cluster"), "spec.type", "is not one of"),
         (service(clusterIP="10.96.0.300", clusterIPs=...), "spec.clusterIP", '"10.96.0.300" is not an IP address'),
         (service(clusterIP=7), "spec.clusterIP", "7 is not a string"),
@@ -263,19 +284,28 @@ def renamed(raw: dict[str, Any], **metadata: Any) -> dict[str, Any]:
         (service(ports=[PORT, {"name": "http", "port": 81}]), "spec.ports[1].name", "is the name of an earlier port"),
         (service(ports=[PORT, {"port": 81}, {"port": 82}]), "spec.ports[2].name", "several ports need names"),
         (service(ports=[PORT, {"name": "b", "port": 80}]), "spec.ports[1].port", "80/TCP is an earlier port too"),
-        (service(ports=[{**PORT, "nodePort": 30000}, {"name": "b", "port": 81, "nodePort": 30000}]),
-         "spec.ports[1].nodePort", "30000/TCP is the node port of an earlier port"),
+        (
+            service(ports=[{**PORT, "nodePort": 30000}, {"name": "b", "port": 81, "nodePort": 30000}]),
+            "spec.ports[1].nodePort",
+            "30000/TCP is the node port of an earlier port",
+        ),
         (service(externalIPs="192.0.2.1"), "spec.externalIPs", "is not a list"),
         (service(externalIPs=[4]), "spec.externalIPs[0]", "4 is not a string"),
         (service(externalIPs=["fe80::1"]), "spec.externalIPs[0]", "is a link-local address"),
         (service(loadBalancerSourceRanges=[None, {}]), "spec.loadBalancerSourceRanges[1]", "is not a string"),
-        (service(sessionAffinityConfig={"clientIP": {"timeoutSeconds": 0}}),
-         "spec.sessionAffinityConfig.clientIP.timeoutSeconds", "0 is not between 1 and 86400"),
+        (
+            service(sessionAffinityConfig={"clientIP": {"timeoutSeconds": 0}}),
+            "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+            "0 is not between 1 and 86400",
+        ),
         (service(sessionAffinityConfig=[]), "spec.sessionAffinityConfig", "a list is not an object"),
         (service(healthCheckNodePort=70000), "spec.healthCheckNodePort", "is not between"),
         (service(externalTrafficPolicy=3), "spec.externalTrafficPolicy", "is not a string"),
-        (renamed(endpoint_slice(), labels={"kubernetes.io/service-name": HOSTILE}),
-         "metadata.labels[kubernetes.io/service-name]", "is not a DNS label"),
+        (
+            renamed(endpoint_slice(), labels={"kubernetes.io/service-name": HOSTILE}),
+            "metadata.labels[kubernetes.io/service-name]",
+            "is not a DNS label",
+        ),
         (renamed(endpoint_slice(), annotations="x"), "metadata.annotations", "is not an object"),
         (endpoint_slice(addressType=["IPv4"]), "addressType", "a list is not IPv4, IPv6 or FQDN"),
         (endpoint_slice(ports=[{"name": HOSTILE, "port": 80}]), "ports[0].name", "is not a DNS label"),
@@ -285,16 +315,31 @@ def renamed(raw: dict[str, Any], **metadata: Any) -> dict[str, Any]:
         (endpoint_slice(endpoints=[{"addresses": "10.0.0.1"}]), "endpoints[0].addresses", "is not a list"),
         (endpoint_slice(endpoints=[{"addresses": ["fd00::1"]}]), "endpoints[0].addresses[0]", "not of the addressType"),
         (endpoint_slice(endpoints=[{"addresses": ["127.0.0.1"]}]), "endpoints[0].addresses[0]", "a loopback address"),
-        (endpoint_slice(endpoints=[{"addresses": ["169.254.169.254"]}]),
-         "endpoints[0].addresses[0]", "a link-local address"),
-        (endpoint_slice(endpoints=[{"addresses": ["10.0.0.1; reboot"]}]),
-         "endpoints[0].addresses[0]", "is not an IP address"),
-        (endpoint_slice(endpoints=[{"addresses": ["10.0.0.1"], "conditions": {"ready": "true"}}]),
-         "endpoints[0].conditions.ready", "is not true or false"),
-        (endpoint_slice(endpoints=[{"addresses": ["10.0.0.1"], "nodeName": 1}]),
-         "endpoints[0].nodeName", "1 is not a string"),
-        (endpoint_slice(endpoints=[{"addresses": ["10.0.0.1"], "hints": {"forZones": "a"}}]),
-         "endpoints[0].hints.forZones", "is not a list"),
+        (
+            endpoint_slice(endpoints=[{"addresses": ["169.254.169.254"]}]),
+            "endpoints[0].addresses[0]",
+            "a link-local address",
+        ),
+        (
+            endpoint_slice(endpoints=[{"addresses": ["10.0.0.1; reboot"]}]),
+            "endpoints[0].addresses[0]",
+            "is not an IP address",
+        ),
+        (
+            endpoint_slice(endpoints=[{"addresses": ["10.0.0.1"], "conditions": {"ready": "true"}}]),
+            "endpoints[0].conditions.ready",
+            "is not true or false",
+        ),
+        (
+            endpoint_slice(endpoints=[{"addresses": ["10.0.0.1"], "nodeName": 1}]),
+            "endpoints[0].nodeName",
+            "1 is not a string",
+        ),
+        (
+            endpoint_slice(endpoints=[{"addresses": ["10.0.0.1"], "hints": {"forZones": "a"}}]),
+            "endpoints[0].hints.forZones",
+            "is not a list",
+        ),
         ({**endpoint_slice(), "apiVersion": "discovery.k8s.io/v1beta1"}, "apiVersion", "is not discovery.k8s.io/v1"),
         (node(addresses=[{"type": "InternalIP", "address": "x"}]), "status.addresses[0].address", "not an IP address"),
         ({**node(), "spec": {"podCIDRs": ["10.0.0.0"]}}, "spec.podCIDRs[0]", "is not a CIDR"),
@@ -327,7 +372,12 @@ def test_absurd_sizes_are_read_without_complaint():
 
 
 SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.integers(2**70, 2**90), st.floats(), st.text(max_size=8),
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(2**70, 2**90),
+    st.floats(),
+    st.text(max_size=8),
     st.sampled_from(["10.0.0.1", "fd00::1", "IPv4", "IPv6", "None", "ClientIP", "10.0.0.0/8", "TCP", "Local"]),
 )
 JSON = st.recursive(

@@ -130,11 +130,6 @@ def test_the_state_depends_only_on_the_last_version_of_each_object(steps):
         if keep:
             last[key] = raw
         after = (state.services, state.slices)
-        differing = {
-            name
-            for old, new in zip(before, after)
-            for name in {*old, *new}
-            if old.get(name) != new.get(name)
-        }
+        differing = {name for old, new in zip(before, after) for name in {*old, *new} if old.get(name) != new.get(name)}
         assert affected == differing
     assert content(state) == content(ClusterState.from_objects(last.values()))
