@@ -64,9 +64,29 @@ class IpvsSocket:
 
     def real_servers(self, family: str) -> messages.RealServerTable:
         """All real servers of a family, and their connections. Raises KernelError."""
+        return self._complete(self._proc_table(family), self.virtual_servers(family))
+
+    def _complete(
+        self, table: messages.RealServerTable, servers: Iterable[VirtualServerKey]
+    ) -> messages.RealServerTable:
+        """Add the real servers of those of the virtual servers that the table has not seen, by a dump for each."""
+        head = messages.header(messages.GET_DEST)
+        for server in servers:
+            if server in table.seen:
+                continue
+            table.seen.add(server)
+            for view, _kind, start, end in self.netlink.dump(self.family_id, head + messages.service_identity(server)):
+                messages.decode_dest(view, start, end, server, table)
+        return table
+
+    @staticmethod
+    def _proc_table(family: str) -> messages.RealServerTable:
+        """What /proc lists, with gaps when other network namespaces have virtual servers; nothing without /proc."""
         try:
             with open(PROC_TABLE, encoding="ascii") as stream:
                 return messages.parse_proc(stream.read().splitlines(), family)
+        except FileNotFoundError:
+            return messages.RealServerTable({}, {}, set())
         except OSError as error:
             raise KernelError(f"real servers cannot be listed: {PROC_TABLE}: {error.strerror}") from error
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from ..addresses import IPV4, IPV6, packed, unpacked
 from ..dataplane.ipvs.model import HASHED, RealServer, RealServerKey, VirtualServer, VirtualServerKey
@@ -19,7 +19,7 @@ from ..errors import KernelError
 from .netlink import attribute, attribute_text, nested, parse_attributes, text_attribute
 
 NEW_SERVICE, SET_SERVICE, DELETE_SERVICE, GET_SERVICE = 1, 2, 3, 4
-NEW_DEST, SET_DEST, DELETE_DEST = 5, 6, 7
+NEW_DEST, SET_DEST, DELETE_DEST, GET_DEST = 5, 6, 7, 8
 SET_CONFIG, GET_CONFIG = 12, 13
 
 _VERSION = 1
@@ -29,11 +29,12 @@ _ATTR_TIMEOUT_TCP, _ATTR_TIMEOUT_TCP_FIN, _ATTR_TIMEOUT_UDP = 4, 5, 6
 _SVC_AF, _SVC_PROTOCOL, _SVC_ADDR, _SVC_PORT, _SVC_FWMARK = 1, 2, 3, 4, 5
 _SVC_SCHED_NAME, _SVC_FLAGS, _SVC_TIMEOUT, _SVC_NETMASK = 6, 7, 8, 9
 _DEST_ADDR, _DEST_PORT, _DEST_FWD_METHOD, _DEST_WEIGHT, _DEST_U_THRESH, _DEST_L_THRESH = 1, 2, 3, 4, 5, 6
-_DEST_ADDR_FAMILY = 11
+_DEST_ACTIVE, _DEST_INACTIVE, _DEST_ADDR_FAMILY = 7, 8, 11
 
 PROTOCOLS: Dict[str, int] = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP, "sctp": socket.IPPROTO_SCTP}
 _PROTOCOL_NAMES = {number: name for name, number in PROTOCOLS.items()}
 FORWARDING: Dict[str, int] = {"masquerade": 0, "local": 1, "tunnel": 2, "route": 3, "bypass": 4}
+_FORWARDING_NAMES = {number: name for name, number in FORWARDING.items()}
 _FORWARDING_IN_PROC = {"Masq": "masquerade", "Local": "local", "Tunnel": "tunnel", "Route": "route", "Bypass": "bypass"}
 TIMEOUTS: Dict[str, int] = {"tcp": _ATTR_TIMEOUT_TCP, "tcp_fin": _ATTR_TIMEOUT_TCP_FIN, "udp": _ATTR_TIMEOUT_UDP}
 
@@ -186,10 +187,38 @@ def decode_timeouts(payload: bytes) -> Dict[str, int]:
 
 
 class RealServerTable(NamedTuple):
-    """The real servers of a family, and active plus inactive connections of those that have any."""
+    """The real servers of a family, active plus inactive connections of those that have any, and whose they are.
+
+    ``seen``: the virtual servers of the family that were listed, with or without real servers.
+    """
 
     servers: Dict[RealServerKey, RealServer]
     connections: Dict[RealServerKey, int]
+    seen: Set[VirtualServerKey]
+
+    def add(self, key: RealServerKey, value: RealServer, connections: int) -> None:
+        """Take up one real server."""
+        self.servers[key] = value
+        if connections:
+            self.connections[key] = connections
+
+
+def decode_dest(
+    payload: memoryview, start: int, end: int, server: VirtualServerKey, table: RealServerTable
+) -> None:
+    """Take up the real server in a GET_DEST answer about ``server``."""
+    outer = parse_attributes(payload, start + 4, end).get(_ATTR_DEST)
+    if outer is None:
+        return
+    found = parse_attributes(outer, 0, len(outer))
+    ipv6 = ":" in server.address
+    if _DEST_ADDR_FAMILY in found:
+        ipv6 = _U16.unpack(found[_DEST_ADDR_FAMILY])[0] == socket.AF_INET6
+    address = unpacked(bytes(found[_DEST_ADDR][: 16 if ipv6 else 4]))
+    method = _U32.unpack(found[_DEST_FWD_METHOD])[0]
+    value = RealServer(_U32.unpack(found[_DEST_WEIGHT])[0], _FORWARDING_NAMES.get(method, str(method)))
+    connections = sum(_U32.unpack(found[kind])[0] for kind in (_DEST_ACTIVE, _DEST_INACTIVE) if kind in found)
+    table.add(RealServerKey(server, address, _PORT.unpack(found[_DEST_PORT])[0]), value, connections)
 
 
 class _AddressText:
@@ -219,8 +248,9 @@ def parse_proc(lines: Iterable[str], family: str = IPV4) -> RealServerTable:
     """The real servers of a family in the lines of /proc/net/ip_vs. Raises KernelError if they are not understood.
 
     That file lists all real servers with weights and connections at once; netlink takes a dump for each virtual server.
+    But it skips some virtual servers while other network namespaces have theirs: look at ``seen``.
     """
-    table = RealServerTable({}, {})
+    table = RealServerTable({}, {}, set())
     addresses = _AddressText(family)
     server: Optional[VirtualServerKey] = None
     try:
@@ -234,13 +264,13 @@ def parse_proc(lines: Iterable[str], family: str = IPV4) -> RealServerTable:
                 place = addresses.read(words[1])
                 if place is not None:
                     key = RealServerKey(server, place[0], place[1])
-                    table.servers[key] = RealServer(int(words[3]), _FORWARDING_IN_PROC.get(words[2], words[2]))
-                    count = int(words[4]) + int(words[5])
-                    if count:
-                        table.connections[key] = count
+                    value = RealServer(int(words[3]), _FORWARDING_IN_PROC.get(words[2], words[2]))
+                    table.add(key, value, int(words[4]) + int(words[5]))
             else:
                 place = addresses.read(words[1]) if words[0] in ("TCP", "UDP", "SCTP") else None
                 server = None if place is None else VirtualServerKey(words[0].lower(), place[0], place[1])
+                if server is not None:
+                    table.seen.add(server)
     except (ValueError, IndexError, OSError) as error:
         raise KernelError(f"/proc/net/ip_vs: a line is not understood: {line.strip()!r}") from error
     return table

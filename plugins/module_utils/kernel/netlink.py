@@ -379,8 +379,8 @@ class NetlinkSocket:
     def dump_stream(self, kind: int, payload: bytes, flags: int = 0) -> Iterator[Slice]:
         """The messages of a dump as they arrive: (buffer, message type, start, end), offsets of the payload in it.
 
-        The buffer is reused: take what is needed before going on, and read the dump to its end. Raises
-        DumpInterrupted at the end if the table changed meanwhile, NetlinkRefusal if the kernel refuses, KernelError.
+        The buffer is reused: take what is needed before going on. A dump that is given up (``close``) is read to its
+        end unseen. Raises DumpInterrupted at the end if the table changed meanwhile, NetlinkRefusal if the kernel refuses, KernelError.
         """
         sequence = self._next_sequence(1)
         message = HEADER.pack(len(payload) + 16, kind, flags | NLM_F_REQUEST | NLM_F_DUMP, sequence, 0) + payload
@@ -400,7 +400,11 @@ class NetlinkSocket:
                 if number == sequence:
                     interrupted |= answer_flags & NLM_F_DUMP_INTR
                     if answer > NLMSG_DONE:
-                        yield view, answer, offset + 16, end
+                        try:
+                            yield view, answer, offset + 16, end
+                        except GeneratorExit:
+                            self._finish_dump(sequence)
+                            raise
                     elif answer in (NLMSG_ERROR, NLMSG_DONE):
                         said = bytes(view[offset + 16 : end])
                         refused = -_ERRNO.unpack_from(said)[0] if len(said) >= 4 else 0
@@ -410,6 +414,16 @@ class NetlinkSocket:
                             raise DumpInterrupted
                         return
                 offset = (end + 3) & ~3
+
+    def _finish_dump(self, sequence: int) -> None:
+        """Read the rest of a dump; the kernel refuses the next one otherwise."""
+        while True:
+            size, offset = self._receive(True), 0
+            while offset + 16 <= size:
+                length, answer, _flags, number, _port = HEADER.unpack_from(self._view, offset)
+                if number == sequence and answer in (NLMSG_ERROR, NLMSG_DONE):
+                    return
+                offset += max(16, (length + 3) & ~3)
 
     def dump(self, kind: int, payload: bytes, flags: int = 0) -> List[Slice]:
         """A whole, consistent dump: like :meth:`dump_stream`, but each message has a buffer of its own to keep.

@@ -52,9 +52,10 @@ def test_proc_table():
         RealServerKey(server, "10.244.1.12", 8080): RealServer(0, "route"),
     }
     assert table.connections == {RealServerKey(server, "10.244.1.12", 8080): 5}
+    assert table.seen == {server, VirtualServerKey("sctp", "10.96.0.2", 9)}
     table = ipvs_messages.parse_proc(PROC.splitlines(), "IPv6")
     key = RealServerKey(VirtualServerKey("udp", "fd00:10:96::1", 53), "fd00:10:244::1", 53)
-    assert table == ({key: RealServer(1)}, {key: 7})
+    assert table == ({key: RealServer(1)}, {key: 7}, {key.server})
 
 
 @pytest.mark.parametrize("line", ["TCP", "TCP 0A60:X rr", "TCP 0A600001:01BB rr\n  -> 0AF4010B:1F90 Masq x 0 0"])
