@@ -27,9 +27,32 @@ import errno
 import os
 import socket
 import struct
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple, Type, TypeVar
+from typing import Iterator, List, NamedTuple, Sequence, Tuple, Type, TypeVar
 
 from ..errors import KernelError
+from .attributes import (
+    NLA_F_NESTED,
+    NLA_F_NET_BYTEORDER,
+    NLA_TYPE_MASK,
+    attribute,
+    attribute_text,
+    each_attribute,
+    nested,
+    parse_attributes,
+    text_attribute,
+)
+
+__all__ = [
+    "NLA_F_NESTED",
+    "NLA_F_NET_BYTEORDER",
+    "NLA_TYPE_MASK",
+    "attribute",
+    "attribute_text",
+    "each_attribute",
+    "nested",
+    "parse_attributes",
+    "text_attribute",
+]
 
 NETLINK_ROUTE = 0
 NETLINK_NETFILTER = 12
@@ -52,10 +75,6 @@ NLMSG_NOOP = 1
 NLMSG_ERROR = 2
 NLMSG_DONE = 3
 
-NLA_F_NESTED = 0x8000
-NLA_F_NET_BYTEORDER = 0x4000
-NLA_TYPE_MASK = 0x3FFF
-
 SOL_NETLINK = 270
 NETLINK_CAP_ACK = 10
 NETLINK_EXT_ACK = 11
@@ -71,7 +90,6 @@ _SO_SNDBUFFORCE = 32
 _SO_RCVBUFFORCE = 33
 
 HEADER = struct.Struct("=IHHII")
-_ATTRIBUTE = struct.Struct("=HH")
 _ERRNO = struct.Struct("=i")
 _PADDING = (b"", b"\x00\x00\x00", b"\x00\x00", b"\x00")
 
@@ -96,8 +114,8 @@ class MessageError(NamedTuple):
     """The kernel refused one message.
 
     ``position``: its place among the messages given, from 0; ``errno``: positive number (subsystems add their own from
-    4096 on); ``text``: what the kernel said in words, often empty; ``payload``: what follows the number in ``struct nlmsgerr``,
-    the header of the message refused and, for subsystems that answer on their own, its copy.
+    4096 on); ``text``: what the kernel said in words, often empty; ``payload``: what follows the number in ``struct
+    nlmsgerr``, the header of the message refused and, for subsystems that answer on their own, its copy.
     """
 
     position: int
@@ -128,51 +146,6 @@ def errno_text(number: int) -> str:
     """An error number in words, e.g. ``File exists (EEXIST)``."""
     name = errno.errorcode.get(number)
     return f"{os.strerror(number)} ({name})" if name else f"error {number}"
-
-
-def attribute(kind: int, payload: bytes) -> bytes:
-    """One attribute (``struct nlattr``), padded to four bytes."""
-    size = len(payload)
-    return _ATTRIBUTE.pack(size + 4, kind) + payload + _PADDING[size & 3]
-
-
-def nested(kind: int, *attributes: bytes) -> bytes:
-    """An attribute that contains attributes, marked so (NLA_F_NESTED)."""
-    payload = b"".join(attributes)
-    return _ATTRIBUTE.pack(len(payload) + 4, kind | NLA_F_NESTED) + payload
-
-
-def text_attribute(kind: int, text: str) -> bytes:
-    """An attribute holding a string that ends with a zero byte."""
-    return attribute(kind, text.encode() + b"\x00")
-
-
-def attribute_text(payload: memoryview) -> str:
-    """The string in an attribute, up to its zero byte."""
-    return bytes(payload).split(b"\x00", 1)[0].decode(errors="replace")
-
-
-def parse_attributes(buffer: memoryview, start: int, end: int) -> Dict[int, memoryview]:
-    """The attributes between two offsets by type (flag bits removed); of repeated ones the last counts."""
-    found: Dict[int, memoryview] = {}
-    unpack = _ATTRIBUTE.unpack_from
-    while start + 4 <= end:
-        size, kind = unpack(buffer, start)
-        if size < 4 or start + size > end:
-            break
-        found[kind & NLA_TYPE_MASK] = buffer[start + 4 : start + size]
-        start += (size + 3) & ~3
-    return found
-
-
-def each_attribute(buffer: memoryview, start: int, end: int) -> Iterator[Tuple[int, memoryview]]:
-    """The attributes between two offsets in order, as pairs of type (flag bits removed) and payload."""
-    while start + 4 <= end:
-        size, kind = _ATTRIBUTE.unpack_from(buffer, start)
-        if size < 4 or start + size > end:
-            break
-        yield kind & NLA_TYPE_MASK, buffer[start + 4 : start + size]
-        start += (size + 3) & ~3
 
 
 def _extended_text(payload: bytes, flags: int) -> str:
@@ -380,7 +353,8 @@ class NetlinkSocket:
         """The messages of a dump as they arrive: (buffer, message type, start, end), offsets of the payload in it.
 
         The buffer is reused: take what is needed before going on. A dump that is given up (``close``) is read to its
-        end unseen. Raises DumpInterrupted at the end if the table changed meanwhile, NetlinkRefusal if the kernel refuses, KernelError.
+        end unseen. Raises DumpInterrupted at the end if the table changed meanwhile, NetlinkRefusal if the kernel
+        refuses, KernelError.
         """
         sequence = self._next_sequence(1)
         message = HEADER.pack(len(payload) + 16, kind, flags | NLM_F_REQUEST | NLM_F_DUMP, sequence, 0) + payload

@@ -1,0 +1,61 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Netlink attributes (``struct nlattr``): type, length and payload, possibly nested. Source: linux/netlink.h."""
+
+from __future__ import annotations
+
+import struct
+from typing import Dict, Iterator, Tuple
+
+NLA_F_NESTED = 0x8000
+NLA_F_NET_BYTEORDER = 0x4000
+NLA_TYPE_MASK = 0x3FFF
+
+_ATTRIBUTE = struct.Struct("=HH")
+_PADDING = (b"", b"\x00\x00\x00", b"\x00\x00", b"\x00")
+
+
+def attribute(kind: int, payload: bytes) -> bytes:
+    """One attribute (``struct nlattr``), padded to four bytes."""
+    size = len(payload)
+    return _ATTRIBUTE.pack(size + 4, kind) + payload + _PADDING[size & 3]
+
+
+def nested(kind: int, *attributes: bytes) -> bytes:
+    """An attribute that contains attributes, marked so (NLA_F_NESTED)."""
+    payload = b"".join(attributes)
+    return _ATTRIBUTE.pack(len(payload) + 4, kind | NLA_F_NESTED) + payload
+
+
+def text_attribute(kind: int, text: str) -> bytes:
+    """An attribute holding a string that ends with a zero byte."""
+    return attribute(kind, text.encode() + b"\x00")
+
+
+def attribute_text(payload: memoryview) -> str:
+    """The string in an attribute, up to its zero byte."""
+    return bytes(payload).split(b"\x00", 1)[0].decode(errors="replace")
+
+
+def parse_attributes(buffer: memoryview, start: int, end: int) -> Dict[int, memoryview]:
+    """The attributes between two offsets by type (flag bits removed); of repeated ones the last counts."""
+    found: Dict[int, memoryview] = {}
+    unpack = _ATTRIBUTE.unpack_from
+    while start + 4 <= end:
+        size, kind = unpack(buffer, start)
+        if size < 4 or start + size > end:
+            break
+        found[kind & NLA_TYPE_MASK] = buffer[start + 4 : start + size]
+        start += (size + 3) & ~3
+    return found
+
+
+def each_attribute(buffer: memoryview, start: int, end: int) -> Iterator[Tuple[int, memoryview]]:
+    """The attributes between two offsets in order, as pairs of type (flag bits removed) and payload."""
+    while start + 4 <= end:
+        size, kind = _ATTRIBUTE.unpack_from(buffer, start)
+        if size < 4 or start + size > end:
+            break
+        yield kind & NLA_TYPE_MASK, buffer[start + 4 : start + size]
+        start += (size + 3) & ~3
