@@ -131,6 +131,8 @@ def _installed(family: str) -> Tuple[Dict[str, _Programs], str]:
             continue
         version = parse_version(run([main, "--version"], timeout=20).output)
         if version is None:
+            if name == prefix:
+                return {}, ""  # the command that everybody calls is switched off on purpose, so the family is
             continue
         if name == prefix:
             default = version[1]
