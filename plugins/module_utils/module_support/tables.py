@@ -72,9 +72,10 @@ def _by_key(change: Change[Any, Any]) -> List[Tuple[Any, Change[Any, Any]]]:
 
 
 def _label(key: Any) -> str:
-    if isinstance(key, str):
-        return key
-    return " ".join(str(part) for part in key) if isinstance(key, tuple) else str(key)
+    """A key in words: its own text if it has one, else its parts."""
+    if isinstance(key, tuple) and type(key).__str__ is object.__str__:
+        return " ".join(str(part) for part in key)
+    return str(key)
 
 
 def change_records(planned: Sequence[PlannedChange], limit: int = ENTRIES_LIMIT) -> List[Dict[str, Any]]:

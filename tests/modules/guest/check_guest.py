@@ -1,0 +1,141 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Modules that need a kernel of their own; run inside user-mode Linux by ``test_in_guest.py``.
+
+``ipvs_services`` is verified with ipvsadm, ``kernel_modules`` with /proc/modules, ``sysctls`` with sysctl.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.modules.harness import UNPRIVILEGED
+
+IPVS = "kubenode.proxy.ipvs_services"
+MODULES = "kubenode.proxy.kernel_modules"
+SYSCTLS = "kubenode.proxy.sysctls"
+
+SERVICES = [
+    {
+        "address": "192.0.2.10",
+        "port": 443,
+        "scheduler": "wrr",
+        "persistence": 300,
+        "persistence_prefix": 24,
+        "real_servers": [
+            {"address": "10.0.0.21", "port": 8443, "weight": 3},
+            {"address": "10.0.0.22", "port": 8443, "weight": 0},
+        ],
+    },
+    {
+        "address": "2001:DB8::0:10",
+        "port": 53,
+        "protocol": "udp",
+        "scheduler": "mh",
+        "flags": ["mh-port"],
+        "real_servers": [{"address": "2001:db8:1::53", "forwarding": "dr"}],
+    },
+    {
+        "address": "192.0.2.11",
+        "port": 5060,
+        "protocol": "udp",
+        "scheduler": "rr",
+        "one_packet": True,
+        "real_servers": [{"address": "10.0.0.30", "forwarding": "tunnel"}],
+    },
+]
+
+
+def loaded() -> set[str]:
+    return {line.split()[0] for line in Path("/proc/modules").read_text().splitlines()}
+
+
+def test_modules_sysctls_and_virtual_servers(node):
+    # Kernel modules, derived from the schedulers; nothing is loaded yet.
+    assert "ip_vs" not in loaded()
+    schedulers = ["wrr", "mh", "rr", "sh"]
+    early, check, first, second, unknown = node.play(
+        {SYSCTLS: {"profile": {"mode": "ipvs"}}, "check_mode": True},
+        {MODULES: {"mode": "ipvs", "schedulers": schedulers}, "check_mode": True},
+        {MODULES: {"mode": "ipvs", "schedulers": schedulers}},
+        {MODULES: {"mode": "ipvs", "schedulers": schedulers}},
+        {MODULES: {"mode": "ipvs", "schedulers": ["nosuch"]}, "check_mode": True},
+    )
+    assert not early.get("failed") and early["changed"], early
+    assert any("needs the kernel module ip_vs, which is not loaded yet" in warning for warning in early["warnings"])
+    assert check["changed"] and first["changed"] and not second["changed"], (check, first, second)
+    assert check["loaded"] == first["loaded"] and {"ip_vs", "ip_vs_wrr", "ip_vs_mh"} <= set(first["loaded"])
+    assert {"ip_vs", "ip_vs_wrr", "ip_vs_mh", "ip_vs_rr", "ip_vs_sh", "dummy", "xt_set"} <= loaded()
+    assert "ip_vs_nosuch: not available for kernel" in unknown["msg"]
+    lines = node.run("cat", "/etc/modules-load.d/kubenode-proxy.conf").stdout.splitlines()
+    assert lines[1:] == first["modules"]
+
+    # Virtual servers, four times.
+    node.run("ipvsadm", "-A", "-t", "192.0.2.10:80", "-s", "rr")
+    node.run("ipvsadm", "-a", "-t", "192.0.2.10:80", "-r", "10.9.9.9:80", "-m", "-w", "7")
+    foreign = ["-A -t 192.0.2.10:80 -s rr", "-a -t 192.0.2.10:80 -r 10.9.9.9:80 -m -w 7"]
+    runs = node.four_runs("ipvs_services", {"services": SERVICES}, verify=["ipvsadm", "-Sn"])
+    assert sorted(runs.before.splitlines()) == sorted(foreign)
+    assert sorted(runs.after.splitlines()) == sorted(
+        [
+            *foreign,
+            "-A -t 192.0.2.10:443 -s wrr -p 300 -M 255.255.255.0",
+            "-a -t 192.0.2.10:443 -r 10.0.0.21:8443 -m -w 3",
+            "-a -t 192.0.2.10:443 -r 10.0.0.22:8443 -m -w 0",
+            "-A -u [2001:db8::10]:53 -s mh -b mh-port",
+            "-a -u [2001:db8::10]:53 -r [2001:db8:1::53]:53 -g -w 1",
+            "-A -u 192.0.2.11:5060 -s rr -o",
+            "-a -u 192.0.2.11:5060 -r 10.0.0.30:5060 -i -w 1 --tun-type ipip",
+        ]
+    )
+    assert (runs.first["virtual_servers"], runs.first["real_servers"]) == (3, 4)
+    entry = next(entry for entry in runs.first["diff"] if entry["after_header"] == "real servers (after)")
+    assert "-a -t 192.0.2.10:443 -r 10.0.0.21:8443 -m -w 3\n" in entry["after"] and entry["before"] == ""
+
+    # Changes in place, purging of one address, removal, errors; then parameters that the modules brought, and unloading.
+    changed = [dict(SERVICES[0], scheduler="sh", real_servers=[SERVICES[0]["real_servers"][1]])]
+    purge = {"services": [dict(changed[0], real_servers=None)], "purge": ["192.0.2.10"]}
+    look = {"ansible.builtin.command": "ipvsadm -Sn", "changed_when": False}
+    parameters = {SYSCTLS: {"profile": {"mode": "ipvs", "strict_arp": True}, "unchangeable": "warn"}}
+    unload = {MODULES: {"state": "absent", "modules": ["ip_vs_wrr", "ip_vs_mh"], "unload": True}}
+    found = node.play(
+        {IPVS: {"services": changed}},
+        {IPVS: {"services": [dict(changed[0], scheduler="nosuch")]}},
+        {IPVS: {"services": [dict(changed[0], port=99999)]}},
+        {IPVS: {}},
+        {IPVS: {"services": changed}, **UNPRIVILEGED},
+        {IPVS: purge, "check_mode": True},
+        {IPVS: purge},
+        look,
+        {IPVS: {"services": SERVICES, "state": "absent"}},
+        look,
+        parameters,
+        parameters,
+        {MODULES: {"modules": ["nf_conntrack"], "state": "absent", "unload": True, "persistent": False}},
+        {**unload, "check_mode": True},
+        unload,
+        unload,
+    )
+    replaced, scheduler, port, empty, unprivileged, check, purged, after_purge, gone, after_gone = found[:10]
+    assert [change["replaced"] for change in replaced["changes"]] == [1, 0]
+    assert [change["removed"] for change in replaced["changes"]] == [0, 1]
+    assert replaced["changes"][1]["entries"] == ["192.0.2.10:443/TCP/10.0.0.21:8443"]
+    assert scheduler["failed"] and "192.0.2.10:443/TCP with scheduler nosuch cannot be changed" in scheduler["msg"]
+    assert "services[0].port: 99999 is not between" in port["msg"]
+    assert "nothing to do" in empty["msg"] and "needs root" in unprivileged["msg"]
+    assert check["changed"] and purged["changed"] and check["diff"] == purged["diff"]
+    left = after_purge["stdout_lines"]
+    assert "-A -t 192.0.2.10:443 -s sh -p 300 -M 255.255.255.0" in left
+    assert "-a -t 192.0.2.10:443 -r 10.0.0.22:8443 -m -w 0" in left
+    assert [line for line in left if "192.0.2.10:80" in line] == [] and len(left) == 6
+    assert gone["changed"] and after_gone["stdout"] == ""
+    first, same, busy, check, unloaded, nothing = found[10:]
+    assert first["changed"] and not same["changed"], (first, same)
+    keys = ("net.ipv4.vs.conntrack", "net.ipv4.vs.expire_nodest_conn", "net.ipv4.conf.all.arp_announce")
+    assert node.run("sysctl", "-n", *keys).stdout.split() == ["1", "1", "2"]
+    assert any("5.9" in row["why"] for row in first["explanations"] if row["key"].endswith("conn_reuse_mode"))
+    assert busy["failed"] and "nf_conntrack: cannot be unloaded, it has" in busy["msg"]
+    assert check["changed"] and unloaded["changed"] and not nothing["changed"]
+    assert set(unloaded["unloaded"]) == {"ip_vs_wrr", "ip_vs_mh"}
+    assert not {"ip_vs_wrr", "ip_vs_mh"} & loaded()

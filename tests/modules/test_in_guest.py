@@ -1,0 +1,19 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs the tests in ``guest`` inside user-mode Linux, whose kernel has IPVS and loadable modules."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.lab.uml import run_in_uml
+
+GUEST = Path(__file__).resolve().parent / "guest" / "check_guest.py"
+
+
+def test_modules_that_need_a_kernel_of_their_own(capfd):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(GUEST)]
+    status = run_in_uml(command, memory="768M", modules=(), directory=str(GUEST.parents[3]), timeout=300)
+    assert status == 0, capfd.readouterr().out[-6000:]
