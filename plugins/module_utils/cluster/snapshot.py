@@ -23,6 +23,7 @@ from .prune import prune
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _MAXIMUM_BYTES = 2 << 30
+_PIECE_BYTES = 1 << 20
 _MAXIMUM_NESTING = 8
 
 
@@ -69,15 +70,21 @@ def parse_snapshot(content: bytes, source: str = "snapshot") -> List[Any]:
 
 def _gunzip(content: bytes, source: str) -> bytes:
     try:
+        # Piece by piece: one read of up to the maximum would reserve that much memory beforehand.
+        pieces: List[bytes] = []
+        size = 0
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
-            plain = stream.read(_MAXIMUM_BYTES + 1)
+            while size <= _MAXIMUM_BYTES:
+                piece = stream.read(_PIECE_BYTES)
+                if not piece:
+                    return b"".join(pieces)
+                pieces.append(piece)
+                size += len(piece)
     except EOFError as error:
         raise SnapshotError(f"{source}: the gzip data is truncated after {len(content)} bytes") from error
     except (OSError, zlib.error) as error:
         raise SnapshotError(f"{source}: the gzip data is corrupt: {error}") from error
-    if len(plain) > _MAXIMUM_BYTES:
-        raise SnapshotError(f"{source}: unpacks to more than {_MAXIMUM_BYTES} bytes")
-    return plain
+    raise SnapshotError(f"{source}: unpacks to more than {_MAXIMUM_BYTES} bytes")
 
 
 def _json_documents(text: str, source: str) -> List[Any]:
