@@ -364,11 +364,22 @@ def test_failure_quotes_the_line_and_changes_nothing(variant: XtablesVariant) ->
     converge(resource(variant), table_of(variant))
     before = saved_lines(variant)
     text = "*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -m bogus -j DROP\nCOMMIT\n"
-    with pytest.raises(KernelError, match=r"no match extension bogus \(line 3: -A KUBE-SERVICES -m bogus -j DROP\)"):
+    with pytest.raises(
+        KernelError, match=r"there is no match extension bogus \(line 3: -A KUBE-SERVICES -m bogus -j DROP\)"
+    ):
         restore(variant, text)
     with pytest.raises(KernelError, match="the kernel lacks the extension ipvs"):
         restore(variant, f"*filter\n-A KUBE-FORWARD -m ipvs --vaddr {ADDRESS[variant.family][3]} -j DROP\nCOMMIT\n")
     assert saved_lines(variant) == before
+
+
+def test_hostile_comments_of_others_change_nothing(variant: XtablesVariant) -> None:
+    chains = resource(variant)
+    converge(chains, table_of(variant))
+    iptables(variant, "-t", "nat", "-N", "MINE")
+    hostile = "a\n-A OUTPUT -j KUBE-SERVICES\n:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]\nCOMMIT\n*filter"
+    iptables(variant, "-t", "nat", "-A", "MINE", "-m", "comment", "--comment", hostile, "-j", "RETURN")
+    assert converge(chains, table_of(variant)) == 0
 
 
 def test_looking_creates_no_table(variant: XtablesVariant) -> None:

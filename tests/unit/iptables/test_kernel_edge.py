@@ -127,7 +127,7 @@ TEXT = "*nat\n:A - [0:0]\n-A A -m bogus --x -j DROP\nCOMMIT\n"
             "line 3: RULE_APPEND failed (No such file or directory): rule in chain A",
             ("the kernel lacks the extension bogus", "line 3: -A A -m bogus"),
         ),
-        (1, "iptables-restore: line 4 failed", ("refused by the kernel", "line 4")),
+        (1, "iptables-restore: line 4 failed", ("refused by the kernel", "(line 4: COMMIT of table nat)")),
         (
             4,
             "Another app is currently holding the xtables lock. Stopped waiting after 5s.",
@@ -146,3 +146,13 @@ def test_failures_are_one_line_that_says_what_and_where(status: int, errors: str
     assert message.startswith("iptables-restore: ")
     for word in words:
         assert word in message
+
+
+def test_line_breaks_in_comments_of_others_do_not_look_like_rules() -> None:
+    text = (
+        "*nat\n:OUTPUT ACCEPT [0:0]\n:MINE - [0:0]\n"
+        '-A MINE -m comment --comment "a \\" b\n-A OUTPUT -j KUBE-SERVICES\n:KUBE-SERVICES - [0:0]\n c" -j RETURN\n'
+        '-A MINE -m comment --comment "one \\" quote" -j RETURN\nCOMMIT\n'
+    )
+    saved = parse_save(text)
+    assert {key: len(rules) for key, rules in saved.chains.items()} == {("nat", "OUTPUT"): 0, ("nat", "MINE"): 2}

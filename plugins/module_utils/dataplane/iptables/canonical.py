@@ -31,11 +31,13 @@ _CANONICAL = re.compile(
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+").fullmatch
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?").fullmatch
+_OPTION = re.compile(r"--?[A-Za-z][A-Za-z0-9-]*").fullmatch
 _SAFE = re.compile(r"[^\s\"'\\]+").fullmatch
 _TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"|\'([^\']*)\'|((?:[^\s"\'\\]|\\.)+)')
 _ESCAPED = re.compile(r"\\(.)")
 _PROTOCOLS = {"6": "tcp", "17": "udp", "132": "sctp", "1": "icmp", "58": "ipv6-icmp", "icmpv6": "ipv6-icmp"}
 _PROTOCOL_NUMBERS = {"tcp": "6", "udp": "17", "sctp": "132"}
+_PORT_MATCHES = ("tcp", "udp", "sctp", "dccp", "udplite")
 _STATES = ("INVALID", "NEW", "RELATED", "ESTABLISHED", "UNTRACKED", "SNAT", "DNAT")
 
 _BASE = {
@@ -140,7 +142,7 @@ class _Parser:
             self.target = (value, self.section)
         elif name in _BASE and not (name == "-p" and "-p" in self.base):
             self.base[_BASE[name]] = (negated, value)
-        elif name in _PORT_OPTIONS and "-p" in self.base:
+        elif name in _PORT_OPTIONS:
             self._port_section().append(Option(negated, _PORT_OPTIONS[name], tuple(values)))
         else:
             self.section.append(Option(negated, name, tuple(values)))
@@ -148,12 +150,14 @@ class _Parser:
     def _port_section(self) -> List[Option]:
         """The match to which --dport belongs: named before, or implied by the protocol."""
         for name, options in reversed(self.matches):
-            if name in ("tcp", "udp", "sctp", "multiport", "dccp", "udplite"):
+            if name in _PORT_MATCHES:
                 return options
-        protocol = _protocol(self.base["-p"][1])
-        options = []
-        self.matches.append((protocol, options))
-        return options
+        protocol = _protocol(self.base["-p"][1]) if "-p" in self.base else ""
+        if protocol not in _PORT_MATCHES:
+            return self.section
+        implied: List[Option] = []
+        self.matches.append((protocol, implied))
+        return implied
 
 
 def parse_rule(rule: str) -> ParsedRule:
@@ -332,6 +336,22 @@ def _section_words(name: str, options: List[Option]) -> List[str]:
     return words
 
 
+def _understood(rule: str, parsed: ParsedRule) -> bool:
+    """Whether a rule is made of options with sensible names, in matches and a target that have names."""
+    if _TOKEN.sub("", rule).strip() or (parsed.target[1] and not parsed.target[0]):
+        return False
+    if any(not value or value[0] in "!-" for _, value in parsed.base.values()):
+        return False
+    sections = [*parsed.matches, *([parsed.target] if parsed.target[0] else [])]
+    options = [option for _, section in sections for option in section]
+    values = [value for option in options for value in option.values]
+    return (
+        all(_PLAIN(name) for name, _ in sections)
+        and all(_OPTION(option.name) for option in options)
+        and not any(value[:1] == "!" or value[:1] == "-" for value in values)
+    )
+
+
 def canonical_rule(rule: str, family: str) -> str:
     """The canonical text of a rule (without ``-A CHAIN``) of the family, IPv4 or IPv6.
 
@@ -340,6 +360,8 @@ def canonical_rule(rule: str, family: str) -> str:
     if _CANONICAL(rule):
         return rule
     parsed = parse_rule(rule)
+    if not _understood(rule, parsed):
+        return rule
     words: List[str] = []
     for name in _BASE_ORDER:
         if name not in parsed.base:
@@ -368,8 +390,6 @@ def canonical_rule(rule: str, family: str) -> str:
             name,
             *_section_words(name, normalise(options, family) if normalise else options),
         ]
-    else:
-        words += _section_words("", options)
     return " ".join(words)
 
 

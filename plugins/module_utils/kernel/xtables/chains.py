@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Dict, List, NamedTuple, Set, Tuple
 
 from ...dataplane.iptables.canonical import canonical_rule, target_of
@@ -32,6 +33,25 @@ class SavedTables(NamedTuple):
     builtin: Set[Tuple[str, str]]
 
 
+_QUOTED_PAIR = re.compile(r"\\.")
+
+
+def _whole_lines(text: str) -> List[str]:
+    """Lines of iptables-save text; a line break within quotes (a comment of somebody else) does not end one."""
+    lines = text.split("\n")
+    if not any(line.count('"') & 1 for line in lines):
+        return lines
+    joined: List[str] = []
+    pending = ""
+    for line in lines:
+        pending = f"{pending}\n{line}" if pending else line
+        if _QUOTED_PAIR.sub("", pending).count('"') & 1:
+            continue
+        joined.append(pending)
+        pending = ""
+    return [*joined, pending] if pending else joined
+
+
 def parse_save(text: str) -> SavedTables:
     """Read iptables-save text (with or without counters on the chain lines)."""
     chains: Dict[Tuple[str, str], List[str]] = {}
@@ -39,7 +59,7 @@ def parse_save(text: str) -> SavedTables:
     table = ""
     chain = ""
     rules: List[str] = []
-    for line in text.split("\n"):
+    for line in _whole_lines(text):
         head = line[:1]
         if head == "-":
             option, _, rest = line.partition(" ")

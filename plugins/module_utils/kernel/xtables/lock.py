@@ -59,7 +59,8 @@ def holders(path: Optional[str] = None) -> List[str]:
 def held_message(seconds: float, path: Optional[str] = None) -> str:
     """One line that says who still held the lock after so many seconds."""
     who = ", ".join(holders(path)) or "another process"
-    return f"the xtables lock {path or lock_file()} is held by {who}; gave up after {seconds:g} seconds"
+    unit = "second" if seconds == 1 else "seconds"
+    return f"the xtables lock {path or lock_file()} is held by {who}; gave up after {seconds:g} {unit}"
 
 
 class XtablesLock:

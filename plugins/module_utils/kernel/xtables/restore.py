@@ -22,13 +22,13 @@ _NOISE = re.compile(
     r"|ip6?tables(?:-legacy|-nft)?-restore(?: v[\d.]+ \([a-z_]+\))?:|line \d+ failed[:.]?|^\s*line \d+:|#.*",
     re.MULTILINE,
 )
-_EXTENSION = re.compile(r" -([mj]) ([A-Za-z0-9]+)(?= |$)")
+_MATCH = re.compile(r" -m ([A-Za-z0-9]+)(?= |$)", re.MULTILINE)
+_TARGET = re.compile(r" -j (DNAT|SNAT|MASQUERADE|MARK|REJECT|CONNMARK|REDIRECT|LOG|CT|TPROXY)(?= |$)", re.MULTILINE)
 
 
 def _extensions(text: str) -> Set[str]:
-    """Matches and targets (not chains of ours) that a restore text uses, as /proc/net/ip_tables_* names them."""
-    found = {name for _, name in _EXTENSION.findall(text)}
-    return {name for name in found if name not in ("ACCEPT", "DROP", "RETURN")}
+    """Matches and targets (not chains) that a restore text uses, as /proc/net/ip_tables_* names them."""
+    return {*_MATCH.findall(text), *_TARGET.findall(text)}
 
 
 def _known_extensions(family: str) -> Set[str]:
@@ -61,26 +61,38 @@ def explain(variant: XtablesVariant, text: str, done: Completed, wait: float) ->
     numbers = [int(number) for number in _LINE.findall(output)]
     number = next((number for number in numbers if 1 <= number <= len(lines)), 0)
     line = lines[number - 1] if number else ""
-    reasons = [f"the kernel lacks the extension {name}" for name in sorted(set(_MISSING_EXTENSION.findall(output)))]
-    reasons += [
-        f"there is no chain {name} and no {kind} extension of that name"
-        if name.startswith("KUBE-")
-        else f"no {kind} extension {name}"
-        for kind, name in _MISSING_LIBRARY.findall(output)
-    ]
-    if not reasons and line == "COMMIT":
-        reasons = [f"the kernel lacks the extension {name}" for name in missing_extensions(variant, text)]
-    if not reasons:
-        reasons = [" ".join(_NOISE.sub(" ", output).split()).strip(" :")]
-    if line.startswith("-X ") and not reasons[0]:
-        reasons = ["the chain is still used by a rule of somebody else, or is gone"]
-    if line.startswith("-D ") and not reasons[0]:
-        reasons = ["there is no such rule any more"]
-    reason = "; ".join(reason for reason in reasons if reason) or f"refused by the kernel (exit status {done.status})"
-    where = (
-        f" (line {number}: {_shortened(line)})" if line and line != "COMMIT" else f" (line {number})" if line else ""
-    )
-    return f"{program}: {reason}{where}"
+    reason = "; ".join(_reasons(variant, text, output, line))
+    return f"{program}: {reason or f'refused by the kernel (exit status {done.status})'}{_where(lines, number)}"
+
+
+def _reasons(variant: XtablesVariant, text: str, output: str, line: str) -> List[str]:
+    """What the output of a failed restore says in words, or what can be concluded from the line that failed."""
+    missing = sorted(set(_MISSING_EXTENSION.findall(output)))
+    libraries = _MISSING_LIBRARY.findall(output)
+    if line == "COMMIT" and not missing:
+        missing = missing_extensions(variant, text)
+    if missing or libraries:
+        return [f"the kernel lacks the extension {name}" for name in missing] + [
+            f"there is no chain {name}" if name.startswith("KUBE-") else f"there is no {kind} extension {name}"
+            for kind, name in libraries
+        ]
+    said = " ".join(_NOISE.sub(" ", output).split()).strip(" :")
+    if said:
+        return [said]
+    if line.startswith("-X "):
+        return ["the chain is still used by a rule of somebody else, or is gone"]
+    return ["there is no such rule any more"] if line.startswith("-D ") else []
+
+
+def _where(lines: List[str], number: int) -> str:
+    """Which line of the text it was, in parentheses; a failed COMMIT stands for its table."""
+    if not number:
+        return ""
+    line = lines[number - 1]
+    if line == "COMMIT":
+        table = next((earlier[1:] for earlier in reversed(lines[:number]) if earlier.startswith("*")), "")
+        return f" (line {number}: COMMIT of table {table})"
+    return f" (line {number}: {_shortened(line)})"
 
 
 def _shortened(line: str) -> str:
