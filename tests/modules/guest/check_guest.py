@@ -93,7 +93,7 @@ def test_modules_sysctls_and_virtual_servers(node):
     entry = next(entry for entry in runs.first["diff"] if entry["after_header"] == "real servers (after)")
     assert "-a -t 192.0.2.10:443 -r 10.0.0.21:8443 -m -w 3\n" in entry["after"] and entry["before"] == ""
 
-    # Changes in place, purging of one address, removal, errors; then parameters that the modules brought, and unloading.
+    # Changes in place, errors, purging, removal; then the parameters that the modules brought, and unloading.
     changed = [dict(SERVICES[0], scheduler="sh", real_servers=[SERVICES[0]["real_servers"][1]])]
     purge = {"services": [dict(changed[0], real_servers=None)], "purge": ["192.0.2.10"]}
     look = {"ansible.builtin.command": "ipvsadm -Sn", "changed_when": False}
