@@ -58,9 +58,8 @@ def load(source: Union[str, bytes, Mapping[str, Any]], mode: str = "") -> Loaded
     root.text("kind")
     configuration = _read(root, mode)
     root.finish()
-    validate(configuration, root)
-    if findings.problems:
-        raise ConfigurationError(_PREFIX + "; ".join(findings.problems))
+    validate(configuration, findings)
+    findings.raise_problems()
     return LoadedConfiguration(configuration, tuple(findings.warnings))
 
 

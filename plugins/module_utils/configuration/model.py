@@ -168,11 +168,20 @@ class KubeProxyConfiguration(NamedTuple):
         return dict(self.feature_gates).get(name, DEFAULTS[name])
 
     def with_mode(self, mode: str) -> KubeProxyConfiguration:
-        """The same configuration in another mode of MODES, for a fallback.
+        """The same configuration in another mode of MODES.
 
-        Fields that only the other mode validates have not been validated; ``load`` takes the mode for that.
+        Fields that only matter in that mode are validated now. Raises ConfigurationError.
         """
-        return self._replace(mode=mode)
+        if mode == self.mode:
+            return self
+        from .reader import Findings
+        from .validate import validate  # It needs this module itself.
+
+        changed = self._replace(mode=mode)
+        findings = Findings()
+        validate(changed, findings)
+        findings.raise_problems()
+        return changed
 
     def _periods(self) -> Tuple[float, float]:
         if self.mode == IPVS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, List, Mapping, Optional, Tuple
 
 from ..cluster.fields import shown
+from ..errors import ConfigurationError
 from .duration import parse_duration
 
 
@@ -21,6 +22,11 @@ class Findings:
     def problem(self, field: str, reason: str) -> None:
         """Note that a field is invalid."""
         self.problems.append(f"{field}: {reason}")
+
+    def raise_problems(self) -> None:
+        """Raise ConfigurationError with all problems, if there are any."""
+        if self.problems:
+            raise ConfigurationError("KubeProxyConfiguration: " + "; ".join(self.problems))
 
 
 class Section:

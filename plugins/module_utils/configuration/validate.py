@@ -21,7 +21,7 @@ from .model import (
     PRIMARY,
     KubeProxyConfiguration,
 )
-from .reader import Section
+from .reader import Findings
 
 Problem = Callable[[str, str], None]
 
@@ -33,9 +33,9 @@ _SCHEDULER = re.compile(r"[a-z0-9_-]{1,15}")
 _LOG_FORMATS = ("text", "json")
 
 
-def validate(configuration: KubeProxyConfiguration, root: Section) -> None:
-    """Note every problem of ``configuration`` in the findings of ``root``, field by field."""
-    problem = root.findings.problem
+def validate(configuration: KubeProxyConfiguration, findings: Findings) -> None:
+    """Note every problem of ``configuration`` in ``findings``, field by field."""
+    problem = findings.problem
     if configuration.mode not in MODES:
         problem("mode", f"{shown(configuration.mode)} is not one of {', '.join(MODES)}")
     if canonical_address(configuration.bind_address) is None:

@@ -189,7 +189,8 @@ def test_names_and_lists():
 def test_unknown_and_duplicate_fields_are_warned_of():
     text = (
         HEAD
-        + "mode: iptables\nmode: ipvs\nfoo: 2020-01-01\nipvs: {bar: 1, scheduler: sh}\nconntrack: {tcpbeliberal: true}\n"
+        + "mode: iptables\nmode: ipvs\nfoo: 2020-01-01\n"
+        + "ipvs: {bar: 1, scheduler: sh}\nconntrack: {tcpbeliberal: true}\n"
     )
     configuration, warnings = load(text)
     assert configuration.mode == "ipvs" and configuration.scheduler == "sh"
@@ -247,7 +248,7 @@ def test_files_that_are_not_a_configuration(text, reason):
         ({"iptables": {"masqueradeBit": True}}, "iptables.masqueradeBit: true is not an integer"),
         ({"iptables": {"syncPeriod": "-1s"}}, "iptables.syncPeriod: must be greater than 0"),
         ({"iptables": {"minSyncPeriod": "-1s"}}, "iptables.minSyncPeriod: must not be negative"),
-        ({"iptables": {"minSyncPeriod": "31s"}}, "iptables.minSyncPeriod: must not be greater than iptables.syncPeriod"),
+        ({"iptables": {"minSyncPeriod": "31s"}}, "iptables.minSyncPeriod: must not be greater than iptables."),
         ({"iptables": {"syncPeriod": 30}}, "iptables.syncPeriod: 30 is not a duration such as 30s or 1m30s"),
         ({"iptables": {"syncPeriod": "30"}}, 'iptables.syncPeriod: "30" is not a duration'),
         ({"mode": "ipvs", "ipvs": {"minSyncPeriod": "1h"}}, "ipvs.minSyncPeriod: must not be greater than"),
@@ -271,7 +272,7 @@ def test_files_that_are_not_a_configuration(text, reason):
         ({"conntrack": {"min": -1}}, "conntrack.min: -1 is not between 0"),
         ({"conntrack": {"udpTimeout": "-5s"}}, "conntrack.udpTimeout: must not be negative"),
         ({"featureGates": {"NoSuchGate": True}}, "featureGates.NoSuchGate: is not a feature gate"),
-        ({"featureGates": {"TopologyAwareHints": True}}, "featureGates.TopologyAwareHints: is no longer a feature gate"),
+        ({"featureGates": {"TopologyAwareHints": True}}, "featureGates.TopologyAwareHints: is no longer a feature"),
         ({"featureGates": {"NFTablesProxyMode": False}}, "featureGates.NFTablesProxyMode: is locked to true"),
         ({"featureGates": {"AllowServiceExternalIPs": "no"}}, "featureGates.AllowServiceExternalIPs: "),
     ],
@@ -292,6 +293,10 @@ def test_blocks_of_other_modes_are_not_judged():
     assert load(fields).configuration.mode == "iptables"
     with pytest.raises(ConfigurationError, match="excludeCIDRs"):
         load(fields, mode="ipvs")
+    with pytest.raises(ConfigurationError, match="excludeCIDRs"):
+        load(fields).configuration.with_mode("ipvs")
+    with pytest.raises(ConfigurationError, match="mode: "):
+        load({}).configuration.with_mode("auto")
 
 
 def test_all_problems_come_at_once():
