@@ -11,6 +11,11 @@ class ModuleDocFragment:
 
     DOCUMENTATION = r"""
 attributes:
+  action_group:
+    support: full
+    description: Use C(group/kubenode.proxy.proxy) in C(module_defaults) to set defaults for this module.
+    membership:
+      - kubenode.proxy.proxy
   check_mode:
     support: full
     description: Can run in C(check_mode) and return the changed status prediction without modifying the node.

@@ -208,14 +208,15 @@ from typing import Any, Dict, List, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import IpvsSocket
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.listed_servers import (
     ListedReal,
     ListedServer,
+    connect,
     listed_tables,
     purged_addresses,
     stages,
+    unavailable_schedulers,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, apply_plan, plan
@@ -289,8 +290,12 @@ def main() -> None:
     try:
         wanted = listed_tables(_server(options) for options in parameters["services"])
         purge = purged_addresses(parameters["purge"])
-        with IpvsSocket() as connection:
-            planned = plan(stages(connection, wanted, purge, parameters["state"] == "present"))
+        present = parameters["state"] == "present"
+        problem = unavailable_schedulers(wanted) if present else ""
+        if problem:
+            raise KernelError(problem)
+        with connect() as connection:
+            planned = plan(stages(connection, wanted, purge, present))
             if not module.check_mode:
                 apply_plan(planned)
     except ProxyError as error:

@@ -148,7 +148,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-values:
+sysctls:
   description: The running values after the task, by key; in check mode those that would be.
   returned: success
   type: dict
@@ -425,7 +425,7 @@ def main() -> None:
         module.warn(warning)
     result: Dict[str, Any] = {
         "changed": any(change for _resource, change in chosen.planned),
-        "values": chosen.running,
+        "sysctls": chosen.running,
         "explanations": chosen.explanations,
         "persistent_file": parameters["persistent_file"] if parameters["persistent"] or not present else "",
         "unchanged_here": chosen.unchanged_here,

@@ -25,7 +25,7 @@ def test_values_four_times(node):
     assert headers == ["sysctls (before)", f"{OWN} (before)"]
     assert f"{FORWARD} = 0\n" in runs.first["diff"][0]["before"]
     assert f"{FORWARD} = 1\n" in runs.first["diff"][0]["after"]
-    assert runs.first["values"] == {FORWARD: "1", LOCALNET: "1", "net.ipv4.tcp_rmem": "4096 131072 6000000"}
+    assert runs.first["sysctls"] == {FORWARD: "1", LOCALNET: "1", "net.ipv4.tcp_rmem": "4096 131072 6000000"}
     assert [change["table"] for change in runs.first["changes"]] == ["sysctls", "files"]
     assert runs.second["changes"] == [] and runs.second["diff"] == []
 
@@ -44,8 +44,8 @@ def test_profile_conflicts_and_absence(node):
     )
     first, second, check, absent, again = found
     assert first["changed"] and not second["changed"], found
-    assert first["values"][LOCALNET] == "1" and first["values"][FORWARD] == "1"
-    assert first["values"]["net.netfilter.nf_conntrack_tcp_timeout_close_wait"] == "3600"
+    assert first["sysctls"][LOCALNET] == "1" and first["sysctls"][FORWARD] == "1"
+    assert first["sysctls"]["net.netfilter.nf_conntrack_tcp_timeout_close_wait"] == "3600"
     why = {row["key"]: row for row in first["explanations"]}
     assert why["net.netfilter.nf_conntrack_tcp_timeout_established"]["value"] == ""
     assert "localhostNodePorts" in why[LOCALNET]["why"]

@@ -22,10 +22,11 @@ from ..dataplane.ipvs.model import (
     VirtualServerKey,
     host_prefix,
 )
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, KernelError
 from ..resources import Stage
+from .facts import kernel_release
 from .ipvs import IpvsSocket, RealServersResource, VirtualServersResource
-from .modules import scheduler_module
+from .modules import ModulesResource, available_modules, scheduler_module
 
 FORWARDING: Mapping[str, str] = {"nat": MASQUERADE, "dr": "route", "tunnel": "tunnel"}
 SCHEDULER_FLAGS: Mapping[str, Tuple[str, int]] = {
@@ -174,6 +175,28 @@ def desired_real_servers(
         if not replaced and (listed or key.server.address not in purge):
             kept[key] = value
     return {**kept, **tables.real_servers} if present else kept
+
+
+def unavailable_schedulers(tables: ListedTables, root: str = "") -> str:
+    """What is wrong with the schedulers of the wanted virtual servers, in one line; empty if nothing is known to be.
+
+    Told by the list of modules installed for the running kernel, so that a wrong name shows before anything is changed.
+    """
+    release = kernel_release()
+    if not available_modules(release, root):
+        return ""
+    names = {scheduler_module(value.scheduler): value.scheduler for value in tables.servers.values()}
+    unavailable = ModulesResource(sorted(names), release=release, root=root).unavailable(sorted(names))
+    return "; ".join(f"IPVS scheduler {names[name]}: module {name} {reason}" for name, reason in unavailable.items())
+
+
+def connect(root: str = "") -> IpvsSocket:
+    """A connection to IPVS. Raises KernelError that says what to do where the kernel has none."""
+    try:
+        return IpvsSocket()
+    except KernelError as error:
+        reason = ModulesResource(["ip_vs"], root=root).unavailable(["ip_vs"]).get("ip_vs", "load it: modprobe ip_vs")
+        raise KernelError(f"{error}; module ip_vs: {reason}") from error
 
 
 def stages(connection: IpvsSocket, tables: ListedTables, purge: Collection[str], present: bool) -> List[Stage]:

@@ -55,6 +55,21 @@ NAMES = (
     OTHER_IPTABLES,
 )
 
+# Those about others on the node; the rest is about what the node can do, whoever else is there.
+CONFLICTS = frozenset(
+    (
+        KUBE_PROXY,
+        KUBE_PROXY_NFTABLES,
+        KUBE_ROUTER,
+        EMBEDDED_KUBE_PROXY,
+        CILIUM,
+        FIREWALLD,
+        UFW,
+        FORWARD_DROP,
+        OTHER_IPTABLES,
+    )
+)
+
 
 class Finding(NamedTuple):
     """One thing that is missing or in the way.

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.model import (
@@ -15,6 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.mode
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import listed_servers as listed
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import kernel_release
 
 WEB = VirtualServerKey("tcp", "192.0.2.1", 80)
 OTHER = VirtualServerKey("tcp", "192.0.2.1", 8080)
@@ -107,3 +110,17 @@ def test_duplicates_and_bad_purge_addresses() -> None:
         listed.listed_tables([GOOD, GOOD])
     with pytest.raises(ConfigurationError, match=r"purge\[0\].address: 'all'"):
         listed.purged_addresses(["all"])
+
+
+def test_schedulers_that_the_kernel_does_not_have_are_named(tmp_path: Path) -> None:
+    release = kernel_release()
+    assert listed.unavailable_schedulers(tables(), str(tmp_path)) == ""  # nothing is known about this kernel
+    (tmp_path / f"lib/modules/{release}").mkdir(parents=True)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/modules").write_text("")
+    (tmp_path / f"lib/modules/{release}/modules.dep").write_text("kernel/ip_vs_rr.ko:\n")
+    (tmp_path / f"lib/modules/{release}/modules.builtin").write_text("")
+    assert listed.unavailable_schedulers(tables(), str(tmp_path)) == ""
+    wrong = listed.listed_tables([listed.ListedServer("192.0.2.1", 80, scheduler="nosuch")])
+    text = listed.unavailable_schedulers(wrong, str(tmp_path))
+    assert text.startswith(f"IPVS scheduler nosuch: module ip_vs_nosuch not available for kernel {release}; ")
