@@ -19,7 +19,7 @@ from ..dataplane.ipvs.text import real_server_line, virtual_server_line
 from ..errors import KernelError
 from ..resources import Change, Resource
 from . import ipvs_messages as messages
-from .netlink import NETLINK_GENERIC, Message, MessageError, NetlinkRefusal, NetlinkSocket, generic_family
+from .netlink import NETLINK_GENERIC, MessageError, NetlinkRefusal, NetlinkSocket, generic_family
 
 # The table of the calling thread's network namespace.
 PROC_TABLE = "/proc/thread-self/net/ip_vs"
@@ -107,7 +107,7 @@ class IpvsSocket:
 
     def send(
         self,
-        batch: Sequence[Message],
+        batch: Iterable[bytes],
         name_of: Callable[[int], str],
         verb: str,
         fine: Collection[int],
@@ -118,7 +118,7 @@ class IpvsSocket:
         ``name_of`` gives the name of the object of the message at a position, ``verb`` says what was to be done to it,
         ``hints`` are words to add to errors by their number.
         """
-        refused = [error for error in self.netlink.transact(batch).errors if error.errno not in fine]
+        refused = [error for error in self.netlink.transact_ready(batch).errors if error.errno not in fine]
         if refused:
             raise KernelError(_refusal_text(refused, name_of, verb, hints))
 
@@ -177,17 +177,17 @@ class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
             errno.ENOENT: "; the scheduler's module is missing or its name is wrong",
             errno.EPERM: "; CAP_NET_ADMIN is needed",
         }
-        number = self._socket.family_id
+        encode = messages.ServiceEncoder(self._socket.family_id).message
         for command, entries, verb, fine in (
             (messages.NEW_SERVICE, change.added, "made", (errno.EEXIST,)),
             (messages.SET_SERVICE, {key: new for key, (_old, new) in change.replaced.items()}, "changed", ()),
         ):
             keys = list(entries)
-            batch = messages.service_messages(number, command, entries.items())
+            # As a list, so that nothing is sent if one of them cannot be encoded.
+            batch = [encode(command, key, value) for key, value in entries.items()]
             self._socket.send(batch, self._namer(keys, entries), verb, fine, hints)
         removed = list(change.removed)
-        head = messages.header(messages.DELETE_SERVICE)
-        batch = [(number, 0, head + messages.service_identity(key)) for key in removed]
+        batch = [encode(messages.DELETE_SERVICE, key) for key in removed]
         self._socket.send(batch, self._namer(removed, {}), "removed", (errno.ESRCH,), {})
 
     @staticmethod
@@ -229,17 +229,13 @@ class RealServersResource(Resource[RealServerKey, RealServer]):
     def apply(self, change: Change[RealServerKey, RealServer]) -> None:
         """Add, edit and remove real servers. Raises KernelError naming the first that was refused."""
         hints = {errno.ESRCH: "; its virtual server does not exist", errno.EPERM: "; CAP_NET_ADMIN is needed"}
-        encoder, number = messages.RealServerEncoder(), self._socket.family_id
+        encode = messages.RealServerEncoder(self._socket.family_id).messages
         for command, entries, verb, fine in (
             (messages.NEW_DEST, change.added, "added", (errno.EEXIST,)),
             (messages.SET_DEST, {key: new for key, (_old, new) in change.replaced.items()}, "changed", ()),
         ):
-            head = messages.header(command)
-            encode = encoder.full
-            batch = [(number, 0, encode(head, key, value)) for key, value in entries.items()]
-            self._socket.send(batch, self._namer(entries), verb, fine, hints)
-        head = messages.header(messages.DELETE_DEST)
-        gone = [(number, 0, encoder.identity(head, key)) for key in change.removed]
+            self._socket.send(encode(command, entries.items()), self._namer(entries), verb, fine, hints)
+        gone = encode(messages.DELETE_DEST, ((key, None) for key in change.removed))
         # ESRCH: the virtual server is gone and its real servers with it.
         self._socket.send(gone, self._namer(change.removed), "removed", (errno.ENOENT, errno.ESRCH), hints)
 

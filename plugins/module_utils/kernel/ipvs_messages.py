@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Set, Tuple
 
 from ..addresses import IPV4, IPV6, packed, unpacked
 from ..dataplane.ipvs.model import HASHED, RealServer, RealServerKey, VirtualServer, VirtualServerKey
 from ..errors import KernelError
-from .netlink import attribute, attribute_text, nested, parse_attributes, text_attribute
+from .attributes import attribute, attribute_text, parse_attributes, text_attribute
+from .netlink import NLM_F_REQUEST
 
 NEW_SERVICE, SET_SERVICE, DELETE_SERVICE, GET_SERVICE = 1, 2, 3, 4
 NEW_DEST, SET_DEST, DELETE_DEST, GET_DEST = 5, 6, 7, 8
@@ -65,91 +66,130 @@ def _address(text: str) -> Tuple[int, bytes]:
     return (socket.AF_INET, raw + _NO_REST) if len(raw) == 4 else (socket.AF_INET6, raw)
 
 
-def _service_attributes(key: VirtualServerKey) -> bytes:
+_PROTOCOL_ERROR = "protocol must be tcp, udp or sctp"
+_NESTED = 0x8000
+# Netlink and generic netlink headers, then the attribute that names the virtual server, nested to its end.
+_SERVICE = struct.Struct("=IHHIIBBHHHHHH2xHHH2xHH16sHH2s2x")
+_SERVICE_IDENTITY_SIZE = 48
+# The same for a message about a real server, up to the header of its address.
+_DEST = struct.Struct("=IHHIIBBHHHHHH2xHHH2xHH16sHH2s2xHHHH")
+_SERVICE_OFFSET = 20
+
+
+def _identity(key: VirtualServerKey) -> Tuple[int, int, bytes, bytes]:
     family, address = _address(key.address)
     protocol = PROTOCOLS.get(key.protocol)
     if protocol is None:
-        raise KernelError(f"virtual server {key}: protocol must be tcp, udp or sctp")
-    return (
-        _u16(_SVC_AF, family)
-        + _u16(_SVC_PROTOCOL, protocol)
-        + attribute(_SVC_ADDR, address)
-        + attribute(_SVC_PORT, _PORT.pack(key.port))
-    )
+        raise KernelError(f"virtual server {key}: {_PROTOCOL_ERROR}")
+    return family, protocol, address, _PORT.pack(key.port)
+
+
+class ServiceEncoder:
+    """Writes whole messages about virtual servers; ``family_id`` is the number of the generic family IPVS."""
+
+    def __init__(self, family_id: int) -> None:
+        self._family_id = family_id
+        self._settings: Dict[Tuple[VirtualServer, bool], bytes] = {}
+
+    def message(self, command: int, key: VirtualServerKey, value: Optional[VirtualServer] = None) -> bytes:
+        """A message that names a virtual server and, with ``value``, gives its settings. Raises KernelError."""
+        settings = b"" if value is None else self._settings_of(value, ":" in key.address)
+        family, protocol, address, port = _identity(key)
+        size = _SERVICE_IDENTITY_SIZE + len(settings)
+        return (
+            _SERVICE.pack(
+                _SERVICE_OFFSET + size, self._family_id, NLM_F_REQUEST, 0, 0, command, _VERSION, 0,
+                size, _ATTR_SERVICE | _NESTED, 6, _SVC_AF, family, 6, _SVC_PROTOCOL, protocol,
+                20, _SVC_ADDR, address, 6, _SVC_PORT, port,
+            )
+            + settings
+        )  # fmt: skip
+
+    def _settings_of(self, value: VirtualServer, ipv6: bool) -> bytes:
+        settings = self._settings.get((value, ipv6))
+        if settings is None:
+            if ipv6:
+                netmask = _U32.pack(value.netmask)
+            else:
+                netmask = struct.pack("!I", (0xFFFFFFFF << (32 - value.netmask)) & 0xFFFFFFFF)
+            settings = self._settings[(value, ipv6)] = (
+                text_attribute(_SVC_SCHED_NAME, value.scheduler)
+                + attribute(_SVC_FLAGS, struct.pack("=II", value.flags, 0xFFFFFFFF))
+                + _u32(_SVC_TIMEOUT, value.timeout)
+                + attribute(_SVC_NETMASK, netmask)
+            )
+        return settings
 
 
 def service_identity(key: VirtualServerKey) -> bytes:
-    """The attribute that names a virtual server. Raises KernelError if it cannot be one."""
-    return nested(_ATTR_SERVICE, _service_attributes(key))
-
-
-def service_settings(key: VirtualServerKey, value: VirtualServer) -> bytes:
-    """The attribute that names a virtual server and gives its settings. Raises KernelError if they cannot be."""
-    if ":" in key.address:
-        netmask = _U32.pack(value.netmask)
-    else:
-        netmask = struct.pack("!I", (0xFFFFFFFF << (32 - value.netmask)) & 0xFFFFFFFF)
-    return nested(
-        _ATTR_SERVICE,
-        _service_attributes(key),
-        text_attribute(_SVC_SCHED_NAME, value.scheduler),
-        attribute(_SVC_FLAGS, struct.pack("=II", value.flags, 0xFFFFFFFF)),
-        _u32(_SVC_TIMEOUT, value.timeout),
-        attribute(_SVC_NETMASK, netmask),
-    )
-
-
-_DEST_ADDRESS_HEAD = struct.pack("=HH", 20, _DEST_ADDR)
-_DEST_PORT_HEAD = struct.pack("=HH", 6, _DEST_PORT)
-_DEST_FAMILY = {
-    length: b"\x00\x00" + _u16(_DEST_ADDR_FAMILY, family)
-    for length, family in ((4, socket.AF_INET), (16, socket.AF_INET6))
-}
-_DEST_THRESHOLDS = _u32(_DEST_U_THRESH, 0) + _u32(_DEST_L_THRESH, 0)
+    """The attribute that names a virtual server, for a dump of its real servers. Raises KernelError if it cannot be."""
+    return ServiceEncoder(0).message(GET_SERVICE, key)[_SERVICE_OFFSET:]
 
 
 class RealServerEncoder:
-    """Writes messages about real servers, keeping what repeats: virtual servers, addresses and settings."""
+    """Writes whole messages about real servers; ``family_id`` is the number of the generic family IPVS.
 
-    def __init__(self) -> None:
-        self._server: Optional[VirtualServerKey] = None
-        self._service = b""
-        self._addresses: Dict[str, Tuple[bytes, bytes]] = {}
-        self._settings: Dict[RealServer, bytes] = {}
+    What repeats is packed once: the virtual server for all its real servers, port and settings for all that share them.
+    """
 
-    def identity(self, command: bytes, key: RealServerKey) -> bytes:
-        """A message that names a real server; ``command`` is its ``header``. Raises KernelError for a bad key."""
-        return self._encode(command, key, b"")
+    def __init__(self, family_id: int) -> None:
+        self._family_id = family_id
+        self._tails: Dict[Tuple[int, Optional[RealServer]], Tuple[bytes, bytes]] = {}
 
-    def full(self, command: bytes, key: RealServerKey, value: RealServer) -> bytes:
-        """A message that names a real server and gives its settings. Raises KernelError for a bad key or value."""
-        settings = self._settings.get(value)
-        if settings is None:
-            method = FORWARDING.get(value.forwarding)
-            if method is None:
-                raise KernelError(f"real server {key}: forwarding must be one of {', '.join(FORWARDING)}")
-            settings = _u32(_DEST_FWD_METHOD, method) + _u32(_DEST_WEIGHT, value.weight) + _DEST_THRESHOLDS
-            self._settings[value] = settings
-        return self._encode(command, key, settings)
+    def messages(
+        self, command: int, entries: Iterable[Tuple[RealServerKey, Optional[RealServer]]]
+    ) -> Iterator[bytes]:
+        """A message for each entry; without a value it only names the real server. Raises KernelError for a bad entry.
 
-    def _encode(self, command: bytes, key: RealServerKey, settings: bytes) -> bytes:
-        server, ip, port = key
-        if server is not self._server:
-            self._service = service_identity(server)
-            self._server = server
-        known = self._addresses.get(ip)
-        if known is None:
-            raw = packed(ip)
-            if raw is None:
-                raise KernelError(f"real server {key}: {ip!r} is not an IP address")
-            known = (_DEST_ADDRESS_HEAD + raw.ljust(16, b"\x00") + _DEST_PORT_HEAD, _DEST_FAMILY[len(raw)])
-            self._addresses[ip] = known
-        address, family = known
-        body = address + _PORT.pack(port) + family + settings
-        return b"".join((command, self._service, _U16.pack(len(body) + 4), _DEST_KIND, body))
+        Either all entries have a value or none has.
+        """
+        to_bytes = socket.inet_pton
+        ipv4, ipv6 = socket.AF_INET, socket.AF_INET6
+        server: Optional[VirtualServerKey] = None
+        port, value = -1, None
+        head = tail_v4 = tail_v6 = b""
+        for key, its_value in entries:
+            its_server, ip, its_port = key
+            if its_port != port or its_value is not value:
+                port, value = its_port, its_value
+                tail_v4, tail_v6 = self._tail(key, value)
+            if its_server is not server:
+                server = its_server
+                head = self._head(command, server, len(tail_v6))
+            try:
+                address = to_bytes(ipv6 if ":" in ip else ipv4, ip)
+            except OSError as error:
+                raise KernelError(f"real server {key}: {ip!r} is not an IP address") from error
+            yield head + address + (tail_v6 if ":" in ip else tail_v4)
 
+    def _head(self, command: int, server: VirtualServerKey, tail: int) -> bytes:
+        family, protocol, address, port = _identity(server)
+        size = 4 + 4 + 16 + tail
+        return _DEST.pack(
+            _SERVICE_OFFSET + _SERVICE_IDENTITY_SIZE + size, self._family_id, NLM_F_REQUEST, 0, 0, command, _VERSION, 0,
+            _SERVICE_IDENTITY_SIZE, _ATTR_SERVICE | _NESTED, 6, _SVC_AF, family, 6, _SVC_PROTOCOL, protocol,
+            20, _SVC_ADDR, address, 6, _SVC_PORT, port, size, _ATTR_DEST | _NESTED, 20, _DEST_ADDR,
+        )  # fmt: skip
 
-_DEST_KIND = _U16.pack(_ATTR_DEST | 0x8000)
+    def _tail(self, key: RealServerKey, value: Optional[RealServer]) -> Tuple[bytes, bytes]:
+        """What follows the address, for IPv4 and for IPv6."""
+        tails = self._tails.get((key.port, value))
+        if tails is None:
+            port = attribute(_DEST_PORT, _PORT.pack(key.port))
+            settings = b"" if value is None else self._settings_of(key, value)
+            tails = self._tails[(key.port, value)] = (
+                _NO_REST + port + _u16(_DEST_ADDR_FAMILY, socket.AF_INET) + settings,
+                port + _u16(_DEST_ADDR_FAMILY, socket.AF_INET6) + settings,
+            )
+        return tails
+
+    @staticmethod
+    def _settings_of(key: RealServerKey, value: RealServer) -> bytes:
+        method = FORWARDING.get(value.forwarding)
+        if method is None:
+            raise KernelError(f"real server {key}: forwarding must be one of {', '.join(FORWARDING)}")
+        thresholds = _u32(_DEST_U_THRESH, 0) + _u32(_DEST_L_THRESH, 0)
+        return _u32(_DEST_FWD_METHOD, method) + _u32(_DEST_WEIGHT, value.weight) + thresholds
 
 
 def decode_service(payload: memoryview, start: int, end: int) -> Optional[Tuple[VirtualServerKey, VirtualServer]]:
@@ -274,11 +314,3 @@ def parse_proc(lines: Iterable[str], family: str = IPV4) -> RealServerTable:
     except (ValueError, IndexError, OSError) as error:
         raise KernelError(f"/proc/net/ip_vs: a line is not understood: {line.strip()!r}") from error
     return table
-
-
-def service_messages(
-    family_id: int, command: int, entries: Iterable[Tuple[VirtualServerKey, VirtualServer]]
-) -> List[Tuple[int, int, bytes]]:
-    """Netlink messages that make or change virtual servers; ``family_id`` is the generic family's number."""
-    head = header(command)
-    return [(family_id, 0, head + service_settings(key, value)) for key, value in entries]

@@ -24,10 +24,11 @@ Sources: netlink(7), linux/netlink.h, linux/genetlink.h.
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import struct
-from typing import Iterator, List, NamedTuple, Sequence, Tuple, Type, TypeVar
+from array import array
+from itertools import islice
+from typing import Iterable, Iterator, List, Sequence, Tuple, Type, TypeVar, Union
 
 from ..errors import KernelError
 from .attributes import (
@@ -41,14 +42,20 @@ from .attributes import (
     parse_attributes,
     text_attribute,
 )
+from .outcomes import MessageError, NetlinkRefusal, Outcome, Reply, errno_text, extended_text
 
 __all__ = [
     "NLA_F_NESTED",
     "NLA_F_NET_BYTEORDER",
     "NLA_TYPE_MASK",
+    "MessageError",
+    "NetlinkRefusal",
+    "Outcome",
+    "Reply",
     "attribute",
     "attribute_text",
     "each_attribute",
+    "errno_text",
     "nested",
     "parse_attributes",
     "text_attribute",
@@ -68,8 +75,6 @@ NLM_F_EXCL = 0x200
 NLM_F_CREATE = 0x400
 NLM_F_APPEND = 0x800
 NLM_F_DUMP = 0x300
-NLM_F_CAPPED = 0x100
-NLM_F_ACK_TLVS = 0x200
 
 NLMSG_NOOP = 1
 NLMSG_ERROR = 2
@@ -80,7 +85,6 @@ NETLINK_CAP_ACK = 10
 NETLINK_EXT_ACK = 11
 NETLINK_GET_STRICT_CHK = 12
 
-_NLMSGERR_ATTR_MSG = 1
 _CTRL_CMD_GETFAMILY = 3
 _CTRL_ATTR_FAMILY_ID = 1
 _CTRL_ATTR_FAMILY_NAME = 2
@@ -91,10 +95,14 @@ _SO_RCVBUFFORCE = 33
 
 HEADER = struct.Struct("=IHHII")
 _ERRNO = struct.Struct("=i")
+_NUMBER = struct.Struct("=I")
+_FLAGS = struct.Struct("=H")
 _PADDING = (b"", b"\x00\x00\x00", b"\x00\x00", b"\x00")
 
 _RECEIVE_BUFFER_BYTES = 8 << 20
 _SEND_BUFFER_BYTES = 2 << 20
+# Large enough for hundreds of messages in a send, small enough that memory is not fetched from the system each time.
+_READY_BYTES = 96 << 10
 _DATAGRAM_BYTES = 256 << 10
 # What one error may occupy in the receive buffer by the kernel's accounting, with an extended text.
 _ERROR_TRUESIZE = 2048
@@ -108,55 +116,6 @@ Self = TypeVar("Self", bound="NetlinkSocket")
 
 class DumpInterrupted(Exception):
     """The dumped table changed while it was read (NLM_F_DUMP_INTR): it may lack or repeat entries."""
-
-
-class MessageError(NamedTuple):
-    """The kernel refused one message.
-
-    ``position``: its place among the messages given, from 0; ``errno``: positive number (subsystems add their own from
-    4096 on); ``text``: what the kernel said in words, often empty; ``payload``: what follows the number in ``struct
-    nlmsgerr``, the header of the message refused and, for subsystems that answer on their own, its copy.
-    """
-
-    position: int
-    errno: int
-    text: str
-    payload: bytes
-
-    def __str__(self) -> str:
-        return f"{errno_text(self.errno)}: {self.text}" if self.text else errno_text(self.errno)
-
-
-class Reply(NamedTuple):
-    """A message that answers the message at ``position``: its type, and its payload without the netlink header."""
-
-    position: int
-    type: int
-    payload: bytes
-
-
-class Outcome(NamedTuple):
-    """What came back from a transaction: refused messages in their order, and answers other than acknowledgements."""
-
-    errors: List[MessageError]
-    replies: List[Reply]
-
-
-def errno_text(number: int) -> str:
-    """An error number in words, e.g. ``File exists (EEXIST)``."""
-    name = errno.errorcode.get(number)
-    return f"{os.strerror(number)} ({name})" if name else f"error {number}"
-
-
-def _extended_text(payload: bytes, flags: int) -> str:
-    """The text of an extended acknowledgement; ``payload`` begins with the error number."""
-    if not flags & NLM_F_ACK_TLVS or len(payload) < 20:
-        return ""
-    start = 20
-    if not flags & NLM_F_CAPPED:
-        start = 4 + ((HEADER.unpack_from(payload, 4)[0] + 3) & ~3)
-    text = parse_attributes(memoryview(payload), start, len(payload)).get(_NLMSGERR_ATTR_MSG)
-    return "" if text is None else attribute_text(text)
 
 
 class NetlinkSocket:
@@ -284,7 +243,55 @@ class NetlinkSocket:
             self.exchange(data, first, last, outcome, acknowledge)
         return outcome
 
-    def exchange(self, data: bytes, first: int, last: int, outcome: Outcome, acknowledge: bool = True) -> None:
+    def encode_ready(self, messages: Sequence[bytes], first: int) -> bytearray:
+        """One send of whole messages: header with length, type and NLM_F_REQUEST, number left 0, padded.
+
+        Where all are of one length their numbers are written in one go.
+        """
+        data = bytearray().join(messages)
+        size = len(messages[0])
+        numbers = array("I", range(first, first + len(messages)))
+        if size * len(messages) == len(data) and len(set(map(len, messages))) == 1:
+            words = memoryview(data).cast("I")
+            words[2 :: size // 4] = memoryview(numbers)
+        else:
+            offset = 0
+            for number, message in zip(numbers, messages):
+                _NUMBER.pack_into(data, offset + 8, number)
+                offset += len(message)
+        last = len(data) - len(messages[-1]) + 6
+        _FLAGS.pack_into(data, last, _FLAGS.unpack_from(data, last)[0] | NLM_F_ACK)
+        return data
+
+    def chunks(self, messages: Iterable[bytes]) -> Iterator[List[bytes]]:
+        """Whole messages in portions that make one send each, small enough to use the same memory again and again."""
+        iterator = iter(messages)
+        chunk = list(islice(iterator, 1))
+        while chunk:
+            count = min(self._messages_per_send, _READY_BYTES // len(chunk[-1]) + 1)
+            chunk += islice(iterator, count - len(chunk))
+            yield chunk
+            chunk = list(islice(iterator, 1))
+
+    def transact_ready(self, messages: Iterable[bytes]) -> Outcome:
+        """Like :meth:`transact` for whole messages (see :meth:`encode_ready`), which may be made while others are sent.
+
+        This is the way for tens of thousands of messages of similar lengths. Raises KernelError.
+        """
+        outcome = Outcome([], [])
+        done = 0
+        for chunk in self.chunks(messages):
+            first = self._next_sequence(len(chunk))
+            answer = Outcome([], [])
+            self.exchange(self.encode_ready(chunk, first), first, first + len(chunk) - 1, answer)
+            outcome.errors.extend(error._replace(position=error.position + done) for error in answer.errors)
+            outcome.replies.extend(reply._replace(position=reply.position + done) for reply in answer.replies)
+            done += len(chunk)
+        return outcome
+
+    def exchange(
+        self, data: Union[bytes, bytearray], first: int, last: int, outcome: Outcome, acknowledge: bool = True
+    ) -> None:
         """Send encoded messages and add what comes back to ``outcome``; ``first`` is the sequence number of position 0.
 
         Raises KernelError as :meth:`transact` does.
@@ -298,10 +305,18 @@ class NetlinkSocket:
             raise KernelError(f"netlink: send: {error.strerror}{hint}") from error
         done = False
         while not done:
-            size = self._receive(acknowledge)
+            size = self._receive(True) if acknowledge else self._receive_at_once()
             if size == 0:
                 return
             done = self._collect(size, first, last, outcome)
+
+    def _receive_at_once(self) -> int:
+        """As :meth:`_receive` without waiting. A socket with a timeout would wait even for MSG_DONTWAIT."""
+        self._socket.settimeout(0)
+        try:
+            return self._receive(False)
+        finally:
+            self._socket.settimeout(_RECEIVE_TIMEOUT_SECONDS)
 
     def _receive(self, wait: bool) -> int:
         """Bytes of the next datagram, now in the buffer; 0 if there is none and ``wait`` is not set."""
@@ -334,7 +349,7 @@ class NetlinkSocket:
                     number = -_ERRNO.unpack_from(payload)[0]
                     if number:
                         outcome.errors.append(
-                            MessageError(sequence - first, number, _extended_text(payload, flags), payload[4:])
+                            MessageError(sequence - first, number, extended_text(payload, flags), payload[4:])
                         )
                     done = done or sequence == last
                 elif kind > NLMSG_DONE:
@@ -383,7 +398,7 @@ class NetlinkSocket:
                         said = bytes(view[offset + 16 : end])
                         refused = -_ERRNO.unpack_from(said)[0] if len(said) >= 4 else 0
                         if refused:
-                            raise NetlinkRefusal(MessageError(0, refused, _extended_text(said, answer_flags), said[4:]))
+                            raise NetlinkRefusal(MessageError(0, refused, extended_text(said, answer_flags), said[4:]))
                         if interrupted:
                             raise DumpInterrupted
                         return
@@ -416,14 +431,6 @@ class NetlinkSocket:
                 if refusal.error.errno != errno.EINTR:
                     raise
         raise KernelError("netlink: the table kept changing while it was read")
-
-
-class NetlinkRefusal(KernelError):
-    """The kernel refused one request; ``error`` has the number and its words."""
-
-    def __init__(self, error: MessageError) -> None:
-        super().__init__(f"netlink: {error}")
-        self.error = error
 
 
 def generic_family(sock: NetlinkSocket, name: str) -> int:

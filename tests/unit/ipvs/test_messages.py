@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import List
+from typing import List, Optional, Tuple
 
 import pytest
 
@@ -73,8 +73,9 @@ def test_proc_table_that_is_not_understood(line):
     ],
 )
 def test_virtual_server_survives_encoding(key, value):
-    payload = ipvs_messages.header(1) + ipvs_messages.service_settings(key, value)
-    assert ipvs_messages.decode_service(memoryview(payload), 0, len(payload)) == (key, value)
+    message = ipvs_messages.ServiceEncoder(30).message(ipvs_messages.NEW_SERVICE, key, value)
+    assert netlink.HEADER.unpack_from(message) == (len(message), 30, netlink.NLM_F_REQUEST, 0, 0)
+    assert ipvs_messages.decode_service(memoryview(message), 16, len(message)) == (key, value)
 
 
 def test_virtual_servers_of_no_concern_are_not_decoded():
@@ -89,20 +90,31 @@ def test_virtual_servers_of_no_concern_are_not_decoded():
 
 def test_real_server_messages_do_not_mix_up_what_they_keep():
     first, second = VirtualServerKey("tcp", "10.96.0.1", 80), VirtualServerKey("udp", "10.96.0.2", 53)
+    six = VirtualServerKey("sctp", "fd00::1", 9)
     entries = [
         (RealServerKey(first, "10.244.1.1", 80), RealServer(1)),
         (RealServerKey(second, "10.244.1.1", 5353), RealServer(2, "route")),
         (RealServerKey(first, "10.244.1.2", 80), RealServer(1)),
+        (RealServerKey(six, "fd00::7", 5353), RealServer(2, "route")),
     ]
-    together = ipvs_messages.RealServerEncoder()
-    head = ipvs_messages.header(ipvs_messages.NEW_DEST)
-    for key, value in entries:
-        assert together.full(head, key, value) == ipvs_messages.RealServerEncoder().full(head, key, value)
-        assert together.identity(head, key) == ipvs_messages.RealServerEncoder().identity(head, key)
+    together = ipvs_messages.RealServerEncoder(30)
+    command = ipvs_messages.NEW_DEST
+
+    def alone(key: RealServerKey, value: Optional[RealServer]) -> bytes:
+        return next(ipvs_messages.RealServerEncoder(30).messages(command, [(key, value)]))
+
+    assert list(together.messages(command, entries)) == [alone(key, value) for key, value in entries]
+    names: List[Tuple[RealServerKey, Optional[RealServer]]] = [(key, None) for key, _value in entries]
+    assert list(together.messages(command, names)) == [alone(key, None) for key, _value in entries]
+    for (key, value), message in zip(entries, together.messages(command, entries)):
+        assert netlink.HEADER.unpack_from(message) == (len(message), 30, netlink.NLM_F_REQUEST, 0, 0)
+        table = ipvs_messages.RealServerTable({}, {}, set())
+        ipvs_messages.decode_dest(memoryview(message), 16, len(message), key.server, table)
+        assert table.servers == {key: value}
     with pytest.raises(KernelError, match="forwarding must be one of"):
-        together.full(head, entries[0][0], RealServer(1, "teleport"))
+        list(together.messages(command, [(entries[0][0], RealServer(1, "teleport"))]))
     with pytest.raises(KernelError, match="is not an IP address"):
-        together.identity(head, RealServerKey(first, "10.244.1", 80))
+        list(together.messages(command, [(RealServerKey(first, "10.244.1", 80), None)]))
 
 
 def decoded(batch: ipset_messages.ElementBatch) -> List[str]:
@@ -169,6 +181,19 @@ def test_messages_are_numbered_and_split_and_only_the_last_of_a_send_asks_for_an
         assert len(many) > 1 and many[-1][2] == 20_000
         assert [first for _data, first, _last in many[1:]] == [last + 1 for _data, _first, last in many[:-1]]
         assert len(sock.encode([(16, 0, bytes(1000))] * 20_000, first=1, single_send=True)) == 1
+
+
+@pytest.mark.parametrize("payloads", [[b"abcd"] * 5000, [b"abcd", b"abcdefgh"] * 2500, [bytes(100_000)] * 90])
+def test_whole_messages_become_what_their_parts_would(payloads):
+    with netlink.NetlinkSocket(netlink.NETLINK_ROUTE) as sock:
+        ready = [netlink.HEADER.pack(16 + len(data), 20, netlink.NLM_F_REQUEST, 0, 0) + data for data in payloads]
+        chunks = list(sock.chunks(ready))
+        assert len(chunks) > 1 and [message for chunk in chunks for message in chunk] == ready
+        for chunk in chunks:
+            data = sock.encode_ready(chunk, first=3)
+            parts = sock.encode([(20, 0, message[16:]) for message in chunk], first=3, single_send=True)
+            assert data == parts[0][0]
+        assert list(sock.chunks([])) == []
 
 
 def test_attributes():
