@@ -57,10 +57,10 @@ kernel: setup-lab
 	$(PYTEST) -q tests/kernel -m "not uml"
 
 uml: setup-lab
-	$(PYTHON) -m tests.lab.uml --memory 1G -- $(PYTEST) -q -p no:cacheprovider tests/kernel -m uml
+	$(PYTHON) -m tests.lab.uml --memory 1G -- $(PYTEST) -q -p no:cacheprovider tests/kernel tests/modules -m uml
 
 modules: setup-lab
-	$(PYTEST) -q tests/modules
+	$(PYTEST) -q tests/modules -m "not uml"
 
 sanity: setup
 	.ci/sanity

@@ -165,7 +165,7 @@ class Lab:
             raise LabError(f"{node}: {command}: {(done.stderr or done.stdout).strip()}")
         return done.stdout
 
-    def ask(self, protocol: str, address: str, port: int, source: str, timeout: float = 2.0) -> Answer:
+    def ask(self, protocol: str, address: str, port: int, source: str, timeout: float = 4.0) -> Answer:
         """One request of the outside client from one of its addresses."""
         return ask(protocol, address, port, source=source, namespace=self.client_path, timeout=timeout)
 
@@ -287,7 +287,7 @@ class Lab:
         }
         return [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
 
-    def _wait(self, node: LabNode, timeout: float = 60) -> None:
+    def _wait(self, node: LabNode, timeout: float = 180) -> None:
         scratch = self.directory / node.name
         deadline = time.monotonic() + timeout
         path = f"/run/netns/{self.namespace('fabric')}"
