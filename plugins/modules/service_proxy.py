@@ -107,10 +107,10 @@ families:
   returned: O(state) is V(present) or V(absent)
   sample: [IPv4, IPv6]
 variant:
-  description: The variant of iptables in use on the node, V(legacy) or V(nft), empty where it does not matter.
+  description: The iptables in use on the node: its version, the variant, legacy or nft, and why that one. May be empty.
   type: str
   returned: O(state) is V(present) or V(absent)
-  sample: nft
+  sample: "iptables 1.8.9 (nft: the default)"
 counts:
   description: How much is served, and how many entries were added, replaced and removed, or would be in check mode.
   type: dict

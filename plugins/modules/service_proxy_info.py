@@ -68,6 +68,11 @@ changes:
   elements: dict
   returned: a source of the cluster state is given
   sample: [{table: IPv4 chains, added: 0, replaced: 1, removed: 0}]
+summary:
+  description: The same in one line for people, empty without drift.
+  type: str
+  returned: a source of the cluster state is given
+  sample: "iptables chains: 1 different; real servers: 2 missing"
 programmed:
   description: Number of entries per table that the service proxy owns on the node now.
   type: dict
@@ -97,10 +102,10 @@ families:
   returned: success
   sample: [IPv4, IPv6]
 variant:
-  description: The variant of iptables in use on the node, V(legacy) or V(nft), empty where it does not matter.
+  description: The iptables in use on the node: its version, the variant, legacy or nft, and why that one. May be empty.
   type: str
   returned: success
-  sample: nft
+  sample: "iptables 1.8.9 (nft: the default)"
 counts:
   description: How much should be served, and how many entries would be added, replaced and removed by a convergence.
   type: dict
@@ -144,6 +149,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.argu
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.requests import engine_request
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import (
+    drift_summary,
     report_result,
     table_differences,
 )
@@ -162,6 +168,7 @@ def inspected(module: AnsibleModule) -> Dict[str, Any]:
     if not compare:
         return {key: value for key, value in result.items() if key not in COMPARED}
     result["drift"] = report.changed
+    result["summary"] = drift_summary(report.changes)
     if request.describe:
         result["diff"] = table_differences(report.changes, module.params["diff_lines"])
     return result

@@ -31,6 +31,15 @@ def change_result(changes: Iterable[TableChange]) -> List[Dict[str, Any]]:
     ]
 
 
+def drift_summary(changes: Iterable[TableChange]) -> str:
+    """One line for people that tells how a node differs; empty if it does not."""
+    parts = []
+    for change in changes:
+        counts = (("missing", change.added), ("different", change.replaced), ("too much", change.removed))
+        parts.append(f"{change.table}: " + ", ".join(f"{count} {word}" for word, count in counts if count))
+    return "; ".join(parts)
+
+
 def report_result(report: Report) -> Dict[str, Any]:
     """The part of a module's result that tells of one convergence or inspection."""
     return {
