@@ -192,9 +192,7 @@ def test_foreign_servers(ipvs):
         planned = plan(
             [
                 Stage(VirtualServersResource(ipvs), lambda seen: with_excluded_servers(wanted, seen, excluded)),
-                Stage(
-                    RealServersResource(ipvs), lambda seen: with_excluded_real_servers(real, seen, wanted, excluded)
-                ),
+                Stage(RealServersResource(ipvs), lambda seen: with_excluded_real_servers(real, seen, wanted, excluded)),
             ]
         )
         assert any(change for _resource, change in planned) is expected_changes

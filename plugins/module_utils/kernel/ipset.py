@@ -120,9 +120,7 @@ class IpsetSocket:
         finally:
             self.destroy([_TEMPORARY])
 
-    def change_elements(
-        self, command: int, keys: Iterable[SetElementKey], sets: Mapping[str, SetDefinition]
-    ) -> None:
+    def change_elements(self, command: int, keys: Iterable[SetElementKey], sets: Mapping[str, SetDefinition]) -> None:
         """Add or remove (``command``: ADD or DELETE) elements of sets that ``sets`` describes.
 
         Every set is attempted; then the first refusal is raised as KernelError naming set and element.

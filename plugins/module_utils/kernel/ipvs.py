@@ -191,9 +191,7 @@ class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
         self._socket.send(batch, self._namer(removed, {}), "removed", (errno.ESRCH,), {})
 
     @staticmethod
-    def _namer(
-        keys: List[VirtualServerKey], values: Dict[VirtualServerKey, VirtualServer]
-    ) -> Callable[[int], str]:
+    def _namer(keys: List[VirtualServerKey], values: Dict[VirtualServerKey, VirtualServer]) -> Callable[[int], str]:
         def name(position: int) -> str:
             key = keys[position]
             scheduler = f" with scheduler {values[key].scheduler}" if key in values else ""

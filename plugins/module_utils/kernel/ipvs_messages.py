@@ -136,9 +136,7 @@ class RealServerEncoder:
         self._family_id = family_id
         self._tails: Dict[Tuple[int, Optional[RealServer]], Tuple[bytes, bytes]] = {}
 
-    def messages(
-        self, command: int, entries: Iterable[Tuple[RealServerKey, Optional[RealServer]]]
-    ) -> Iterator[bytes]:
+    def messages(self, command: int, entries: Iterable[Tuple[RealServerKey, Optional[RealServer]]]) -> Iterator[bytes]:
         """A message for each entry; without a value it only names the real server. Raises KernelError for a bad entry.
 
         Either all entries have a value or none has.
@@ -243,9 +241,7 @@ class RealServerTable(NamedTuple):
             self.connections[key] = connections
 
 
-def decode_dest(
-    payload: memoryview, start: int, end: int, server: VirtualServerKey, table: RealServerTable
-) -> None:
+def decode_dest(payload: memoryview, start: int, end: int, server: VirtualServerKey, table: RealServerTable) -> None:
     """Take up the real server in a GET_DEST answer about ``server``."""
     outer = parse_attributes(payload, start + 4, end).get(_ATTR_DEST)
     if outer is None:

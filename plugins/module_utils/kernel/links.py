@@ -156,7 +156,8 @@ class AddressesResource(Resource[str, bool]):
 
     def _send(self, kind: int, flags: int, index: int, addresses: List[str], verb: str, fine: Tuple[int, ...]) -> None:
         refused = [
-            error for error in self._socket.transact(self._messages(kind, flags, index, addresses)).errors
+            error
+            for error in self._socket.transact(self._messages(kind, flags, index, addresses)).errors
             if error.errno not in fine
         ]
         if refused:

@@ -169,6 +169,11 @@ class NetlinkSocket:
         """Ask the kernel to check dump requests strictly and to honour filters in them (kernel 4.20 and later)."""
         self._set_option(NETLINK_GET_STRICT_CHK)
 
+    @property
+    def port(self) -> int:
+        """The number by which the kernel knows this socket; notifications name it as the origin of a change."""
+        return int(self._socket.getsockname()[0])
+
     def close(self) -> None:
         """Close the socket; closing twice is harmless."""
         self._socket.close()
