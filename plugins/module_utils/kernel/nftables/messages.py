@@ -140,10 +140,10 @@ def type_number(parts: Tuple[str, ...]) -> int:
 class Encoder:
     """Makes the messages for the table of one family."""
 
-    def __init__(self, family: str) -> None:
+    def __init__(self, family: str, table: str = TABLE_NAME) -> None:
         self.family = family
         self._header = family_header(family)
-        self._in_table = self._header + text_attribute(1, TABLE_NAME)
+        self._in_table = self._header + text_attribute(1, table)
         self._verdicts: Dict[str, bytes] = {}
 
     def table(self, flags: int = 0) -> Message:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import errno
 import struct
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+import time
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from ...dataplane.nftables.expressions import IGNORED, OPTIONAL, SCHEMA
 from ...dataplane.nftables.objects import (
@@ -42,6 +43,12 @@ from . import messages
 _U32 = struct.Struct(">I")
 _HEAD = 4
 _INDEX = struct.Struct("=I")
+#: NFTA_SET_COUNT.
+_SET_COUNT = 20
+_INCOMPLETE_ATTEMPTS = 20
+_RESIZE_SECONDS = 0.05
+#: So few elements fit into one datagram of a dump, and are read at once.
+_FEW_ELEMENTS = 300
 
 
 def _u32(found: Dict[int, memoryview], kind: int, default: int = 0) -> int:
@@ -181,8 +188,16 @@ class Reader:
 
     def sets(self) -> Dict[str, SetValue]:
         """All named sets and maps."""
-        found = {attribute_text(each[2]): (each, _u32(each, 3)) for each in self._objects(messages.GET_SET)}
-        return {name: parse_set(each) for name, (each, flags) in found.items() if not flags & SET_ANONYMOUS}
+        return {name: value for name, (value, _count) in self._counted_sets().items()}
+
+    def _counted_sets(self) -> Dict[str, Tuple[SetValue, Optional[int]]]:
+        """All named sets and maps, with the number of their elements where the kernel tells it (6.16 and later)."""
+        sets: Dict[str, Tuple[SetValue, Optional[int]]] = {}
+        for found in self._objects(messages.GET_SET):
+            if not _u32(found, 3) & SET_ANONYMOUS:
+                count = _u32(found, _SET_COUNT) if _SET_COUNT in found else None
+                sets[attribute_text(found[2])] = (parse_set(found), count)
+        return sets
 
     def chains(self) -> Dict[str, ChainValue]:
         """All chains with their rules."""
@@ -194,8 +209,26 @@ class Reader:
             rules.setdefault(attribute_text(found[2]), []).append(Rule(parts, _comment(found, 7)))
         return {name: ChainValue(tuple(found), hooks.get(name)) for name, found in rules.items()}
 
-    def elements(self, name: str) -> Iterator[Tuple[bytes, Any]]:
-        """All elements of a set as (key, value); the value is True, a verdict or data."""
+    def elements(self, name: str, count: Optional[int] = None) -> Dict[bytes, Any]:
+        """All elements of a set: key to True, verdict or data. ``count``: their number, where the kernel tells it.
+
+        While the kernel resizes a hash table, which it goes on doing for a while after a large load, a dump lacks
+        elements without saying so. What was seen once is there: so dumps are added up until they are complete,
+        or, where the kernel does not tell a number, until two large ones in a row bring nothing new.
+        """
+        found = dict(self._dumped_elements(name))
+        for _attempt in range(_INCOMPLETE_ATTEMPTS):
+            if len(found) == count or (count is None and len(found) < _FEW_ELEMENTS):
+                return found
+            before = len(found)
+            if count is not None:
+                time.sleep(_RESIZE_SECONDS)
+            found.update(self._dumped_elements(name))
+            if len(found) == before and count is None:
+                return found
+        return found
+
+    def _dumped_elements(self, name: str) -> Iterator[Tuple[bytes, Any]]:
         payload = self._in_table + text_attribute(2, name)
         unpack = struct.Struct("=HH").unpack_from
         for buffer, _kind, start, end in _dump(self._sock, messages.GET_ELEMENT, payload):
@@ -231,22 +264,38 @@ class Reader:
         if self.table_flags() is None:
             return table
         table[("table",)] = True
-        sets = self.sets()
-        for name, value in sets.items():
+        sets = self._counted_sets()
+        for name, (value, _count) in sets.items():
             table[("set", name)] = value
         for name, chain in self.chains().items():
             table[("chain", name)] = chain
-        for name, value in sets.items():
+        for name, (value, count) in sets.items():
             if not value.dynamic:
-                table.update(self.contents(name, value))
+                table.update(self._contents(name, value, count))
         return table
 
-    def contents(self, name: str, value: SetValue) -> Dict[Key, Value]:
+    def objects(self, wanted: Iterable[Tuple[str, str]]) -> Dict[Key, Value]:
+        """Some objects as a resource table: ("set", name) with its elements, ("chain", name) with its rules."""
+        names = set(wanted)
+        table: Dict[Key, Value] = {}
+        if any(kind == "chain" for kind, _name in names):
+            chains = self.chains()
+            table.update({("chain", name): value for name, value in chains.items() if ("chain", name) in names})
+        if any(kind == "set" for kind, _name in names):
+            for name, (value, count) in self._counted_sets().items():
+                if ("set", name) in names:
+                    table[("set", name)] = value
+                    if not value.dynamic:
+                        table.update(self._contents(name, value, count))
+        return table
+
+    def _contents(self, name: str, value: SetValue, count: Optional[int]) -> Dict[Key, Value]:
         """What is in a set, as entries of the resource table."""
+        elements = self.elements(name, count)
         if not value.is_list:
-            return {("element", name, key): data for key, data in self.elements(name)}
+            return {("element", name, key): data for key, data in elements.items()}
         lists: Dict[bytes, Dict[int, bytes]] = {}
-        for key, data in self.elements(name):
+        for key, data in elements.items():
             items = lists.get(key[:-4])
             if items is None:
                 items = lists[key[:-4]] = {}

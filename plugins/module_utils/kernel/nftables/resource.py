@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import time
-from typing import Any, Dict, FrozenSet, List, Optional, Type, TypeVar
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Tuple, Type, TypeVar
 
 from ...dataplane.nftables.objects import TABLE_NAME, Key, Value
 from ...dataplane.nftables.text import describe
@@ -84,6 +84,21 @@ class NftablesResource(Resource[Key, Value]):
         """All of the table: every set, chain, rule and element, whoever made it. Raises KernelError."""
         return Reader(self.socket, self.family).everything()
 
+    def observe_objects(self, objects: Iterable[Tuple[str, str]]) -> Dict[Key, Value]:
+        """Some objects, as a :class:`.monitor.TableMonitor` names them: sets with elements, chains with rules.
+
+        With ("table", "") among them all of the table. What does not exist is left out. Raises KernelError.
+        """
+        wanted = set(objects)
+        if any(kind == "table" for kind, _name in wanted):
+            return self.observe()
+        return Reader(self.socket, self.family).objects(wanted)
+
+    @property
+    def port(self) -> int:
+        """The netlink port from which this resource makes its changes."""
+        return self.socket.port
+
     def generation(self) -> int:
         """The generation of all tables of the network namespace: every transaction of anybody adds one."""
         for reply in self.socket.request(messages.GET_GENERATION, messages.family_header(self.family)):
@@ -91,6 +106,15 @@ class NftablesResource(Resource[Key, Value]):
             if 1 in found:
                 return int.from_bytes(found[1], "big")
         raise KernelError("nf_tables: the kernel told no generation")
+
+    def take_ownership(self) -> bool:
+        """Make a table whose owner has gone belong to this socket; False if that is not possible.
+
+        Only a table that was made with the flags owner and persist can be taken over (kernel 6.9 and later).
+        """
+        kind, _flags, payload = self._encoder.table(messages.TABLE_OWNER | messages.TABLE_PERSIST)
+        outcome = self.socket.transact([BATCH_BEGIN, (kind, 0, payload), BATCH_END], single_send=True, acknowledge=False)
+        return not outcome.errors
 
     def apply(self, change: Change[Key, Value]) -> None:
         """Make the change: in one transaction, or in several without a wrong state in between if it is large.

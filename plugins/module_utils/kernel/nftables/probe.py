@@ -1,0 +1,92 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether this kernel can do what nftables mode needs: tried out, not guessed from its version.
+
+A batch of messages without its end is checked like any other and then thrown away (``nft --check`` does the same).
+So the probe builds a small table with every kind of object and expression that the layout uses.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List
+
+from ...addresses import IPV6
+from ...dataplane.nftables.objects import RESOURCE, Key, Value
+from ...dataplane.nftables.tables import desired_tables
+from ...dataplane.settings import DataplaneSettings, LocalTraffic
+from ...errors import KernelError
+from ...resources import Change
+from ...routing.routes import Endpoint, ServicePortName, ServicePortRoute
+from ..netlink import NETLINK_NETFILTER, NetlinkSocket
+from .messages import BATCH_BEGIN, TABLE_OWNER, TABLE_PERSIST, Encoder
+from .transactions import Labelled, Planner
+
+PROBE_TABLE = "kube-proxy-probe"
+
+
+def _sample(family: str) -> Dict[Key, Value]:
+    """A desired table in which everything occurs once."""
+    six = family == IPV6
+    address, network = ("2001:db8::1", "2001:db8::/32") if six else ("192.0.2.1", "192.0.2.0/24")
+    endpoints = tuple(Endpoint(address, port, is_local=True) for port in (1, 2, 3))
+
+    def route(name: str, affinity: int) -> ServicePortRoute:
+        return ServicePortRoute(
+            key=ServicePortName("probe", name, "", "TCP"),
+            family=family,
+            cluster_ip=address,
+            port=1 + affinity,
+            node_port=1 + affinity,
+            external_ips=(),
+            load_balancer_ips=(address,),
+            source_ranges=(network,),
+            affinity_seconds=affinity,
+            internal_local=False,
+            external_local=True,
+            externally_accessible=True,
+            uses_cluster_endpoints=True,
+            uses_local_endpoints=True,
+            health_check_node_port=0,
+            endpoints=endpoints,
+            cluster=endpoints,
+            local=endpoints,
+            reachable=endpoints,
+            has_any=True,
+        )
+
+    routes = {item.key: item for item in (route("plain", 0), route("sticky", 1))}
+    settings = DataplaneSettings(family, local_traffic=LocalTraffic("cidr", network), service_cidrs=(network,))
+    return desired_tables(routes, settings)[RESOURCE]
+
+
+def _try(labelled: List[Labelled]) -> str:
+    """Have the kernel check messages without doing anything; what it refused and why, or an empty text."""
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        batch = [BATCH_BEGIN, *(each.message for each in labelled)]
+        outcome = sock.transact(batch, single_send=True, acknowledge=False)
+    for error in outcome.errors:
+        where = labelled[error.position - 1].label if 0 < error.position <= len(labelled) else "nf_tables"
+        return f"{where}: {error}"
+    return ""
+
+
+def unsupported_reason(family: str) -> str:
+    """Why this kernel cannot run nftables mode for a family, or an empty text if it can. Changes nothing."""
+    change: Change[Key, Value] = Change(_sample(family))
+    try:
+        refused = _try(Planner(Encoder(family, PROBE_TABLE)).transactions(change)[0].messages)
+    except KernelError as error:
+        return str(error)
+    return f"nf_tables refuses what nftables mode needs: {refused}" if refused else ""
+
+
+def owned_tables_supported(family: str) -> bool:
+    """Whether a table may belong to a socket and outlive it (owner and persist: kernel 6.9 and later)."""
+    message = Encoder(family, PROBE_TABLE).table(TABLE_OWNER | TABLE_PERSIST)
+    try:
+        return not _try([Labelled(message, "table")])
+    except KernelError:
+        return False
+
+
