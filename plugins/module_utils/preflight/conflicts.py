@@ -9,9 +9,7 @@ import os
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ..addresses import IPV4, IPV6
-from ..errors import KernelError
 from ..kernel import facts
-from ..kernel.netlink import NETLINK_NETFILTER, NetlinkSocket, attribute_text, parse_attributes
 from ..kernel.xtables.variant import LEGACY, NFT, XtablesVariant, find_program, run
 from .findings import (
     CILIUM,
@@ -20,7 +18,6 @@ from .findings import (
     FIREWALLD,
     FORWARD_DROP,
     KUBE_PROXY,
-    KUBE_PROXY_NFTABLES,
     KUBE_ROUTER,
     OTHER_IPTABLES,
     UFW,
@@ -29,9 +26,6 @@ from .findings import (
 )
 
 # linux/netfilter/nfnetlink.h, nf_tables.h
-_GET_TABLE = (10 << 8) | 1
-_NFTA_TABLE_NAME = 1
-_FAMILY_NAMES = {2: "ip", 10: "ip6", 1: "inet"}
 
 _FALSE = ("false", "0", "f")
 _EMBEDDING = {"k3s", "k3s-server", "k3s-agent", "rke2"}
@@ -152,30 +146,6 @@ def forward_findings(policies: Mapping[str, str]) -> List[Finding]:
     return findings
 
 
-def nftables_tables() -> List[Tuple[str, str]]:
-    """(family, name) of all nftables tables of this network namespace; empty if the kernel does not tell."""
-    found = []
-    try:
-        with NetlinkSocket(NETLINK_NETFILTER) as connection:
-            for view, _kind, start, end in connection.dump(_GET_TABLE, b"\0\0\0\0"):
-                name = parse_attributes(view, start + 4, end).get(_NFTA_TABLE_NAME)
-                if name is not None:
-                    found.append((_FAMILY_NAMES.get(view[start], str(view[start])), attribute_text(name)))
-    except KernelError:
-        return []
-    return found
-
-
-def nftables_findings(mode: str, tables: Sequence[Tuple[str, str]]) -> List[Finding]:
-    """An error if another mode is wanted while the tables of kube-proxy's nftables mode still redirect traffic."""
-    left = [f"{family} kube-proxy" for family, name in tables if name == "kube-proxy" and family in ("ip", "ip6")]
-    if mode == "nftables" or not left:
-        return []
-    what = f"nftables table {' and '.join(left)} of kube-proxy's nftables mode is still programmed"
-    remedy = "; ".join(f"nft delete table {table}" for table in left)
-    return [Finding(KUBE_PROXY_NFTABLES, ERROR, what, remedy.replace("; ", " && "))]
-
-
 def other_variant_findings(variants: Mapping[str, XtablesVariant]) -> List[Finding]:
     """Warnings for kube-proxy's chains in the iptables variant that the node does not use: stale, but in force."""
     findings = []
@@ -201,6 +171,5 @@ def conflict_findings(mode: str, variants: Mapping[str, XtablesVariant], root: s
         *process_findings(processes(root)),
         *ufw_findings(root),
         *forward_findings({family: policies[family] for family in (IPV4, IPV6) if family in policies}),
-        *nftables_findings(mode, nftables_tables()),
         *other_variant_findings(variants),
     ]

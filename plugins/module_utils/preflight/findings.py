@@ -24,7 +24,6 @@ IPSET = "ipset"
 SYSCTLS = "sysctls"
 SET_LIMIT = "set-limit"
 KUBE_PROXY = "kube-proxy"
-KUBE_PROXY_NFTABLES = "kube-proxy-nftables"
 KUBE_ROUTER = "kube-router"
 EMBEDDED_KUBE_PROXY = "embedded-kube-proxy"
 CILIUM = "cilium"
@@ -45,7 +44,6 @@ NAMES = (
     SYSCTLS,
     SET_LIMIT,
     KUBE_PROXY,
-    KUBE_PROXY_NFTABLES,
     KUBE_ROUTER,
     EMBEDDED_KUBE_PROXY,
     CILIUM,
@@ -59,8 +57,7 @@ NAMES = (
 CONFLICTS = frozenset(
     (
         KUBE_PROXY,
-        KUBE_PROXY_NFTABLES,
-        KUBE_ROUTER,
+            KUBE_ROUTER,
         EMBEDDED_KUBE_PROXY,
         CILIUM,
         FIREWALLD,

@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Dict, Hashable, Iterable, List, Set, Tuple
+from typing import Dict, Hashable, Iterable, Iterator, List, Mapping, Set, Tuple
 
+from ..dataplane.ipvs.entries import entries_of, node_facts
+from ..dataplane.ipvs.model import SET_ELEMENTS, SetElementKey
+from ..dataplane.settings import DataplaneSettings
+from ..routing.routes import ServicePortName, ServicePortRoute
 from .findings import ERROR, SET_LIMIT, Finding
 
 ELEMENTS_LIMIT = 65536
@@ -38,3 +42,25 @@ def set_limit_findings(contributions: Iterable[SetContribution], limit: int = EL
         )
         for name, service in first_too_many.items()
     ]
+
+
+def _most_elements(route: ServicePortRoute) -> int:
+    """No set gets more elements from a route than this, node ports on few addresses aside."""
+    external = len(route.external_ips) + len(route.load_balancer_ips) * (1 + len(route.source_ranges))
+    return 1 + external + len(route.endpoints)
+
+
+def ipvs_set_contributions(
+    routes: Mapping[ServicePortName, ServicePortRoute], settings: DataplaneSettings, limit: int = ELEMENTS_LIMIT
+) -> Iterator[SetContribution]:
+    """What each Service port of one family puts into the sets of ipvs mode, in the order of the routes.
+
+    Nothing at all where so few elements are needed that no set can be too small, which costs no rendering.
+    """
+    facts = node_facts(settings)
+    bound = sum(map(_most_elements, routes.values())) + len(routes) * max(1, len(facts.node_ips))
+    if bound <= limit:
+        return
+    for key, route in routes.items():
+        needed = [name for table, name, _value in entries_of(route, facts) if table == SET_ELEMENTS]
+        yield str(key), [(item.set, item.element) for item in needed if isinstance(item, SetElementKey)]

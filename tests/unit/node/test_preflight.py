@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import AtLeast
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import LEGACY, NFT, XtablesVariant
@@ -19,6 +20,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import (
     findings,
     limits,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.routing.routes import ServicePortName, ServicePortRoute
 
 RELEASE = "6.1.0-13-amd64"
 ALL_RIGHTS = (1 << 40) - 1
@@ -79,6 +81,25 @@ def test_set_limit_names_the_first_service_that_no_longer_fits() -> None:
 
 def test_shared_elements_count_once() -> None:
     assert limits.set_limit_findings([("a", [("S", 1)]), ("b", [("S", 1)])], limit=1) == []
+
+
+def route(number: int) -> ServicePortRoute:
+    address = f"10.96.{number >> 8}.{number & 255}"
+    key = ServicePortName("shop", f"s{number}", "http", "TCP")
+    none = ((),) * 4
+    return ServicePortRoute(
+        key, "IPv4", address, 80, 0, (), (), (), 0, False, False, False, True, False, 0, *none, has_any=False
+    )
+
+
+def test_sets_of_ipvs_mode_are_counted_from_the_routes() -> None:
+    routes = {item.key: item for item in map(route, range(40))}
+    settings = DataplaneSettings("IPv4")
+    assert list(limits.ipvs_set_contributions(routes, settings)) == []  # far from the limit: nothing is rendered
+    found = limits.set_limit_findings(limits.ipvs_set_contributions(routes, settings, limit=30), limit=30)
+    assert {finding.name for finding in found} == {findings.SET_LIMIT}
+    assert any("ipset KUBE-CLUSTER-IP holds at most 30 elements, 40 are needed" in finding.what for finding in found)
+    assert all("Service shop/s30:http is the first" in finding.what for finding in found)
 
 
 # -- features ----------------------------------------------------------------------------------------------------------
@@ -199,14 +220,6 @@ def test_forward_policy_names_chain_and_family() -> None:
     (found,) = conflicts.forward_findings({"IPv4": "DROP", "IPv6": "ACCEPT"})
     assert "IPv4: the policy of chain FORWARD in table filter is DROP" in found.what
     assert "iptables -P FORWARD ACCEPT" in found.remedy
-
-
-def test_tables_of_nftables_mode_stand_in_the_way_of_other_modes() -> None:
-    tables = [("ip", "kube-proxy"), ("ip6", "kube-proxy"), ("inet", "kube-proxy"), ("ip", "filter")]
-    (found,) = conflicts.nftables_findings("iptables", tables)
-    assert found.remedy == "nft delete table ip kube-proxy && nft delete table ip6 kube-proxy"
-    assert conflicts.nftables_findings("nftables", tables) == []
-    assert conflicts.nftables_findings("iptables", tables[2:]) == []
 
 
 def test_everything_is_looked_at_without_rights_or_with(monkeypatch: pytest.MonkeyPatch) -> None:
