@@ -138,10 +138,11 @@ class Stage(NamedTuple):
 
 
 class PlannedChange(NamedTuple):
-    """A resource and what has to change in it; ``change`` may be empty."""
+    """A resource and what has to change in it; ``change`` may be empty. ``entries``: how many entries were observed."""
 
     resource: Resource[Any, Any]
     change: Change[Any, Any]
+    entries: int = 0
 
 
 def plan(stages: Sequence[Stage]) -> List[PlannedChange]:
@@ -150,7 +151,7 @@ def plan(stages: Sequence[Stage]) -> List[PlannedChange]:
     for resource, desired in stages:
         observed = resource.observe()
         table = desired(observed) if callable(desired) else desired
-        planned.append(PlannedChange(resource, difference(observed, table)))
+        planned.append(PlannedChange(resource, difference(observed, table), len(observed)))
     return planned
 
 
@@ -164,9 +165,9 @@ def apply_plan(planned: Sequence[PlannedChange], clock: Callable[[], float] = ti
             resource.apply(change)
             seconds[resource.name] = seconds.get(resource.name, 0.0) + clock() - started
 
-    for resource, change in planned:
+    for resource, change, _entries in planned:
         run(resource, change if resource.atomic else change.without_removals())
-    for resource, change in reversed(planned):
+    for resource, change, _entries in reversed(planned):
         if not resource.atomic:
             run(resource, change.removals())
     return seconds

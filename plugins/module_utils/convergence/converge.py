@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from typing import Dict, List, Sequence
 
-from ..configuration.model import IPTABLES, IPVS, KubeProxyConfiguration
+from ..configuration.model import IPTABLES, IPVS, NFTABLES, KubeProxyConfiguration
 from ..errors import KernelError
 from ..kernel.conntrack import ConntrackSocket, delete_stale_udp
 from ..kernel.modules import ModulesResource, modules_for
@@ -73,7 +73,8 @@ class _Convergence:
         modules = ModulesResource(modules_for(configuration.mode, schedulers, view.facts.kernel_version))
         self._run([Stage(modules, modules.desired())])
         with self.watch.stage("render"):
-            stages = mode_stages(configuration, plans, self.handles, request.check)
+            others = removal_plans(view.families) if configuration.mode == NFTABLES else ()
+            stages = mode_stages(configuration, plans, self.handles, request.check, others)
         self._run([self._sysctls(configuration, view, plans), *stages])
         if not request.check:
             self._delete_stale_conntrack(plans)
@@ -113,6 +114,9 @@ class _Convergence:
                 for name, seconds in apply_plan(planned).items():
                     self.watch.seconds[name] = self.watch.seconds.get(name, 0.0) + seconds
         self.planned += planned
+        for item in planned:
+            growth = 0 if self.request.check else len(item.change.added) - len(item.change.removed)
+            self.programmed[item.resource.name] = item.entries + growth
 
     def _delete_stale_conntrack(self, plans: Sequence[FamilyPlan]) -> None:
         """Delete stale UDP entries if the endpoints of a UDP Service changed since the last convergence.

@@ -14,9 +14,12 @@ import os
 from types import TracebackType
 from typing import Optional, Type
 
+from ..kernel.facts import kernel_release
 from ..kernel.ipset import IpsetSocket
 from ..kernel.ipvs import PROC_TABLE, IpvsSocket
+from ..kernel.modules import present_modules
 from ..kernel.netlink import NETLINK_ROUTE, NetlinkSocket
+from ..kernel.nftables.resource import NftablesResource
 
 _IPSET_MODULE = "/sys/module/ip_set"
 
@@ -50,6 +53,15 @@ class KernelHandles:
     def has_ipset() -> bool:
         """Whether ipset is loaded."""
         return os.path.isdir(_IPSET_MODULE)
+
+    @staticmethod
+    def has_nftables() -> bool:
+        """Whether nf_tables is loaded or built in."""
+        return bool(present_modules(["nf_tables"], kernel_release()))
+
+    def nftables(self, family: str) -> NftablesResource:
+        """The nftables table of a family, with a socket that is closed with the others."""
+        return self._open.enter_context(contextlib.closing(NftablesResource(family)))
 
     @property
     def ipvs(self) -> IpvsSocket:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..addresses import FAMILIES, IPV6
 from ..cluster.model import Node
@@ -103,10 +103,10 @@ def family_plans(cluster: ClusterState, configuration: KubeProxyConfiguration, v
     return plans
 
 
-def removal_plans() -> List[FamilyPlan]:
-    """For taking everything away: every family with every iptables variant that is installed, and no routes."""
+def removal_plans(families: Sequence[str] = FAMILIES) -> List[FamilyPlan]:
+    """For taking chains away: each family with every iptables variant that is installed, and no routes."""
     plans = []
-    for family in FAMILIES:
+    for family in families:
         for name in VARIANTS:
             try:
                 variant = detect_variant(family, wanted=name)

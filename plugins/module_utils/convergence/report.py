@@ -36,7 +36,7 @@ def _lines(resource: Resource[Any, Any], entries: Iterable[Tuple[Any, Any]]) -> 
 
 def table_change(planned: PlannedChange, describe: bool) -> TableChange:
     """Counts of one planned change, and with ``describe`` the lines of its entries before and after."""
-    resource, change = planned
+    resource, change, _entries = planned
     before: List[str] = []
     after: List[str] = []
     if describe:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
 
 from ..addresses import FAMILIES, IPV4, Network, parse_network
-from ..configuration.model import IPVS, KubeProxyConfiguration
+from ..configuration.model import IPVS, NFTABLES, KubeProxyConfiguration
 from ..dataplane.iptables.fixed import ownership as iptables_ownership
 from ..dataplane.iptables.render import desired_tables as iptables_tables
 from ..dataplane.iptables.tables import Ownership
@@ -22,6 +22,8 @@ from ..dataplane.ipvs import model as ipvs
 from ..dataplane.ipvs.draining import with_draining, with_excluded_real_servers, with_excluded_servers
 from ..dataplane.ipvs.sets import definitions
 from ..dataplane.ipvs.tables import desired_tables as ipvs_tables
+from ..dataplane.nftables.objects import RESOURCE as NFTABLES_TABLE
+from ..dataplane.nftables.tables import desired_tables as nftables_tables
 from ..dataplane.settings import DataplaneSettings
 from ..kernel.ipset import SetElementsResource, SetsResource
 from ..kernel.ipvs import RealServersResource, TimeoutsResource, VirtualServersResource
@@ -236,15 +238,36 @@ def ipvs_removal_stages(handles: KernelHandles) -> List[Stage]:
     return stages
 
 
+def nftables_stages(plans: Sequence[FamilyPlan], handles: KernelHandles) -> List[Stage]:
+    """Stages of nftables mode: the table of each family."""
+    return [
+        Stage(handles.nftables(plan.family), nftables_tables(plan.routes, plan.settings)[NFTABLES_TABLE])
+        for plan in plans
+    ]
+
+
+def nftables_removal_stages(handles: KernelHandles) -> List[Stage]:
+    """Stages that take away the tables of nftables mode; nothing if the kernel has no nf_tables loaded."""
+    if not handles.has_nftables():
+        return []
+    return [Stage(handles.nftables(family), {}) for family in FAMILIES]
+
+
 def chain_removal_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
     """Stages that take away the chains of iptables and ipvs mode, and the jumps to them, of each family."""
     return [stage for plan in plans for stage in _chains(plan, {}, for_removal=True, with_shared=True)]
 
 
 def mode_stages(
-    configuration: KubeProxyConfiguration, plans: Sequence[FamilyPlan], handles: KernelHandles, check: bool
+    configuration: KubeProxyConfiguration,
+    plans: Sequence[FamilyPlan],
+    handles: KernelHandles,
+    check: bool,
+    others: Sequence[FamilyPlan] = (),
 ) -> List[Stage]:
     """The stages of the configured mode, followed by those that take away what other modes left behind.
+
+    ``others``: the iptables of the node, in which nftables mode looks for chains that another mode made.
 
     In a check, subsystems that are not loaded yet count as empty instead of being loaded. Raises KernelError.
     """
@@ -253,10 +276,12 @@ def mode_stages(
         timeouts = {"tcp": settings.tcp_timeout, "tcp_fin": settings.tcp_fin_timeout, "udp": settings.udp_timeout}
         wanted = {name: int(seconds) for name, seconds in timeouts.items() if seconds >= 1}
         loaded = not check or (handles.has_ipvs() and handles.has_ipset())
-        return ipvs_stages(plans, handles, wanted, loaded)
-    return [*iptables_stages(plans), *ipvs_removal_stages(handles)]
+        return [*ipvs_stages(plans, handles, wanted, loaded), *nftables_removal_stages(handles)]
+    if configuration.mode == NFTABLES:
+        return [*nftables_stages(plans, handles), *ipvs_removal_stages(handles), *chain_removal_stages(others)]
+    return [*iptables_stages(plans), *ipvs_removal_stages(handles), *nftables_removal_stages(handles)]
 
 
 def removal_stages(plans: Sequence[FamilyPlan], handles: KernelHandles) -> List[Stage]:
     """The stages that take away all that any mode made, in an order in which nothing is still referred to."""
-    return [*ipvs_removal_stages(handles), *chain_removal_stages(plans)]
+    return [*ipvs_removal_stages(handles), *chain_removal_stages(plans), *nftables_removal_stages(handles)]

@@ -51,7 +51,8 @@ def difference_entry(name: str, before: Sequence[str], after: Sequence[str], lim
 def planned_differences(planned: Sequence[PlannedChange], limit: int = DIFF_LINES_LIMIT) -> List[Dict[str, str]]:
     """A result's ``diff``: one entry per resource that differs; files and chains are entries of their own."""
     entries = []
-    for resource, change in planned:
+    for item in planned:
+        resource, change = item.resource, item.change
         if not change:
             continue
         if getattr(resource, "diff_by_key", False):
@@ -81,7 +82,8 @@ def _label(key: Any) -> str:
 def change_records(planned: Sequence[PlannedChange], limit: int = ENTRIES_LIMIT) -> List[Dict[str, Any]]:
     """A result's ``changes``: per table that differs the counts, and the names of the first ``limit`` entries."""
     records = []
-    for resource, change in planned:
+    for item in planned:
+        resource, change = item.resource, item.change
         if change:
             names = [_label(key) for key in (*change.added, *change.replaced, *change.removed)]
             records.append(
