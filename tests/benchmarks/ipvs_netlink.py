@@ -120,7 +120,7 @@ def converge(servers: Servers, real_servers: RealServers) -> Tuple[float, float,
         planned = plan([Stage(resources[0], servers), Stage(resources[1], real_servers)])
         apply_plan(planned)
         unchanged = time.perf_counter() - compared
-        if any(change for _resource, change in planned):
+        if any(one.change for one in planned):
             raise SystemExit("a second run finds changes")
     return applied - started, observed - applied, unchanged
 

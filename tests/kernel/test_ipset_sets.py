@@ -47,7 +47,7 @@ def converge(sock: IpsetSocket, sets: Dict[str, SetDefinition], elements: Elemen
     known = definitions(family)
     planned = plan([Stage(SetsResource(sock, known), sets), Stage(SetElementsResource(sock, known), elements)])
     apply_plan(planned)
-    return sum(len(change) for _resource, change in planned)
+    return sum(len(one.change) for one in planned)
 
 
 def random_elements(seed: int, family: str) -> Elements:

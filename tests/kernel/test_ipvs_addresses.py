@@ -48,7 +48,7 @@ def converge(sock: NetlinkSocket, device: bool, v4: Set[str], v6: Set[str]) -> i
         ]
     )
     apply_plan(planned)
-    return sum(len(change) for _resource, change in planned)
+    return sum(len(one.change) for one in planned)
 
 
 def test_addresses_come_and_go_and_the_device_with_them(netlink):

@@ -74,7 +74,7 @@ def converge(sock: IpvsSocket, servers: Servers, real_servers: RealServers, fami
         ]
     )
     apply_plan(planned)
-    return sum(len(change) for _resource, change in planned)
+    return sum(len(one.change) for one in planned)
 
 
 def random_state(seed: int, family: str) -> Tuple[Servers, RealServers]:
@@ -195,7 +195,7 @@ def test_foreign_servers(ipvs):
                 Stage(RealServersResource(ipvs), lambda seen: with_excluded_real_servers(real, seen, wanted, excluded)),
             ]
         )
-        assert any(change for _resource, change in planned) is expected_changes
+        assert any(one.change for one in planned) is expected_changes
         apply_plan(planned)
     assert saved() == (before - {"-A -t 10.251.0.1:80 -s rr"}) | lines_of(wanted, real)
 
