@@ -224,15 +224,15 @@ def _resources(parameters: Mapping[str, Any]) -> List[ListedChainsResource]:
 
 def _apply(planned: List[PlannedChange]) -> None:
     done: List[str] = []
-    for resource, change in planned:
-        if not change:
+    for item in planned:
+        if not item.change:
             continue
         try:
-            resource.apply(change)
+            item.resource.apply(item.change)
         except KernelError as error:
             already = f" ({', '.join(done)} already changed)" if done else ""
             raise KernelError(f"{error}{already}") from error
-        done.append(resource.name)
+        done.append(item.resource.name)
 
 
 def main() -> None:
@@ -280,7 +280,7 @@ def main() -> None:
     except ProxyError as error:
         module.fail_json(**tables.failure(error))
     result: Dict[str, Any] = {
-        "changed": any(change for _resource, change in planned),
+        "changed": any(item.change for item in planned),
         "variants": {resource.variant.family: str(resource.variant) for resource in resources},
         "changes": tables.change_records(planned),
     }

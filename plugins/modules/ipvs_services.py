@@ -301,7 +301,7 @@ def main() -> None:
     except ProxyError as error:
         module.fail_json(**tables.failure(error))
     result: Dict[str, Any] = {
-        "changed": any(change for _resource, change in planned),
+        "changed": any(item.change for item in planned),
         "virtual_servers": len(wanted.servers),
         "real_servers": len(wanted.real_servers),
         "changes": tables.change_records(planned),

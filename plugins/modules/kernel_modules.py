@@ -256,7 +256,7 @@ def main() -> None:
     except ProxyError as error:
         module.fail_json(**tables.failure(error))
     result: Dict[str, Any] = {
-        "changed": any(change for _resource, change in planned),
+        "changed": any(item.change for item in planned),
         "modules": list(resource.names or resource.unload),
         "loaded": [name for name, value in planned[0].change.added.items() if value == LOADED],
         "unloaded": list(planned[0].change.removed),

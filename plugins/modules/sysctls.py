@@ -424,7 +424,7 @@ def main() -> None:
     for warning in chosen.warnings:
         module.warn(warning)
     result: Dict[str, Any] = {
-        "changed": any(change for _resource, change in chosen.planned),
+        "changed": any(item.change for item in chosen.planned),
         "sysctls": chosen.running,
         "explanations": chosen.explanations,
         "persistent_file": parameters["persistent_file"] if parameters["persistent"] or not present else "",
