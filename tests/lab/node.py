@@ -139,8 +139,19 @@ def _guest_root(specification: Specification) -> None:
     system.mount("shm", "/dev/shm", "tmpfs")
     os.makedirs("/lib/modules", exist_ok=True)
     os.symlink(modules, "/lib/modules/" + os.uname().release)
+    _choose_legacy_iptables()
     if specification.modules:
         system.run(["modprobe", "-a", *specification.modules])
+
+
+def _choose_legacy_iptables() -> None:
+    """Make legacy the system's iptables, as update-alternatives would: Debian's guest kernel has no NF_TABLES_IPV4."""
+    for family in ("iptables", "ip6tables"):
+        for suffix in ("", "-save", "-restore"):
+            link = Path("/etc/alternatives", family + suffix)
+            if link.is_symlink():
+                link.unlink()
+                link.symlink_to(f"/usr/sbin/{family}-legacy{suffix}")
 
 
 def _live(specification: Specification) -> None:

@@ -35,6 +35,7 @@ class Request(NamedTuple):
     check: Check
     times: int = ENOUGH
     pod: Optional[str] = None
+    timeout: float = 4.0
 
 
 class Outcome(NamedTuple):
@@ -98,7 +99,15 @@ def requests_for(lab: Lab, node: LabNode) -> List[Request]:
         Request("web, NodePort", "TCP", node.address, 30080, node.client, backends(*named("web"))),
         Request("storefront, LoadBalancer", "TCP", LOAD_BALANCER, 80, node.client, backends(*named("storefront"))),
         Request(
-            "storefront, client out of source ranges", "TCP", LOAD_BALANCER, 80, node.stranger, nobody("timeout"), 2
+            "storefront, client out of source ranges",
+            "TCP",
+            LOAD_BALANCER,
+            80,
+            node.stranger,
+            nobody("timeout"),
+            2,
+            None,
+            2.0,
         ),
         Request(
             "edge, externalTrafficPolicy Local",
@@ -133,5 +142,5 @@ def perform(lab: Lab, node: LabNode, request: Request) -> Outcome:
                 node.name, request.pod, request.protocol, request.address, request.port, request.times
             )
         else:
-            answers.append(lab.ask(request.protocol, request.address, request.port, request.source))
+            answers.append(lab.ask(request.protocol, request.address, request.port, request.source, request.timeout))
     return Outcome(request, outcomes(answers), request.check(answers))
