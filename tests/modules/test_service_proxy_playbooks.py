@@ -25,14 +25,14 @@ from tests.modules.harness import ROOT
 
 RECAP = re.compile(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
 NODES = ("lab-iptables", "lab-ipvs")
-# Everything that a convergence might leave, without the files of ssh and of Ansible itself.
+# Everything that a convergence might leave. /tmp shows the files of the host as well, so only what has our name counts.
 LOOK = (
     "for save in iptables-nft-save ip6tables-nft-save iptables-legacy-save ip6tables-legacy-save; do "
     "$save 2>/dev/null | grep -v '^#' | sed 's/\\[[0-9:]*\\]//'; done; "
     "ipset -n list 2>/dev/null; ipvsadm -Sn 2>/dev/null; ip -br address show dev kube-ipvs0 2>/dev/null; "
-    "find /etc /run /var/lib/kubenode-proxy /tmp -xdev -newer /proc/1/stat \\( -type f -o -type d \\) 2>/dev/null "
-    "| grep -v -e /ssh -e /.ansible -e /proc -e '^/run$' -e '^/tmp$' | sort; "
-    "find /etc /var/lib/kubenode-proxy -name '*kubenode*' 2>/dev/null | sort; "
+    "find /run /var/lib/kubenode-proxy -xdev -name '*kubenode*' -o -xdev -name 'snapshot*' 2>/dev/null | sort; "
+    "cd /etc && ls -l --time-style=+ modules-load.d sysctl.d; md5sum modules-load.d/* sysctl.d/* 2>/dev/null; "
+    "ls /tmp/kubenode-proxy-*.json.gz 2>/dev/null; "
     "lsmod 2>/dev/null | cut -d' ' -f1 | sort"
 )
 
