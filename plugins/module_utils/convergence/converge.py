@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Dict, List, Sequence
+import itertools
+from typing import Dict, Iterable, List, Sequence
 
 from ..configuration.model import IPTABLES, IPVS, NFTABLES, KubeProxyConfiguration
 from ..errors import KernelError
@@ -14,6 +15,7 @@ from ..kernel.conntrack import ConntrackSocket, delete_stale_udp
 from ..kernel.modules import ModulesResource, modules_for
 from ..preflight.check import Intention, preflight
 from ..preflight.findings import judge
+from ..preflight.limits import SetContribution, ipvs_set_contributions
 from ..resources import PlannedChange, Stage, apply_plan, plan
 from .handles import KernelHandles
 from .ledger import read_ledger, udp_endpoints, write_ledger
@@ -44,6 +46,10 @@ def converge(request: Request) -> Report:
 def inspect(request: Request) -> Report:
     """What a convergence would change, and how many entries the node is programmed with; changes nothing."""
     return converge(request._replace(check=True))
+
+
+def _set_contributions(plans: Sequence[FamilyPlan]) -> Iterable[SetContribution]:
+    return itertools.chain.from_iterable(ipvs_set_contributions(item.routes, item.settings) for item in plans)
 
 
 class _Convergence:
@@ -96,6 +102,7 @@ class _Convergence:
                 families=tuple(item.family for item in plans),
                 schedulers=(configuration.scheduler,) if configuration.mode == IPVS else (),
                 variants={item.family: item.variant for item in plans if item.variant is not None},
+                set_contributions=_set_contributions(plans) if configuration.mode == IPVS else (),
             )
             self.warnings += judge(preflight(intention), self.request.ignore_findings)
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import List, NamedTuple, Tuple
 
-from ..configuration.model import IPTABLES, IPVS, MODES
+from ..configuration.model import IPTABLES, IPVS, MODES, NFTABLES
 from ..errors import ConfigurationError
 from ..kernel.facts import supported_families
+from ..kernel.nftables.probe import unsupported_reason
 from ..preflight.check import Intention, preflight
-from ..preflight.findings import ERROR
+from ..preflight.findings import CONFLICTS, ERROR
 from .request import Request
 
 AUTO = "auto"
@@ -26,20 +27,21 @@ class ChosenMode(NamedTuple):
 
 
 def _obstacles(mode: str, request: Request) -> List[str]:
-    """What keeps this node from running in the mode, read only."""
+    """What this node lacks for the mode, read only; other managers on the node do not count, they can be stopped."""
     schedulers = (request.configuration.scheduler,) if mode == IPVS else ()
     intention = Intention(mode=mode, families=supported_families(), schedulers=schedulers)
     return [
         str(finding)
         for finding in preflight(intention)
-        if finding.severity == ERROR and finding.name not in request.ignore_findings
+        if finding.severity == ERROR and finding.name not in (*request.ignore_findings, *CONFLICTS)
     ]
 
 
 def choose_mode(request: Request) -> ChosenMode:
     """The mode that the request, or else the configuration, asks for.
 
-    ``auto`` takes the first of ipvs and iptables that this node can run in. With a fallback, ipvs on a node that cannot
+    ``auto`` takes the first of nftables, ipvs and iptables that this node can run in; for nftables the kernel
+    is asked to check, and not to keep, everything the mode is made of. With a fallback, ipvs on a node that cannot
     run it becomes iptables, with a warning that says why. Raises ConfigurationError for an unknown mode or fallback.
     """
     wanted = request.mode or request.configuration.mode
@@ -59,7 +61,12 @@ def choose_mode(request: Request) -> ChosenMode:
 
 
 def _automatic(request: Request) -> ChosenMode:
-    obstacles = _obstacles(IPVS, request)
-    if not obstacles:
-        return ChosenMode(IPVS, "auto: this node has all that ipvs mode needs")
-    return ChosenMode(IPTABLES, f"auto: ipvs mode is not possible: {'; '.join(obstacles)}")
+    reasons: List[str] = []
+    for mode in (NFTABLES, IPVS):
+        obstacles = _obstacles(mode, request)
+        if mode == NFTABLES and not obstacles:
+            obstacles = [text for text in map(unsupported_reason, supported_families()) if text]
+        if not obstacles:
+            return ChosenMode(mode, "; ".join([f"auto: this node has all that {mode} mode needs", *reasons]))
+        reasons.append(f"{mode} mode is not possible: {'; '.join(obstacles)}")
+    return ChosenMode(IPTABLES, f"auto: {'; '.join(reasons)}")

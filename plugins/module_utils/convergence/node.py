@@ -18,6 +18,7 @@ from ..dataplane.ipvs.model import DEVICE
 from ..dataplane.settings import DataplaneSettings
 from ..errors import KernelError, PreflightError
 from ..kernel.facts import NodeFacts, interface_addresses, node_facts
+from ..kernel.nftables.probe import unsupported_reason as nftables_unsupported_reason
 from ..kernel.xtables.variant import VARIANTS, XtablesVariant, detect_variant, unsupported_reason
 from ..routing.node import node_addresses, node_name
 from ..routing.table import all_routes
@@ -53,7 +54,12 @@ def view_node(request: Request, configuration: KubeProxyConfiguration) -> NodeVi
     facts = node_facts()
     addresses = tuple((item.interface, item.address) for item in interface_addresses() if item.interface != DEVICE)
     primary = node_addresses(node, configuration.bind_address).primary_family
-    variants, missing = ({}, {}) if configuration.mode == NFTABLES else _variants(facts.families)
+    if configuration.mode == NFTABLES:
+        variants: Dict[str, XtablesVariant] = {}
+        refused = {family: nftables_unsupported_reason(family) for family in facts.families}
+        missing = {family: reason for family, reason in refused.items() if reason}
+    else:
+        variants, missing = _variants(facts.families)
     if primary in missing:
         raise PreflightError(f"{primary}: {missing[primary]}")
     families = tuple(sorted((f for f in facts.families if f not in missing), key=lambda family: family != primary))

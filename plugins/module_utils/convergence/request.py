@@ -20,7 +20,9 @@ class Request(NamedTuple):
     or absent. ``fallback``: ``iptables`` to use that where ipvs is not possible, with a warning. ``check``: change
     nothing at all. ``describe``: fill in the lines of every changed table. ``state_directory``: where the lock and the
     memory of what was last programmed live; it should not outlive a reboot. ``lock_timeout``: seconds to wait for
-    another convergence. ``ignore_findings``: names of preflight findings to go on in spite of.
+    another convergence. ``ignore_findings``: names of
+    preflight findings to go on in spite of. ``node_addresses``: those the node is taken to have where none is looked at
+    (rendering).
     """
 
     cluster: ClusterState
@@ -34,6 +36,7 @@ class Request(NamedTuple):
     state_directory: str = "/run/kubenode-proxy"
     lock_timeout: float = 30.0
     ignore_findings: Tuple[str, ...] = ()
+    node_addresses: Tuple[str, ...] = ()
 
 
 class TableChange(NamedTuple):

@@ -51,5 +51,6 @@ def engine_request(module: AnsibleModule, source: str) -> Tuple[Request, Tuple[s
         state_directory=parameters["state_directory"],
         lock_timeout=parameters["lock_timeout"],
         ignore_findings=tuple(parameters["ignore_findings"]),
+        node_addresses=tuple(parameters.get("node_addresses") or ()),
     )
     return request, warnings
