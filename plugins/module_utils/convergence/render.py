@@ -18,6 +18,7 @@ from ..dataplane.ipvs.tables import desired_tables as ipvs_tables
 from ..dataplane.ipvs.text import ip_batch_text, ipset_text, ipvsadm_text
 from ..dataplane.nftables.tables import desired_tables as nftables_tables
 from ..dataplane.nftables.text import restore_text as nftables_text
+from ..dataplane.settings import DataplaneSettings
 from ..errors import ConfigurationError
 from ..routing.node import node_name
 from ..routing.routes import ServicePortName, ServicePortRoute
