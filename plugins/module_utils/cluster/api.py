@@ -9,6 +9,7 @@ Model classes of the kubernetes package are not used: they cost several times th
 from __future__ import annotations
 
 import json
+import socket
 import time
 import urllib.parse
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
@@ -90,6 +91,8 @@ class ApiClient:
         client = make_client(connection)
         self._configuration = client.configuration
         self._pool = client.rest_client.pool_manager
+        # A watch is silent for long; only the system can tell that the server at its other end has gone.
+        self._pool.connection_pool_kw.setdefault("socket_options", _socket_options())
         self._timeout = timeout
         self._sleep = sleep
         self.host = str(self._configuration.host).rstrip("/")
@@ -98,21 +101,35 @@ class ApiClient:
         """Close all connections."""
         self._pool.clear()
 
-    def list(self, resource: ResourceType, field_selector: str = "", resource_version: str = "") -> ListResult:
+    def list(
+        self,
+        resource: ResourceType,
+        field_selector: str = "",
+        resource_version: str = "",
+        reduce: Callable[[Dict[str, Any]], Dict[str, Any]] = lambda item: item,
+    ) -> ListResult:
         """All objects of a collection that its selectors leave, in pages that belong to one resourceVersion.
 
         ``field_selector`` takes the place of the resource's own. ``resource_version`` ``"0"`` takes what the server
-        has in its cache. Pages that expire underway make the list start again. Raises ApiError.
+        has in its cache, another one what is not older than that. ``reduce`` is applied to each object when its page
+        has come, so that no more than a page is held in full. Pages that expire underway make the list start again.
+        Raises ApiError.
         """
         for attempt in range(1, _LIST_ATTEMPTS + 1):
             try:
-                return self._list_once(resource, field_selector, resource_version)
+                return self._list_once(resource, field_selector, resource_version, reduce)
             except Expired:
                 if attempt == _LIST_ATTEMPTS:
                     raise
         raise ApiError(f"API server {self.host}: cannot list {resource.name}")
 
-    def _list_once(self, resource: ResourceType, field_selector: str, resource_version: str) -> ListResult:
+    def _list_once(
+        self,
+        resource: ResourceType,
+        field_selector: str,
+        resource_version: str,
+        reduce: Callable[[Dict[str, Any]], Dict[str, Any]],
+    ) -> ListResult:
         query = _selectors(resource, field_selector)
         query["limit"] = str(PAGE_SIZE)
         if resource_version:
@@ -124,7 +141,7 @@ class ApiClient:
             found = page.get("items")
             if not isinstance(metadata, dict) or not (found is None or isinstance(found, list)):
                 raise ApiError(f"API server {self.host}: the answer to list {resource.name} is not a list")
-            items.extend(with_kind(found or [], f"{resource.kind}List", page.get("apiVersion")))
+            items.extend(map(reduce, with_kind(found or [], f"{resource.kind}List", page.get("apiVersion"))))
             token = metadata.get("continue")
             if not token:
                 return ListResult(items, str(metadata.get("resourceVersion") or ""))
@@ -297,6 +314,17 @@ class ApiClient:
         for setting in self._configuration.auth_settings().values():
             if setting and setting.get("in") == "header" and setting.get("value"):
                 yield setting["key"], setting["value"]
+
+
+def _socket_options() -> List[Tuple[int, int, int]]:
+    """Notice within half a minute that a silent connection is dead; send small requests at once."""
+    return [
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    ]
 
 
 def _selectors(resource: ResourceType, field_selector: str) -> Dict[str, str]:
