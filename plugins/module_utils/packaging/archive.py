@@ -1,0 +1,70 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The engine as one zip application, byte for byte the same for the same source.
+
+Inside, it is the package ``kubenode_proxy``: the engine imports itself only relatively, so that it runs under any name.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from typing import Dict, NamedTuple
+
+from ..errors import ConfigurationError
+from .identity import VERSION_FILE, content_hash, source_files
+
+PACKAGE = "kubenode_proxy"
+DEFAULT_INTERPRETER = "/usr/bin/python3"
+# The earliest time that a zip archive can hold.
+_TIME = (1980, 1, 1, 0, 0, 0)
+_MAIN = f"""import sys
+
+from {PACKAGE}.agent.cli import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class Archive(NamedTuple):
+    """A packed engine: the hash of its source (its version) and the bytes of the zip application."""
+
+    version: str
+    content: bytes
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, _TIME)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    # Made on Unix, wherever it was made, and readable by all.
+    entry.create_system = 3
+    entry.external_attr = 0o100644 << 16
+    return entry
+
+
+def interpreter_line(interpreter: str) -> bytes:
+    """The first line of the application. Raises ConfigurationError for what is not one absolute path."""
+    if not interpreter.startswith("/") or not interpreter.isprintable() or " " in interpreter or len(interpreter) > 120:
+        raise ConfigurationError(f"interpreter: {interpreter!r} is not an absolute path without blanks")
+    return f"#!{interpreter}\n".encode()
+
+
+def pack(directory: str, interpreter: str = DEFAULT_INTERPRETER) -> Archive:
+    """Pack the engine whose top package is the directory. Raises ConfigurationError."""
+    first_line = interpreter_line(interpreter)
+    files = source_files(directory)
+    version = content_hash(files)
+    members: Dict[str, bytes] = {f"{PACKAGE}/{path}": content for path, content in files.items()}
+    for path in list(members):
+        # A directory without an __init__.py is a package too, but not for every tool that looks into archives.
+        parent = path.rpartition("/")[0]
+        members.setdefault(f"{parent}/__init__.py", b"")
+    members[f"{PACKAGE}/{VERSION_FILE}"] = f"{version}\n".encode()
+    members["__main__.py"] = _MAIN.encode()
+    buffer = io.BytesIO()
+    buffer.write(first_line)
+    with zipfile.ZipFile(buffer, "a", compression=zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name in sorted(members):
+            archive.writestr(_entry(name), members[name])
+    return Archive(version, buffer.getvalue())

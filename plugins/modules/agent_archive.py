@@ -1,0 +1,113 @@
+#!/usr/bin/python
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: agent_archive
+short_description: Pack the collection's engine into one file that a node can run
+version_added: 0.2.0
+author:
+  - kubenode.proxy contributors (@kubenode)
+description:
+  - Packs the Python source of the engine into a zip application, the node command C(kubenode-proxy).
+  - The same source gives the same bytes; the hash of the source is the version of the application.
+  - Runs where the collection is, on the controller. The role P(kubenode.proxy.agent#role) uses it.
+options:
+  source:
+    description: Directory C(plugins/module_utils) of the collection.
+    type: path
+    required: true
+  path:
+    description:
+      - Path of the file to write. It is replaced at once and only if its content differs.
+      - Without it nothing is written, and only the version is returned.
+    type: path
+  interpreter:
+    description: Interpreter in the first line of the application.
+    type: path
+    default: /usr/bin/python3
+attributes:
+  check_mode:
+    description: Tells whether the file would change, without writing it.
+    support: full
+  diff_mode:
+    description: The file is not text.
+    support: none
+  platform:
+    description: Hosts on which it works.
+    support: full
+    platforms: posix
+seealso:
+  - module: kubenode.proxy.agent_libraries
+"""
+
+EXAMPLES = r"""
+- name: Pack the engine of a checkout
+  kubenode.proxy.agent_archive:
+    source: "{{ playbook_dir }}/../plugins/module_utils"
+    path: /tmp/kubenode-proxy.pyz
+  delegate_to: localhost
+  run_once: true
+"""
+
+RETURN = r"""
+version:
+  description: SHA-256 of the engine's source files, their names included.
+  type: str
+  returned: success
+  sample: 4be0c6d2c1b7b0ad0f3c0b3a2c0f4d40d3a0a7c5d2a1f6c58c1d8f1f0a2f2b3c
+path:
+  description: Path of the file.
+  type: str
+  returned: O(path) is given
+  sample: /tmp/kubenode-proxy.pyz
+size_bytes:
+  description: Size of the application in bytes.
+  type: int
+  returned: success
+  sample: 245760
+error_kind:
+  description: The kind of failure, V(configuration).
+  type: str
+  returned: failure
+  sample: configuration
+"""
+
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.binary_files import replace_file
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
+from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.archive import pack
+
+
+def archive(module: AnsibleModule) -> Dict[str, Any]:
+    """Pack, write if asked and different, and return the version."""
+    path = module.params["path"]
+    packed = pack(module.params["source"], module.params["interpreter"])
+    result: Dict[str, Any] = {"changed": False, "version": packed.version, "size_bytes": len(packed.content)}
+    if path is not None:
+        result["changed"] = replace_file(path, packed.content, check=module.check_mode)
+        result["path"] = path
+    return result
+
+
+def main() -> None:
+    """The module."""
+    module = AnsibleModule(
+        argument_spec={
+            "source": {"type": "path", "required": True},
+            "path": {"type": "path"},
+            "interpreter": {"type": "path", "default": "/usr/bin/python3"},
+        },
+        supports_check_mode=True,
+    )
+    run(module, archive)
+
+
+if __name__ == "__main__":
+    main()

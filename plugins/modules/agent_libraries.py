@@ -1,0 +1,152 @@
+#!/usr/bin/python
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: agent_libraries
+short_description: Bring the agent's Python libraries together for nodes without a package index
+version_added: 0.2.0
+author:
+  - kubenode.proxy contributors (@kubenode)
+description:
+  - Lets pip choose the wheels of the agent's libraries for the Python version and machine of a node, and packs them
+    into one archive that only has to be unpacked on the node, which needs neither pip nor a route to a package index.
+  - Runs on the controller, with the pip of the Python that runs the module. The role P(kubenode.proxy.agent#role)
+    uses it.
+  - An archive that is already in O(directory) for the same target, requirements and wheels is taken as it is.
+options:
+  directory:
+    description: Directory for the archive. It is made if it is missing.
+    type: path
+    required: true
+  python_version:
+    description: Version of the node's Python, for example V(3.11).
+    type: str
+    required: true
+  machine:
+    description: Machine of the node, as C(uname -m) prints it. The node's C library must be glibc.
+    type: str
+    required: true
+  requirements:
+    description: Names of the packages, each with versions if need be.
+    type: list
+    elements: str
+    default: [PyYAML, kubernetes, prometheus-client]
+  wheelhouse:
+    description: Directory of wheels on this host. If given, no package index is asked.
+    type: path
+attributes:
+  check_mode:
+    description: Tells whether an archive would be made, without making it.
+    support: full
+  diff_mode:
+    description: The archive is not text.
+    support: none
+  platform:
+    description: Hosts on which it works.
+    support: full
+    platforms: posix
+requirements:
+  - pip 22 or later
+seealso:
+  - module: kubenode.proxy.agent_archive
+"""
+
+EXAMPLES = r"""
+- name: Bring together the libraries for Debian 12 on x86_64
+  kubenode.proxy.agent_libraries:
+    directory: ~/.cache/kubenode-proxy
+    python_version: "3.11"
+    machine: x86_64
+  delegate_to: localhost
+  run_once: true
+"""
+
+RETURN = r"""
+path:
+  description: Path of the archive.
+  type: str
+  returned: success
+  sample: /home/user/.cache/kubenode-proxy/libraries-3.11-x86_64-0123456789abcdef.tar.gz
+error_kind:
+  description: The kind of failure, V(configuration) or V(libraries).
+  type: str
+  returned: failure
+  sample: libraries
+"""
+
+import os
+import sys
+import tempfile
+from typing import Any, Dict, List
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.binary_files import replace_file
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
+from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.libraries import (
+    Target,
+    cache_name,
+    install,
+    pack_directory,
+    pip_arguments,
+)
+
+
+def _wheels(directory: str) -> List[str]:
+    if not directory:
+        return []
+    try:
+        found = [name for name in os.listdir(directory) if name.endswith(".whl")]
+    except OSError as error:
+        raise ConfigurationError(f"wheelhouse: {directory}: {error.strerror}") from error
+    if not found:
+        raise ConfigurationError(f"wheelhouse: {directory}: there are no wheels in it")
+    return found
+
+
+def libraries(module: AnsibleModule) -> Dict[str, Any]:
+    """Return the path of the archive, after making it if it is not there yet."""
+    parameters = module.params
+    directory, wheelhouse = parameters["directory"], parameters["wheelhouse"] or ""
+    target = Target(parameters["python_version"], parameters["machine"])
+    path = os.path.join(directory, cache_name(target, parameters["requirements"], _wheels(wheelhouse)))
+    with tempfile.TemporaryDirectory(dir=module.tmpdir) as scratch:
+        arguments = pip_arguments(target, parameters["requirements"], scratch, wheelhouse)
+        if os.path.exists(path):
+            return {"changed": False, "path": path}
+        if not module.check_mode:
+            install(sys.executable, arguments)
+            try:
+                os.makedirs(directory, mode=0o700, exist_ok=True)
+            except OSError as error:
+                raise ConfigurationError(f"directory: {directory}: {error.strerror}") from error
+            replace_file(path, pack_directory(scratch), check=False)
+    return {"changed": True, "path": path}
+
+
+def main() -> None:
+    """The module."""
+    module = AnsibleModule(
+        argument_spec={
+            "directory": {"type": "path", "required": True},
+            "python_version": {"type": "str", "required": True},
+            "machine": {"type": "str", "required": True},
+            "requirements": {
+                "type": "list",
+                "elements": "str",
+                "default": ["PyYAML", "kubernetes", "prometheus-client"],
+            },
+            "wheelhouse": {"type": "path"},
+        },
+        supports_check_mode=True,
+    )
+    run(module, libraries)
+
+
+if __name__ == "__main__":
+    main()
