@@ -10,7 +10,6 @@ BIN := .venv/bin
 PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
 WIRE := tests/conformance/lab
-RUNNER := --oneshot --no-http --runner tests/conformance/runners/oneshot --runner-cleanup tests/conformance/runners/cleanup
 # What `make test` runs, in this order; all are run even if one fails.
 STEPS := lint unit kernel uml modules sanity build conformance
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
@@ -69,8 +68,11 @@ build: setup
 	.ci/build
 
 conformance: setup-lab
-	$(WIRE) run --mode iptables $(RUNNER)
-	$(WIRE) uml -- run --mode ipvs $(RUNNER)
+	$(WIRE) run --mode iptables --iptables nft --families all --jobs 6
+	$(WIRE) run --mode iptables --iptables legacy --jobs 6
+	$(WIRE) run --mode nftables --families all --jobs 6
+	$(WIRE) uml --jobs 2 -- run --mode ipvs --jobs 2
+	$(WIRE) uml --jobs 2 -- run --mode ipvs --jobs 2 --families ipv6
 
 clean:
 	@if [ -x $(PYTHON) ] && [ "$$(id -u)" -eq 0 ]; then for name in lab demo; do $(PYTHON) -m tests.lab --name $$name down; done; fi
