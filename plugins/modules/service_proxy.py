@@ -28,7 +28,8 @@ options:
       - V(absent) removes everything that this module, or kube-proxy itself, has programmed in any mode, and needs no
         source.
       - V(rendered) returns what would be programmed, in the syntax of the usual tools, in RV(rendered). It touches
-        nothing, looks at nothing on the host, and needs no rights, so it can run anywhere.
+        nothing, looks at nothing on the host, and needs no rights, so it can run anywhere. It needs O(node_name), and
+        a mode other than V(auto).
     type: str
     choices: [present, absent, rendered]
     default: present
@@ -176,10 +177,12 @@ kernel:
     route_localnet: false
     conntrack: {max_per_core: 32768, min: 131072, tcp_established_timeout: 86400, tcp_close_wait_timeout: 3600}
 rendered:
-  description: Text per table, in the syntax of iptables-restore, ipset, ipvsadm or nft.
+  description:
+    - Text by the tool that takes it as input, C(iptables-restore) and C(ip6tables-restore), or C(nft) with a family; in
+      mode V(ipvs) also C(ipset), C(ipvsadm) and C(ip), each with a family.
   type: dict
   returned: O(state=rendered)
-  sample: {iptables-restore IPv4: "*nat\n..."}
+  sample: {ipvsadm IPv4: "-A -t 10.96.0.10:53 -s rr\n..."}
 error_kind:
   description:
     - The kind of failure, for conditions in playbooks, one of V(snapshot), V(api), V(configuration), V(preflight) or

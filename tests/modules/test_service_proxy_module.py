@@ -275,20 +275,23 @@ def test_rendered_needs_no_node_and_is_what_iptables_takes(node):
     for directory in (node.scratch, *node.scratch.parents):
         if directory.stat().st_uid == os.getuid() and str(directory).startswith("/tmp/"):
             directory.chmod(0o755)
-    iptables, ipvs, unprivileged, absent_option = node.play(
+    nameless = {key: value for key, value in options.items() if key != "node_name"}
+    iptables, ipvs, unprivileged, no_name, no_mode = node.play(
         {MODULE: options},
         {MODULE: {**options, "mode": "ipvs"}},
         {MODULE: {**options, "snapshot": str(public)}, **UNPRIVILEGED},
-        {MODULE: {**options, "snapshot": None}},
+        {MODULE: nameless},
+        {MODULE: {**options, "mode": "auto"}},
     )
     assert not iptables["changed"] and rules(node) == before
     assert unprivileged.get("rendered") == iptables["rendered"], unprivileged
-    assert absent_option["failed"]
+    assert no_name["failed"] and no_name["msg"].startswith("node_name: "), no_name
+    assert no_mode["failed"] and "auto" in no_mode["msg"], no_mode
     texts = iptables["rendered"]
     assert sorted(texts) == ["ip6tables-restore", "iptables-restore"]
     assert "10.96.0.10/32" in texts["iptables-restore"]
     for program, text in texts.items():
         node.run(program, "--test", text=text)
-    assert {"ipvsadm", "ipset"} <= set(ipvs["rendered"])
-    assert "-A -t 10.96.0.10:53" in ipvs["rendered"]["ipvsadm"]
-    assert "create KUBE-CLUSTER-IP" in ipvs["rendered"]["ipset"]
+    assert "-A -t 10.96.0.10:53" in ipvs["rendered"]["ipvsadm IPv4"]
+    assert "-A -t 172.30.0.11:30080" in ipvs["rendered"]["ipvsadm IPv4"]
+    assert "create KUBE-CLUSTER-IP" in ipvs["rendered"]["ipset IPv4"]
