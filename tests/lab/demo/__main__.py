@@ -97,6 +97,8 @@ class Demonstration:
             "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
             "ANSIBLE_HOME": str(self._lab.directory / "ansible"),
             "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_DISPLAY_OK_HOSTS": "0",
+            "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "0",
             "ANSIBLE_DEPRECATION_WARNINGS": "0",
             "LC_ALL": "C.UTF-8",
         }
@@ -125,7 +127,8 @@ class Demonstration:
     def _preview(self) -> None:
         self._heading("Preview: nothing is changed")
         run = self._playbook("converge", "--check", "--diff")
-        self._extract(run.text)
+        self._extract(run.text, 120)
+        self._print(run.text[run.text.rfind("PLAY RECAP") :])
         self._succeeds(run, "the preview")
         self._expect(all(run.changed.get(name) for name in self._names), "the preview announced no change")
         for name in self._names:

@@ -105,9 +105,8 @@ def requests_for(lab: Lab, node: LabNode) -> List[Request]:
             80,
             node.stranger,
             nobody("timeout"),
-            2,
-            None,
-            2.0,
+            times=2,
+            timeout=2.0,
         ),
         Request(
             "edge, externalTrafficPolicy Local",
