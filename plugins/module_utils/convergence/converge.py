@@ -6,26 +6,21 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from typing import Dict, Iterable, List, Sequence
+from typing import Dict, List, Sequence
 
-from ..configuration.model import IPTABLES, IPVS, NFTABLES, KubeProxyConfiguration
+from ..configuration.model import NFTABLES, KubeProxyConfiguration
 from ..errors import KernelError
 from ..kernel.conntrack import ConntrackSocket, delete_stale_udp
-from ..kernel.modules import ModulesResource, modules_for
-from ..preflight.check import Intention, preflight
-from ..preflight.findings import judge
-from ..preflight.limits import SetContribution, ipvs_set_contributions
 from ..resources import PlannedChange, Stage, apply_plan, plan
 from .handles import KernelHandles
 from .ledger import read_ledger, udp_endpoints, write_ledger
 from .lock import ConvergenceLock
 from .modes import choose_mode
 from .node import NodeView, family_plans, removal_plans, view_node
+from .prepare import check_node, node_modules, node_sysctls
 from .report import Stopwatch, counts, table_changes
 from .request import Report, Request
 from .stages import FamilyPlan, mode_stages, removal_stages
-from .sysctls import sysctl_stage, wanted_sysctls
 
 
 def converge(request: Request) -> Report:
@@ -46,10 +41,6 @@ def converge(request: Request) -> Report:
 def inspect(request: Request) -> Report:
     """What a convergence would change, and how many entries the node is programmed with; changes nothing."""
     return converge(request._replace(check=True))
-
-
-def _set_contributions(plans: Sequence[FamilyPlan]) -> Iterable[SetContribution]:
-    return itertools.chain.from_iterable(ipvs_set_contributions(item.routes, item.settings) for item in plans)
 
 
 class _Convergence:
@@ -75,9 +66,7 @@ class _Convergence:
         with self.watch.stage("routes"):
             plans = family_plans(request.cluster, configuration, view)
         self._preflight(configuration, plans)
-        schedulers = [configuration.scheduler] if configuration.mode == IPVS else []
-        modules = ModulesResource(modules_for(configuration.mode, schedulers, view.facts.kernel_version))
-        self._run([Stage(modules, modules.desired())])
+        self._run([node_modules(configuration, view)])
         with self.watch.stage("render"):
             others = removal_plans(view.families) if configuration.mode == NFTABLES else ()
             stages = mode_stages(configuration, plans, self.handles, request.check, others)
@@ -97,18 +86,10 @@ class _Convergence:
 
     def _preflight(self, configuration: KubeProxyConfiguration, plans: Sequence[FamilyPlan]) -> None:
         with self.watch.stage("preflight"):
-            intention = Intention(
-                mode=configuration.mode,
-                families=tuple(item.family for item in plans),
-                schedulers=(configuration.scheduler,) if configuration.mode == IPVS else (),
-                variants={item.family: item.variant for item in plans if item.variant is not None},
-                set_contributions=_set_contributions(plans) if configuration.mode == IPVS else (),
-            )
-            self.warnings += judge(preflight(intention), self.request.ignore_findings)
+            self.warnings += check_node(configuration, plans, self.request.ignore_findings)
 
     def _sysctls(self, configuration: KubeProxyConfiguration, view: NodeView, plans: Sequence[FamilyPlan]) -> Stage:
-        localhost = configuration.mode == IPTABLES and any(item.settings.localhost_node_ports for item in plans)
-        stage, warnings = sysctl_stage(wanted_sysctls(configuration, view.facts, localhost))
+        stage, warnings = node_sysctls(configuration, view, plans)
         self.warnings += warnings
         return stage
 

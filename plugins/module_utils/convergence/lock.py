@@ -20,15 +20,16 @@ _POLL_SECONDS = 0.05
 class ConvergenceLock:
     """An exclusive flock on ``<directory>/lock``, held while the context lasts.
 
-    Raises KernelError, naming the process that holds it, when it is not free within ``timeout`` seconds, or when the
-    directory cannot be made.
+    ``holder``: what to call the process that holds it. Raises KernelError, naming the process that holds it, when it is
+    not free within ``timeout`` seconds, or when the directory cannot be made.
     """
 
-    def __init__(self, directory: str, timeout: float) -> None:
+    def __init__(self, directory: str, timeout: float, holder: str = "another convergence") -> None:
         self._path = os.path.join(directory, "lock")
         self._directory = directory
         self._timeout = timeout
         self._descriptor = -1
+        self._holder = holder
 
     def __enter__(self) -> ConvergenceLock:
         try:
@@ -39,7 +40,7 @@ class ConvergenceLock:
         try:
             self._acquire()
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+            os.pwrite(self._descriptor, f"{os.getpid()} {self._holder}".encode(), 0)
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -55,10 +56,11 @@ class ConvergenceLock:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise KernelError(f"{self._path}: cannot be locked: {error.strerror}") from error
             if time.monotonic() >= deadline:
-                holder = os.pread(self._descriptor, 20, 0).decode("ascii", "replace") or "unknown"
+                text = os.pread(self._descriptor, 200, 0).decode("utf-8", "replace")
+                process, _blank, holder = text.partition(" ")
                 raise KernelError(
-                    f"{self._path}: held by process {holder}: another convergence of this node is running "
-                    f"and has not ended within {self._timeout:g} seconds"
+                    f"{self._path}: held by process {process or 'unknown'}: {holder or 'another convergence'} of this "
+                    f"node is running and has not ended within {self._timeout:g} seconds"
                 )
             time.sleep(_POLL_SECONDS)
 

@@ -15,6 +15,10 @@ from typing import Any, Dict, Hashable, Iterable, List, Set, Tuple, Union
 Entry = Tuple[str, Hashable, Any]
 Owner = Hashable
 
+#: In a journal: the key was not in the table.
+ABSENT = object()
+Journal = Dict[str, Dict[Any, Any]]
+
 
 class _Contributors(Dict[Any, Any]):
     """Owner to value, for the few keys that more than one owner contributes."""
@@ -33,13 +37,31 @@ class _One:
 class MergedTables:
     """Tables by name, each a mapping from key to value, and who contributed what.
 
-    ``tables`` is read by its users and changed only here.
+    ``tables`` is read by its users and changed only here. ``journal`` has, by table, the keys that were touched since
+    it was last taken, each with the value it had then (ABSENT if none).
     """
 
     def __init__(self, names: Iterable[str]) -> None:
         self.tables: Dict[str, Dict[Any, Any]] = {name: {} for name in names}
         self._contributors: Dict[str, Dict[Any, Union[_One, _Contributors]]] = {name: {} for name in self.tables}
         self._entries: Dict[Owner, List[Entry]] = {}
+        self.journal: Journal = {}
+
+    def take_journal(self) -> Journal:
+        """The journal so far; a new one is begun."""
+        taken, self.journal = self.journal, {}
+        return taken
+
+    def put(self, table: str, key: Any, value: Any) -> None:
+        """Set, or with ABSENT remove, a key that nobody contributes because it is worked out from other keys."""
+        rows = self.tables[table]
+        before = rows.get(key, ABSENT)
+        if before is not value and before != value:
+            self.journal.setdefault(table, {}).setdefault(key, before)
+            if value is ABSENT:
+                del rows[key]
+            else:
+                rows[key] = value
 
     def owners(self) -> Iterable[Owner]:
         """Everybody who contributes something."""
@@ -94,8 +116,8 @@ class MergedTables:
     def _settle(self, table: str, key: Any) -> None:
         present = self._contributors[table].get(key)
         if present is None:
-            self.tables[table].pop(key, None)
+            self.put(table, key, ABSENT)
         elif isinstance(present, _One):
-            self.tables[table][key] = present.value
+            self.put(table, key, present.value)
         else:
-            self.tables[table][key] = present[min(present)]
+            self.put(table, key, present[min(present)])

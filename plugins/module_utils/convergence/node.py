@@ -89,23 +89,30 @@ def _variants(families: Tuple[str, ...]) -> Tuple[Dict[str, XtablesVariant], Dic
     return variants, missing
 
 
+def family_settings(
+    cluster: ClusterState, configuration: KubeProxyConfiguration, view: NodeView, family: str
+) -> DataplaneSettings:
+    """The settings of one family that the node serves. Raises ConfigurationError."""
+    variant = view.variants.get(family)
+    return dataplane_settings(
+        configuration,
+        family,
+        view.name,
+        view.node,
+        view.addresses,
+        service_cidrs=cluster.service_cidr_list(family),
+        conntrack_liberal=view.facts.conntrack_liberal,
+        random_fully=variant is None or variant.random_fully,
+    )
+
+
 def family_plans(cluster: ClusterState, configuration: KubeProxyConfiguration, view: NodeView) -> List[FamilyPlan]:
     """Settings and routes of every family that the node serves. Raises ConfigurationError."""
     plans = []
     for family in view.families:
-        variant = view.variants.get(family)
-        settings = dataplane_settings(
-            configuration,
-            family,
-            view.name,
-            view.node,
-            view.addresses,
-            service_cidrs=cluster.service_cidr_list(family),
-            conntrack_liberal=view.facts.conntrack_liberal,
-            random_fully=variant is None or variant.random_fully,
-        )
+        settings = family_settings(cluster, configuration, view, family)
         context = routing_context(configuration, family, view.name, view.node)
-        plans.append(FamilyPlan(settings, all_routes(cluster, context), variant))
+        plans.append(FamilyPlan(settings, all_routes(cluster, context), view.variants.get(family)))
     return plans
 
 

@@ -35,15 +35,20 @@ from ..routing.routes import ServicePortName, ServicePortRoute
 from .handles import KernelHandles
 
 Routes = Mapping[ServicePortName, ServicePortRoute]
-Tables = Dict[str, Dict[Any, Any]]
+Tables = Mapping[str, Mapping[Any, Any]]
 
 
 class FamilyPlan(NamedTuple):
-    """One family to program: its settings, its routes and the iptables it uses (None where the mode needs none)."""
+    """One family to program: its settings, its routes and the iptables it uses (None where the mode needs none).
+
+    ``tables``: the desired tables by name, where somebody keeps them up to date; else they are rendered from the
+    routes.
+    """
 
     settings: DataplaneSettings
     routes: Routes
     variant: Optional[XtablesVariant]
+    tables: Optional[Tables] = None
 
     @property
     def family(self) -> str:
@@ -136,8 +141,8 @@ def iptables_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
     """Stages of iptables mode: the chains of each family."""
     stages: List[Stage] = []
     for plan in plans:
-        desired = iptables_tables(plan.routes, plan.settings)["chains"]
-        stages += _chains(plan, desired, for_removal=False, with_shared=True)
+        tables: Tables = plan.tables or dict(iptables_tables(plan.routes, plan.settings))
+        stages += _chains(plan, tables["chains"], for_removal=False, with_shared=True)
     return stages
 
 
@@ -196,7 +201,7 @@ def ipvs_stages(
 
 
 def _ipvs_family_stages(plan: FamilyPlan, resources: _IpvsResources) -> List[Stage]:
-    tables: Tables = ipvs_tables(plan.routes, plan.settings)
+    tables: Tables = plan.tables or ipvs_tables(plan.routes, plan.settings)
     networks = map(parse_network, plan.settings.exclude_cidrs)
     excluded: List[Network] = [network for network in networks if network is not None]
     servers, real_servers = tables[ipvs.VIRTUAL_SERVERS], tables[ipvs.REAL_SERVERS]
@@ -240,10 +245,11 @@ def ipvs_removal_stages(handles: KernelHandles) -> List[Stage]:
 
 def nftables_stages(plans: Sequence[FamilyPlan], handles: KernelHandles) -> List[Stage]:
     """Stages of nftables mode: the table of each family."""
-    return [
-        Stage(handles.nftables(plan.family), nftables_tables(plan.routes, plan.settings)[NFTABLES_TABLE])
-        for plan in plans
-    ]
+    stages: List[Stage] = []
+    for plan in plans:
+        tables: Tables = plan.tables or dict(nftables_tables(plan.routes, plan.settings))
+        stages.append(Stage(handles.nftables(plan.family), tables[NFTABLES_TABLE]))
+    return stages
 
 
 def nftables_removal_stages(handles: KernelHandles) -> List[Stage]:
@@ -258,6 +264,28 @@ def chain_removal_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
     return [stage for plan in plans for stage in _chains(plan, {}, for_removal=True, with_shared=True)]
 
 
+def own_stages(
+    configuration: KubeProxyConfiguration, plans: Sequence[FamilyPlan], handles: KernelHandles, loaded: bool = True
+) -> List[Stage]:
+    """The stages of the configured mode alone. ``loaded`` as in :func:`ipvs_stages`. Raises KernelError."""
+    if configuration.mode == IPVS:
+        settings = configuration.ipvs
+        timeouts = {"tcp": settings.tcp_timeout, "tcp_fin": settings.tcp_fin_timeout, "udp": settings.udp_timeout}
+        wanted = {name: int(seconds) for name, seconds in timeouts.items() if seconds >= 1}
+        return ipvs_stages(plans, handles, wanted, loaded)
+    return nftables_stages(plans, handles) if configuration.mode == NFTABLES else iptables_stages(plans)
+
+
+def leftover_stages(mode: str, handles: KernelHandles, others: Sequence[FamilyPlan] = ()) -> List[Stage]:
+    """The stages that take away what other modes than ``mode`` left behind.
+
+    ``others``: the iptables of the node, in which nftables mode looks for chains that another mode made. The chains of
+    iptables and ipvs mode are one table, so these two need nothing for each other. Raises KernelError.
+    """
+    stages = [] if mode == IPVS else ipvs_removal_stages(handles)
+    return [*stages, *(chain_removal_stages(others) if mode == NFTABLES else nftables_removal_stages(handles))]
+
+
 def mode_stages(
     configuration: KubeProxyConfiguration,
     plans: Sequence[FamilyPlan],
@@ -267,19 +295,12 @@ def mode_stages(
 ) -> List[Stage]:
     """The stages of the configured mode, followed by those that take away what other modes left behind.
 
-    ``others``: the iptables of the node, in which nftables mode looks for chains that another mode made.
-
-    In a check, subsystems that are not loaded yet count as empty instead of being loaded. Raises KernelError.
+    ``others``: see :func:`leftover_stages`. In a check, subsystems that are not loaded yet count as empty instead of
+    being loaded. Raises KernelError.
     """
-    if configuration.mode == IPVS:
-        settings = configuration.ipvs
-        timeouts = {"tcp": settings.tcp_timeout, "tcp_fin": settings.tcp_fin_timeout, "udp": settings.udp_timeout}
-        wanted = {name: int(seconds) for name, seconds in timeouts.items() if seconds >= 1}
-        loaded = not check or (handles.has_ipvs() and handles.has_ipset())
-        return [*ipvs_stages(plans, handles, wanted, loaded), *nftables_removal_stages(handles)]
-    if configuration.mode == NFTABLES:
-        return [*nftables_stages(plans, handles), *ipvs_removal_stages(handles), *chain_removal_stages(others)]
-    return [*iptables_stages(plans), *ipvs_removal_stages(handles), *nftables_removal_stages(handles)]
+    loaded = not check or (handles.has_ipvs() and handles.has_ipset())
+    stages = own_stages(configuration, plans, handles, loaded)
+    return [*stages, *leftover_stages(configuration.mode, handles, others)]
 
 
 def removal_stages(plans: Sequence[FamilyPlan], handles: KernelHandles) -> List[Stage]:

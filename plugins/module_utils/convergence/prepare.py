@@ -1,0 +1,55 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a node needs before a mode's own resources can be made: nothing in the way, modules, kernel parameters."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Iterable, List, Sequence, Tuple
+
+from ..configuration.model import IPTABLES, IPVS, KubeProxyConfiguration
+from ..kernel.modules import ModulesResource, modules_for
+from ..preflight.check import Intention, preflight
+from ..preflight.findings import judge
+from ..preflight.limits import SetContribution, ipvs_set_contributions
+from ..resources import Stage
+from .node import NodeView
+from .stages import FamilyPlan
+from .sysctls import sysctl_stage, wanted_sysctls
+
+
+def _set_contributions(plans: Sequence[FamilyPlan]) -> Iterable[SetContribution]:
+    return itertools.chain.from_iterable(ipvs_set_contributions(item.routes, item.settings) for item in plans)
+
+
+def check_node(
+    configuration: KubeProxyConfiguration, plans: Sequence[FamilyPlan], ignored: Sequence[str] = ()
+) -> List[str]:
+    """Warnings about the node, whose routes are in the plans; changes nothing.
+
+    ``ignored``: names of findings to go on in spite of. Raises PreflightError if the mode cannot work here.
+    """
+    intention = Intention(
+        mode=configuration.mode,
+        families=tuple(item.family for item in plans),
+        schedulers=(configuration.scheduler,) if configuration.mode == IPVS else (),
+        variants={item.family: item.variant for item in plans if item.variant is not None},
+        set_contributions=_set_contributions(plans) if configuration.mode == IPVS else (),
+    )
+    return list(judge(preflight(intention), tuple(ignored)))
+
+
+def node_modules(configuration: KubeProxyConfiguration, view: NodeView) -> Stage:
+    """The stage that loads the mode's kernel modules."""
+    schedulers = [configuration.scheduler] if configuration.mode == IPVS else []
+    modules = ModulesResource(modules_for(configuration.mode, schedulers, view.facts.kernel_version))
+    return Stage(modules, modules.desired())
+
+
+def node_sysctls(
+    configuration: KubeProxyConfiguration, view: NodeView, plans: Sequence[FamilyPlan]
+) -> Tuple[Stage, List[str]]:
+    """The stage that sets kernel parameters, and warnings about those that cannot be set. Raises KernelError."""
+    localhost = configuration.mode == IPTABLES and any(item.settings.localhost_node_ports for item in plans)
+    return sysctl_stage(wanted_sysctls(configuration, view.facts, localhost))
