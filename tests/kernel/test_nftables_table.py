@@ -1,0 +1,286 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The nftables table in a real kernel: written over netlink, read back, shown alike by the nft program, repaired."""
+
+from __future__ import annotations
+
+import errno
+import re
+import select
+import subprocess
+from typing import Any, Dict, Iterator, List, Tuple
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables.objects import BaseHook, ChainValue
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables.tables import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables.text import restore_text, table_family
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import transactions
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.monitor import EVERYTHING, TableMonitor
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.probe import (
+    owned_tables_supported,
+    unsupported_reason,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
+from tests.unit.nftables.samples import sample_routes, sample_settings
+
+FAMILIES = ("IPv4", "IPv6")
+
+
+def nft(script: str, check: bool = True) -> str:
+    done = subprocess.run(["nft", "-f", "-"], input=script, capture_output=True, text=True, check=False)
+    assert not check or done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def listed(family: str) -> str:
+    words = ["nft", "-s", "list", "table", table_family(family), "kube-proxy"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
+def normal(text: str) -> Dict[str, List[str]]:
+    """What ``nft list table`` says, by block; elements sorted, since their order is that of a hash."""
+    blocks: Dict[str, List[str]] = {}
+    text = re.sub(r",\s+", ", ", text)
+    for name, body in re.findall(r"^\t((?:set|map|chain) \S+) \{\n(.*?)^\t\}", text, re.MULTILINE | re.DOTALL):
+        lines = []
+        for line in body.splitlines():
+            found = re.match(r"\s*elements = \{ (.*) \}", line)
+            lines.append(" ".join(sorted(found[1].split(", "))) if found else line.strip())
+        blocks[name] = lines
+    return blocks
+
+
+def sample(family: str) -> Dict[str, Dict[Any, Any]]:
+    return desired_tables(sample_routes(family), sample_settings(family))
+
+
+@pytest.fixture(params=FAMILIES)
+def resource(request: pytest.FixtureRequest) -> Iterator[NftablesResource]:
+    with NftablesResource(request.param) as opened:
+        yield opened
+
+
+def converge(resource: NftablesResource, desired: Dict[Any, Any]) -> Change[Any, Any]:
+    change = difference(resource.observe(), desired)
+    resource.apply(change)
+    assert not difference(resource.observe(), desired)
+    return change
+
+
+def test_probe_changes_nothing() -> None:
+    for family in FAMILIES:
+        assert unsupported_reason(family) == ""
+        assert owned_tables_supported(family)
+    assert subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=True).stdout == ""
+
+
+def test_what_is_observed_is_what_was_desired_and_nothing_is_left(resource: NftablesResource) -> None:
+    desired = sample(resource.family)["nftables"]
+    assert resource.observe() == {}
+    assert len(converge(resource, desired)) == len(desired)
+    assert not converge(resource, desired)
+    nft("table inet other { chain c { type filter hook input priority 0; }; }")
+    converge(resource, {})
+    assert "kube-proxy" not in subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True).stdout
+    assert "table inet other" in subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True).stdout
+
+
+def test_the_nft_program_shows_what_it_would_have_loaded_itself(resource: NftablesResource) -> None:
+    """Our netlink messages and our text lead to the same table, and the text is understood by nft."""
+    desired = sample(resource.family)
+    converge(resource, desired["nftables"])
+    over_netlink = listed(resource.family)
+    nft(restore_text(resource.family, desired))
+    assert normal(over_netlink) == normal(listed(resource.family))
+    assert len(normal(over_netlink)) == sum(key[0] in ("set", "chain") for key in desired["nftables"])
+    # What nft loaded is, to us, what is desired.
+    assert not difference(resource.observe(), desired["nftables"])
+
+
+def test_small_transactions_lead_to_the_same_table(resource: NftablesResource) -> None:
+    desired = sample(resource.family)["nftables"]
+    with NftablesResource(resource.family, most_elements=3) as cut:
+        converge(cut, desired)
+        assert not difference(resource.observe(), desired)
+        routes = sample_routes(resource.family)
+        fewer = dict(list(routes.items())[::2])
+        less = desired_tables(fewer, sample_settings(resource.family))["nftables"]
+        converge(cut, less)
+        converge(cut, desired)
+        converge(cut, {})
+
+
+FOREIGN_HANDS = [
+    "delete element {f} kube-proxy cluster-ips {{ {cluster_ip} }}",
+    "add element {f} kube-proxy cluster-ips {{ {other} }}",
+    "flush set {f} kube-proxy hairpin-connections",
+    "flush map {f} kube-proxy service-endpoints",
+    "delete element {f} kube-proxy service-endpoints {{ {cluster_ip} . tcp . 80 . 0 }}",
+    "add element {f} kube-proxy service-endpoints {{ {cluster_ip} . tcp . 80 . 77 : {other} . 1 }}",
+    "flush chain {f} kube-proxy services",
+    "add rule {f} kube-proxy cluster-8 drop",
+    "insert rule {f} kube-proxy masquerading counter",
+    "add rule {f} kube-proxy masquerading meta length 3-5 log prefix \"x\" limit rate 3/second accept",
+    "add chain {f} kube-proxy foreign",
+    "add set {f} kube-proxy foreign {{ type inet_service; flags interval; elements = {{ 1-5 }}; }}",
+    "add map {f} kube-proxy foreign {{ type inet_service : verdict; elements = {{ 1 : goto reject-chain }}; }}",
+    "add chain {f} kube-proxy nat-output {{ policy drop; }}",
+    "delete chain {f} kube-proxy filter-output",
+    "delete table {f} kube-proxy",
+]
+
+
+@pytest.mark.parametrize("command", FOREIGN_HANDS)
+def test_changes_by_hand_are_seen_and_repaired(resource: NftablesResource, command: str) -> None:
+    family = resource.family
+    desired = sample(family)["nftables"]
+    converge(resource, desired)
+    before = resource.generation()
+    other = "2001:db8::99" if family == "IPv6" else "192.0.2.99"
+    cluster_ip = next(iter(sample_routes(family).values())).cluster_ip
+    with TableMonitor([resource.port]) as monitor:
+        nft(command.format(f=table_family(family), cluster_ip=cluster_ip, other=other))
+        assert select.select([monitor], [], [], 2)[0]
+        changed = monitor.changes()
+        assert set(changed) == {family}
+        seen = resource.observe_objects(changed[family])
+        if EVERYTHING not in changed[family]:
+            names = {name for _kind, name in changed[family]}
+            kept = {key: value for key, value in desired.items() if key[0] != "table" and key[1] in names}
+            assert difference(seen, kept)
+        assert resource.generation() == before + 1
+        assert converge(resource, desired)
+        assert monitor.changes() == {}
+
+
+def test_objects_of_other_shape_are_made_anew(resource: NftablesResource) -> None:
+    """Sets of another type and chains on another hook under our names; what refers to them comes along."""
+    desired = sample(resource.family)["nftables"]
+    converge(resource, desired)
+    for key, value in (
+        (("set", "cluster-ips"), desired["set", "cluster-ips"]._replace(dynamic=True, size=10_000)),
+        (("set", "service-endpoints"), desired["set", "service-endpoints"]._replace(dynamic=True, size=10_000)),
+    ):
+        resource.apply(Change(replaced={key: (desired[key], value)}))
+    converge(resource, desired)
+    other = ChainValue((), BaseHook("nat", "input", 50))
+    resource.apply(Change(replaced={("chain", "nat-output"): (desired["chain", "nat-output"], other)}))
+    assert resource.observe()["chain", "nat-output"] == other
+    converge(resource, desired)
+
+
+def test_taking_over_kube_proxys_own_layout(resource: NftablesResource) -> None:
+    """Its chains, its maps of verdicts and its anonymous sets give way; clients known for affinity stay."""
+    family = table_family(resource.family)
+    address = "ipv6_addr" if resource.family == "IPv6" else "ipv4_addr"
+    sticky = next(item for item in sample_routes(resource.family).values() if item.affinity_seconds)
+    desired = sample(resource.family)["nftables"]
+    name = next(key[1] for key in desired if key[0] == "set" and key[1].startswith("affinity-"))
+    client = "2001:db8::7" if resource.family == "IPv6" else "192.0.2.7"
+    nft(
+        f"""table {family} kube-proxy {{
+            comment "rules for kube-proxy"
+            set cluster-ips {{ type {address}; comment "Active ClusterIPs"; elements = {{ {sticky.cluster_ip} }} }}
+            set {name} {{ type {address}; flags dynamic,timeout; timeout {sticky.affinity_seconds}s; size 65535; }}
+            map service-ips {{ type {address} . inet_proto . inet_service : verdict; }}
+            map firewall-ips {{ type {address} . inet_proto . inet_service : verdict; }}
+            chain service-ABC-ns/x/tcp/p {{
+                meta l4proto tcp dnat {family} to numgen random mod 1 map {{ 0 : {client} . 80 }}
+            }}
+            chain services {{ {family} daddr . meta l4proto . th dport vmap @service-ips; }}
+            chain firewall-check {{ {family} daddr . meta l4proto . th dport vmap @firewall-ips; }}
+            chain nat-prerouting {{ type nat hook prerouting priority -100; jump services; }}
+        }}
+        add element {family} kube-proxy service-ips {{ {client} . tcp . 80 : goto service-ABC-ns/x/tcp/p }}
+        add element {family} kube-proxy {name} {{ {client} }}
+        """
+    )
+    change = converge(resource, desired)
+    assert ("chain", "service-ABC-ns/x/tcp/p") in change.removed
+    assert ("set", name) not in change.added
+    assert ("set", name) not in change.replaced
+    assert client in subprocess.run(
+        ["nft", "list", "set", family, "kube-proxy", name], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_a_change_that_meets_a_foreign_one_is_made_nevertheless(resource: NftablesResource) -> None:
+    desired = sample(resource.family)["nftables"]
+    converge(resource, desired)
+    routes = sample_routes(resource.family)
+    less = desired_tables(dict(list(routes.items())[1:]), sample_settings(resource.family))["nftables"]
+    change = difference(desired, less)
+    gone = next(iter(routes.values())).cluster_ip
+    nft(f"delete element {table_family(resource.family)} kube-proxy cluster-ips {{ {gone} }}")
+    resource.apply(change)
+    assert not difference(resource.observe(), less)
+
+
+def test_refusals_name_the_object(resource: NftablesResource) -> None:
+    with pytest.raises(KernelError, match=r"element|table"):
+        resource.apply(Change(added={("element", "cluster-ips", b"\x01"): True}))
+    desired = sample(resource.family)["nftables"]
+    converge(resource, desired)
+    loop = desired["chain", "cluster-8"]._replace(rules=desired["chain", "services"].rules)
+    with pytest.raises(KernelError, match="kube-proxy"):
+        resource.apply(Change(replaced={("chain", "cluster-8"): (desired["chain", "cluster-8"], loop)}))
+    assert not difference(resource.observe(), desired)
+
+
+def test_chains_that_are_busy_are_removed_a_little_later(
+    resource: NftablesResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As kernels before 6.2 do: refuse to remove a chain together with the last element that names it."""
+    desired = sample(resource.family)["nftables"]
+    converge(resource, desired)
+    send = NftablesResource._send
+    refusals: List[int] = []
+
+    def reluctant(self: NftablesResource, labelled: List[transactions.Labelled]) -> None:
+        kinds = {each.message[0] & 0xFF for each in labelled}
+        if 5 in kinds and len(refusals) < 3:
+            refusals.append(len(labelled))
+            from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import resource as module
+
+            raise module.TransactionRefused("busy", frozenset([errno.EBUSY]), True)
+        send(self, labelled)
+
+    monkeypatch.setattr(NftablesResource, "_send", reluctant)
+    routes = sample_routes(resource.family)
+    fewer = {key: value for key, value in routes.items() if value.affinity_seconds == 0}
+    converge(resource, desired_tables(fewer, sample_settings(resource.family))["nftables"])
+    assert len(refusals) == 3
+
+
+def test_an_owned_table_is_safe_from_others_and_outlives_its_owner() -> None:
+    desired = sample("IPv4")["nftables"]
+    with NftablesResource("IPv4", owned=True) as owner:
+        converge(owner, desired)
+        nft("flush ruleset")
+        assert subprocess.run(["nft", "delete", "table", "ip", "kube-proxy"], capture_output=True).returncode
+        assert not difference(owner.observe(), desired)
+        with NftablesResource("IPv4", owned=True) as second:
+            assert not second.take_ownership()
+    with NftablesResource("IPv4", owned=True) as heir:
+        assert not difference(heir.observe(), desired)
+        assert heir.take_ownership()
+        nft("flush ruleset")
+        converge(heir, desired)
+    with NftablesResource("IPv4") as cleaner:
+        converge(cleaner, {})
+
+
+def test_many_elements_are_read_completely(resource: NftablesResource) -> None:
+    """Right after a large load, while the kernel still resizes its hash tables."""
+    size = 16 if resource.family == "IPv6" else 4
+    desired = sample(resource.family)["nftables"]
+    added: Dict[Tuple[Any, ...], Any] = {
+        ("element", "cluster-ips", number.to_bytes(size, "big")): True for number in range(1, 60_000)
+    }
+    desired.update(added)
+    converge(resource, desired)
+    assert resource.longest_call < 1

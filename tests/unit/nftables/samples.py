@@ -1,0 +1,90 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Routes and settings in which every feature of nftables mode occurs."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
+from ansible_collections.kubenode.proxy.plugins.module_utils.routing.routes import (
+    Endpoint,
+    ServicePortName,
+    ServicePortRoute,
+)
+
+
+def sample_route(family: str, number: int, endpoints: int = 0, **changes: Any) -> ServicePortRoute:
+    """A Service with a number and so many endpoints, every other of which is on this node."""
+    form = "fd00:10:244::{:x}" if family == "IPv6" else "10.244.1.{}"
+    chosen = tuple(Endpoint(form.format(each + 1), 8080, is_local=each % 2 == 0) for each in range(endpoints))
+    local = tuple(endpoint for endpoint in chosen if endpoint.is_local)
+    fields: Dict[str, Any] = {
+        "key": ServicePortName("ns", f"svc{number}", "http", "TCP"),
+        "family": family,
+        "cluster_ip": ("fd00:10:96::{:x}" if family == "IPv6" else "10.96.0.{}").format(number),
+        "port": 80,
+        "node_port": 0,
+        "external_ips": (),
+        "load_balancer_ips": (),
+        "source_ranges": (),
+        "affinity_seconds": 0,
+        "internal_local": False,
+        "external_local": False,
+        "externally_accessible": False,
+        "uses_cluster_endpoints": True,
+        "uses_local_endpoints": False,
+        "health_check_node_port": 0,
+        "endpoints": chosen,
+        "cluster": chosen,
+        "local": local if changes.get("external_local") or changes.get("internal_local") else (),
+        "reachable": chosen,
+        "has_any": bool(chosen),
+    }
+    fields.update(changes)
+    return ServicePortRoute(**fields)
+
+
+def vip(family: str) -> str:
+    """A load balancer address."""
+    return "2001:db8:51::1" if family == "IPv6" else "198.51.100.1"
+
+
+def sample_routes(family: str) -> Dict[ServicePortName, ServicePortRoute]:
+    """Routes of all kinds."""
+    six = family == "IPv6"
+    ranges = ("2001:db8::/32", "fd00::/9") if six else ("10.0.0.0/8", "192.168.0.0/16", "10.1.2.0/23", "10.0.0.1/32")
+    external = "2001:db8:52::1" if six else "203.0.113.1"
+    open_to = {"externally_accessible": True}
+    routes = [
+        sample_route(family, 1, 5),
+        sample_route(family, 2, 1, key=ServicePortName("ns", "dns", "dns", "UDP"), port=53),
+        sample_route(family, 3, 2, external_ips=(external,), node_port=30003, **open_to),
+        sample_route(
+            family, 4, 4, external_local=True, node_port=30004, load_balancer_ips=(vip(family),), source_ranges=ranges,
+            **open_to,
+        ),
+        sample_route(family, 5, 3, internal_local=True, node_port=30005, **open_to),
+        sample_route(family, 6, 3, affinity_seconds=10800, node_port=30006, external_local=True, **open_to),
+        sample_route(family, 7, 0, node_port=30007, key=ServicePortName("ns", "none", "", "SCTP"), **open_to),
+        sample_route(family, 8, 2, affinity_seconds=90, node_port=30008, **open_to),
+        sample_route(family, 9, 1, local=(), external_local=True, node_port=30009, **open_to),
+    ]  # fmt: skip
+    return {route.key: route for route in routes}
+
+
+def sample_settings(family: str, **changes: Any) -> DataplaneSettings:
+    """A node whose pods are told by their addresses, with node ports on one address."""
+    six = family == "IPv6"
+    node = "fd00:172:18::2" if six else "172.18.0.2"
+    fields: Dict[str, Any] = {
+        "node_name": "node1",
+        "node_ip": node,
+        "local_traffic": LocalTraffic("cidr", "fd00:10:244::/47" if six else "10.244.0.0/15"),
+        "node_port_cidrs": (f"{node}/{128 if six else 32}",),
+        "node_port_addresses": (node,),
+        "service_cidrs": ("fd00:10:96::/112",) if six else ("10.96.0.0/12", "10.200.0.0/16"),
+    }
+    fields.update(changes)
+    return DataplaneSettings(family, **fields)
