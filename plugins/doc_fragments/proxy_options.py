@@ -27,7 +27,7 @@ options:
     elements: dict
   mode:
     description:
-      - The dataplane. V(auto) takes ipvs where the kernel has it and iptables where not.
+      - The dataplane. V(auto) takes the first of nftables, ipvs and iptables that the node can run.
       - As the configuration says by default, which by its own default is iptables.
     type: str
     choices: [auto, iptables, ipvs, nftables]

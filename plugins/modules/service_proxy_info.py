@@ -74,21 +74,19 @@ summary:
   returned: a source of the cluster state is given
   sample: "iptables chains: 1 different; real servers: 2 missing"
 programmed:
-  description: Number of entries per table that the service proxy owns on the node now.
+  description: Number of entries per table that the service proxy owns on the node now; tables without any are left out.
   type: dict
   returned: success
   sample: {IPv4 chains: 61, IPv4 virtual servers: 15}
 mode:
-  description:
-    - The dataplane that the node is compared with; without a source, the one that is programmed, empty if there is
-      none.
+  description: The dataplane that the node is compared with.
   type: str
-  returned: success
+  returned: a source of the cluster state is given
   sample: ipvs
 mode_reason:
   description: Why it is that one.
   type: str
-  returned: success
+  returned: a source of the cluster state is given
   sample: requested
 node_name:
   description: The name of the node by which its endpoints were found.
@@ -155,7 +153,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.resu
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.sources import has_source
 
-COMPARED = ("changes", "counts", "refused", "refused_count")
+# What the service proxy has set is not told from what others have set.
+SHARED = ("modules", "sysctls")
+COMPARED = ("changes", "counts", "mode", "mode_reason", "refused", "refused_count")
 
 
 def inspected(module: AnsibleModule) -> Dict[str, Any]:
@@ -164,7 +164,8 @@ def inspected(module: AnsibleModule) -> Dict[str, Any]:
     request, warnings = engine_request(module, source="optional")
     report = inspect(request)
     warn(module, [*warnings, *report.warnings], report.refused)
-    result = {"changed": False, "programmed": dict(report.programmed), **report_result(report)}
+    programmed = {table: count for table, count in report.programmed.items() if count and table not in SHARED}
+    result = {"changed": False, "programmed": programmed, **report_result(report)}
     if not compare:
         return {key: value for key, value in result.items() if key not in COMPARED}
     result["drift"] = report.changed
