@@ -34,8 +34,13 @@ class CachedState(NamedTuple):
 
 def write_cache(path: str, objects: Iterable[Dict[str, Any]]) -> None:
     """Write the objects, replacing an older cache atomically. Raises SnapshotError, naming the file."""
-    document = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}, separators=(",", ":"))
-    payload = gzip.compress(document.encode(), compresslevel=1, mtime=0)
+    write_encoded(path, [json.dumps(item, separators=(",", ":")).encode() for item in objects])
+
+
+def write_encoded(path: str, objects: Iterable[bytes]) -> None:
+    """The same for objects that are JSON text already."""
+    document = b'{"apiVersion":"v1","kind":"List","items":[' + b",".join(objects) + b"]}"
+    payload = gzip.compress(document, compresslevel=1, mtime=0)
     header = {
         "format": FORMAT,
         "version": VERSION,

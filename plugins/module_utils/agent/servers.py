@@ -28,15 +28,16 @@ class _Server(http.server.ThreadingHTTPServer):
     allow_reuse_address = True
     request_queue_size = 64
 
-    def __init__(self, address: Tuple[str, int], responder: Responder) -> None:
+    def __init__(self, address: Tuple[str, int], responder: Responder, both_families: bool) -> None:
+        self.both_families = both_families
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.responder = responder
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6:
-            # "::" answers for IPv4 as well where the address is the unspecified one, as Go's listener does.
-            only = 0 if self.server_address[0] == "::" else 1
+            # "::" may answer for IPv4 as well, as Go's listener does where it is not asked for one family.
+            only = 0 if self.server_address[0] == "::" and self.both_families else 1
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
@@ -67,11 +68,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 class HttpServer:
-    """A threaded HTTP server on one address; binds in the constructor and raises KernelError if that fails."""
+    """A threaded HTTP server on one address; binds in the constructor and raises KernelError if that fails.
 
-    def __init__(self, address: str, port: int, responder: Responder) -> None:
+    ``both_families``: ``::`` stands for IPv4 as well.
+    """
+
+    def __init__(self, address: str, port: int, responder: Responder, both_families: bool = True) -> None:
         try:
-            self._server = _Server((address, port), responder)
+            self._server = _Server((address, port), responder, both_families)
         except OSError as error:
             raise KernelError(f"cannot listen on {address} port {port}: {error.strerror}") from error
         self.port: int = self._server.server_port
@@ -120,7 +124,7 @@ class ServiceHealthServers:
         servers: List[HttpServer] = []
         try:
             for address in self._addresses:
-                servers.append(HttpServer(address, port, respond))
+                servers.append(HttpServer(address, port, respond, both_families=False))
         except KernelError as error:
             for server in servers:
                 server.close()

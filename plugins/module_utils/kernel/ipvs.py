@@ -66,6 +66,13 @@ class IpvsSocket:
         """All real servers of a family, and their connections. Raises KernelError."""
         return self._complete(self._proc_table(family), self.virtual_servers(family))
 
+    def real_servers_of(self, servers: Iterable[VirtualServerKey]) -> messages.RealServerTable:
+        """The real servers of some virtual servers, and their connections. Raises KernelError.
+
+        A virtual server that does not exist has none.
+        """
+        return self._complete(messages.RealServerTable({}, {}, set()), servers)
+
     def _complete(
         self, table: messages.RealServerTable, servers: Iterable[VirtualServerKey]
     ) -> messages.RealServerTable:
