@@ -25,8 +25,8 @@ from tests.modules.harness import ROOT
 
 RECAP = re.compile(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
 NODES = ("lab-iptables", "lab-ipvs")
-# Everything that a convergence might leave: rules and chains (the kernel makes empty tables when it is asked for them), sets,
-# virtual servers, addresses, files. /tmp shows the host's files as well, so only what has our name counts.
+# Everything that a convergence might leave: rules and chains (empty tables the kernel makes when it is asked for them),
+# sets, virtual servers, addresses, files. /tmp shows the host's files as well, so only what has our name counts.
 LOOK = (
     "for save in iptables-nft-save ip6tables-nft-save iptables-legacy-save ip6tables-legacy-save; do "
     "$save 2>/dev/null | grep -e '^-' -e '^:[^ ]* -' | sed 's/\\[[0-9:]*\\]//'; done; "
@@ -35,7 +35,7 @@ LOOK = (
     "ip -o address show dev kube-ipvs0 2>/dev/null; "
     "find /run /var/lib/kubenode-proxy -xdev -name '*kubenode*' -o -xdev -name 'snapshot*' 2>/dev/null | sort; "
     "cd /etc && ls -l --time-style=+ modules-load.d sysctl.d; md5sum modules-load.d/* sysctl.d/* 2>/dev/null; "
-    "ls /tmp/kubenode-proxy-*.json.gz 2>/dev/null; "
+    "ls /tmp/kubenode-proxy-*.json.gz 2>/dev/null; true"
 )
 
 
