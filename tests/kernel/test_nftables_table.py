@@ -222,7 +222,7 @@ def test_a_change_that_meets_a_foreign_one_is_made_nevertheless(resource: Nftabl
 
 def test_refusals_name_the_object(resource: NftablesResource) -> None:
     with pytest.raises(KernelError, match=r"element|table"):
-        resource.apply(Change(added={("element", "cluster-ips", b"\x01"): True}))
+        resource.apply(Change(added={("element", "cluster-ips", b"\x01\x02\x03\x04"): True}))
     desired = sample(resource.family)["nftables"]
     converge(resource, desired)
     loop = desired["chain", "cluster-8"]._replace(rules=desired["chain", "services"].rules)

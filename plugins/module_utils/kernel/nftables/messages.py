@@ -9,7 +9,7 @@ Payloads begin with ``struct nfgenmsg``; types are those of the nfnetlink subsys
 from __future__ import annotations
 
 import struct
-from typing import Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from ...addresses import IPV6
 from ...dataplane.nftables.expressions import SCHEMA
@@ -27,7 +27,6 @@ from ...dataplane.nftables.objects import (
     Expression,
     Rule,
     SetValue,
-    index_bytes,
     key_length,
 )
 from ..netlink import NLA_F_NESTED, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, Message, attribute, nested, text_attribute
@@ -56,6 +55,11 @@ _U32 = struct.Struct(">I")
 _LENGTH_AND_KIND = struct.Struct("=HH")
 #: An attribute holds less than 64 KiB.
 _ELEMENT_BYTES = 60_000
+#: The word at which the key begins in an element: after the heads of the element, its key and the key's value.
+_KEY_WORD = 3
+
+#: Part of a list: key of the frontend, indices and data, each one after the other.
+ListPart = Tuple[bytes, bytes, bytes]
 
 
 def family_header(family: str) -> bytes:
@@ -137,6 +141,21 @@ def type_number(parts: Tuple[str, ...]) -> int:
     return number
 
 
+def columns(template: bytes, count: int, fields: Iterable[Tuple[int, int, bytes]]) -> memoryview:
+    """``count`` copies of a template of whole words, in which some fields have a value for each copy.
+
+    A field is (its first word, its number of words, all values one after the other). Copying one word of all elements
+    at a time is ten times as fast as making one element after the other.
+    """
+    made = memoryview(bytearray(template * count))
+    words, size = made.cast("I"), len(template) // 4
+    for first, width, values in fields:
+        source = memoryview(values).cast("I")
+        for word in range(width):
+            words[first + word :: size] = source[word::width]
+    return made
+
+
 class Encoder:
     """Makes the messages for the table of one family."""
 
@@ -144,7 +163,6 @@ class Encoder:
         self.family = family
         self._header = family_header(family)
         self._in_table = self._header + text_attribute(1, table)
-        self._verdicts: Dict[str, bytes] = {}
 
     def table(self, flags: int = 0) -> Message:
         """Make the table unless it exists."""
@@ -205,59 +223,52 @@ class Encoder:
         """Delete all rules of a chain."""
         return (DELETE_RULE, 0, self._in_table + text_attribute(2, name))
 
-    def _element_messages(
-        self, kind: int, flags: int, name: str, elements: Iterable[bytes], size: int
-    ) -> Iterator[Message]:
-        """Messages with encoded elements, none longer than ``size``, as many in each as an attribute can hold."""
+    def _element_messages(self, kind: int, flags: int, name: str, elements: memoryview, size: int) -> Iterator[Message]:
+        """Messages with encoded elements of equal size, as many in each as an attribute can hold."""
         head = self._in_table + text_attribute(2, name)
-        per_message = max(1, _ELEMENT_BYTES // size)
-        parts: List[bytes] = list(elements)
-        for start in range(0, len(parts), per_message):
-            body = b"".join(parts[start : start + per_message])
-            yield (kind, flags, head + _LENGTH_AND_KIND.pack(len(body) + 4, 3 | NLA_F_NESTED) + body)
+        step = _ELEMENT_BYTES // size * size
+        for start in range(0, len(elements), step):
+            body = elements[start : start + step]
+            yield (kind, flags, b"".join((head, _LENGTH_AND_KIND.pack(len(body) + 4, 3 | NLA_F_NESTED), body)))
 
     def add_elements(self, name: str, items: Iterable[Tuple[bytes, object]]) -> Iterator[Message]:
         """Add elements: (key, True) to a set, (key, verdict text) or (key, data) to a map."""
-        yield from self._elements(NEW_ELEMENT, NLM_F_CREATE | NLM_F_EXCL, name, items)
+        by_value: Dict[object, List[bytes]] = {}
+        for key, value in items:
+            keys = by_value.get(value)
+            if keys is None:
+                keys = by_value[value] = []
+            keys.append(key)
+        for value, keys in by_value.items():
+            yield from self._elements(NEW_ELEMENT, NLM_F_CREATE | NLM_F_EXCL, name, keys, value)
 
     def delete_elements(self, name: str, keys: Iterable[bytes]) -> Iterator[Message]:
         """Delete elements by their keys."""
-        yield from self._elements(DELETE_ELEMENT, 0, name, ((key, True) for key in keys))
+        yield from self._elements(DELETE_ELEMENT, 0, name, list(keys), True)
 
-    def _elements(self, kind: int, flags: int, name: str, items: Iterable[Tuple[bytes, object]]) -> Iterator[Message]:
-        pack = _LENGTH_AND_KIND.pack
-        verdicts = self._verdicts
-        encoded: List[bytes] = []
-        longest = 1
-        for key, value in items:
-            body = pack(len(key) + 8, 1 | NLA_F_NESTED) + pack(len(key) + 4, 1) + key
-            if isinstance(value, str):
-                data = verdicts.get(value)
-                if data is None:
-                    data = verdicts[value] = nested(2, verdict_data(value))
-                body += data
-            elif isinstance(value, bytes):
-                body += pack(len(value) + 8, 2 | NLA_F_NESTED) + pack(len(value) + 4, 1) + value
-            encoded.append(pack(len(body) + 4, 1 | NLA_F_NESTED) + body)
-            longest = max(longest, len(body) + 4)
-        yield from self._element_messages(kind, flags, name, encoded, longest)
+    def _elements(self, kind: int, flags: int, name: str, keys: List[bytes], value: object) -> Iterator[Message]:
+        """Elements with keys of equal length and the same value."""
+        length = len(keys[0])
+        data = b""
+        if isinstance(value, str):
+            data = nested(2, verdict_data(value))
+        elif isinstance(value, bytes):
+            data = nested(2, attribute(1, value))
+        template = nested(1, nested(1, attribute(1, bytes(length))), data)
+        block = columns(template, len(keys), [(_KEY_WORD, length // 4, b"".join(keys))])
+        yield from self._element_messages(kind, flags, name, block, len(template))
 
-    def add_lists(self, name: str, lists: Iterable[Tuple[bytes, List[Tuple[int, bytes]]]]) -> Iterator[Message]:
-        """Add elements of lists: pairs of a frontend's key and (index, data) pairs."""
+    def add_lists(self, name: str, lists: Sequence[ListPart]) -> Iterator[Message]:
+        """Add elements of lists: (key of a frontend, indices as they stand in registers, data), one after the other."""
         data_size = 20 if self.family == IPV6 else 8
-        pack = _LENGTH_AND_KIND.pack
-        data_head = pack(data_size + 8, 2 | NLA_F_NESTED) + pack(data_size + 4, 1)
-        tails: Dict[int, bytes] = {}
-        encoded: List[bytes] = []
-        append = encoded.append
-        size = 1
-        for key, items in lists:
-            key_size = len(key) + 4
-            size = 4 + 8 + key_size + 8 + data_size
-            head = pack(size, 1 | NLA_F_NESTED) + pack(key_size + 8, 1 | NLA_F_NESTED) + pack(key_size + 4, 1) + key
-            for index, data in items:
-                tail = tails.get(index)
-                if tail is None:
-                    tail = tails[index] = index_bytes(index) + data_head
-                append(head + tail + data)
-        yield from self._element_messages(NEW_ELEMENT, NLM_F_CREATE | NLM_F_EXCL, name, encoded, size)
+        key_size = len(lists[0][0])
+        template = nested(1, nested(1, attribute(1, bytes(key_size + 4))), nested(2, attribute(1, bytes(data_size))))
+        indices = b"".join([part[1] for part in lists])
+        keys = b"".join([key * (len(positions) // 4) for key, positions, _data in lists])
+        fields = [
+            (_KEY_WORD, key_size // 4, keys),
+            (_KEY_WORD + key_size // 4, 1, indices),
+            (_KEY_WORD + key_size // 4 + 3, data_size // 4, b"".join([part[2] for part in lists])),
+        ]
+        block = columns(template, len(indices) // 4, fields)
+        yield from self._element_messages(NEW_ELEMENT, NLM_F_CREATE | NLM_F_EXCL, name, block, len(template))

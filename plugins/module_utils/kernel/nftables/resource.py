@@ -113,8 +113,8 @@ class NftablesResource(Resource[Key, Value]):
         Only a table that was made with the flags owner and persist can be taken over (kernel 6.9 and later).
         """
         kind, _flags, payload = self._encoder.table(messages.TABLE_OWNER | messages.TABLE_PERSIST)
-        outcome = self.socket.transact([BATCH_BEGIN, (kind, 0, payload), BATCH_END], single_send=True, acknowledge=False)
-        return not outcome.errors
+        batch = [BATCH_BEGIN, (kind, 0, payload), BATCH_END]
+        return not self.socket.transact(batch, single_send=True, acknowledge=False).errors
 
     def apply(self, change: Change[Key, Value]) -> None:
         """Make the change: in one transaction, or in several without a wrong state in between if it is large.

@@ -17,12 +17,13 @@ that every packet still sees each frontend either as it was or as it will be:
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Tuple
 
-from ...dataplane.nftables.objects import Key, Rule, Value, index_bytes, list_items
+from ...dataplane.nftables.objects import Key, Rule, SparseList, Value, index_bytes, list_items
 from ...resources import Change
 from ..netlink import Message
-from .messages import Encoder
+from .messages import Encoder, ListPart
 
 #: Elements in one transaction, at most (the elements of one frontend stay together even so).
 ELEMENTS_PER_TRANSACTION = 10_000
@@ -57,7 +58,7 @@ class _Batch:
         self.rules: List[Tuple[str, Tuple[Rule, ...]]] = []
         self.removed_elements: Dict[str, List[bytes]] = {}
         self.elements: Dict[str, List[Tuple[bytes, Any]]] = {}
-        self.lists: Dict[str, List[Tuple[bytes, List[Tuple[int, bytes]]]]] = {}
+        self.lists: Dict[str, List[ListPart]] = {}
 
     def add_element(self, name: str, key: bytes, value: Value) -> None:
         self.elements.setdefault(name, []).append((key, value))
@@ -69,10 +70,9 @@ class _Batch:
 
     def change_list(self, name: str, key: bytes, old: Value, new: Value) -> None:
         """Turn one list into another; either may be empty."""
-        if not old:
-            items = list_items(new)
-            self.lists.setdefault(name, []).append((key, items))
-            self.weight += len(items)
+        if not old and not isinstance(new, SparseList):
+            self.lists.setdefault(name, []).append((key, _indices(len(new)), b"".join(new)))
+            self.weight += len(new)
             return
         before, after = dict(list_items(old)), dict(list_items(new))
         gone = [key + index_bytes(index) for index, data in before.items() if after.get(index) != data]
@@ -80,7 +80,8 @@ class _Batch:
         if gone:
             self.removed_elements.setdefault(name, []).extend(gone)
         if come:
-            self.lists.setdefault(name, []).append((key, come))
+            indices = b"".join([index_bytes(index) for index, _data in come])
+            self.lists.setdefault(name, []).append((key, indices, b"".join([data for _index, data in come])))
         self.weight += len(gone) + len(come)
 
     def labelled(self, first_set: int) -> Iterator[Labelled]:
@@ -138,11 +139,22 @@ def _put(batch: _Batch, key: Key, old: Value, new: Value) -> None:
         batch.add_element(name, raw, new)
 
 
+@lru_cache(maxsize=4096)
+def _indices(count: int) -> bytes:
+    return b"".join([index_bytes(index) for index in range(count)])
+
+
+def _length(value: Value) -> int:
+    if value is None:
+        return 0
+    return len(value.items) if isinstance(value, SparseList) else len(value)
+
+
 def weight_of(change: Change[Key, Value]) -> int:
     """How many elements a change touches."""
     weight = 0
     for key, old, new in _elements_of(change):
-        weight += (len(list_items(old or ())) + len(list_items(new or ()))) if key[0] == "list" else 1
+        weight += _length(old) + _length(new) if key[0] == "list" else 1
     return weight
 
 

@@ -1,0 +1,254 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How nftables mode scales, each figure beside its floor: the kernel's time for the same bytes, encoded beforehand.
+
+Run as root from the top of the repository; works in a network namespace of its own and leaves nothing behind:
+
+    .venv/bin/python tests/benchmarks/nftables_scale.py [--sizes 100x1,1000x10,...] [--changes 300] [--json]
+
+Columns: Services x endpoints; seconds from routes to a programmed kernel, starting from nothing (rendering, difference,
+encoding, kernel), its floor and their ratio; the longest single call into the kernel; seconds for observing everything
+and finding no difference; milliseconds for one endpoint replaced, and for one more endpoint, at the median and at the
+99th percentile, from route to kernel, with the floor's median; milliseconds for replacing an endpoint in one of a
+hundred Services.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "plugins"))
+
+from module_utils.dataplane.nftables.tables import desired_tables, entries_of
+from module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
+from module_utils.kernel.netlink import NETLINK_NETFILTER, NetlinkSocket, Outcome
+from module_utils.kernel.nftables.messages import BATCH_BEGIN, BATCH_END, Encoder
+from module_utils.kernel.nftables.resource import NftablesResource
+from module_utils.kernel.nftables.transactions import Planner
+from module_utils.resources import Change, difference
+from module_utils.routing.routes import Endpoint, ServicePortName, ServicePortRoute
+
+from tests.lab import system
+
+SIZES = "100x1,100x10,1000x1,1000x10,10000x1,10000x10,44000x1,44000x10"
+SETTINGS = DataplaneSettings(
+    "IPv4",
+    node_ip="172.18.0.2",
+    local_traffic=LocalTraffic("cidr", "10.244.0.0/16"),
+    node_port_cidrs=("172.18.0.2/32",),
+    node_port_addresses=("172.18.0.2",),
+    service_cidrs=("10.96.0.0/12",),
+)
+clock = time.perf_counter
+Entries = Dict[Any, Any]
+
+
+class Figures(NamedTuple):
+    """One row of the table; seconds, but for the names that say milliseconds."""
+
+    services: int
+    endpoints: int
+    from_empty: float
+    from_empty_floor: float
+    ratio: float
+    longest_call: float
+    no_change: float
+    replace_p50_ms: float
+    replace_p99_ms: float
+    replace_floor_ms: float
+    add_p50_ms: float
+    add_p99_ms: float
+    add_floor_ms: float
+    percent_changed_ms: float
+
+
+def address(number: int, first: int) -> str:
+    """The address with a number in a block of /8 that starts at a second octet."""
+    return f"10.{first + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
+
+
+def route(number: int, endpoints: Sequence[Endpoint]) -> ServicePortRoute:
+    """A ClusterIP Service."""
+    chosen = tuple(endpoints)
+    return ServicePortRoute(
+        key=ServicePortName("bench", f"svc{number}", "", "TCP"),
+        family="IPv4",
+        cluster_ip=address(number, 96),
+        port=80,
+        node_port=0,
+        external_ips=(),
+        load_balancer_ips=(),
+        source_ranges=(),
+        affinity_seconds=0,
+        internal_local=False,
+        external_local=False,
+        externally_accessible=False,
+        uses_cluster_endpoints=True,
+        uses_local_endpoints=False,
+        health_check_node_port=0,
+        endpoints=chosen,
+        cluster=chosen,
+        local=(),
+        reachable=chosen,
+        has_any=True,
+    )
+
+
+def routes(services: int, endpoints: int) -> List[ServicePortRoute]:
+    """So many Services with so many endpoints each, all different."""
+    return [
+        route(number, [Endpoint(address(number * endpoints + each, 128), 8080) for each in range(endpoints)])
+        for number in range(services)
+    ]
+
+
+def contribution(one: ServicePortRoute) -> Entries:
+    """What a route contributes, by key."""
+    return {key: value for _table, key, value in entries_of(one, SETTINGS)}
+
+
+def sends(change: Change[Any, Any], sock: NetlinkSocket) -> List[bytes]:
+    """The bytes that make a change, one item for each call into the kernel."""
+    made = []
+    for transaction in Planner(Encoder("IPv4")).transactions(change):
+        batch = [BATCH_BEGIN, *(each.message for each in transaction.messages), BATCH_END]
+        made += [data for data, _first, _last in sock.encode(batch, 1, False, True)]
+    return made
+
+
+def replay(sock: NetlinkSocket, data: Sequence[bytes]) -> float:
+    """Seconds that the kernel takes for encoded transactions."""
+    started = clock()
+    outcome = Outcome([], [])
+    for each in data:
+        sock.exchange(each, 1, 1 << 30, outcome, False)
+    taken = clock() - started
+    if outcome.errors:
+        raise SystemExit(f"the kernel refused: {outcome.errors[0]}")
+    return taken
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which a share of the values lies."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def changed(one: ServicePortRoute, kind: str, turn: int) -> ServicePortRoute:
+    """A route with its last endpoint replaced, or with one more."""
+    fresh = Endpoint(address(turn, 250), 9090)
+    kept = one.cluster[:-1] if kind == "replace" else one.cluster
+    chosen = (*kept, fresh)
+    return one._replace(endpoints=chosen, cluster=chosen, reachable=chosen)
+
+
+def one_change(
+    resource: NftablesResource, table: Entries, all_routes: List[ServicePortRoute], kind: str, turns: int
+) -> Tuple[List[float], List[float]]:
+    """Seconds for single changes, and for the same bytes replayed after each was undone."""
+    taken, floors = [], []
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        for turn in range(turns):
+            one = all_routes[turn * 7919 % len(all_routes)]
+            other = changed(one, kind, turn)
+            started = clock()
+            before, after = contribution(one), contribution(other)
+            change = difference(before, after)
+            # Chains are shared: the agent counts who needs them.
+            change.removed = {key: value for key, value in change.removed.items() if key[0] != "chain"}
+            change.added = {key: value for key, value in change.added.items() if key not in table}
+            resource.apply(change)
+            taken.append(clock() - started)
+            table.update(after)
+            back = difference(after, before)
+            back.removed = {key: value for key, value in back.removed.items() if key[0] != "chain"}
+            back.added = {key: value for key, value in back.added.items() if key[0] != "chain"}
+            resource.apply(back)
+            again = Change({k: v for k, v in change.added.items() if k[0] != "chain"}, change.replaced, change.removed)
+            floors.append(replay(sock, sends(again, sock)))
+            resource.apply(back)
+            table.update(before)
+    return taken, floors
+
+
+def measure(services: int, endpoints: int, turns: int) -> Figures:
+    """All figures for one size."""
+    all_routes = routes(services, endpoints)
+    by_key = {one.key: one for one in all_routes}
+    gc.collect()
+    gc.freeze()
+    with NftablesResource("IPv4") as resource:
+        started = clock()
+        desired = desired_tables(by_key, SETTINGS)["nftables"]
+        resource.apply(difference(resource.observe(), desired))
+        from_empty = clock() - started
+        longest = resource.longest_call
+        started = clock()
+        rest = difference(resource.observe(), desired)
+        no_change = clock() - started
+        if rest:
+            raise SystemExit(f"{services}x{endpoints}: not converged: {len(rest)} differences")
+        table = dict(desired)
+        resource.longest_call = 0.0
+        replaced, replaced_floor = one_change(resource, table, all_routes, "replace", turns)
+        added, added_floor = one_change(resource, table, all_routes, "add", turns)
+        change: Change[Any, Any] = Change()
+        started = clock()
+        for number, one in enumerate(all_routes[::100]):
+            part = difference(contribution(one), contribution(changed(one, "replace", number)))
+            change.replaced.update(part.replaced)
+        resource.apply(change)
+        percent = clock() - started
+        longest = max(longest, resource.longest_call)
+        started = clock()
+        resource.apply(Change(removed=table))
+        longest = max(longest, clock() - started)
+    with NetlinkSocket(NETLINK_NETFILTER) as sock, NftablesResource("IPv4") as resource:
+        data = sends(difference({}, desired), sock)
+        floor = replay(sock, data)
+        resource.apply(Change(removed=desired))
+    gc.unfreeze()
+
+    def ms(values: Sequence[float], share: float) -> float:
+        return round(percentile(values, share) * 1000, 3)
+
+    return Figures(
+        services, endpoints, round(from_empty, 3), round(floor, 3), round(from_empty / floor, 2), round(longest, 4),
+        round(no_change, 3), ms(replaced, 0.5), ms(replaced, 0.99), ms(replaced_floor, 0.5), ms(added, 0.5),
+        ms(added, 0.99), ms(added_floor, 0.5), round(percent * 1000, 2),
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Measure every size and print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sizes", default=SIZES)
+    parser.add_argument("--changes", type=int, default=300, help="single changes measured for each size")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if os.geteuid() != 0:
+        raise SystemExit("needs root, for a network namespace of its own")
+    system.unshare(system.CLONE_NEWNET)
+    rows = []
+    if not arguments.json:
+        print(" | ".join(Figures._fields))
+    for size in arguments.sizes.split(","):
+        services, endpoints = map(int, size.split("x"))
+        rows.append(measure(services, endpoints, arguments.changes))
+        if not arguments.json:
+            print(" | ".join(map(str, rows[-1])), flush=True)
+    if arguments.json:
+        print(json.dumps([row._asdict() for row in rows], indent=2))
+
+
+if __name__ == "__main__":
+    main()
