@@ -108,7 +108,8 @@ families:
   returned: O(state) is V(present) or V(absent)
   sample: [IPv4, IPv6]
 variant:
-  description: The iptables in use on the node: its version, the variant, legacy or nft, and why that one. May be empty.
+  description:
+    - The iptables in use on the node, with its version, its variant (legacy or nft) and why that one. May be empty.
   type: str
   returned: O(state) is V(present) or V(absent)
   sample: "iptables 1.8.9 (nft: the default)"
