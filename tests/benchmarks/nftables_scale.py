@@ -5,7 +5,7 @@
 
 Run as root from the top of the repository; works in a network namespace of its own and leaves nothing behind:
 
-    .venv/bin/python tests/benchmarks/nftables_scale.py [--sizes 100x1,1000x10,...] [--changes 300] [--json]
+    .venv/bin/python -m tests.benchmarks.nftables_scale [--sizes 100x1,1000x10,...] [--changes 300] [--json]
 
 Columns: Services x endpoints; seconds from routes to a programmed kernel, starting from nothing (rendering, difference,
 encoding, kernel), its floor and their ratio; the longest single call into the kernel; seconds for observing everything
@@ -20,24 +20,34 @@ import argparse
 import gc
 import json
 import os
-import sys
 import time
-from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "plugins"))
-
-from module_utils.dataplane.nftables.tables import desired_tables, entries_of
-from module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
-from module_utils.kernel.netlink import NETLINK_NETFILTER, NetlinkSocket, Outcome
-from module_utils.kernel.nftables.messages import BATCH_BEGIN, BATCH_END, Encoder
-from module_utils.kernel.nftables.resource import NftablesResource
-from module_utils.kernel.nftables.transactions import Planner
-from module_utils.resources import Change, difference
-from module_utils.routing.routes import Endpoint, ServicePortName, ServicePortRoute
-
+from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.lab import system
+
+# isort: split
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables.tables import desired_tables, entries_of
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import (
+    NETLINK_NETFILTER,
+    NetlinkSocket,
+    Outcome,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.messages import (
+    BATCH_BEGIN,
+    BATCH_END,
+    Encoder,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Planner
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
+from ansible_collections.kubenode.proxy.plugins.module_utils.routing.routes import (
+    Endpoint,
+    ServicePortName,
+    ServicePortRoute,
+)
 
 SIZES = "100x1,100x10,1000x1,1000x10,10000x1,10000x10,44000x1,44000x10"
 SETTINGS = DataplaneSettings(

@@ -45,11 +45,9 @@ DATA_TYPES: Dict[str, Tuple[int, int]] = {
 DATA_TYPE_NAMES = {number: name for name, (number, _size) in DATA_TYPES.items()}
 
 SET_ANONYMOUS = 0x1
-SET_INTERVAL = 0x4
 SET_MAP = 0x8
 SET_TIMEOUT = 0x10
 SET_EVAL = 0x20
-SET_OBJECT = 0x40
 
 Key = Tuple[Any, ...]
 Value = Any

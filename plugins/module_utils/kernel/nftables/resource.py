@@ -134,19 +134,31 @@ class NftablesResource(Resource[Key, Value]):
                 if not refused.numbers & _TRANSIENT or attempt == _ATTEMPTS - 1:
                     raise
             time.sleep(0.01 * attempt)
-            observed = self.observe()
+            observed = self._observe_touched(touched)
             if ("table",) not in observed and ("table",) not in target:
                 raise KernelError(f"table {TABLE_NAME} ({self.family}): it was deleted meanwhile")
             change = difference(observed, target, touched)
             if ("table",) in change.removed and ("table",) not in observed:
                 return
 
+    def _observe_touched(self, keys: Iterable[Key]) -> Dict[Key, Value]:
+        """The objects that hold these keys, and whether the table exists."""
+        reader = Reader(self.socket, self.family)
+        if reader.table_flags() is None:
+            return {}
+        objects = {("chain" if key[0] == "chain" else "set", key[1]) for key in keys if key[0] != "table"}
+        observed = reader.objects(objects)
+        observed[("table",)] = True
+        return observed
+
     def _with_elements_of_replaced_sets(self, change: Change[Key, Value]) -> Change[Key, Value]:
         """Extend a change that makes a set anew: its elements have to come back, and the rules that use it as well."""
         renewed = {key[1] for key in change.replaced if key[0] == "set"}
         if not renewed:
             return change
-        observed = self.observe()
+        reader = Reader(self.socket, self.family)
+        observed = reader.objects(("set", name) for name in renewed)
+        observed.update({("chain", name): value for name, value in reader.chains().items()})
         wider: Change[Key, Value] = Change(dict(change.added), dict(change.replaced), dict(change.removed))
         for key, value in observed.items():
             if key[0] in ("element", "list") and key[1] in renewed:
