@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.probe import nat_refused
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.check import Intention, preflight
 
@@ -71,3 +72,16 @@ def test_ipvs_answers_in_user_mode_linux():
     found = preflight(Intention("ipvs", ("IPv4",), schedulers=("nosuch",)))
     assert [finding.name for finding in found] == ["modules"]
     assert "ip_vs_nosuch" in found[0].what
+
+
+@pytest.mark.uml
+def test_a_kernel_whose_nf_tables_has_no_nat_is_told_from_its_answer():
+    assert "no NAT" in nat_refused("IPv4")
+    assert "no NAT" in nat_refused("IPv6")
+
+
+def test_asking_for_nat_makes_nothing():
+    before = run("nft", "list", "ruleset")
+    assert nat_refused("IPv4") == ""
+    assert nat_refused("IPv6") == ""
+    assert run("nft", "list", "ruleset") == before

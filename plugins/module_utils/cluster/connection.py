@@ -81,7 +81,7 @@ def _load_credentials(connection: ApiConnection, configuration: Any, kubernetes_
             persist_config=False,
         )
     except Exception as error:
-        if type(error).__module__.split(".")[0] == "yaml":
+        if type(error).__module__.split(".", maxsplit=1)[0] == "yaml":
             raise ConfigurationError(f"{_source(connection)}: is not valid YAML: {error}") from error
         raise
 

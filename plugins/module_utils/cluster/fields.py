@@ -39,7 +39,7 @@ def shown(value: object) -> str:
         return "an object"
     if isinstance(value, list):
         return "a list"
-    if type(value) is int and value.bit_length() > 64:
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 64:
         return "a huge number"
     text = json.dumps(value, default=str)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
@@ -47,7 +47,7 @@ def shown(value: object) -> str:
 
 def mapping(value: object, field: str) -> Dict[str, Any]:
     """The object ``value``, empty when it is null. Raises Invalid."""
-    if type(value) is dict:
+    if isinstance(value, dict):
         return value
     if value is None:
         return {}
@@ -56,7 +56,7 @@ def mapping(value: object, field: str) -> Dict[str, Any]:
 
 def sequence(value: object, field: str) -> List[Any]:
     """The list ``value``, empty when it is null. Raises Invalid."""
-    if type(value) is list:
+    if isinstance(value, list):
         return value
     if value is None:
         return []
@@ -65,7 +65,7 @@ def sequence(value: object, field: str) -> List[Any]:
 
 def text(value: object, field: str) -> str:
     """The string ``value``, empty when it is null. Raises Invalid."""
-    if type(value) is str:
+    if isinstance(value, str):
         return value
     if value is None:
         return ""
@@ -87,7 +87,7 @@ def integer(value: object, field: str, low: int, high: int, default: Optional[in
         return default
     if value is None:
         raise Invalid(field, "is missing")
-    if type(value) is not int:
+    if not isinstance(value, int) or isinstance(value, bool):
         raise Invalid(field, f"{shown(value)} is not an integer")
     if not low <= value <= high:
         raise Invalid(field, f"{shown(value)} is not between {low} and {high}")
@@ -101,7 +101,7 @@ def is_dns_label(value: str) -> bool:
 
 def dns_label(value: object, field: str) -> str:
     """The RFC 1123 label ``value``. Raises Invalid."""
-    if type(value) is str and _DNS_LABEL.fullmatch(value) is not None:
+    if isinstance(value, str) and _DNS_LABEL.fullmatch(value) is not None:
         return value
     if value is None or value == "":
         raise Invalid(field, "is missing")
@@ -110,7 +110,7 @@ def dns_label(value: object, field: str) -> str:
 
 def dns_subdomain(value: object, field: str) -> str:
     """The RFC 1123 subdomain ``value``. Raises Invalid."""
-    if type(value) is str and len(value) <= 253 and _DNS_SUBDOMAIN.fullmatch(value) is not None:
+    if isinstance(value, str) and len(value) <= 253 and _DNS_SUBDOMAIN.fullmatch(value) is not None:
         return value
     if value is None or value == "":
         raise Invalid(field, "is missing")

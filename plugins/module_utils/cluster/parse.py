@@ -94,7 +94,7 @@ KINDS: Tuple[str, ...] = tuple(_KINDS)
 
 def is_read(raw: object) -> bool:
     """Whether a raw object is of a kind and API group that is read at all; others are passed over in silence."""
-    if type(raw) is not dict:
+    if not isinstance(raw, dict):
         return True
     kind = raw.get("kind")
     if not isinstance(kind, str) or not kind:
@@ -111,16 +111,16 @@ def is_read(raw: object) -> bool:
 
 def object_key(raw: object) -> ObjectKey:
     """Kind, namespace and name of a raw object, with empty text in place of whatever is not a string."""
-    if type(raw) is not dict:
+    if not isinstance(raw, dict):
         return ObjectKey("", "", "")
     metadata = raw.get("metadata")
-    if type(metadata) is not dict:
+    if not isinstance(metadata, dict):
         metadata = {}
     kind, namespace, name = raw.get("kind"), metadata.get("namespace"), metadata.get("name")
     return ObjectKey(
-        kind if type(kind) is str else "",
-        namespace if type(namespace) is str else "",
-        name if type(name) is str else "",
+        kind if isinstance(kind, str) else "",
+        namespace if isinstance(namespace, str) else "",
+        name if isinstance(name, str) else "",
     )
 
 
@@ -133,7 +133,7 @@ def parse_object(raw: object) -> Union[Parsed, Refusal, None]:
     try:
         if not is_read(raw):
             return None
-        if type(raw) is not dict:
+        if not isinstance(raw, dict):
             raise Invalid("", f"{shown(raw)} is not an object")
         known = _KINDS.get(text(raw.get("kind"), "kind"))
         if known is None:

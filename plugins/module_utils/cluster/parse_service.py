@@ -109,7 +109,7 @@ def _ports(raw_ports: List[Any]) -> Tuple[ServicePort, ...]:
 
 
 def _port(raw: object) -> ServicePort:
-    if type(raw) is not dict:
+    if not isinstance(raw, dict):
         raise Invalid("", f"{shown(raw)} is not an object")
     name = text(raw.get("name"), "name")
     if name and not is_dns_label(name):

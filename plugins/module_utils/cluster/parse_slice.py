@@ -72,7 +72,7 @@ def _ports(raw_ports: List[Any]) -> Tuple[SlicePort, ...]:
 
 
 def _port(raw: object) -> SlicePort:
-    if type(raw) is not dict:
+    if not isinstance(raw, dict):
         raise Invalid("", f"{shown(raw)} is not an object")
     name = text(raw.get("name"), "name")
     if name and not is_dns_label(name):
@@ -93,7 +93,7 @@ def _endpoints(raw_endpoints: List[Any], family: str) -> Tuple[SliceEndpoint, ..
 
 
 def _endpoint(raw: object, family: str) -> Optional[SliceEndpoint]:
-    if type(raw) is not dict:
+    if not isinstance(raw, dict):
         raise Invalid("", f"{shown(raw)} is not an object")
     addresses = sequence(raw.get("addresses"), "addresses")
     if not addresses:
@@ -111,7 +111,7 @@ def _endpoint(raw: object, family: str) -> Optional[SliceEndpoint]:
     conditions = raw.get("conditions")
     if conditions is None:
         conditions = _NO_CONDITIONS
-    elif type(conditions) is not dict:
+    elif not isinstance(conditions, dict):
         raise Invalid("conditions", f"{shown(conditions)} is not an object")
     zone_hints: Tuple[str, ...] = ()
     node_hints: Tuple[str, ...] = ()

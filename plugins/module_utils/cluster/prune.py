@@ -64,7 +64,7 @@ def prune(raw: Any) -> Any:
 
     An object that parses gives the same value before and after; one that is refused is refused for the same reason.
     """
-    kind = raw.get("kind") if type(raw) is dict else None
+    kind = raw.get("kind") if isinstance(raw, dict) else None
     shape = _SHAPES.get(kind) if isinstance(kind, str) else None
     if shape is None:
         return raw
@@ -74,9 +74,9 @@ def prune(raw: Any) -> Any:
 def _kept(value: Any, shape: Shape) -> Any:
     if shape is True or not isinstance(shape, Mapping):
         return value
-    if type(value) is list:
+    if isinstance(value, list):
         return [_kept(item, shape) for item in value]
-    if type(value) is not dict:
+    if not isinstance(value, dict):
         return value
     kept = {}
     for name, below in shape.items():

@@ -213,7 +213,11 @@ def _logging(section: Section) -> Logging:
     values = dict(section.rest(("flushFrequency",)))
     flush = values.get("flushFrequency")
     # The logging API takes a number of nanoseconds here besides a duration.
-    seconds = flush / 10**9 if type(flush) is int else section.duration("flushFrequency", 5.0)
+    seconds = (
+        flush / 10**9
+        if isinstance(flush, int) and not isinstance(flush, bool)
+        else section.duration("flushFrequency", 5.0)
+    )
     read = Logging(
         section.text("format", "text"),
         seconds,

@@ -70,7 +70,7 @@ class Section:
         value = self._get(name)
         if value is None:
             return default
-        if type(value) is not int:
+        if not isinstance(value, int) or isinstance(value, bool):
             self._wrong(name, value, "an integer")
         elif not low <= value <= high:
             self._wrong(name, value, f"between {low} and {high}")

@@ -57,7 +57,7 @@ NAMES = (
 CONFLICTS = frozenset(
     (
         KUBE_PROXY,
-            KUBE_ROUTER,
+        KUBE_ROUTER,
         EMBEDDED_KUBE_PROXY,
         CILIUM,
         FIREWALLD,

@@ -203,7 +203,7 @@ def _mark_match(options: List[Option], family: str) -> List[Option]:
     result = []
     for option in options:
         if option.name == "--mark" and option.values:
-            mark, _, mask = option.values[0].partition("/")
+            mark, _slash, mask = option.values[0].partition("/")
             text = _hex(mark) if not mask or _hex(mask) == "0xffffffff" else f"{_hex(mark)}/{_hex(mask)}"
             option = Option(option.negated, option.name, (text,))
         result.append(option)
@@ -214,7 +214,7 @@ def _mark_target(options: List[Option], family: str) -> List[Option]:
     if len(options) != 1 or len(options[0].values) != 1:
         return options
     name, value = options[0].name, options[0].values[0]
-    first, _, second = value.partition("/")
+    first, _slash, second = value.partition("/")
     try:
         number, mask = int(first, 0), int(second, 0) if second else 0xFFFFFFFF
     except ValueError:
@@ -340,13 +340,13 @@ def _understood(rule: str, parsed: ParsedRule) -> bool:
     """Whether a rule is made of options with sensible names, in matches and a target that have names."""
     if _TOKEN.sub("", rule).strip() or (parsed.target[1] and not parsed.target[0]):
         return False
-    if any(not value or value[0] in "!-" for _, value in parsed.base.values()):
+    if any(not value or value[0] in "!-" for _name, value in parsed.base.values()):
         return False
     sections = [*parsed.matches, *([parsed.target] if parsed.target[0] else [])]
-    options = [option for _, section in sections for option in section]
+    options = [option for _name, section in sections for option in section]
     values = [value for option in options for value in option.values]
     return (
-        all(_PLAIN(name) for name, _ in sections)
+        all(_PLAIN(name) for name, _options in sections)
         and all(_OPTION(option.name) for option in options)
         and not any(value[:1] == "!" or value[:1] == "-" for value in values)
     )

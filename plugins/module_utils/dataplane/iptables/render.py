@@ -47,7 +47,7 @@ def join(fragments: Mapping[Fragment, Rules]) -> Dict[ChainKey, Rules]:
     chains: Dict[ChainKey, Rules] = {}
     for chain, parts in by_chain.items():
         parts.sort()
-        chains[chain] = tuple(rule for _, rules in parts for rule in rules)
+        chains[chain] = tuple(rule for _order, rules in parts for rule in rules)
     return chains
 
 

@@ -166,7 +166,7 @@ def entries_of(route: ServicePortRoute, settings: DataplaneSettings) -> List[Ent
             key = ip + ip + transport_key(route.protocol, endpoint.port)
             entries.append((RESOURCE, ("element", layout.HAIRPIN, key), True))
     _internal(route, cluster_ip + transport, affinity, entries)
-    addresses = [*route.external_ips, *route.load_balancer_ips]
+    addresses = dict.fromkeys((*route.external_ips, *route.load_balancer_ips))
     if addresses:
         keys = [_address(address) + transport for address in addresses]
         _external(route, settings, SERVICE_KEY, keys, affinity, entries)

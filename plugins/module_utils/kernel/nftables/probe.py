@@ -9,10 +9,11 @@ So the probe builds a small table with every kind of object and expression that 
 
 from __future__ import annotations
 
+import errno
 from typing import Dict, List
 
 from ...addresses import IPV6
-from ...dataplane.nftables.objects import RESOURCE, Key, Value
+from ...dataplane.nftables.objects import RESOURCE, BaseHook, Key, Value
 from ...dataplane.nftables.tables import desired_tables
 from ...dataplane.settings import DataplaneSettings, LocalTraffic
 from ...errors import KernelError
@@ -90,3 +91,15 @@ def owned_tables_supported(family: str) -> bool:
         return False
 
 
+def nat_refused(family: str) -> str:
+    """Why nf_tables of this kernel has no NAT for a family, or an empty text if it has, or if that cannot be told.
+
+    The nf_tables variant of iptables needs it too, and lists empty tables even where it could write none.
+    """
+    encoder = Encoder(family, PROBE_TABLE)
+    batch = [BATCH_BEGIN, encoder.table(), encoder.chain("nat", BaseHook("nat", "prerouting", -100))]
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        outcome = sock.transact(batch, single_send=True, acknowledge=False)
+    for error in outcome.errors:
+        return "" if error.errno == errno.EPERM else f"nf_tables has no NAT here ({error})"
+    return ""

@@ -62,8 +62,8 @@ def parse_save(text: str) -> SavedTables:
     for line in _whole_lines(text):
         head = line[:1]
         if head == "-":
-            option, _, rest = line.partition(" ")
-            name, _, rule = rest.partition(" ")
+            option, _blank, rest = line.partition(" ")
+            name, _blank, rule = rest.partition(" ")
             if option != "-A":
                 continue
             if name != chain:
@@ -159,7 +159,7 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
     def _leave_out(self, saved: SavedTables, table: ChainTable) -> None:
         family = self.variant.family
         stays = _foreign_references(saved, family, self.ownership, table)
-        kubelet = any(chain in _KUBELET_CHAINS for _, chain in saved.chains)
+        kubelet = any(chain in _KUBELET_CHAINS for _table, chain in saved.chains)
         for key in self.ownership.shared:
             if key not in table:
                 continue

@@ -27,7 +27,7 @@ def nfacct_counters() -> Tuple[str, ...]:
     names: Set[str] = set()
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         try:
-            for buffer, _, start, end in sock.dump(_GET, _FAMILY_HEADER):
+            for buffer, _kind, start, end in sock.dump(_GET, _FAMILY_HEADER):
                 attributes = parse_attributes(buffer, start + len(_FAMILY_HEADER), end)
                 if _NAME in attributes:
                     names.add(attribute_text(attributes[_NAME]))

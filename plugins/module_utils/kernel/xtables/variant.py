@@ -17,6 +17,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ...addresses import IPV4, IPV6
 from ...errors import KernelError
+from ..nftables.probe import nat_refused
 
 LEGACY = "legacy"
 NFT = "nft"
@@ -194,11 +195,14 @@ def detect_variant(family: str, wanted: str = "") -> XtablesVariant:
     elif len(installed) == 1:
         name, reason = next(iter(installed)), "the only variant installed"
     else:
-        other, _ = _installed(IPV6 if family == IPV4 else IPV4)
+        other, _default = _installed(IPV6 if family == IPV4 else IPV4)
         saves = {variant: _saved(programs) for variant, programs in installed.items()}
         for variant, programs in other.items():
             saves[variant] = saves.get(variant, "") + _saved(programs)
         name, reason = choose(saves, default)
+        refused = nat_refused(family) if name == NFT else ""
+        if refused:
+            name, reason = LEGACY, refused
     programs = installed[name]
     return XtablesVariant(family, name, reason, programs.version, programs.main, programs.save, programs.restore)
 
