@@ -19,7 +19,14 @@ PACKAGE = "kubenode_proxy"
 DEFAULT_INTERPRETER = "/usr/bin/python3"
 # The earliest time that a zip archive can hold.
 _TIME = (1980, 1, 1, 0, 0, 0)
-_MAIN = f"""import sys
+# Libraries that were brought along lie beside the archive and come before those of the system.
+_MAIN = f"""\
+import os
+import sys
+
+libraries = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "libraries")
+if os.path.isdir(libraries):
+    sys.path.insert(1, libraries)
 
 from {PACKAGE}.agent.cli import main
 

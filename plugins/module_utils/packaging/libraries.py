@@ -90,7 +90,7 @@ def install(python: str, arguments: Sequence[str]) -> None:
 
 
 def pack_directory(directory: str) -> bytes:
-    """A gzip-compressed tar of the directory's files, the same bytes for the same files, without programs and caches."""
+    """A gzip-compressed tar of the directory's files, reproducible, without programs and caches."""
     paths: List[str] = []
     for place, directories, files in os.walk(directory):
         if place == directory:

@@ -1,0 +1,25 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Containers for the tests of a module."""
+
+from __future__ import annotations
+
+import pytest
+
+from .node import Node
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory, request):
+    """Start a container by a short name; all are removed after the module's tests."""
+    started = []
+
+    def begin(name: str, network: str = "podman") -> Node:
+        node = Node(f"knp-{name}", tmp_path_factory.mktemp(name), network)
+        started.append(node)
+        return node
+
+    yield begin
+    for node in started:
+        node.close()

@@ -1,0 +1,95 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The image of a Debian 12 node with systemd, made from packages, and podman set up for it.
+
+No registry is needed. The root file system is kept below .cache, by a hash of its recipe; the image stays in podman's
+storage under a name with the same hash. A user who has an image already names it in KUBENODE_NODE_IMAGE.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache" / "node-image"
+SUITE = "bookworm"
+PACKAGES = (
+    *("systemd", "systemd-sysv", "dbus", "kmod", "procps", "iproute2", "netbase", "ca-certificates", "curl"),
+    *("python3", "python3-apt", "python3-yaml", "python3-kubernetes", "python3-prometheus-client"),
+    *("iptables", "nftables", "ipset", "conntrack"),
+)
+# udev in a privileged container would give every container the same hardware address; the others only cost time.
+MASKED = (
+    *("systemd-udevd.service", "systemd-udevd-kernel.socket", "systemd-udevd-control.socket"),
+    *("systemd-udev-trigger.service", "systemd-logind.service", "getty.target", "console-getty.service"),
+    *("proc-sys-fs-binfmt_misc.automount", "e2scrub_reap.service", "dpkg-db-backup.timer"),
+    *("apt-daily.timer", "apt-daily-upgrade.timer"),
+)
+CONTAINERS_CONF = """\
+[containers]
+default_ulimits = ["nofile=20000:20000", "nproc=9000:9000"]
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+"""
+
+
+def environment() -> dict[str, str]:
+    """The environment for podman: a configuration of its own, without touching the machine's."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    path = CACHE / "containers.conf"
+    if not path.exists() or path.read_text() != CONTAINERS_CONF:
+        path.write_text(CONTAINERS_CONF)
+    return {**os.environ, "CONTAINERS_CONF": str(path)}
+
+
+def podman(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run podman."""
+    command = ["podman", *arguments]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: status {done.returncode}: {done.stderr.strip()}")
+    return done
+
+
+def _recipe() -> str:
+    masks = " ".join(f"/etc/systemd/system/{unit}" for unit in MASKED)
+    # A script for mmdebstrap, which gives it the root. One machine-id for all would give all containers one identity.
+    return f"""#!/bin/sh
+set -eu
+for unit in {masks}; do ln -sf /dev/null "$1$unit"; done
+mkdir -p "$1/etc/systemd/network"
+printf '[Match]\\nOriginalName=*\\n[Link]\\nNamePolicy=keep\\nMACAddressPolicy=none\\n' >"$1/etc/systemd/network/00-keep.link"
+mkdir -p "$1/var/lib/dbus"; ln -sf /etc/machine-id "$1/var/lib/dbus/machine-id"; : >"$1/etc/machine-id"
+rm -rf "$1/usr/share/doc" "$1/usr/share/man" "$1/usr/share/locale" "$1"/var/lib/apt/lists/*
+"""
+
+
+def image() -> str:
+    """The name of the image, which is built first if it is not there; that takes about a minute and a half."""
+    given = os.environ.get("KUBENODE_NODE_IMAGE")
+    if given:
+        return given
+    key = hashlib.sha256(repr((SUITE, PACKAGES, _recipe())).encode()).hexdigest()[:12]
+    name = f"localhost/kubenode-proxy-node:{key}"
+    if podman("image", "exists", name, check=False).returncode == 0:
+        return name
+    CACHE.mkdir(parents=True, exist_ok=True)
+    tree = CACHE / f"root-{key}.tar"
+    if not tree.exists():
+        partial = CACHE / f"root-{key}.{os.getpid()}.tar"
+        hook = CACHE / f"hook-{key}"
+        hook.write_text(_recipe())
+        hook.chmod(0o755)
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
+        command += [f"--customize-hook={hook}", SUITE, str(partial)]
+        subprocess.run(command, check=True)
+        partial.rename(tree)
+    changes = ("--change", 'CMD ["/lib/systemd/systemd"]', "--change", "STOPSIGNAL SIGRTMIN+3")
+    podman("import", *changes, str(tree), name)
+    return name

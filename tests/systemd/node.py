@@ -1,0 +1,162 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One container with systemd, and Ansible runs of the collection's roles on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence
+
+from . import image
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Recap(NamedTuple):
+    """What a run of a playbook says of a node: how many tasks have changed something or failed, and all output."""
+
+    changed: int
+    failed: int
+    output: str
+    changed_tasks: List[str]
+
+
+def wait_for(what: str, condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """The first true result of the condition, asked ten times a second."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {seconds:g} s")
+        time.sleep(0.1)
+
+
+def enter(pid: int) -> List[str]:
+    """The beginning of a command line that goes into the container of a process; podman exec takes a second for it."""
+    return ["nsenter", f"--target={pid}", "--all", "--wd=/", "env", "-i", "HOME=/root", f"PATH={_PATH}"]
+
+
+class Node:
+    """A container; ``network`` is podman's, with ``none`` it has no way anywhere."""
+
+    def __init__(self, name: str, scratch: Path, network: str = "podman") -> None:
+        self.name = name
+        self.scratch = scratch
+        image.podman("rm", "--force", "--ignore", "--time", "1", name)
+        options = ["--privileged", "--systemd=always", "--stop-timeout=2", f"--network={network}", f"--hostname={name}"]
+        image.podman("run", "--detach", "--name", name, *options, image.image())
+        self.wait_until_booted()
+
+    def wait_until_booted(self) -> None:
+        """Until systemd has nothing left to start."""
+        self.pid = int(image.podman("inspect", "--format", "{{.State.Pid}}", self.name).stdout)
+        wait_for(f"{self.name} has booted", self._booted, 30)
+
+    def _booted(self) -> bool:
+        return self.run("systemctl", "is-system-running", check=False).stdout.strip() in ("running", "degraded")
+
+    def close(self) -> None:
+        """Remove the container."""
+        image.podman("rm", "--force", "--time", "1", self.name)
+
+    def restart(self) -> None:
+        """Stop the container and start it again: a boot with the same disk and an empty kernel."""
+        image.podman("restart", "--time", "5", self.name)
+        self.wait_until_booted()
+
+    def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a program in the container."""
+        done = subprocess.run([*enter(self.pid), *command], capture_output=True, text=True, check=False)
+        if check and done.returncode:
+            words = f"{' '.join(command)}: status {done.returncode}: {done.stdout}{done.stderr}"
+            raise AssertionError(words + self.journal())
+        return done
+
+    def output(self, *command: str) -> str:
+        """What a program prints."""
+        return self.run(*command).stdout
+
+    # Everything but the kernel's messages, which are those of the whole machine.
+    _SOURCES = ("_TRANSPORT=journal", "+", "_TRANSPORT=stdout", "+", "_TRANSPORT=syslog")
+
+    def journal(self) -> str:
+        """The last lines of the journal."""
+        return self.run("journalctl", "--no-pager", "-n", "30", *self._SOURCES, check=False).stdout
+
+    def unit(self, name: str, *properties: str) -> Dict[str, str]:
+        """Properties of a systemd unit."""
+        text = self.output("systemctl", "show", name, *(f"--property={word}" for word in properties))
+        return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+    def role(self, name: str, variables: Mapping[str, Any], *options: str, failing: bool = False) -> Recap:
+        """Apply a role of the collection. Fails if the run does, or with ``failing`` if it does not."""
+        return play(
+            [self],
+            [{"ansible.builtin.include_role": {"name": f"kubenode.proxy.{name}"}}],
+            variables,
+            *options,
+            failing=failing,
+        )[self.name]
+
+
+def play(
+    nodes: Sequence[Node],
+    tasks: List[Dict[str, Any]],
+    variables: Mapping[str, Any],
+    *options: str,
+    failing: bool = False,
+) -> Dict[str, Recap]:
+    """Run tasks on the nodes in one playbook and return the recap of each."""
+    scratch = nodes[0].scratch
+    playbook = scratch / "playbook.yml"
+    hosts = {"hosts": "all", "gather_facts": False, "vars": dict(variables), "tasks": tasks}
+    playbook.write_text(json.dumps([hosts]), encoding="utf-8")
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ansible = shutil.which("ansible-playbook", path=programs)
+    if ansible is None:
+        raise RuntimeError("ansible-playbook is not installed: make setup")
+    environment = {
+        **image.environment(),
+        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
+        "ANSIBLE_CONNECTION_PLUGINS": str(Path(__file__).parent / "connection"),
+        "ANSIBLE_HOME": str(scratch / "ansible"),
+        "ANSIBLE_LOCAL_TEMP": str(scratch / "local"),
+        "ANSIBLE_PIPELINING": "1",
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_LOCALHOST_WARNING": "0",
+        "ANSIBLE_DISPLAY_OK_HOSTS": "0",
+        "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "0",
+        "PATH": programs,
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    inventory = "".join(f"{node.name} ansible_connection=container ansible_host={node.pid}\n" for node in nodes)
+    (scratch / "hosts").write_text("[all:vars]\nansible_python_interpreter=/usr/bin/python3\n[nodes]\n" + inventory)
+    command = [ansible, "-i", str(scratch / "hosts"), "--diff", *options, str(playbook)]
+    done = subprocess.run(command, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
+    if bool(done.returncode) is not failing:
+        raise AssertionError(
+            f"status {done.returncode}: {done.stdout[-3000:]}{done.stderr[-2000:]}{nodes[0].journal()}"
+        )
+    return {node.name: _recap(node.name, done.stdout) for node in nodes}
+
+
+def _recap(name: str, output: str) -> Recap:
+    line = next(line for line in output.rsplit("PLAY RECAP", 1)[1].splitlines() if line.startswith(f"{name} "))
+    counts = dict(word.split("=") for word in line.split(" : ", 1)[1].split())
+    changed, task = [], ""
+    for text in output.splitlines():
+        if text.startswith(("TASK [", "RUNNING HANDLER [")):
+            task = text.split("[", 1)[1].rsplit("]", 1)[0]
+        elif text.startswith(f"changed: [{name}"):
+            changed.append(task)
+    return Recap(int(counts["changed"]), int(counts["failed"]), output, changed)
