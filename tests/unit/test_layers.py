@@ -18,7 +18,7 @@ COLLECTION = "ansible_collections.kubenode.proxy.plugins."
 # Each layer may import those before it and itself; the first three are one layer.
 ORDER = (
     ("errors", "addresses", "resources"),
-    ("cluster",),
+    ("cluster", "packaging"),
     ("configuration",),
     ("routing",),
     ("dataplane",),
