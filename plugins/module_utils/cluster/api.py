@@ -194,8 +194,12 @@ class ApiClient:
 
         ``purpose`` is what errors say was tried.
         """
-        text = json.dumps(body).encode("utf-8")
-        response = self._request("POST", path, {}, purpose, self._timeout, text)
+        return self.send("POST", path, body, purpose)
+
+    def send(self, method: str, path: str, body: Optional[Mapping[str, Any]], purpose: str) -> Dict[str, Any]:
+        """One request with or without an object, and the answer. Raises ApiError, with a code if the server answers."""
+        text = None if body is None else json.dumps(body).encode("utf-8")
+        response = self._request(method, path, {}, purpose, self._timeout, text)
         return self._json_of(response, purpose)
 
     def _event(self, line: bytes, resource: ResourceType, purpose: str) -> WatchEvent:
