@@ -194,7 +194,7 @@ class FamilyProxy:
         return change
 
     def drain(self) -> int:
-        """Remove the draining real servers whose last connection has ended; returns their number. Raises KernelError."""
+        """Remove draining real servers whose last connection has ended; returns their number. Raises KernelError."""
         if not self.draining:
             return 0
         connections = self._connections(self.draining)

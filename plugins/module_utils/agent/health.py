@@ -44,7 +44,7 @@ class ProxyHealth:
     """
 
     def __init__(self, timeout: float, clock: Callable[[], float] = time.time) -> None:
-        self._timeout = timeout
+        self.timeout = timeout
         self._clock = clock
         self._lock = threading.Lock()
         self._updated: Dict[str, float] = {}
@@ -69,7 +69,7 @@ class ProxyHealth:
 
     def _families(self, now: float) -> Dict[str, bool]:
         return {
-            family: family not in self._oldest_pending or now - self._oldest_pending[family] < self._timeout
+            family: family not in self._oldest_pending or now - self._oldest_pending[family] < self.timeout
             for family in sorted(self._updated)
         }
 

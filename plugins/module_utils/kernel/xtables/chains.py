@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, NamedTuple, Set, Tuple
+from collections import deque
+from typing import Deque, Dict, List, NamedTuple, Set, Tuple
 
 from ...dataplane.iptables.canonical import canonical_rule, target_of
 from ...dataplane.iptables.tables import (
@@ -133,7 +134,8 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
     ``wait``: seconds to wait for the xtables lock. ``for_removal``: what has to stay is not observed, so that an empty
     desired table removes all the rest. A shared chain (KUBE-FIREWALL) stays if kubelet has chains on the node or if it
     holds rules that are not ours; kube-proxy always leaves it. Chains that rules of others lead into stay as well.
-    ``kept`` lists what stays after observing, as ``table chain``.
+    ``kept`` lists what stays after observing, as ``table chain``. ``processes``: the numbers that the last restore
+    programs had, by which notifications of the kernel tell our own changes.
     """
 
     atomic = True
@@ -145,6 +147,7 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         self.variant = variant
         self.ownership = ownership
         self.kept: List[str] = []
+        self.processes: Deque[int] = deque(maxlen=64)
         self._wait = wait
         self._for_removal = for_removal
 
@@ -177,7 +180,7 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
 
     def apply(self, change: Change[ChainTableKey, ChainTableValue]) -> None:
         """Make the whole change in one iptables-restore: all or nothing per table. Raises KernelError."""
-        restore(self.variant, restore_text(change), self._wait)
+        self.processes.append(restore(self.variant, restore_text(change), self._wait))
 
     def describe(self, key: ChainTableKey, value: ChainTableValue) -> List[str]:
         """The lines of iptables-save for one chain or jump."""

@@ -99,13 +99,14 @@ def _shortened(line: str) -> str:
     return line if len(line) <= 300 else line[:297] + "..."
 
 
-def restore(variant: XtablesVariant, text: str, wait: float = DEFAULT_WAIT) -> None:
+def restore(variant: XtablesVariant, text: str, wait: float = DEFAULT_WAIT) -> int:
     """Apply a restore text in one call, without flushing anything it does not name; an empty text does nothing.
 
-    ``wait``: seconds to wait for the xtables lock. Raises KernelError; a table whose part failed is unchanged.
+    ``wait``: seconds to wait for the xtables lock. Returns the number of the process that did it (0 if there was
+    nothing to do). Raises KernelError; a table whose part failed is unchanged.
     """
     if not text:
-        return
+        return 0
     command = [variant.restore, "--noflush", "--counters"]
     if variant.restore_waits:
         done = run([*command, "-w", f"{max(1, round(wait))}"], text)
@@ -114,6 +115,7 @@ def restore(variant: XtablesVariant, text: str, wait: float = DEFAULT_WAIT) -> N
             done = run(command, text)
     if done.status:
         raise KernelError(explain(variant, text, done, wait))
+    return done.process
 
 
 def save(variant: XtablesVariant) -> str:

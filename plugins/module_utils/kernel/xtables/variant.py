@@ -32,30 +32,31 @@ Version = Tuple[int, int, int]
 
 
 class Completed(NamedTuple):
-    """What a program that ended has left: exit status and its two outputs."""
+    """What a program that ended has left: exit status and its two outputs; ``process`` is the number it had."""
 
     status: int
     output: str
     errors: str
+    process: int = 0
 
 
 def run(command: Sequence[str], text: Optional[str] = None, timeout: float = 300.0) -> Completed:
     """Run a program with ``text`` on its input. Raises KernelError if it cannot be started or does not end in time."""
     environment = {**os.environ, "LC_ALL": "C", "LANG": "C"}
     try:
-        done = subprocess.run(
-            list(command),
-            input=(text or "").encode(),
-            capture_output=True,
-            env=environment,
-            timeout=timeout,
-            check=False,
-        )
+        with subprocess.Popen(
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        ) as child:
+            try:
+                output, errors = child.communicate((text or "").encode(), timeout)
+            except BaseException:
+                child.kill()
+                raise
     except subprocess.TimeoutExpired:
         raise KernelError(f"{command[0]}: did not end within {timeout:g} seconds") from None
     except OSError as error:
         raise KernelError(f"{command[0]}: cannot be run: {error.strerror}") from None
-    return Completed(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+    return Completed(child.returncode, output.decode(errors="replace"), errors.decode(errors="replace"), child.pid)
 
 
 def find_program(name: str) -> str:

@@ -1,0 +1,190 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The node command ``kubenode-proxy``: its arguments and its exit codes.
+
+Exit codes: 0 all is well; 1 something failed, with one line on standard error; 2 the command line is wrong; 3 the node
+differs from what it should be (``diff``, ``converge --check``) or nothing was found (``explain``); 4 no agent runs, or
+it is not healthy (``status``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, TextIO
+
+from ..errors import ProxyError
+from . import commands, completion
+from .commands import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_STATE, FAILED, USAGE, Outcome
+
+CONFIGURATION_PATHS = ("/etc/kubenode-proxy/config.yaml",)
+_VARIABLES = "KUBENODE_PROXY_"
+
+
+class Streams(NamedTuple):
+    """Where the command writes: answers, and errors and logs."""
+
+    output: TextIO
+    errors: TextIO
+
+
+class UsageError(Exception):
+    """The command line is wrong; the text says how."""
+
+
+class _HelpAsked(Exception):
+    pass
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of ending the process, and prints to the given streams only."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def exit(self, status: int = 0, message: Optional[str] = None) -> NoReturn:
+        raise _HelpAsked(message or "")
+
+    def print_help(self, file: Any = None) -> None:
+        raise _HelpAsked(self.format_help())
+
+
+def _default_configuration() -> str:
+    named = os.environ.get(_VARIABLES + "CONFIG", "")
+    return named or next((path for path in CONFIGURATION_PATHS if os.path.exists(path)), "")
+
+
+def _add_node_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--config", default=_default_configuration(), metavar="FILE", help="a KubeProxyConfiguration")
+    add("--kubeconfig", default="", metavar="FILE", help="how to reach the API server (default: the configuration's)")
+    add("--node-name", default="", metavar="NAME", help="this node's name (default: hostnameOverride, or the host's)")
+    add("--mode", default="", choices=["", "iptables", "ipvs", "nftables", "auto"], help="instead of the configured one")
+    add("--fallback", default="", choices=["", "iptables"], help="what to use where ipvs is not possible")
+    add("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="lock and memory, gone after a reboot")
+    add("--ignore", action="append", default=[], metavar="FINDING", help="go on in spite of a preflight finding")
+
+
+def _add_source_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--snapshot", default="", metavar="FILE", help="read the cluster from a snapshot (kubectl get -o json|yaml)")
+    add("--cache", default=DEFAULT_CACHE, metavar="FILE", help="the cluster state that the agent keeps")
+    add("--from-cache", action="store_true", help="read the cluster from that file instead of the API server")
+
+
+def _add_output_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", "-o", default="text", choices=["text", "json"], help="for people or for programs")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = _Parser(prog="kubenode-proxy", description="Serve Kubernetes Services on this node without kube-proxy.")
+    parser.add_argument("--version", action="store_true", help="show the engine's identity")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        return subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+
+    run = command("run", "run the agent: keep this node true to the cluster until stopped")
+    _add_node_options(run)
+    run.add_argument("--cache", default=DEFAULT_CACHE, metavar="FILE", help="where the cluster state is kept")
+    run.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket for status and explain")
+    run.add_argument("--log-format", default="", choices=["", "text", "json"], help="instead of logging.format")
+    run.add_argument("--verbose", "-v", action="store_true", help="log more")
+    converge = command("converge", "bring this node once to what the cluster says")
+    converge.add_argument("--check", action="store_true", help="change nothing; exit with 3 if something differs")
+    converge.add_argument("--diff", action="store_true", help="show every entry that changes")
+    diff = command("diff", "show how this node differs from what the cluster says")
+    for item in (converge, diff):
+        _add_node_options(item)
+        _add_source_options(item)
+        _add_output_option(item)
+    status = command("status", "show how the agent is, or without one how the node is")
+    _add_node_options(status)
+    _add_source_options(status)
+    status.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket of the agent")
+    _add_output_option(status)
+    explain = command("explain", "show which Service answers at an address, and why these endpoints")
+    explain.add_argument("destination", metavar="ADDRESS:PORT[/PROTOCOL]")
+    _add_node_options(explain)
+    _add_source_options(explain)
+    explain.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket of the agent")
+    _add_output_option(explain)
+    cleanup = command("cleanup", "remove all that any mode has programmed on this node")
+    cleanup.add_argument("--check", action="store_true", help="change nothing; exit with 3 if something is there")
+    _add_node_options(cleanup)
+    _add_output_option(cleanup)
+    shells = command("completion", "print the completion script of a shell")
+    shells.add_argument("shell", choices=["bash", "zsh"])
+    return parser
+
+
+_COMMANDS: Dict[str, Callable[[argparse.Namespace], Outcome]] = {
+    "converge": commands.converge_once,
+    "diff": commands.show_diff,
+    "status": commands.show_status,
+    "explain": commands.show_explanation,
+    "cleanup": commands.clean_up,
+}
+
+
+def main(argv: Optional[Sequence[str]] = None, streams: Optional[Streams] = None) -> int:
+    """Run the command with ``argv`` (without the program's name) and return its exit code."""
+    streams = streams or Streams(sys.stdout, sys.stderr)
+    parser = make_parser()
+    try:
+        arguments = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
+        return _dispatch(parser, arguments, streams)
+    except _HelpAsked as asked:
+        streams.output.write(str(asked))
+        return 0
+    except UsageError as error:
+        streams.errors.write(f"kubenode-proxy: {error}\n")
+        return USAGE
+    except ProxyError as error:
+        streams.errors.write(f"kubenode-proxy: {error}\n")
+        return FAILED
+    except BrokenPipeError:
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dispatch(parser: argparse.ArgumentParser, arguments: argparse.Namespace, streams: Streams) -> int:
+    if arguments.version:
+        streams.output.write(commands.version() + "\n")
+        return 0
+    if not arguments.command:
+        raise UsageError("a command is missing (see kubenode-proxy --help)")
+    if arguments.command == "run":
+        return commands.run_agent(arguments, streams.errors)
+    if arguments.command == "completion":
+        streams.output.write(completion.script(arguments.shell, _words(parser)))
+        return 0
+    outcome = _COMMANDS[arguments.command](arguments)
+    if arguments.output == "json":
+        streams.output.write(json.dumps(outcome.document, indent=2, default=str) + "\n")
+    else:
+        streams.output.write("".join(f"{line}\n" for line in outcome.lines))
+    streams.output.flush()
+    for warning in outcome.warnings:
+        streams.errors.write(f"kubenode-proxy: warning: {warning}\n")
+    return outcome.code
+
+
+def _words(parser: argparse.ArgumentParser) -> Dict[str, List[str]]:
+    """Commands and the options of each, for completion."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return {
+                name: sorted(option for item in sub._actions for option in item.option_strings if option[:2] == "--")
+                for name, sub in action.choices.items()
+            }
+    return {}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

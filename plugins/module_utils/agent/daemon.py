@@ -1,0 +1,642 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The running agent: what comes in from the API server, signals, timers and the kernel, and when a sync follows.
+
+One thread does all the work; the others only wait for the network. Whatever arrives wakes the loop through a pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import signal
+import threading
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from ..cluster.api import ENDPOINT_SLICES, NODES, SERVICE_CIDRS, SERVICES, ApiClient
+from ..cluster.connection import ApiConnection
+from ..cluster.model import Node
+from ..cluster.parse import object_key
+from ..configuration.load import load, load_file
+from ..configuration.model import IPVS, NODE_CIDR, KubeProxyConfiguration
+from ..convergence.handles import KernelHandles
+from ..convergence.lock import ConvergenceLock
+from ..convergence.request import Request
+from ..errors import ConfigurationError, ProxyError, SnapshotError
+from ..routing.node import node_name
+from .cache import read_cache, write_encoded
+from .control import Ask, ControlServer
+from .drift import DriftWatch
+from .events import NORMAL, WARNING, EventPoster, node_reference, service_reference
+from .health import ProxyHealth
+from .log import Log
+from .metrics import Metrics
+from .reflector import Batch, Reflector
+from .schedule import Schedule
+from .setup import NodeProxy, changed_plans, make_family, node_differences, remove_leftovers, set_up
+from .status import answer
+from .surface import RETRY_SECONDS, Surface
+from .sync import Syncer
+from .systemd import Systemd
+from .view import ClusterView, small
+
+API_PATIENCE_SECONDS = 1.0
+READY_PATIENCE_SECONDS = 10.0
+NODE_PATIENCE_SECONDS = 10.0
+CACHE_SECONDS = 30.0
+DRAIN_SECONDS = 60.0
+ADDRESS_PAUSE_SECONDS = 0.5
+FULL_INTERVAL_SECONDS = 3600.0
+_LONGEST_WAIT_SECONDS = 3600.0
+_LOCK_SECONDS = 30.0
+
+
+class AgentOptions(NamedTuple):
+    """How an agent is started. Empty texts stand for what the configuration says; ``cache`` empty: keep none.
+
+    ``control``: path of the unix socket for the node command; empty for none.
+    """
+
+    configuration: str = ""
+    kubeconfig: str = ""
+    node_name: str = ""
+    mode: str = ""
+    fallback: str = ""
+    state_directory: str = "/run/kubenode-proxy"
+    cache: str = "/var/lib/kubenode-proxy/cluster.json.gz"
+    control: str = "/run/kubenode-proxy/agent.sock"
+    ignore_findings: Tuple[str, ...] = ()
+
+
+def read_configuration(options: AgentOptions) -> Tuple[KubeProxyConfiguration, Tuple[str, ...]]:
+    """The configuration of the options' file, or the default one. Raises ConfigurationError."""
+    mode = options.mode if options.mode != "auto" else ""
+    loaded = load_file(options.configuration, mode) if options.configuration else load({}, mode)
+    return loaded.configuration, loaded.warnings
+
+
+class Fatal(Exception):
+    """The agent has to end, and be started anew, for this reason."""
+
+
+class Agent:
+    """One agent; :meth:`run` lasts until it is told to stop."""
+
+    def __init__(self, options: AgentOptions, log: Log, systemd: Optional[Systemd] = None) -> None:
+        self.options = options
+        self.log = log
+        self.systemd = systemd or Systemd()
+        self.configuration, warnings = read_configuration(options)
+        for warning in warnings:
+            log.warning(warning)
+        self._read_configuration = self.configuration
+        self.started = time.time()
+        self.view = ClusterView()
+        self.metrics = Metrics()
+        self.health = ProxyHealth(2 * self.configuration.sync_period)
+        self.surface = Surface(self.configuration, self.health, self.metrics)
+        self.syncer = Syncer(self.view, self.health, self.metrics, self.surface, log)
+        self.schedule = self._make_schedule()
+        self.proxy: Optional[NodeProxy] = None
+        self.drift: Optional[DriftWatch] = None
+        self.reflectors: List[Reflector] = []
+        self.from_cache = False
+        self.node_name = node_name(options.node_name or self.configuration.hostname_override, os.uname().nodename)
+        self.last_sync_end = 0.0
+        self._events: Optional[EventPoster] = None
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._stop = False
+        self._reload = False
+        self._wake_read, self._wake_write = os.pipe()
+        for descriptor in (self._wake_read, self._wake_write):
+            os.set_blocking(descriptor, False)
+        self._handles = KernelHandles()
+        self._cached_revision = -1
+        self._cache_thread: Optional[threading.Thread] = None
+        self._timers: Dict[str, float] = {}
+        self._ready_sent = False
+        self._node: Optional[Node] = None
+
+    # Waking and signals
+
+    def wake(self) -> None:
+        """Have the loop look at what is new; may be called from any thread or signal handler."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b"\0")
+
+    def deliver(self, item: Any) -> None:
+        """Put a Batch or a question for the loop to take up."""
+        self._inbox.put(item)
+        self.wake()
+
+    def stop(self) -> None:
+        """End the loop soon; the dataplane stays as it is."""
+        self._stop = True
+        self.wake()
+
+    def reload(self) -> None:
+        """Read the configuration again soon."""
+        self._reload = True
+        self.wake()
+
+    def install_signals(self) -> None:
+        """SIGTERM and SIGINT stop, SIGHUP reloads. Only the main thread may do this."""
+        signal.signal(signal.SIGTERM, lambda _number, _frame: self.stop())
+        signal.signal(signal.SIGINT, lambda _number, _frame: self.stop())
+        signal.signal(signal.SIGHUP, lambda _number, _frame: self.reload())
+
+    # Start and end
+
+    def run(self) -> int:
+        """Serve until stopped. Returns 0, or 1 after a failure that only a new start can cure. Raises ProxyError."""
+        with contextlib.ExitStack() as stack:
+            holder = "the agent (kubenode-proxy run)"
+            stack.enter_context(ConvergenceLock(self.options.state_directory, _LOCK_SECONDS, holder))
+            stack.enter_context(self._handles)
+            stack.callback(self.surface.close)
+            if self.options.control:
+                control = ControlServer(self.options.control, self.deliver)
+                stack.callback(control.close)
+            cached = self._read_cache()
+            self._open_servers()
+            self._start_reflectors()
+            self._events = EventPoster(self._connect, os.uname().nodename, self.log)
+            try:
+                self._await_cluster(cached)
+                if not self._stop:
+                    self._begin()
+                self._loop()
+            except Fatal as error:
+                self.log.error("the agent ends", reason=error)
+                return 1
+            finally:
+                self._end()
+        return 0
+
+    def _end(self) -> None:
+        self.systemd.stopping()
+        for reflector in self.reflectors:
+            reflector.stop()
+        if self.drift is not None:
+            self.drift.close()
+        if self._events is not None:
+            self._events.close()
+        if self._cache_thread is not None:
+            self._cache_thread.join(10)
+        self._write_cache_now()
+        self.log.info("stopped; what is programmed stays", syncs=self.syncer.syncs)
+
+    def _connect(self) -> ApiClient:
+        kubeconfig = self.options.kubeconfig or self.configuration.client_connection.kubeconfig
+        return ApiClient(ApiConnection(kubeconfig=kubeconfig or None))
+
+    def _start_reflectors(self) -> None:
+        own_node = f"metadata.name={self.node_name}"
+        for resource, selector in ((NODES, own_node), (SERVICES, ""), (ENDPOINT_SLICES, ""), (SERVICE_CIDRS, "")):
+            reflector = Reflector(
+                resource,
+                self._connect,
+                self.deliver,
+                lambda text: self.log.warning(text),
+                field_selector=selector,
+                optional=resource is SERVICE_CIDRS,
+                reduce=small,
+            )
+            reflector.known.assume(self._assumed.get(resource.kind, ()))
+            self.reflectors.append(reflector)
+        self._assumed.clear()
+        for reflector in self.reflectors:
+            reflector.start()
+
+    def _read_cache(self) -> List[Dict[str, Any]]:
+        self._assumed: Dict[str, List[Tuple[str, str]]] = {}
+        if not self.options.cache:
+            return []
+        try:
+            cached = read_cache(self.options.cache)
+        except SnapshotError as error:
+            self.log.info("no cluster state to start from", reason=error)
+            return []
+        self.metrics.cache_age.set(time.time() - cached.written)
+        for raw in cached.objects:
+            key = object_key(raw)
+            self._assumed.setdefault(key.kind, []).append((key.namespace, key.name))
+        return cached.objects
+
+    # Until there is a cluster to serve
+
+    @property
+    def _listed(self) -> bool:
+        wanted = {SERVICES.kind, ENDPOINT_SLICES.kind, NODES.kind, SERVICE_CIDRS.kind}
+        missing = wanted - self.view.listed
+        # The Services count for more than a Node that this agent may not be allowed to read.
+        late = time.time() - self.started > NODE_PATIENCE_SECONDS and self.configuration.detect_local_mode != NODE_CIDR
+        return not missing or (late and missing <= {NODES.kind, SERVICE_CIDRS.kind})
+
+    def _await_cluster(self, cached: List[Dict[str, Any]]) -> None:
+        patience = time.monotonic() + API_PATIENCE_SECONDS
+        late = time.monotonic() + READY_PATIENCE_SECONDS
+        self.systemd.status("waiting for the API server")
+        while not self._stop and not self._listed:
+            now = time.monotonic()
+            if cached and now >= patience:
+                if not self.view.listed:
+                    self._take_cached(cached)
+                    return
+                patience = now + API_PATIENCE_SECONDS
+            if now >= late:
+                self._send_ready()
+            self._wait(min(0.5, max(0.0, patience - now)) if cached else 1.0)
+            self._take_inbox()
+            self._watchdog()
+            self._open_servers()
+
+    def _take_cached(self, cached: List[Dict[str, Any]]) -> None:
+        by_kind: Dict[str, List[Dict[str, Any]]] = {}
+        for raw in cached:
+            by_kind.setdefault(object_key(raw).kind, []).append(raw)
+        for kind, items in by_kind.items():
+            self.view.take(Batch(kind, items, []))
+        self.from_cache = True
+        self.log.warning(
+            "the API server does not answer: starting from the cluster state kept on disk",
+            path=self.options.cache,
+            services=len(self.view.state.services),
+        )
+
+    def _begin(self) -> None:
+        self.proxy = self._set_up()
+        self._tell(node_reference(self.node_name), NORMAL, "Starting", "StartKubeProxy", "")
+        if self.proxy.configuration.mode == IPVS:
+            note = "The ipvs proxier is now deprecated and may be removed in a future release."
+            self._tell(node_reference(self.node_name), WARNING, "IPVSDeprecation", "StartKubeProxy", note)
+        self._sync(first=True)
+
+    def _request(self) -> Request:
+        return Request(
+            cluster=self.view.state,
+            configuration=self.configuration,
+            node_name=self.options.node_name,
+            mode=self.options.mode,
+            fallback=self.options.fallback,
+            state_directory=self.options.state_directory,
+            ignore_findings=self.options.ignore_findings,
+        )
+
+    def _set_up(self) -> NodeProxy:
+        proxy = set_up(self._request(), self._handles)
+        for warning in proxy.warnings:
+            self.log.warning(warning)
+        self._node = proxy.view.node
+        if self._node is not None:
+            self.health.node_seen(self._node)
+        self.surface.configuration = proxy.configuration
+        self.configuration = proxy.configuration
+        self.schedule = self._make_schedule()
+        for family in proxy.families:
+            self.health.updated(family.family)
+        if self.drift is not None:
+            self.drift.close()
+        self.drift = DriftWatch(proxy.configuration.mode, proxy.families, self._handles, self.log)
+        self.log.info(
+            "programming this node",
+            node=proxy.view.name,
+            mode=proxy.configuration.mode,
+            reason=proxy.mode_reason,
+            families=",".join(family.family for family in proxy.families),
+        )
+        return proxy
+
+    def _make_schedule(self) -> Schedule:
+        configuration = self.configuration
+        return Schedule(configuration.min_sync_period, configuration.sync_period, FULL_INTERVAL_SECONDS)
+
+    # The loop
+
+    def _loop(self) -> None:
+        while not self._stop:
+            self._wait(self._delay())
+            self._take_inbox()
+            self._watchdog()
+            if self._reload:
+                self._reload = False
+                self._reload_configuration()
+            if self._stop or self.proxy is None:
+                continue
+            self._look_at_kernel()
+            if self.view.dirty or self.syncer.suspects:
+                self.schedule.request()
+            if self.schedule.delay(time.monotonic()) <= 0:
+                self._sync()
+            self._run_timers()
+
+    def _delay(self) -> float:
+        now = time.monotonic()
+        delays = [self.schedule.delay(now), _LONGEST_WAIT_SECONDS]
+        delays += [due - now for due in self._timers.values()]
+        if self.drift is not None:
+            delays.append(self.drift.delay(now))
+        if self.systemd.watchdog_seconds:
+            delays.append(self.systemd.watchdog_seconds / 2)
+        return max(0.0, min(delays))
+
+    def _wait(self, seconds: float) -> None:
+        watched = [self._wake_read, *(self.drift.filenos() if self.drift is not None else ())]
+        select.select(watched, (), (), seconds)
+        with contextlib.suppress(BlockingIOError):
+            while len(os.read(self._wake_read, 4096)) == 4096:
+                pass
+
+    def _take_inbox(self) -> None:
+        while True:
+            try:
+                item = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(item, Batch):
+                self._take_batch(item)
+            elif isinstance(item, Ask):
+                item.reply(answer(self, item.question))
+
+    def _take_batch(self, batch: Batch) -> None:
+        services, slices = self.view.take(batch)
+        if services:
+            self.metrics.service_changes.inc(services)
+            self.metrics.service_changes_pending.set(self.view.pending_services)
+        if slices:
+            self.metrics.endpoint_changes.inc(slices)
+            self.metrics.endpoint_changes_pending.set(self.view.pending_slices)
+        if batch.kind == NODES.kind:
+            self._node_changed()
+        elif batch.kind == SERVICE_CIDRS.kind:
+            self._set_timer("addresses", ADDRESS_PAUSE_SECONDS)
+        if self.view.dirty:
+            self._note_queued()
+        if self.options.cache and self.view.revision != self._cached_revision:
+            self._set_timer("cache", CACHE_SECONDS)
+        self.metrics.api_connected.set(all(reflector.connected for reflector in self.reflectors))
+
+    def _note_queued(self) -> None:
+        if self.proxy is None:
+            return
+        self.schedule.request()
+        for family in self.proxy.families:
+            self.health.queued(family.family)
+            self.metrics.last_queued.labels(family.family).set_to_current_time()
+
+    def _node_changed(self) -> None:
+        node = self.view.state.nodes.get(self.node_name)
+        if node is None:
+            if self._node is not None:
+                self.log.warning("this node's Node object is gone; its last version counts", node=self.node_name)
+            return
+        self.health.node_seen(node)
+        if self.proxy is None:
+            return
+        differences = node_differences(self._node, node)
+        if "its podCIDRs changed" in differences and self.configuration.detect_local_mode == NODE_CIDR:
+            raise Fatal(f"Node {self.node_name}: its podCIDRs changed, and detectLocalMode is NodeCIDR")
+        for difference in differences:
+            self.log.warning("Node changed; a restart takes it up", node=self.node_name, change=difference)
+        if self._node is None:
+            self.log.info("the Node object of this node is known now", node=self.node_name)
+            self._rebuild()
+        elif node.zone != self._zone():
+            self.log.info("the zone of this node changed", zone=node.zone)
+            for family in self.proxy.families:
+                family.context = family.context._replace(zone=node.zone)
+                family.needs_full = True
+            self.view.dirty |= set(self.view.state.services)
+
+    def _zone(self) -> str:
+        return self.proxy.families[0].context.zone if self.proxy is not None else ""
+
+    def _rebuild(self) -> None:
+        """Make all families anew: who the node is, or its configuration, has changed."""
+        self.surface.close_service_health()
+        self.proxy = self._set_up()
+        self.view.dirty |= set(self.view.state.services)
+        self.schedule.request()
+
+    def _look_at_kernel(self) -> None:
+        if self.drift is None or self.proxy is None:
+            return
+        found = self.drift.look(time.monotonic())
+        if found.addresses:
+            self._set_timer("addresses", ADDRESS_PAUSE_SECONDS)
+        for family, reason in found.suspects.items():
+            self.syncer.suspects.setdefault(family, reason)
+
+    def _sync(self, first: bool = False) -> None:
+        proxy = self.proxy
+        if proxy is None:
+            return
+        self.schedule.started()
+        outcome = self.syncer.start(proxy) if first else self.syncer.sync(proxy)
+        now = time.monotonic()
+        self.schedule.ended(now, outcome.succeeded)
+        self.last_sync_end = time.time()
+        if self.drift is not None:
+            self.drift.settled(outcome.changes > 0, outcome.observed)
+        for service, reason in outcome.failed_services:
+            self.log.warning("health check node port cannot be served", service=service, reason=reason)
+            about = service_reference(service.namespace, service.name)
+            self._tell(about, WARNING, "FailedToStartServiceHealthcheck", "Listen", reason)
+        if any(family.draining for family in proxy.families):
+            self._set_timer("drain", DRAIN_SECONDS)
+        self._set_timer("gauges", CACHE_SECONDS)
+        if first or not self._ready_sent:
+            self._send_ready()
+            self._clean_up(proxy)
+        self._show_status()
+
+    def _clean_up(self, proxy: NodeProxy) -> None:
+        """What other modes left goes once this mode serves; a failure here stops nothing."""
+        try:
+            removed = remove_leftovers(proxy)
+            if removed:
+                self.log.info("removed what another mode had left", entries=removed)
+        except ProxyError as error:
+            self.log.warning("what another mode left stays", error=error)
+        if self.drift is not None:
+            self.drift.settled(True, False)
+        trim_memory()
+
+    def _show_status(self) -> None:
+        proxy = self.proxy
+        if proxy is None:
+            return
+        if self.syncer.last_error:
+            text = f"last sync failed: {self.syncer.last_error}"
+        else:
+            services = max((len(family.summaries) for family in proxy.families), default=0)
+            endpoints = sum(family.summaries.totals.endpoints for family in proxy.families)
+            source = "kept on disk, API server away" if self.from_cache and not self._listed else "of the API server"
+            text = f"mode {proxy.configuration.mode}: {services} Services, {endpoints} endpoints (state {source})"
+        self.systemd.status(text)
+
+    def _send_ready(self) -> None:
+        if not self._ready_sent:
+            self._ready_sent = True
+            self.systemd.ready()
+
+    # Timers
+
+    def _set_timer(self, name: str, seconds: float) -> None:
+        self._timers.setdefault(name, time.monotonic() + seconds)
+
+    def _run_timers(self) -> None:
+        now = time.monotonic()
+        tasks: Dict[str, Callable[[], None]] = {
+            "cache": self._write_cache,
+            "drain": self._drain,
+            "addresses": self._refresh_addresses,
+            "servers": self._open_servers,
+            "gauges": self._refresh_gauges,
+        }
+        for name in [name for name, due in self._timers.items() if due <= now]:
+            del self._timers[name]
+            tasks[name]()
+
+    def _watchdog(self) -> None:
+        if self.systemd.watchdog_seconds:
+            self.systemd.alive()
+
+    def _drain(self) -> None:
+        if self.proxy is not None:
+            gone, left = self.syncer.drain(self.proxy.families)
+            if gone and self.drift is not None:
+                self.drift.settled(True, False)
+            if left:
+                self._set_timer("drain", DRAIN_SECONDS)
+
+    def _refresh_gauges(self) -> None:
+        if self.proxy is not None:
+            for family in self.proxy.families:
+                self.syncer.count_rules(self.proxy, family)
+
+    def _refresh_addresses(self) -> None:
+        """Addresses of the node, or ServiceCIDRs, may have changed: families whose settings differ are made anew."""
+        proxy = self.proxy
+        if proxy is None:
+            return
+        try:
+            changed = changed_plans(proxy, self.view.state)
+            if not changed:
+                return
+            families = tuple(
+                make_family(proxy.configuration, proxy.view, changed[family.family], self._handles, family.context.zone)
+                if family.family in changed
+                else family
+                for family in proxy.families
+            )
+        except ProxyError as error:
+            self.log.error("the node's addresses cannot be taken up", error=error)
+            return
+        self.log.info("addresses or ServiceCIDRs changed", families=",".join(changed))
+        self.surface.close_service_health(tuple(changed))
+        self.proxy = proxy._replace(families=families)
+        if self.drift is not None:
+            self.drift.close()
+        self.drift = DriftWatch(proxy.configuration.mode, families, self._handles, self.log)
+        self.view.dirty |= set(self.view.state.services)
+        self.schedule.request()
+
+    def _open_servers(self) -> None:
+        for listener in self.surface.listeners:
+            known = listener.failure
+            if listener.open():
+                continue
+            if listener.failure != known:
+                self.log.warning("server not started, is tried again", server=listener.name, error=listener.failure)
+            if self.configuration.bind_address_hard_fail:
+                what = "ProxierHealthcheck" if listener.name == "healthz" else "MetricServer"
+                reason = f"FailedToStart{what}"
+                self._tell(node_reference(self.node_name), WARNING, reason, "StartKubeProxy", listener.failure)
+                raise Fatal(f"{listener.name}: {listener.failure}")
+            self._set_timer("servers", RETRY_SECONDS)
+
+    def _write_cache(self) -> None:
+        """Write the cluster state in a thread of its own, so that syncs do not wait for the disk."""
+        if not self._listed or self.view.revision == self._cached_revision:
+            return
+        if self._cache_thread is not None and self._cache_thread.is_alive():
+            self._set_timer("cache", CACHE_SECONDS)
+            return
+        self._cached_revision = self.view.revision
+        objects = self.view.objects()
+        self._cache_thread = threading.Thread(target=self._store, args=(objects,), name="cache", daemon=True)
+        self._cache_thread.start()
+
+    def _write_cache_now(self) -> None:
+        if self.options.cache and self._listed and self.view.revision != self._cached_revision:
+            self._cached_revision = self.view.revision
+            self._store(self.view.objects())
+
+    def _store(self, objects: List[bytes]) -> None:
+        try:
+            write_encoded(self.options.cache, objects)
+            self.metrics.cache_age.set(0)
+        except SnapshotError as error:
+            self.log.warning("the cluster state is not kept", error=error)
+
+    # Configuration
+
+    def _reload_configuration(self) -> None:
+        self.systemd.reloading()
+        try:
+            configuration, warnings = read_configuration(self.options)
+            for warning in warnings:
+                self.log.warning(warning)
+            self._apply_configuration(configuration)
+        except (ConfigurationError, ProxyError) as error:
+            self.log.error("the configuration is not taken up; the earlier one stays in effect", error=error)
+        finally:
+            self.systemd.ready()
+
+    def _apply_configuration(self, configuration: KubeProxyConfiguration) -> None:
+        proxy = self.proxy
+        if configuration == self._read_configuration:
+            self.log.info("the configuration has not changed")
+            return
+        before, self.configuration = self.configuration, configuration
+        try:
+            self.node_name = node_name(
+                self.options.node_name or configuration.hostname_override, os.uname().nodename
+            )
+            if proxy is not None:
+                self._rebuild()
+        except ProxyError:
+            self.configuration = before
+            self.proxy = proxy
+            raise
+        self._read_configuration = configuration
+        self.health.timeout = 2 * self.configuration.sync_period
+        if (before.healthz_bind_address, before.metrics_bind_address) != (
+            configuration.healthz_bind_address,
+            configuration.metrics_bind_address,
+        ):
+            self.surface.close()
+            self.surface = Surface(self.configuration, self.health, self.metrics)
+            self.syncer.surface = self.surface
+            self._open_servers()
+        self._ready_sent = False
+        self.log.info("the configuration has changed and is in effect")
+
+    def _tell(self, about: Dict[str, str], kind: str, reason: str, action: str, note: str) -> None:
+        if self._events is not None:
+            self._events.post(about, kind, reason, action, note)
+
+
+def trim_memory() -> None:
+    """Give memory that the start has needed back to the system, where the C library can do that."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+

@@ -1,0 +1,162 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Noticing that legacy iptables tables were changed: counters of the kernel, and who uses the lock file.
+
+The kernel sends no notifications about these tables. Number of entries and size of a table cost next to nothing to ask
+for, and tell of every deletion and most alterations; the others are found by comparing contents whenever a program has
+used the lock that all iptables programs take. Source: linux/netfilter_ipv4/ip_tables.h, inotify(7).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import socket
+import struct
+from typing import Optional, Sequence, Tuple
+
+from ..addresses import IPV6
+from ..kernel.xtables.lock import lock_file
+
+_GET_INFO, _GET_ENTRIES = 64, 65
+_NAME_BYTES = 32
+_INFO_BYTES = 84
+_ENTRIES_HEAD = 40
+_SIZE = struct.Struct("=I")
+_OFFSETS = struct.Struct("=HH")
+_IN_CLOSE = 0x8 | 0x10
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class TableReader:
+    """Reads what the kernel tells of the tables of one family, through a raw socket."""
+
+    def __init__(self, family: str) -> None:
+        ipv6 = family == IPV6
+        self._level = socket.IPPROTO_IPV6 if ipv6 else socket.IPPROTO_IP
+        # Where the offsets, and then the counters, of an entry are: struct ipt_entry and struct ip6t_entry.
+        self._offsets_at, self._volatile_at, self._matches_at = (140, 144, 168) if ipv6 else (88, 92, 112)
+        kind = socket.AF_INET6 if ipv6 else socket.AF_INET
+        self._socket = socket.socket(kind, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _get(self, option: int, request: bytes, size: int) -> Optional[bytes]:
+        buffer = ctypes.create_string_buffer(request, size)
+        length = ctypes.c_uint32(size)
+        result = _libc.getsockopt(self._socket.fileno(), self._level, option, buffer, ctypes.byref(length))
+        return None if result < 0 else buffer.raw[: length.value]
+
+    def info(self, table: str) -> bytes:
+        """Hooks, number of entries and size of a table, as the kernel packs them; empty if it cannot be read."""
+        return self._get(_GET_INFO, table.encode().ljust(_NAME_BYTES, b"\0"), _INFO_BYTES) or b""
+
+    def digest(self, table: str) -> bytes:
+        """A digest of a table's rules without their counters; empty if it cannot be read."""
+        info = self.info(table)
+        if not info:
+            return b""
+        size = _SIZE.unpack_from(info, _INFO_BYTES - 4)[0]
+        head = table.encode().ljust(_NAME_BYTES, b"\0") + _SIZE.pack(size)
+        blob = self._get(_GET_ENTRIES, head, _ENTRIES_HEAD + size)
+        if blob is None:
+            return b""
+        return self._digest_of(memoryview(blob)[_ENTRIES_HEAD:])
+
+    def _digest_of(self, entries: memoryview) -> bytes:
+        found = hashlib.blake2b(digest_size=16)
+        start, end = 0, len(entries)
+        while start + self._matches_at <= end:
+            _target, following = _OFFSETS.unpack_from(entries, start + self._offsets_at)
+            if not following:
+                break
+            found.update(entries[start : start + self._volatile_at])
+            found.update(entries[start + self._matches_at : start + following])
+            start += following
+        return found.digest()
+
+
+class LockWatch:
+    """Tells when a program has let go of the xtables lock file, by inotify."""
+
+    def __init__(self, path: Optional[str] = None) -> None:
+        self._path = path or lock_file()
+        self._descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._watching = False
+        self.watch()
+
+    def watch(self) -> None:
+        """Begin to watch if the file exists by now."""
+        if self._descriptor >= 0 and not self._watching:
+            path = os.fsencode(self._path)
+            self._watching = _libc.inotify_add_watch(self._descriptor, path, ctypes.c_uint32(_IN_CLOSE)) >= 0
+
+    def fileno(self) -> int:
+        """The descriptor to wait for; -1 without inotify."""
+        return int(self._descriptor)
+
+    def used(self) -> bool:
+        """Whether the lock was used since the last call; does not wait."""
+        self.watch()
+        found = False
+        while self._descriptor >= 0:
+            try:
+                found = bool(os.read(self._descriptor, 65536)) or found
+            except OSError:
+                return found
+        return found
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class LegacyTables:
+    """The tables of one family: whether they are still as they were when :meth:`settled` was last called."""
+
+    def __init__(self, family: str, tables: Sequence[str]) -> None:
+        self._reader = TableReader(family)
+        self._tables = tuple(tables)
+        self._infos: Tuple[bytes, ...] = ()
+        self._digests: Tuple[bytes, ...] = ()
+        self._want_digests = False
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._reader.close()
+
+    def _read_infos(self) -> Tuple[bytes, ...]:
+        return tuple(self._reader.info(table) for table in self._tables)
+
+    def _read_digests(self) -> Tuple[bytes, ...]:
+        return tuple(self._reader.digest(table) for table in self._tables)
+
+    def changed(self, lock_used: bool) -> bool:
+        """Whether somebody changed them. Contents are compared only if the lock was used by somebody."""
+        if not self._infos:
+            return False
+        if self._infos != self._read_infos():
+            return True
+        if not lock_used:
+            return False
+        if not self._digests:
+            # Unknown since our own last change: look this once, and remember.
+            self._want_digests = True
+            return True
+        return self._digests != self._read_digests()
+
+    def settled(self, by_us: bool, observed: bool) -> None:
+        """A sync has ended; ``by_us``: we changed them just now; ``observed``: they have been compared."""
+        self._infos = self._read_infos()
+        if by_us:
+            self._digests = ()
+        if self._want_digests and observed:
+            self._want_digests = False
+            self._digests = self._read_digests()
