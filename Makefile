@@ -11,13 +11,14 @@ PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
 WIRE := tests/conformance/lab
 # What `make test` runs, in this order; all are run even if one fails.
-STEPS := lint unit kernel uml modules sanity build conformance
+STEPS := lint unit pythons kernel uml modules sanity ansible-units build importer conformance
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
 export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup setup-lab demo test lint unit kernel uml modules sanity build conformance clean
+.PHONY: help setup setup-lab demo docs record test lint unit pythons kernel uml modules sanity ansible-units build importer \
+	conformance clean
 
 help:
 	@sed -n 's/^| `\(make [a-z-]*\)` | \([^|]*\) |.*/\1\t\2/p' CONTRIBUTING.md | expand -t 20
@@ -31,6 +32,12 @@ setup-lab:
 demo: setup-lab
 	@$(PYTHON) -m tests.lab.demo
 
+docs: setup
+	$(PYTHON) -m tests.documentation
+
+record: setup-lab
+	$(PYTHON) -m tests.documentation --record
+
 test: setup-lab
 	@failed=; for step in $(STEPS); do \
 	  echo "== $$step"; start=$$(date +%s); \
@@ -41,12 +48,12 @@ test: setup-lab
 
 lint: setup
 	$(BIN)/ruff check .
-	$(BIN)/mypy plugins/module_utils tests/lab tests/conformance
+	$(BIN)/mypy plugins/module_utils tests/lab tests/conformance tests/documentation
 	$(BIN)/yamllint --strict .
 	$(BIN)/ansible-lint --offline --profile production
 	$(BIN)/antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs=all .
 	$(BIN)/antsibull-changelog lint
-	@if command -v shellcheck >/dev/null; then shellcheck .ci/bootstrap .ci/build .ci/run .ci/sanity; \
+	@if command -v shellcheck >/dev/null; then shellcheck .ci/*; \
 	else echo "error: shellcheck is not installed: apt-get install shellcheck" >&2; exit 2; fi
 
 unit: setup
@@ -62,10 +69,19 @@ modules: setup-lab
 	$(PYTEST) -q tests/modules -m "not uml"
 
 sanity: setup
-	.ci/sanity
+	.ci/ansible-test sanity
+
+ansible-units: setup
+	.ci/ansible-test units
 
 build: setup
 	.ci/build
+
+importer: build
+	.ci/importer
+
+pythons: setup
+	.ci/pythons
 
 conformance: setup-lab
 	$(WIRE) run --mode iptables --iptables nft --families all --jobs 6

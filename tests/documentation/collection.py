@@ -1,0 +1,90 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the collection says about itself: modules as ansible-doc sees them, roles, playbooks, settings in meta/."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple
+
+import yaml
+
+from tests.conftest import ROOT, make_link
+
+NAME = "kubenode.proxy"
+
+
+class Role(NamedTuple):
+    """A role: its argument specification by entry point, and its defaults."""
+
+    name: str
+    directory: Path
+    entry_points: Mapping[str, Mapping[str, Any]]
+    defaults: Mapping[str, Any]
+
+
+def _yaml(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def roles(root: Path = ROOT) -> List[Role]:
+    """All roles in alphabetical order."""
+    found = []
+    for directory in sorted((root / "roles").iterdir()):
+        specification = directory / "meta" / "argument_specs.yml"
+        defaults = directory / "defaults" / "main.yml"
+        if (directory / "tasks").is_dir():
+            entry_points = _yaml(specification)["argument_specs"] if specification.exists() else {}
+            values = (_yaml(defaults) or {}) if defaults.exists() else {}
+            found.append(Role(directory.name, directory, entry_points, values))
+    return found
+
+
+def module_names(root: Path = ROOT) -> List[str]:
+    """Names of the modules, without the collection's."""
+    return sorted(path.stem for path in (root / "plugins" / "modules").glob("*.py"))
+
+
+def playbook_names(root: Path = ROOT) -> List[str]:
+    """Names of the playbooks, without the collection's."""
+    return sorted(path.stem for path in (root / "playbooks").glob("*.yml"))
+
+
+def runtime(root: Path = ROOT) -> Dict[str, Any]:
+    """The content of meta/runtime.yml."""
+    content = _yaml(root / "meta" / "runtime.yml")
+    assert isinstance(content, dict)
+    return content
+
+
+def _collections_path(root: Path) -> Path:
+    """Where Ansible finds this tree: it may be a collection's directory already, as in a copy for ansible-test."""
+    if root.parent.parent.name == "ansible_collections":
+        return root.parent.parent.parent
+    make_link()
+    return root / "collections"
+
+
+def modules(root: Path = ROOT) -> Dict[str, Dict[str, Any]]:
+    """What ansible-doc prints about each module (keys doc, examples, return), shared fragments included."""
+    names = [f"{NAME}.{name}" for name in module_names(root)]
+    environment = {
+        **os.environ,
+        "ANSIBLE_COLLECTIONS_PATH": str(_collections_path(root)),
+        "ANSIBLE_HOME": str(root / ".cache" / "ansible"),
+        "ANSIBLE_DEPRECATION_WARNINGS": "0",
+    }
+    argv = [sys.executable, "-m", "ansible", "doc", "--json", "-t", "module", *names]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"ansible-doc ended with status {done.returncode}: {done.stderr.strip()}")
+    found: Dict[str, Dict[str, Any]] = json.loads(done.stdout)
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise RuntimeError(f"ansible-doc does not know {', '.join(missing)}: {done.stderr.strip()}")
+    return {name.rsplit(".", 1)[-1]: found[name] for name in names}

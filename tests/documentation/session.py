@@ -1,0 +1,83 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A terminal session, recorded as text, as a picture: SVG of plain text, readable without scripts or fonts."""
+
+from __future__ import annotations
+
+import re
+from typing import List, Sequence
+from xml.sax.saxutils import escape
+
+CHARACTER = 7.8
+LINE = 17
+MARGIN = 16
+WIDTH = 110
+
+
+def _colour(line: str) -> str:
+    """Colours are those of the words: headings, commands, additions and removals of a diff, recaps."""
+    if line.startswith("==="):
+        return "heading"
+    if line.startswith("$ "):
+        return "command"
+    if re.match(r"\+(?!\+\+ )", line):
+        return "added"
+    if re.match(r"-(?!-- )", line):
+        return "removed"
+    if re.match(r"\S+ +: ok=\d+ +changed=0 .*failed=0", line):
+        return "good"
+    return "text"
+
+
+def fold(lines: Sequence[str], width: int = WIDTH) -> List[str]:
+    """Lines of at most that many characters; what is longer is cut and ends in an ellipsis."""
+    return [line if len(line) <= width else line[: width - 1] + "\u2026" for line in lines]
+
+
+def picture(text: str, title: str) -> str:
+    """The text as an SVG document."""
+    lines = fold(text.rstrip("\n").split("\n"))
+    width = round(2 * MARGIN + CHARACTER * max(map(len, lines)))
+    top = MARGIN + 24
+    height = top + LINE * len(lines) + MARGIN
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+        f' role="img" aria-label="{escape(title)}">',
+        "<style>text{font:13px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre;fill:#d8dee9}"
+        ".heading{fill:#88c0d0;font-weight:bold}.command{fill:#ebcb8b}.added,.good{fill:#a3be8c}"
+        ".removed{fill:#d08770}.title{fill:#8f9bb3}</style>",
+        f'<rect width="{width}" height="{height}" rx="8" fill="#1f2530"/>',
+        f'<text class="title" x="{MARGIN}" y="{MARGIN + 8}">{escape(title)}</text>',
+    ]
+    for number, line in enumerate(lines):
+        if line:
+            y = top + LINE * number + 12
+            out.append(f'<text class="{_colour(line)}" x="{MARGIN}" y="{y}" xml:space="preserve">{escape(line)}</text>')
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def shorten(lines: Sequence[str]) -> List[str]:
+    """Without what Ansible says about included files, which tells nothing about nodes, and without blank lines."""
+    kept: List[str] = []
+    for line in lines:
+        if line.startswith("included: "):
+            if kept and kept[-1].startswith("TASK ["):
+                kept.pop()
+        elif line.strip():
+            kept.append(line.rstrip())
+    return kept
+
+
+def excerpt(text: str, headings: Sequence[str], most: int) -> str:
+    """Of a recording, the sections whose heading begins with one of ``headings``, each at most that many lines."""
+    kept: List[str] = []
+    for section in re.split(r"\n(?==== )", "\n" + text.strip("\n")):
+        lines = shorten(section.split("\n"))
+        if not lines:
+            continue
+        if any(lines[0].startswith(f"=== {heading}") for heading in headings):
+            kept += [*lines[:most], *([f"[{len(lines) - most} more lines]"] if len(lines) > most else []), ""]
+    if not kept:
+        raise ValueError(f"the recording has none of the sections {', '.join(headings)}")
+    return "\n".join(kept).rstrip() + "\n"
