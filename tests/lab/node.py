@@ -164,7 +164,7 @@ def _live(specification: Specification) -> None:
     for key, value in specification.sysctls.items():
         Path("/proc/sys", key).write_text(value, encoding="ascii")
     system.ip_batch(specification.network)
-    _make_pods(specification.pods)
+    make_pods(specification.pods)
     if specification.command is not None:
         _run_command(specification)
         return
@@ -177,7 +177,7 @@ def _live(specification: Specification) -> None:
     _run_services(specification, services)
 
 
-def _make_pods(pods: Sequence[Dict[str, str]]) -> None:
+def make_pods(pods: Sequence[Dict[str, str]]) -> None:
     """Give each pod a network namespace behind a veth pair, routed point to point as CNI's ptp plug-in does."""
     lines: List[str] = []
     for number, pod in enumerate(pods):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Set, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
 SERVICE_RANGES = ("10.96.0.0/16", "198.51.100.0/24")
 SERVICE_RANGES6 = ("fd00:10:96::/112",)
@@ -112,7 +112,7 @@ def pods_of(snapshot: Path, node: LabNode) -> List[Pod]:
     ]
 
 
-def node_network(node: LabNode, device: str) -> List[str]:
+def node_network(node: LabNode, device: str, nodes: Sequence[LabNode] = NODES) -> List[str]:
     """Lines for the ip tool that bring a node up on the fabric through ``device``."""
     lines = [] if device == "eth0" else [f"link set {device} name eth0"]
     lines += [
@@ -122,14 +122,14 @@ def node_network(node: LabNode, device: str) -> List[str]:
         f"-6 addr add {node.address6}/64 dev eth0 nodad",
         f"-6 route add default via {FABRIC6}",
     ]
-    for other in NODES:
+    for other in nodes:
         if other != node:
             lines.append(f"route add {other.pods} via {other.address}")
             lines.append(f"-6 route add {other.pods6} via {other.address6}")
     return lines
 
 
-def fabric_network(nodes: Tuple[LabNode, ...]) -> List[str]:
+def fabric_network(nodes: Sequence[LabNode]) -> List[str]:
     """Lines for the ip tool inside the fabric, whose ports to nodes and client exist already."""
     lines = ["link set lo up", "link add br0 type bridge", "link set br0 up", f"addr add {FABRIC}/24 dev br0"]
     lines += [f"-6 addr add {FABRIC6}/64 dev br0 nodad", "link set client up", "addr add 203.0.113.1/24 dev client"]
@@ -146,10 +146,10 @@ def fabric_network(nodes: Tuple[LabNode, ...]) -> List[str]:
     return lines
 
 
-def client_network() -> List[str]:
+def client_network(nodes: Sequence[LabNode] = NODES) -> List[str]:
     """Lines for the ip tool inside the client's namespace."""
     lines = ["link set lo up", "link set eth0 up"]
-    for node in NODES:
+    for node in nodes:
         lines += [f"addr add {node.client}/24 dev eth0", f"addr add {node.stranger}/24 dev eth0"]
         lines.append(f"-6 addr add {node.client6}/64 dev eth0 nodad")
     return [*lines, "route add default via 203.0.113.1", "-6 route add default via 2001:db8:113::1"]

@@ -105,6 +105,11 @@ def _megabytes(memory: str) -> int:
     return int(number) * (1024 if unit == "G" else 1)
 
 
+def environment(scratch: Path, memory: str) -> Dict[str, str]:
+    """The environment for linux.uml with this much memory; what it needs besides lies in ``scratch``."""
+    return {**os.environ, **_preload(scratch), **_memory_directory(_megabytes(memory))}
+
+
 def start(specification: Specification, memory: str, network: Optional[Network] = None) -> subprocess.Popen[bytes]:
     """Boot a guest that becomes the specified node; its console goes to ``console`` in the scratch directory."""
     problem = missing()
@@ -121,10 +126,10 @@ def start(specification: Specification, memory: str, network: Optional[Network] 
     if network:
         argv.append(f"vec0:transport=tap,ifname={network.tap},depth=64,gro=1,mac={network.mac}")
     argv += ["--", "-m", "tests.lab.node", str(scratch / "specification.json")]
-    environment = {**os.environ, **_preload(scratch), **_memory_directory(_megabytes(memory))}
     with open(scratch / "console", "wb") as console:
+        given = environment(scratch, memory)
         return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=environment, start_new_session=True
+            argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=given, start_new_session=True
         )
 
 

@@ -1,0 +1,44 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What Molecule's playbooks call: ``python -m tests.molecule_support up|down SCENARIO ...``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Optional, Sequence
+
+from tests.lab.system import LabError
+from tests.molecule_support.scenario import Platform, Scenario
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Make a scenario or remove it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.molecule_support", description="nodes for Molecule")
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser("up", help="start the nodes")
+    up.add_argument("scenario")
+    up.add_argument("--platforms", required=True, help="the platforms of molecule.yml, as JSON")
+    up.add_argument("--instances", type=Path, required=True, help="file for Molecule's instance configuration")
+    down = commands.add_parser("down", help="remove everything")
+    down.add_argument("scenario")
+    options = parser.parse_args(arguments)
+    scenario = Scenario(options.scenario)
+    try:
+        if options.command == "down":
+            scenario.down()
+            return 0
+        listed = json.loads(options.platforms)
+        scenario.up([Platform(entry["name"], entry.get("kind", "container")) for entry in listed])
+        options.instances.write_text(json.dumps(scenario.instances(), indent=1) + "\n", encoding="utf-8")
+    except (LabError, RuntimeError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

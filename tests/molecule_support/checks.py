@@ -1,0 +1,70 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the scenarios' checks ask: testinfra's view of a node, and requests as users send them."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Callable, List, Optional
+
+import testinfra
+
+from tests.lab.probe import Answer
+from tests.lab.topology import LabNode
+from tests.molecule_support.scenario import Scenario
+
+#: Enough requests that each of three endpoints misses all of them once in 100,000 runs.
+MANY = 36
+
+
+class Node:
+    """A node: ``host`` is testinfra's."""
+
+    def __init__(self, scenario: Scenario, node: LabNode) -> None:
+        self.scenario = scenario
+        self.lab = node
+        self.name = node.name
+        self.address = node.address
+        self.host: Any = testinfra.get_host(scenario.testinfra(node))
+
+    def ask(self, address: str, port: int, protocol: str = "TCP", timeout: float = 4.0) -> Answer:
+        """One request of a client outside of the cluster, by way of this node."""
+        return self.scenario.ask(self.name, protocol, address, port, timeout)
+
+    def ask_often(self, address: str, port: int, protocol: str = "TCP") -> List[Answer]:
+        """Many such requests, all of which must be answered."""
+        answers = [self.ask(address, port, protocol) for _ in range(MANY)]
+        assert {answer.outcome for answer in answers} == {"answer"}, answers
+        return answers
+
+    def ask_inside(self, address: str, port: int, pod: Optional[str] = None, count: int = 1) -> List[Answer]:
+        """Requests of the node itself or of one of its pods."""
+        place = f"--namespace /run/netns/{pod}" if pod else ""
+        words = f"python3 -m tests.lab.probe TCP {address} {port} --count {count} {place}"
+        text = self.host.check_output(f"env PYTHONPATH=/opt/lab PYTHONDONTWRITEBYTECODE=1 {words}")
+        return [Answer(**entry) for entry in json.loads(text)]
+
+    @property
+    def pods(self) -> List[str]:
+        """The names of its two pods."""
+        return [f"pod-{self.lab.number}-{last}" for last in (2, 3)]
+
+    def rules(self, table: str = "nat") -> str:
+        """The rules of a table with their counters."""
+        return str(self.host.check_output(f"iptables-save -c -t {table}"))
+
+    def packets(self, *words: str, table: str = "nat") -> int:
+        """How many packets have met the rule whose line contains all the words; exactly one rule must."""
+        found = [line for line in self.rules(table).splitlines() if line.startswith("[") and all(w in line for w in words)]
+        assert len(found) == 1, f"{words}: {found}"
+        return int(found[0][1:].split(":")[0])
+
+
+def within(seconds: float, what: str, condition: Callable[[], bool]) -> None:
+    """Fail unless the condition becomes true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.2)

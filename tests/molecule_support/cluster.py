@@ -1,0 +1,128 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The cluster of a scenario: two pods on every node, and Services of every kind that nodes answer for.
+
+| Service | addresses | endpoints |
+|---|---|---|
+| web | ClusterIP 10.96.0.10, TCP 80 and UDP 53 | the first pod of every node |
+| front | ClusterIP 10.96.0.20, NodePort 30080 | all pods |
+| edge | ClusterIP 10.96.0.30, LoadBalancer 198.51.100.20, NodePort 30090 | the first pod of every node |
+| edge-local | the same with externalTrafficPolicy Local: 198.51.100.21, 30091, health check 32000 | the first node's first pod |
+| sticky | ClusterIP 10.96.0.40, session affinity | all pods |
+| empty | ClusterIP 10.96.0.50 | none |
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+from tests.lab.topology import FABRIC, LabNode
+
+Object = Dict[str, Any]
+NAMESPACE = "shop"
+PORTS = (("http", "TCP", 80, 8080),)
+DNS = ("dns", "UDP", 53, 5300)
+
+
+def pods(node: LabNode) -> List[str]:
+    """The addresses of a node's pods."""
+    return [f"10.244.{node.number}.{last}" for last in (2, 3)]
+
+
+def _service(name: str, address: str, kind: str = "ClusterIP", ports: Sequence[Any] = PORTS, **more: Any) -> Object:
+    node_port = more.pop("node_port", 0)
+    ingress = more.pop("ingress", None)
+    listed: List[Object] = [
+        {"name": port, "protocol": protocol, "port": number, "targetPort": target}
+        for port, protocol, number, target in ports
+    ]
+    if node_port:
+        listed[0]["nodePort"] = node_port
+    spec = {"type": kind, "clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv4"], "ports": listed, **more}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": NAMESPACE, "uid": f"uid-{name}"},
+        "spec": spec,
+        "status": {"loadBalancer": {"ingress": [{"ip": ingress}]} if ingress else {}},
+    }
+
+
+def endpoint_slice(name: str, places: Dict[str, str], ports: Sequence[Any] = PORTS) -> Object:
+    """The ready endpoints of a Service: node names by pod address."""
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": f"{name}-1",
+            "namespace": NAMESPACE,
+            "uid": f"uid-{name}-1",
+            "labels": {"kubernetes.io/service-name": name},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": port, "protocol": protocol, "port": target} for port, protocol, _number, target in ports],
+        "endpoints": [
+            {
+                "addresses": [address],
+                "conditions": {"ready": True, "serving": True, "terminating": False},
+                "nodeName": node,
+                "targetRef": {"kind": "Pod", "namespace": NAMESPACE, "name": pod_name(address)},
+            }
+            for address, node in places.items()
+        ],
+    }
+
+
+def pod_name(address: str) -> str:
+    """What a pod calls itself: its node's number and its own, as in pod-1-2."""
+    return "pod-" + "-".join(address.split(".")[2:])
+
+
+def _node(node: LabNode) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": node.name, "uid": f"uid-{node.name}", "labels": {"kubernetes.io/hostname": node.name}},
+        "spec": {"podCIDR": node.pods, "podCIDRs": [node.pods]},
+        "status": {"addresses": [{"type": "InternalIP", "address": node.address}]},
+    }
+
+
+def cluster(nodes: Sequence[LabNode]) -> Object:
+    """The List that ``kubectl get services,endpointslices,nodes -A -o json`` would print."""
+    every = {address: node.name for node in nodes for address in pods(node)}
+    first = {pods(node)[0]: node.name for node in nodes}
+    local = {pods(nodes[0])[0]: nodes[0].name}
+    both = (*PORTS, DNS)
+    local_policy = {"externalTrafficPolicy": "Local", "healthCheckNodePort": 32000}
+    sticky = {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}}}
+    balanced = {"kind": "LoadBalancer"}
+    items = [
+        *(_node(node) for node in nodes),
+        _service("web", "10.96.0.10", ports=both),
+        endpoint_slice("web", first, both),
+        _service("front", "10.96.0.20", "NodePort", node_port=30080),
+        endpoint_slice("front", every),
+        _service("edge", "10.96.0.30", node_port=30090, ingress="198.51.100.20", **balanced),
+        endpoint_slice("edge", first),
+        _service("edge-local", "10.96.0.31", node_port=30091, ingress="198.51.100.21", **balanced, **local_policy),
+        endpoint_slice("edge-local", local),
+        _service("sticky", "10.96.0.40", **sticky),
+        endpoint_slice("sticky", every),
+        _service("empty", "10.96.0.50"),
+    ]
+    return {"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "1000"}, "items": items}
+
+
+def save(path: Path, document: Object) -> None:
+    """Write the document so that a reader sees the old or the new one, never a part."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    partial.rename(path)
+
+
+#: Where the nodes reach the API server.
+API_SERVER = (FABRIC, 6443)

@@ -1,0 +1,133 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The disk of a Debian 12 machine for user-mode Linux: made from packages, kept below .cache by a hash of its recipe.
+
+Each machine writes to a copy-on-write file of its own. What concerns one scenario (keys, addresses, pods) is not in
+the disk: the machine mounts a directory of the host's for it, which the kernel's command line names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tests.systemd import image as containers
+
+CACHE = containers.CACHE.parent / "machine-image"
+PACKAGES = (*containers.PACKAGES, "openssh-server", "ipvsadm", "udev")
+MASKED = tuple(unit for unit in containers.MASKED if "udev" not in unit and "getty" not in unit)
+SIZE = "1200M"
+LEGACY = ("iptables", "ip6tables")
+
+FSTAB = """\
+/dev/root    /            auto   rw,noatime 0 0
+lib-modules  /lib/modules hostfs /usr/lib/uml/modules 0 0
+"""
+# Without this modules-load.d is read before the host's modules are mounted.
+AFTER_MOUNT = "[Unit]\nRequiresMountsFor=/usr/lib/modules\n"
+SSHD = """\
+AuthorizedKeysFile /opt/lab/authorized_keys
+PermitRootLogin prohibit-password
+StrictModes no
+UsePAM no
+UseDNS no
+MaxStartups 100
+MaxSessions 100
+"""
+MOUNT = """\
+ExecStartPre=/bin/sh -c 'mkdir -p /opt/lab; mount -t hostfs -o "$$(sed "s/.*lab=//; s/ .*//" /proc/cmdline)" lab /opt/lab'
+"""
+NETWORK_UNIT = """\
+[Unit]
+Description=Network of the laboratory
+DefaultDependencies=no
+After=systemd-remount-fs.service local-fs.target systemd-modules-load.service
+Before=network-pre.target network.target systemd-sysctl.service ssh.service
+Wants=network.target
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+Environment=PYTHONPATH=/opt/lab PYTHONDONTWRITEBYTECODE=1
+ExecStart=/usr/bin/python3 -m tests.molecule_support.inside network
+[Install]
+WantedBy=multi-user.target
+"""
+PODS_UNIT = """\
+[Unit]
+Description=Pods of the laboratory
+After=network.target
+[Service]
+Environment=PYTHONPATH=/opt/lab PYTHONDONTWRITEBYTECODE=1
+ExecStart=/usr/bin/python3 -m tests.molecule_support.inside pods
+Restart=on-failure
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def _furnish(root: Path) -> None:
+    """Make the unpacked packages a machine."""
+    units = root / "etc/systemd/system"
+    wanted = units / "multi-user.target.wants"
+    files = {
+        "etc/fstab": FSTAB,
+        "etc/modules-load.d/lab.conf": "ipv6\nveth\n",
+        "etc/systemd/system/systemd-modules-load.service.d/lab.conf": AFTER_MOUNT,
+        "etc/systemd/system/lab-network.service": NETWORK_UNIT.replace("ExecStart=", MOUNT + "ExecStart="),
+        "etc/systemd/system/lab-pods.service": PODS_UNIT,
+        "etc/ssh/sshd_config.d/lab.conf": SSHD,
+        "etc/machine-id": "",
+    }
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    wanted.mkdir(exist_ok=True)
+    for unit in ("lab-network.service", "lab-pods.service"):
+        (wanted / unit).symlink_to(f"/etc/systemd/system/{unit}")
+    for unit in MASKED:
+        link = units / unit
+        link.unlink(missing_ok=True)
+        link.symlink_to("/dev/null")
+    # dbus writes an identity at installation that all machines would have in common.
+    identity = root / "var/lib/dbus/machine-id"
+    identity.parent.mkdir(parents=True, exist_ok=True)
+    identity.unlink(missing_ok=True)
+    identity.symlink_to("/etc/machine-id")
+    # Debian's guest kernel has no NF_TABLES_IPV4.
+    for family in LEGACY:
+        for suffix in ("", "-save", "-restore"):
+            link = root / "etc/alternatives" / (family + suffix)
+            link.unlink(missing_ok=True)
+            link.symlink_to(f"/usr/sbin/{family}-legacy{suffix}")
+    shadow = root / "etc/shadow"
+    # sshd refuses an account whose password field begins with an exclamation mark.
+    lines = [line.split(":") for line in shadow.read_text(encoding="ascii").splitlines()]
+    shadow.write_text("".join(":".join([f[0], "*", *f[2:]]) + "\n" for f in lines), encoding="ascii")
+    for name in ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/lib/apt/lists"):
+        shutil.rmtree(root / name, ignore_errors=True)
+
+
+def disk() -> Path:
+    """The file of the disk, which is made first if it is not there; that takes about a minute and a half."""
+    recipe = (containers.SUITE, PACKAGES, MASKED, SIZE, LEGACY, FSTAB, AFTER_MOUNT, SSHD, MOUNT, NETWORK_UNIT, PODS_UNIT)
+    key = hashlib.sha256(repr(recipe).encode()).hexdigest()[:12]
+    path = CACHE / f"disk-{key}.ext4"
+    if path.exists():
+        return path
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        root, partial = Path(scratch) / "root", Path(scratch) / "disk"
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", "--format=directory"]
+        subprocess.run([*command, f"--include={','.join(PACKAGES)}", containers.SUITE, str(root)], check=True)
+        _furnish(root)
+        make = ["mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-d", str(root), str(partial), SIZE]
+        environment = {**os.environ, "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin"}
+        subprocess.run(make, check=True, env=environment)
+        partial.rename(path)
+    return path

@@ -1,0 +1,113 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a node looks like, for a comparison of before and after: ``python3 -m tests.molecule_support.portrait``.
+
+Prints JSON: rules, sets, addresses, devices, routes, units, users and the files of an administrator. What changes by
+itself (counters, handles, times) and what the bare look at a table creates (empty tables with their built-in
+chains) is left out, and so are values of the running kernel, which the roles leave as they are by design.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from typing import Dict, List
+
+PLACES = ("/etc", "/usr/local", "/var/lib/kubenode-proxy", "/run/kubenode-proxy", "/root")
+PASSING = re.compile(r"/etc/(mtab|\.pwd\.lock|ld\.so\.cache|.*-$)|/root/\.(ansible|cache|bash_history)|/usr/local/lib/python")
+
+
+def _output(*command: str) -> List[str]:
+    if shutil.which(command[0]) is None:
+        return []
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def _rules(program: str) -> List[str]:
+    """Rules and chains of users, by table."""
+    found, table = [], ""
+    for line in _output(program):
+        if line.startswith("*"):
+            table = line[1:]
+        elif line.startswith("-A") or (line.startswith(":") and line.split()[1] == "-"):
+            found.append(f"{table} {re.sub(r' [[].*', '', line)}")
+    return sorted(found)
+
+
+def _tables() -> List[str]:
+    """nftables' tables, without those that iptables keeps there."""
+    of_iptables = re.compile(r"table ip6? (nat|filter|mangle|raw|security)$")
+    return [line for line in _output("nft", "list", "tables") if not of_iptables.match(line)]
+
+
+def _files() -> Dict[str, str]:
+    found = {}
+    for place in PLACES:
+        for directory, _names, files in os.walk(place):
+            for path in [directory, *(os.path.join(directory, name) for name in files)]:
+                if PASSING.match(path):
+                    continue
+                status = os.lstat(path)
+                text = f"{status.st_mode:o} {status.st_uid}:{status.st_gid}"
+                if os.path.islink(path):
+                    text += " -> " + os.readlink(path)
+                elif os.path.isfile(path):
+                    with open(path, "rb") as stream:
+                        text += " " + hashlib.sha256(stream.read()).hexdigest()[:16]
+                found[path] = text
+    return found
+
+
+def portrait() -> Dict[str, object]:
+    """Everything, by section."""
+    units = _output("systemctl", "list-unit-files", "--no-legend", "--no-pager", "--plain")
+    sets = [line for line in _output("ipset", "list", "-n")] if os.path.exists("/proc/net/ip_tables_names") else []
+    return {
+        "iptables": _rules("iptables-save"),
+        "ip6tables": _rules("ip6tables-save"),
+        "nftables": _tables(),
+        "sets": sets,
+        "virtual servers": _virtual_servers(),
+        "addresses": sorted(" ".join(line.split()[1:4]) for line in _output("ip", "-o", "addr")),
+        "rules of routing": _output("ip", "rule"),
+        "units": sorted(" ".join(line.split()[:2]) for line in units),
+        "running": sorted(
+            line.split()[0]
+            for line in _output("systemctl", "list-units", "--type=service,timer", "--state=active", "--no-legend", "--plain")
+            if not line.startswith(("user@", "user-runtime-dir@", "systemd-", "session-"))
+        ),
+        "files": _files(),
+    }
+
+
+def _virtual_servers() -> List[str]:
+    try:
+        with open("/proc/net/ip_vs", encoding="ascii") as stream:
+            return stream.read().splitlines()[3:]
+    except FileNotFoundError:
+        return []
+
+
+def differences(before: Dict[str, object], after: Dict[str, object]) -> List[str]:
+    """One line for each thing that is not as it was."""
+    lines = []
+    for section, old in before.items():
+        new = after[section]
+        if isinstance(old, dict) and isinstance(new, dict):
+            names = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+            lines += [f"{section}: {name}: {old.get(name)} -> {new.get(name)}" for name in names]
+        elif isinstance(old, list) and isinstance(new, list):
+            lines += [f"{section}: new: {line}" for line in new if line not in old]
+            lines += [f"{section}: gone: {line}" for line in old if line not in new]
+    return lines
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(portrait()) + "\n")
