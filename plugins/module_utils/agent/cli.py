@@ -65,6 +65,7 @@ def _add_node_options(parser: argparse.ArgumentParser) -> None:
     add("--mode", default="", choices=["", "iptables", "ipvs", "nftables", "auto"], help="instead of the configured one")
     add("--fallback", default="", choices=["", "iptables"], help="what to use where ipvs is not possible")
     add("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="lock and memory, gone after a reboot")
+    add("--lock-timeout", type=float, default=30.0, metavar="SECONDS", help="how long to wait for another convergence")
     add("--ignore", action="append", default=[], metavar="FINDING", help="go on in spite of a preflight finding")
 
 

@@ -116,6 +116,7 @@ def _request(arguments: argparse.Namespace, cluster: ClusterState, configuration
         mode=arguments.mode,
         fallback=arguments.fallback,
         state_directory=arguments.state_directory,
+        lock_timeout=arguments.lock_timeout,
         ignore_findings=tuple(arguments.ignore),
     )
 

@@ -20,7 +20,8 @@ from .health import Answer, ProxyHealth, service_health_answer
 #: Answers a GET for a path (without its query); None is 404.
 Responder = Callable[[str], Optional[Answer]]
 
-_NOT_FOUND = Answer(404, (("Content-Type", "text/plain; charset=utf-8"),), b"404 page not found\n")
+_PLAIN = (("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
+_NOT_FOUND = Answer(404, _PLAIN, b"404 page not found\n")
 
 
 class _Server(http.server.ThreadingHTTPServer):

@@ -112,6 +112,8 @@ class Syncer:
             if batch and batch[0] in FIRST_SERVICES:
                 seconds = round(time.monotonic() - started, 3)
                 self._log.info("API server and DNS are served", services=len(batch), seconds=seconds)
+        seconds = round(time.monotonic() - started, 3)
+        self._log.info("filled an empty node", services=len(services), seconds=seconds)
 
     def sync(self, proxy: NodeProxy) -> Outcome:
         """Route what is dirty anew and bring every family's tables into the kernel."""

@@ -1,0 +1,278 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A node for tests of the agent: the real process against the test API server, in the network namespace of the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from tests.apiserver.server import ApiServer
+from tests.apiserver.store import Store
+from tests.apiserver.tls import make_certificates, write_kubeconfig
+
+ROOT = Path(__file__).resolve().parents[2]
+NODE = "node1"
+
+Object = Dict[str, Any]
+
+
+def service(number: int, ports: Sequence[int] = (80,), namespace: str = "default", **spec: Any) -> Object:
+    """Service ``svc-NUMBER`` with the cluster IP 10.96.x.y that follows from the number."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"namespace": namespace, "name": f"svc-{number}"},
+        "spec": {
+            "type": "ClusterIP",
+            "clusterIP": cluster_ip(number),
+            "clusterIPs": [cluster_ip(number)],
+            "ipFamilies": ["IPv4"],
+            "ports": [{"name": f"p{port}", "protocol": "TCP", "port": port} for port in ports],
+            **spec,
+        },
+    }
+
+
+def cluster_ip(number: int) -> str:
+    """The cluster IP of a numbered Service."""
+    return f"10.{96 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
+
+
+def endpoint_ip(service_number: int, index: int) -> str:
+    """The address of a numbered Service's endpoint."""
+    number = service_number * 8 + index + 1
+    return f"10.{244 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
+
+
+def endpoint_slice(
+    number: int, count: int = 2, ports: Sequence[int] = (80,), target: int = 8080, first: int = 0, protocol: str = "TCP"
+) -> Object:
+    """The slice of Service ``svc-NUMBER`` with ``count`` ready endpoints."""
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "namespace": "default",
+            "name": f"svc-{number}-a",
+            "labels": {"kubernetes.io/service-name": f"svc-{number}"},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": f"p{port}", "protocol": protocol, "port": target} for port in ports],
+        "endpoints": [
+            {"addresses": [endpoint_ip(number, index)], "conditions": {"ready": True}, "nodeName": "node2"}
+            for index in range(first, first + count)
+        ],
+    }
+
+
+def node_object(**more: Any) -> Object:
+    """This node's Node."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": NODE, "labels": {}},
+        "spec": {"podCIDRs": ["10.244.1.0/24"]},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
+        **more,
+    }
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 10.0, pause: float = 0.01) -> float:
+    """Seconds until ``what()`` was true. Raises AssertionError if it never was."""
+    started = time.monotonic()
+    while True:
+        if what():
+            return time.monotonic() - started
+        if time.monotonic() - started > seconds:
+            raise AssertionError(f"not within {seconds:g} seconds: {getattr(what, '__doc__', None) or what}")
+        time.sleep(pause)
+
+
+class AgentNode:
+    """An API server with a store, and an agent process that can be started, stopped and killed."""
+
+    def __init__(self, scratch: Path, mode: str, variant: str = "", min_sync: str = "10ms", api: bool = True) -> None:
+        self.scratch = scratch
+        self.mode = mode
+        self.store = Store()
+        self.store.put(node_object())
+        self.certificates = make_certificates(scratch / "tls")
+        self.port = free_port()
+        self.api: Optional[ApiServer] = None
+        self.process: Optional[subprocess.Popen[bytes]] = None
+        self.starts = 0
+        self.environment = {**os.environ, "PYTHONPATH": str(ROOT / "plugins")}
+        if variant:
+            self._choose_variant(variant)
+        if api:
+            self.start_api()
+        self.kubeconfig = write_kubeconfig(
+            scratch / "kubeconfig", f"https://127.0.0.1:{self.port}", self.certificates.authority, "test-token"
+        )
+        self.metrics_port, self.health_port = free_port(), free_port()
+        period = {"minSyncPeriod": min_sync, "syncPeriod": "30s"}
+        self.configuration: Object = {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "mode": mode,
+            "hostnameOverride": NODE,
+            "clusterCIDR": "10.244.0.0/16",
+            "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+            "iptables": period,
+            "ipvs": period,
+            "nftables": period,
+            "healthzBindAddress": f"127.0.0.1:{self.health_port}",
+            "metricsBindAddress": f"127.0.0.1:{self.metrics_port}",
+        }
+        self.write_configuration()
+
+    def _choose_variant(self, variant: str) -> None:
+        """A directory first on PATH in which iptables and its kin are of one variant."""
+        folder = self.scratch / "bin"
+        folder.mkdir(exist_ok=True)
+        for family in ("iptables", "ip6tables"):
+            for suffix in ("", "-save", "-restore"):
+                (folder / f"{family}{suffix}").symlink_to(f"/usr/sbin/{family}-{variant}{suffix}")
+        self.environment["PATH"] = f"{folder}:{self.environment['PATH']}"
+
+    def write_configuration(self, **changes: Any) -> None:
+        """Write the configuration file anew, with some fields changed."""
+        self.configuration.update(changes)
+        (self.scratch / "config.yaml").write_text(json.dumps(self.configuration))
+
+    def start_api(self) -> None:
+        """Start the API server, at the port at which it was before."""
+        self.api = ApiServer(self.store, self.certificates, address=("127.0.0.1", self.port), bookmark_seconds=2.0)
+
+    def stop_api(self) -> None:
+        """Stop it: connections are refused."""
+        if self.api is not None:
+            self.api.close()
+            self.api = None
+
+    def _command(self, *words: str) -> List[str]:
+        return [sys.executable, "-m", "module_utils.agent.cli", *words]
+
+    @property
+    def log(self) -> str:
+        """What the agent of the last start has logged."""
+        return (self.scratch / f"agent-{self.starts}.log").read_text()
+
+    def start(self, wait: bool = True) -> None:
+        """Start the agent; ``wait`` until its first sync has ended."""
+        self.starts += 1
+        with open(self.scratch / f"agent-{self.starts}.log", "wb") as log:
+            self.process = subprocess.Popen(
+                self._command(
+                    *("run", "--config", str(self.scratch / "config.yaml"), "--kubeconfig", str(self.kubeconfig)),
+                    *("--state-directory", str(self.scratch / "run"), "--cache", str(self.scratch / "cache.gz")),
+                    *("--control", str(self.scratch / "agent.sock"), "-v"),
+                ),
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+            )
+        if wait:
+
+            def synced() -> bool:
+                """The agent's first sync."""
+                if self.process is not None and self.process.poll() is not None:
+                    raise AssertionError(f"the agent has ended:\n{self.log}")
+                return self.status().get("syncs", 0) > 0
+
+            wait_for(synced, 60.0, 0.05)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """End the agent with a signal and return its exit status."""
+        if self.process is None:
+            return 0
+        self.process.send_signal(number)
+        status = self.process.wait(30)
+        self.process = None
+        return status
+
+    def close(self) -> None:
+        """End everything."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        self.stop_api()
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a node command beside the agent, with its configuration."""
+        return subprocess.run(
+            self._command(*words), env=self.environment, capture_output=True, text=True, check=False, timeout=120
+        )
+
+    def status(self) -> Object:
+        """The agent's own account; empty if it does not answer."""
+        try:
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.settimeout(30)
+                sock.connect(str(self.scratch / "agent.sock"))
+                sock.sendall(b'{"command":"status"}\n')
+                data = b""
+                while not data.endswith(b"\n"):
+                    part = sock.recv(65536)
+                    if not part:
+                        return {}
+                    data += part
+        except OSError:
+            return {}
+        return dict(json.loads(data))
+
+    def fetch(self, path: str, port: int = 0) -> str:
+        """The body of a GET on the metrics port, or another."""
+        address = f"http://127.0.0.1:{port or self.metrics_port}{path}"
+        done = subprocess.run(["curl", "-s", "-m", "5", address], capture_output=True, text=True, check=False)
+        return done.stdout
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        pattern = re.compile(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", re.MULTILINE)
+        return sum(float(match.group(1)) for match in pattern.finditer(self.fetch("/metrics")))
+
+    def resident_mebibytes(self) -> float:
+        """Memory of the agent."""
+        assert self.process is not None
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"^VmRSS:\s+(\d+) kB", text, re.MULTILINE)
+        assert found is not None
+        return int(found.group(1)) / 1024
+
+    def processor_seconds(self) -> float:
+        """Processor time of the agent so far, its children's included."""
+        assert self.process is not None
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(int(value) for value in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+
+    def differences(self) -> Object:
+        """What a one-shot check against the API server finds to differ."""
+        done = self.run(
+            *("diff", "--config", str(self.scratch / "config.yaml"), "--kubeconfig", str(self.kubeconfig)),
+            *("--state-directory", str(self.scratch / "run"), "-o", "json"),
+        )
+        assert done.returncode in (0, 3), done.stderr
+        return dict(json.loads(done.stdout))
+
+    def kernel_text(self, variant: str) -> str:
+        """All rules of the family IPv4 as the mode's own tool prints them."""
+        command = ["nft", "list", "ruleset"] if self.mode == "nftables" else [f"iptables-{variant}-save"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout

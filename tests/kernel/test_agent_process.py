@@ -1,0 +1,328 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent as a process: it converges, follows changes, repairs what others change, and survives what may happen."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.kernel.agent_node import (
+    AgentNode,
+    cluster_ip,
+    endpoint_ip,
+    endpoint_slice,
+    node_object,
+    service,
+    wait_for,
+)
+
+SETUPS = [("iptables", "nft"), ("iptables", "legacy"), ("nftables", "")]
+
+
+def run(*command):
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.fixture(params=SETUPS, ids=lambda item: "-".join(filter(None, item)))
+def node(request, tmp_path):
+    mode, variant = request.param
+    found = AgentNode(tmp_path, mode, variant)
+    found.variant = variant
+    for number in range(1, 6):
+        found.store.put(service(number))
+        found.store.put(endpoint_slice(number))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def one_node(tmp_path):
+    found = AgentNode(tmp_path, "iptables", "nft")
+    found.variant = "nft"
+    for number in range(1, 6):
+        found.store.put(service(number))
+        found.store.put(endpoint_slice(number))
+    yield found
+    found.close()
+
+
+def has(node, text):
+    return lambda: text in node.kernel_text(node.variant)
+
+
+def lacks(node, text):
+    return lambda: text not in node.kernel_text(node.variant)
+
+
+def test_converges_and_follows_each_change_within_a_second(node):
+    node.start()
+    assert node.differences()["changed"] is False
+    assert cluster_ip(5) in node.kernel_text(node.variant)
+    node.store.put(service(6))
+    node.store.put(endpoint_slice(6, count=3))
+    assert wait_for(has(node, endpoint_ip(6, 2))) < 1.0
+    node.store.put(endpoint_slice(6, count=2))
+    assert wait_for(lacks(node, endpoint_ip(6, 2))) < 1.0
+    node.store.delete("Service", "default", "svc-6")
+    assert wait_for(lacks(node, cluster_ip(6))) < 1.0
+    assert node.differences()["changed"] is False
+    before = node.kernel_text(node.variant).count(endpoint_ip(3, 0))
+    assert node.stop() == 0
+    assert node.kernel_text(node.variant).count(endpoint_ip(3, 0)) == before > 0
+
+
+def _damage(node):
+    if node.mode == "nftables":
+        yield "deleted element", ("nft", "flush", "map", "ip", "kube-proxy", "service-ips")
+        yield "deleted table", ("nft", "delete", "table", "ip", "kube-proxy")
+        yield "foreign rule", ("nft", "insert", "rule", "ip", "kube-proxy", "services", "drop")
+        return
+    program = f"iptables-{node.variant}"
+    yield "deleted jump", (program, "-t", "nat", "-D", "PREROUTING", "1")
+    yield "foreign rule", (program, "-t", "nat", "-I", "KUBE-SERVICES", "-d", "198.51.100.9", "-j", "RETURN")
+    yield "flushed table", (program, "-t", "nat", "-F")
+    chain = next(line for line in node.kernel_text(node.variant).splitlines() if line.startswith("-A KUBE-SEP-")).split()
+    yield "altered rule of equal size", (
+        *(program, "-t", "nat", "-R", chain[1], "1", "-s", "198.51.100.9/32"),
+        *("-m", "comment", "--comment", "default/svc-1:p80", "-j", "KUBE-MARK-MASQ"),
+    )
+
+
+def _words(node):
+    return [
+        ("nft", "list", "tables", "ip") if node.mode == "nftables" else (f"iptables-{node.variant}-save",)
+    ]
+
+
+def test_foreign_changes_are_repaired_within_two_seconds_and_counted(node):
+    node.start()
+    time.sleep(1.2)
+
+    def content():
+        lines = node.kernel_text(node.variant).splitlines()
+        return sorted(line for line in lines if not line.startswith(("#", ":")) and "counter packets" not in line)
+
+    before = content()
+    repaired = 0.0
+    for what, command in _damage(node):
+        if command[0] == "nft" and command[1] == "flush":
+            names = [line.split()[1] for line in node.kernel_text("").splitlines() if line.strip().startswith("map ")]
+            command = (*command[:-1], names[0])
+            command = next(
+                (*command[:-1], name) for name in names if "goto" in _map_text(name)
+            )
+        run(*command)
+        assert content() != before, what
+        seconds = wait_for(lambda: content() == before, 5.0)
+        assert seconds < 2.0, what
+        wait_for(lambda: node.metric("kubenode_proxy_drift_repaired_total") > repaired, 3.0)
+        repaired = node.metric("kubenode_proxy_drift_repaired_total")
+        time.sleep(0.3)
+    count = node.metric("kubenode_proxy_drift_repaired_total")
+    time.sleep(2.5)
+    assert node.metric("kubenode_proxy_drift_repaired_total") == count
+
+
+def _map_text(name):
+    done = subprocess.run(("nft", "list", "map", "ip", "kube-proxy", name), capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_own_changes_are_never_taken_for_foreign_ones(node):
+    node.start()
+    time.sleep(1.0)
+    for round_number in range(8):
+        node.store.put(endpoint_slice(2, count=2 + round_number % 2))
+        time.sleep(0.2)
+    time.sleep(1.5)
+    assert node.metric("kubenode_proxy_drift_repaired_total") == 0
+    assert "repaired" not in node.log
+
+
+def test_two_hundred_changes_a_second_end_in_the_plan(node):
+    node.start()
+    began = time.monotonic()
+    for number in range(2000):
+        node.store.put(endpoint_slice(1 + number % 5, count=1 + number % 4, first=number % 3))
+        ahead = number / 200 - (time.monotonic() - began)
+        if ahead > 0:
+            time.sleep(ahead)
+    wait_for(lambda: node.differences()["changed"] is False, 10.0, 0.5)
+    assert node.status()["lastError"] == ""
+
+
+def test_a_kill_in_the_middle_of_a_sync_leaves_something_the_next_start_adopts(node):
+    for number in range(10, 300):
+        node.store.put(service(number))
+        node.store.put(endpoint_slice(number))
+    for pause in (0.9, 1.3, 1.6):
+        node.start(wait=False)
+        time.sleep(pause)
+        node.stop(signal.SIGKILL)
+    node.start()
+    assert node.differences()["changed"] is False
+    node.stop(signal.SIGKILL)
+    before = node.kernel_text(node.variant)
+    node.start()
+    assert [line for line in node.kernel_text(node.variant).splitlines() if line[:1] != "#"].sort() == [
+        line for line in before.splitlines() if line[:1] != "#"
+    ].sort()
+    assert "added=0 replaced=0 removed=0" in node.log
+
+
+def test_starts_from_the_kept_state_while_the_api_is_away(one_node):
+    node = one_node
+    node.start()
+    node.stop()
+    run("iptables-nft", "-t", "nat", "-F")
+    node.stop_api()
+    node.start()
+    assert "starting from the cluster state kept on disk" in node.log
+    assert cluster_ip(5) in node.kernel_text("nft")
+    assert node.status()["startedFromCache"] is True
+    node.store.delete("Service", "default", "svc-4")
+    node.start_api()
+    wait_for(lacks(node, cluster_ip(4)), 40.0, 0.2)
+    assert node.differences()["changed"] is False
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "garbage"])
+def test_a_damaged_cache_is_passed_over(one_node, damage):
+    node = one_node
+    node.start()
+    node.stop()
+    cache = node.scratch / "cache.gz"
+    content = bytearray(cache.read_bytes())
+    if damage == "truncated":
+        del content[len(content) // 2 :]
+    elif damage == "flipped":
+        content[-20] ^= 0xFF
+    else:
+        content = bytearray(b"\0garbage")
+    cache.write_bytes(content)
+    node.start()
+    assert "no cluster state to start from" in node.log
+    assert node.differences()["changed"] is False
+
+
+def test_survives_dropped_watches_compaction_and_an_api_server_that_starts_anew(one_node):
+    node = one_node
+    node.start()
+    assert node.api is not None
+    node.api.drop_watches()
+    node.store.put(service(7))
+    wait_for(has(node, cluster_ip(7)) if False else lambda: node.status()["families"]["IPv4"]["services"] == 6, 10.0)
+    node.stop_api()
+    node.store.put(service(8))
+    node.store.delete("Service", "default", "svc-7")
+    node.store.compact()
+    node.start_api()
+    wait_for(lambda: "svc-8" in json.dumps(node.run("explain", f"{cluster_ip(8)}:80", "--control", str(
+        node.scratch / "agent.sock")).stdout), 40.0, 0.3)
+    wait_for(lacks(node, "svc-7"), 10.0)
+    assert node.differences()["changed"] is False
+
+
+def test_a_held_xtables_lock_delays_and_does_not_break(tmp_path):
+    node = AgentNode(tmp_path, "iptables", "legacy")
+    node.variant = "legacy"
+    node.environment["XTABLES_LOCKFILE"] = str(tmp_path / "xtables.lock")
+    node.store.put(service(1))
+    node.store.put(endpoint_slice(1))
+    try:
+        node.start()
+        with open(tmp_path / "xtables.lock", "w") as lock:
+            holder = subprocess.Popen(
+                ["flock", "-x", str(tmp_path / "xtables.lock"), "sleep", "7"], stdout=lock, stderr=lock
+            )
+            time.sleep(0.2)
+            node.store.put(service(2))
+            node.store.put(endpoint_slice(2))
+            holder.wait(20)
+        wait_for(has(node, endpoint_ip(2, 1)), 40.0, 0.2)
+        assert node.differences()["changed"] is False
+    finally:
+        node.close()
+
+
+def test_runtime_surface(one_node):
+    node = one_node
+    node.store.put(
+        service(
+            9,
+            type="LoadBalancer",
+            externalTrafficPolicy="Local",
+            healthCheckNodePort=32009,
+            ports=[{"name": "p80", "protocol": "TCP", "port": 80, "nodePort": 30009}],
+        )
+    )
+    node.store.put(endpoint_slice(9))
+    node.start()
+    assert node.fetch("/proxyMode") == "iptables"
+    configuration = json.loads(node.fetch("/configz"))["kubeproxy.config.k8s.io"]
+    assert configuration["hostnameOverride"] == "node1" and configuration["mode"] == "iptables"
+    health = json.loads(node.fetch("/healthz", node.health_port))
+    assert health["healthy"] is True and health["nodeEligible"] is True and "IPv4" in health["status"]
+    assert json.loads(node.fetch("/livez", node.health_port))["healthy"] is True
+    port = json.loads(node.fetch("/", 32009))
+    assert port["localEndpoints"] == 0 and port["service"] == {"namespace": "default", "name": "svc-9"}
+    metrics = node.fetch("/metrics")
+    assert 'kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv4",traffic_policy="external"} 1.0' in metrics
+    assert 'kubenode_proxy_api_connected 1.0' in metrics
+    tainted = node_object(spec={"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]})
+    node.store.put(tainted)
+    wait_for(lambda: json.loads(node.fetch("/healthz", node.health_port))["nodeEligible"] is False)
+    assert node.api is not None
+    assert node.api.posted[0]["reason"] == "Starting"
+    node.store.delete("Service", "default", "svc-9")
+    wait_for(lambda: node.fetch("/", 32009) == "")
+
+
+def test_reload_takes_up_a_new_configuration_and_refuses_a_wrong_one(one_node):
+    node = one_node
+    node.start()
+    assert node.process is not None
+    node.write_configuration(iptables={"masqueradeAll": True, "minSyncPeriod": "10ms", "syncPeriod": "30s"})
+    node.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: "is in effect" in node.log)
+    wait_for(lambda: node.differences()["changed"] is False, 10.0, 0.3)
+    assert "KUBE-MARK-MASQ" in node.kernel_text("nft")
+    node.write_configuration(clusterCIDR="nonsense")
+    node.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: "the earlier one stays in effect" in node.log)
+    assert node.status()["healthy"] is True
+
+
+def test_agent_and_single_convergence_exclude_each_other_by_name(one_node):
+    node = one_node
+    node.start()
+    done = node.run(
+        *("converge", "--config", str(node.scratch / "config.yaml"), "--kubeconfig", str(node.kubeconfig)),
+        *("--state-directory", str(node.scratch / "run"), "--lock-timeout", "0.2"),
+    )
+    assert done.returncode == 1
+    assert "the agent (kubenode-proxy run)" in done.stderr
+
+
+def test_memory_is_steady(one_node):
+    node = one_node
+    for number in range(10, 200):
+        node.store.put(service(number))
+        node.store.put(endpoint_slice(number))
+    node.start()
+
+    def churn(changes):
+        for number in range(changes):
+            node.store.put(endpoint_slice(1 + number % 190, count=1 + number % 4))
+        wait_for(lambda: node.differences()["changed"] is False, 30.0, 0.5)
+
+    churn(3000)
+    before = node.resident_mebibytes()
+    churn(7000)
+    assert node.resident_mebibytes() - before < 6
