@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Attributes of the modules that converge a part of a node, and options that several of them have."""
+    """``kubenode.proxy.attributes``: what every module supports, unless the module says otherwise itself."""
 
     DOCUMENTATION = r"""
 attributes:
@@ -25,23 +25,6 @@ attributes:
   idempotent:
     support: full
     description: When run twice in a row with the same arguments, the second invocation indicates no change.
-  platform:
-    support: full
-    platforms: linux
-    description: Target operating system.
-"""
-
-    INFO = r"""
-attributes:
-  check_mode:
-    support: full
-    description: Never changes anything, so that it does the same in C(check_mode).
-  diff_mode:
-    support: none
-    description: Never changes anything, so there is no difference to show.
-  idempotent:
-    support: full
-    description: Never changes anything.
   platform:
     support: full
     platforms: linux

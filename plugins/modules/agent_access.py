@@ -8,7 +8,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: agent_access
 short_description: Give the agent an account at the API server with just the needed rights
-version_added: 0.2.0
+version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
@@ -17,6 +17,7 @@ description:
   - The rights are to list and watch Services, EndpointSlices, Nodes and ServiceCIDRs, and to create events.
   - Set C(no_log) on the task, or on what uses its result, because the result holds the token.
 extends_documentation_fragment:
+  - kubenode.proxy.attributes
   - kubenode.proxy.kubernetes_api
 options:
   namespace:

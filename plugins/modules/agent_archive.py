@@ -8,13 +8,15 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: agent_archive
 short_description: Pack the collection's engine into one file that a node can run
-version_added: 0.2.0
+version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
   - Packs the Python source of the engine into a zip application, the node command C(kubenode-proxy).
   - The same source gives the same bytes; the hash of the source is the version of the application.
   - Runs where the collection is, on the controller. The role P(kubenode.proxy.agent#role) uses it.
+extends_documentation_fragment:
+  - kubenode.proxy.attributes
 options:
   source:
     description: Directory C(plugins/module_utils) of the collection.

@@ -8,7 +8,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: agent_libraries
 short_description: Bring the agent's Python libraries together for nodes without a package index
-version_added: 0.2.0
+version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
@@ -17,6 +17,8 @@ description:
   - Runs on the controller, with the pip of the Python that runs the module. The role P(kubenode.proxy.agent#role)
     uses it.
   - An archive that is already in O(directory) for the same target, requirements and wheels is taken as it is.
+extends_documentation_fragment:
+  - kubenode.proxy.attributes
 options:
   directory:
     description: Directory for the archive. It is made if it is missing.

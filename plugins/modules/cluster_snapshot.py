@@ -18,6 +18,7 @@ description:
   - What changes all the time and is of no use to a service proxy, such as the heartbeats of the nodes, is left out,
     so that an unchanged cluster gives an unchanged file.
 extends_documentation_fragment:
+  - kubenode.proxy.attributes
   - kubenode.proxy.kubernetes_api
 options:
   snapshot_file:

@@ -16,6 +16,7 @@ description:
   - Given a snapshot of the cluster, or an API server, it also tells how the node differs from it.
   - Changes nothing. It never fails because of drift; look at RV(drift) or use the playbook kubenode.proxy.verify.
 extends_documentation_fragment:
+  - kubenode.proxy.attributes
   - kubenode.proxy.proxy_options
   - kubenode.proxy.kubernetes_api
 attributes:

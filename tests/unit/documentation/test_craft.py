@@ -1,0 +1,156 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the collection says about itself agrees with what it is: documentation, defaults, groups, licences."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.documentation import collection, session
+from tests.documentation.__main__ import generated, stale
+from tests.documentation.markup import cell, markdown, value
+
+ROLES = collection.roles()
+SUPPORT = {"action_group", "check_mode", "diff_mode", "idempotent", "platform"}
+CODE = (
+    "plugins/**/*.py",
+    "tests/**/*.py",
+    "roles/**/*.yml",
+    "playbooks/*.yml",
+    "meta/*.yml",
+    "examples/**/*.yml",
+    ".ci/*",
+)
+
+
+@pytest.fixture(scope="module")
+def modules():
+    """What ansible-doc says about each module."""
+    return collection.modules()
+
+
+def test_generated_files_are_up_to_date():
+    assert stale() == [], "run make docs"
+
+
+def test_an_outdated_file_is_noticed(monkeypatch):
+    files = generated()
+    page = next(iter(files))
+    monkeypatch.setattr("tests.documentation.__main__.generated", lambda root: {**files, page: files[page] + "more\n"})
+    assert stale() == [str(page)]
+
+
+def test_modules_say_what_they_support(modules):
+    missing = {name: SUPPORT - set(found["doc"].get("attributes") or {}) for name, found in modules.items()}
+    assert {name: absent for name, absent in missing.items() if absent} == {}
+
+
+def test_the_action_group_has_all_modules(modules):
+    assert sorted(collection.runtime()["action_groups"]["proxy"]) == sorted(modules)
+    for name, found in modules.items():
+        group = found["doc"]["attributes"]["action_group"]
+        assert group["membership"] == ["kubenode.proxy.proxy"], name
+
+
+def test_modules_have_a_version_and_an_author(modules):
+    for name, found in modules.items():
+        assert re.fullmatch(r"\d+\.\d+\.\d+", found["doc"].get("version_added", "")), name
+        assert found["doc"]["author"], name
+
+
+def _undocumented(results, path=""):
+    """Return values without a description, a type, a condition or a sample."""
+    for key, item in results.items():
+        for field in ("description", "type"):
+            if not item.get(field):
+                yield f"{path}{key}: no {field}"
+        if not path and not item.get("returned"):
+            yield f"{path}{key}: not said when it is returned"
+        if not path and "sample" not in item and "contains" not in item:
+            yield f"{path}{key}: no sample"
+        yield from _undocumented(item.get("contains") or {}, f"{path}{key}.")
+
+
+def test_results_are_documented(modules):
+    assert {name: list(_undocumented(found["return"] or {})) for name, found in modules.items()} == {
+        name: [] for name in modules
+    }
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_specified_variables_agree_with_defaults(role):
+    specified = {}
+    for entry_point in role.entry_points.values():
+        specified.update(entry_point.get("options") or {})
+    assert set(role.defaults) == set(specified)
+    differing = {
+        name: (option.get("default"), role.defaults[name])
+        for name, option in specified.items()
+        if option.get("default") != role.defaults[name]
+    }
+    assert differing == {}
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_roles_are_described(role):
+    readme = (role.directory / "README.md").read_text(encoding="utf-8")
+    absent = [name for name in role.defaults if f"`{name}`" not in readme]
+    assert absent == []
+    assert (role.directory / "meta" / "main.yml").exists()
+    assert all(name.startswith(f"{role.name}_") for name in role.defaults)
+
+
+def test_every_role_can_be_taken_back():
+    for role in ROLES:
+        assert f"{role.name}_state" in role.defaults, role.name
+
+
+def test_playbooks_are_in_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in collection.playbook_names() if f"kubenode.proxy.{name}" not in readme] == []
+
+
+def test_modules_and_roles_are_in_the_readme():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    names = [*collection.module_names(), *(role.name for role in ROLES)]
+    assert [name for name in names if f"`{name}`" not in readme] == []
+
+
+def test_make_targets_are_in_the_instructions():
+    targets = re.findall(r"(?m)^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    hidden = {"help", "setup-lab", "test"}
+    assert [target for target in targets if target not in hidden and f"`make {target}`" not in text] == []
+
+
+def test_every_file_has_a_licence():
+    paths = [path for pattern in CODE for path in ROOT.glob(pattern) if path.is_file() and path.stat().st_size]
+    paths = [path for path in paths if "cases" not in str(path.relative_to(ROOT)) and "__pycache__" not in path.parts]
+    assert len(paths) > 100
+    bare = [
+        str(path.relative_to(ROOT))
+        for path in paths
+        if "SPDX-License-Identifier: GPL-3.0-or-later" not in path.read_text(encoding="utf-8")[:600]
+    ]
+    assert bare == []
+
+
+def test_semantic_markup_becomes_markdown():
+    text = r"See O(kubenode.proxy.service_proxy#module:snapshot), V(a\)b), M(kubenode.proxy.sysctls) and RV(drift)."
+    assert markdown(text) == "See `snapshot`, `a)b`, [`kubenode.proxy.sysctls`](modules/sysctls.md) and `drift`."
+    assert cell(["One | two.", "Three."]) == r"One \| two. Three."
+    assert value({"a": True}) == '`{"a": true}`' and value("") == '`""`'
+
+
+def test_a_session_becomes_a_picture():
+    recording = "=== One\n$ command\nincluded: x\n+added <&>\n\n=== Two\nleft out\n"
+    extract = session.excerpt(recording, ["One"], 10)
+    assert extract == "=== One\n$ command\n+added <&>\n"
+    picture = session.picture(extract, "a title")
+    assert picture.startswith("<svg ") and "+added &lt;&amp;&gt;" in picture and "left out" not in picture
+    with pytest.raises(ValueError, match="Three"):
+        session.excerpt(recording, ["Three"], 10)

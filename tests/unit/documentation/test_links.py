@@ -1,0 +1,97 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Links in the documentation lead somewhere, every page can be reached, and names are spelt as their owners do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+from tests.conftest import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("roles/*/README.md")])
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+# What a name is called here, and ways of spelling it that are wrong in prose.
+SPELLINGS = {
+    "Kubernetes": r"\bkubernetes cluster|\bK8s\b|\bkubernetes Service",
+    "EndpointSlice": r"\bEndpoint ?slices?\b|\bendpoint slices?\b",
+    "kube-proxy": r"\b[Kk]ubeproxy\b(?!\.)|\bKube-[Pp]roxy\b|\bkube proxy\b",
+    "nftables": r"\bNFTables mode\b|\bNFTables\b|\bnf-tables\b",
+    "IPVS": r"\bIpvs\b",
+    "NodePort": r"\bNodeport\b",
+    "ClusterIP": r"\bClusterIp\b|\bCluster-IP\b",
+    "user-mode Linux": r"\bUser[- ]Mode Linux\b",
+    "clean-up (noun)": r"\b[Cc]leanup (?:is|was|of the)\b",
+}
+
+
+def prose(path: Path) -> str:
+    """The text of a page without code, in which other spellings are right."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"(?m)^(?: {4}|\t).*$", "", text)
+    return re.sub(r"`[^`\n]*`", "`code`", text)
+
+
+def anchors(path: Path) -> List[str]:
+    """Names of the headings of a page, as they are linked to."""
+    headings = re.findall(r"(?m)^#+ +(.+)$", path.read_text(encoding="utf-8"))
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
+    return [re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain]
+
+
+def links(path: Path) -> List[str]:
+    """Targets of all links of a page but those to other hosts."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return [target for target in LINK.findall(text) if not re.match(r"[a-z]+:", target)]
+
+
+def broken(path: Path) -> List[str]:
+    """Links of a page that lead nowhere."""
+    found = []
+    for target in links(path):
+        file, _hash, anchor = target.partition("#")
+        goal = (path.parent / file).resolve() if file else path
+        inside = goal.exists() and ROOT in (goal, *goal.parents)
+        if not inside or (anchor and goal.suffix == ".md" and anchor not in anchors(goal)):
+            found.append(target)
+    return found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path):
+    assert broken(path) == []
+
+
+def test_a_broken_link_is_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A heading\n[good](page.md) [elsewhere](https://example.org/) [no](absent.md) [no](#nothing)\n")
+    assert broken(page)[-2:] == ["absent.md", "#nothing"]
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    seen: Dict[Path, None] = {}
+    waiting = [ROOT / "README.md"]
+    while waiting:
+        path = waiting.pop()
+        if path in seen or path.suffix != ".md" or not path.exists():
+            continue
+        seen[path] = None
+        waiting += [(path.parent / target.partition("#")[0]).resolve() for target in links(path) if target[0] != "#"]
+    assert [str(page.relative_to(ROOT)) for page in PAGES if page not in seen] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_are_spelt_as_elsewhere(path):
+    text = prose(path)
+    wrong = {name: found for name, pattern in SPELLINGS.items() if (found := re.findall(pattern, text))}
+    assert wrong == {}
+
+
+def test_no_page_names_a_machine():
+    wrong = re.compile(r"(?<![\w./])/(?:work|root/\.|home/(?!user\b))[\w./-]*")
+    pages = [*PAGES, *(path for path in ROOT.glob("examples/**/*") if path.is_file())]
+    assert {str(page.relative_to(ROOT)) for page in pages if wrong.search(page.read_text(encoding="utf-8"))} == set()
