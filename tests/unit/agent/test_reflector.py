@@ -1,0 +1,208 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reflectors against the test API server: differences only, and every way in which a watch can fail."""
+
+from __future__ import annotations
+
+import queue
+import socket
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.reflector import (
+    LONGEST_PAUSE_SECONDS,
+    Backoff,
+    Known,
+    Reflector,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import (
+    NODES,
+    SERVICE_CIDRS,
+    SERVICES,
+    ApiClient,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from tests.apiserver.server import ApiServer
+from tests.apiserver.store import Store
+from tests.apiserver.tls import make_certificates, write_kubeconfig
+
+
+def service(name, port=80, **labels):
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"namespace": "default", "name": name, "labels": labels},
+        "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": port}]},
+    }
+
+
+def names(items):
+    return sorted(item["metadata"]["name"] for item in items)
+
+
+class Setup:
+    def __init__(self, scratch, first_version=1):
+        self.certificates = make_certificates(scratch / "tls")
+        self.store = Store(first_version)
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            self.port = sock.getsockname()[1]
+        self.batches = queue.SimpleQueue()
+        self.said = []
+        self.reflectors = []
+        self.kubeconfig = write_kubeconfig(
+            scratch / "kubeconfig", f"https://127.0.0.1:{self.port}", self.certificates.authority, "test-token"
+        )
+        self.api = None
+        self.up()
+
+    def up(self):
+        self.api = ApiServer(self.store, self.certificates, address=("127.0.0.1", self.port), bookmark_seconds=0.3)
+
+    def down(self):
+        self.api.close()
+        self.api = None
+
+    def follow(self, resource, **options):
+        reflector = Reflector(
+            resource,
+            lambda: ApiClient(ApiConnection(kubeconfig=str(self.kubeconfig)), timeout=5.0),
+            self.batches.put,
+            self.said.append,
+            backoff=lambda: Backoff(lambda: -0.9),
+            **options,
+        )
+        self.reflectors.append(reflector)
+        return reflector
+
+    def next(self, seconds=10.0):
+        return self.batches.get(timeout=seconds)
+
+    def close(self):
+        for reflector in self.reflectors:
+            reflector.stop()
+        if self.api is not None:
+            self.down()
+
+
+@pytest.fixture
+def setup(tmp_path):
+    found = Setup(tmp_path)
+    yield found
+    found.close()
+
+
+def test_lists_then_follows_every_kind_of_event(setup):
+    setup.store.put(service("a"))
+    setup.follow(SERVICES).start()
+    first = setup.next()
+    assert (names(first.changed), first.gone, first.listed) == (["a"], [], True)
+    setup.store.put(service("b"))
+    setup.store.put(service("a", 81))
+    setup.store.delete("Service", "default", "b")
+    assert names(setup.next().changed) == ["b"]
+    assert setup.next().changed[0]["spec"]["ports"] == [{"port": 81}]
+    last = setup.next()
+    assert (last.changed, names(last.gone), last.listed) == ([], ["b"], False)
+    assert setup.reflectors[0].connected
+
+
+def test_the_selectors_are_sent_and_leaving_them_is_a_deletion(setup):
+    setup.store.put(service("ours"))
+    setup.store.put(service("theirs", **{"service.kubernetes.io/service-proxy-name": "other"}))
+    setup.follow(SERVICES).start()
+    assert names(setup.next().changed) == ["ours"]
+    setup.store.put(service("ours", **{"service.kubernetes.io/service-proxy-name": "other"}))
+    assert names(setup.next().gone) == ["ours"]
+
+
+def test_only_the_own_node_is_followed(setup):
+    for name in ("node1", "node2"):
+        setup.store.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+    setup.follow(NODES, field_selector="metadata.name=node1").start()
+    assert names(setup.next().changed) == ["node1"]
+
+
+def test_a_version_that_is_too_old_makes_it_list_again_and_hand_on_differences_only(setup):
+    for name in "abc":
+        setup.store.put(service(name))
+    setup.follow(SERVICES).start()
+    assert names(setup.next().changed) == ["a", "b", "c"]
+    setup.down()
+    setup.store.put(service("b", 81))
+    setup.store.delete("Service", "default", "c")
+    setup.store.put(service("d"))
+    setup.store.compact()
+    setup.up()
+    again = setup.next(20)
+    assert (names(again.changed), names(again.gone), again.listed) == (["b", "d"], ["c"], True)
+    assert setup.said and "can be read again" in setup.said[-1]
+
+
+def test_a_dropped_watch_goes_on_where_it_was_without_a_list(setup):
+    setup.store.put(service("a"))
+    setup.follow(SERVICES).start()
+    setup.next()
+    lists = sum("watch=true" not in path for path in setup.api.requests)
+    for number in range(3):
+        setup.api.drop_watches()
+        setup.store.put(service(f"n{number}"))
+        assert names(setup.next().changed) == [f"n{number}"]
+    assert sum("watch=true" not in path for path in setup.api.requests) == lists
+
+
+def test_a_server_with_another_history_is_noticed_by_its_bookmarks(tmp_path):
+    setup = Setup(tmp_path, first_version=5000)
+    try:
+        setup.store.put(service("a"))
+        setup.follow(SERVICES).start()
+        setup.next()
+        setup.down()
+        setup.store = Store(10)
+        setup.store.put(service("b"))
+        setup.up()
+        batch = setup.next(20)
+        assert (names(batch.changed), names(batch.gone)) == (["b"], ["a"])
+    finally:
+        setup.close()
+
+
+@pytest.mark.parametrize("code", [403, 500, 504])
+def test_an_error_is_said_once_and_tried_again(setup, code):
+    setup.api.failing["/api/v1/services"] = code
+    setup.follow(SERVICES).start()
+    with pytest.raises(queue.Empty):
+        setup.next(1.0)
+    assert len(setup.said) == 1 and str(code) in setup.said[0]
+    assert setup.reflectors[0].error
+    setup.api.failing.clear()
+    assert setup.next().listed
+    assert setup.reflectors[0].error == ""
+
+
+def test_a_collection_that_the_server_does_not_know_is_empty_where_it_is_optional(setup):
+    setup.api.failing[SERVICE_CIDRS.path] = 404
+    setup.follow(SERVICE_CIDRS, optional=True).start()
+    batch = setup.next()
+    assert (batch.changed, batch.gone, batch.listed) == ([], [], True)
+
+
+def test_objects_assumed_from_disk_are_taken_back_when_the_list_lacks_them():
+    known = Known("Service")
+    known.assume([("default", "a"), ("default", "gone")])
+    raw = service("a")
+    raw["metadata"]["resourceVersion"] = "7"
+    batch = known.replace([raw])
+    assert names(batch.changed) == ["a"]
+    assert batch.gone == [{"kind": "Service", "metadata": {"namespace": "default", "name": "gone"}}]
+    assert known.replace([raw]).changed == []
+
+
+def test_pauses_grow_to_half_a_minute_and_begin_anew_after_success():
+    backoff = Backoff(lambda: 0.0)
+    pauses = [backoff.pause() for _ in range(8)]
+    assert pauses[:3] == [0.8, 1.6, 3.2] and pauses[-1] == LONGEST_PAUSE_SECONDS
+    backoff.reset()
+    assert backoff.pause() == 0.8
+    assert 0.8 <= Backoff().pause() <= 1.6
