@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 from typing import Any, Dict, List, NamedTuple, TextIO, Tuple
 
@@ -21,6 +20,7 @@ from ..convergence.node import family_settings, view_node
 from ..convergence.request import Report, Request
 from ..dataplane.build_settings import routing_context
 from ..errors import ProxyError
+from ..packaging.identity import engine_hash
 from .cache import read_cache
 from .control import NoAgent, ask_agent
 from .daemon import Agent, AgentOptions, read_configuration
@@ -43,28 +43,9 @@ class Outcome(NamedTuple):
     warnings: Tuple[str, ...] = ()
 
 
-def engine_digest() -> str:
-    """SHA-256 (16 digits) over the source files of the engine that is running, wherever they are kept."""
-    package = __name__.rsplit(".", 2)[0]
-    import importlib.resources
-
-    found = hashlib.sha256()
-
-    def walk(folder: Any, prefix: str) -> None:
-        for item in sorted(folder.iterdir(), key=lambda entry: str(entry.name)):
-            if item.is_dir():
-                if item.name != "__pycache__":
-                    walk(item, f"{prefix}{item.name}/")
-            elif item.name.endswith(".py"):
-                found.update(f"{prefix}{item.name}\0".encode() + item.read_bytes() + b"\0")
-
-    walk(importlib.resources.files(package), "")
-    return found.hexdigest()[:16]
-
-
 def version() -> str:
     """The identity of the engine."""
-    return f"kubenode-proxy engine {engine_digest()}"
+    return f"kubenode-proxy engine {engine_hash()}"
 
 
 def run_agent(arguments: argparse.Namespace, errors: TextIO) -> int:
@@ -86,7 +67,7 @@ def run_agent(arguments: argparse.Namespace, errors: TextIO) -> int:
     log = Log(errors, wanted == "json", "JOURNAL_STREAM" in os.environ, arguments.verbose)
     agent = Agent(options, log)
     agent.install_signals()
-    log.info("starting", engine=engine_digest(), process=os.getpid())
+    log.info("starting", engine=engine_hash(), process=os.getpid())
     try:
         return agent.run()
     except ProxyError as error:

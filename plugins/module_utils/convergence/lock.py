@@ -35,6 +35,7 @@ class ConvergenceLock:
         try:
             os.makedirs(self._directory, mode=0o755, exist_ok=True)
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._share()
         except OSError as error:
             raise KernelError(f"{self._path}: cannot be opened: {error.strerror}") from error
         try:
@@ -45,6 +46,14 @@ class ConvergenceLock:
             os.close(self._descriptor)
             raise
         return self
+
+    def _share(self) -> None:
+        """Give a lock that root has made to the owner of its directory: the agent's user, if it has one of its own."""
+        if os.geteuid() != 0:
+            return
+        owner = os.stat(self._directory)
+        if os.fstat(self._descriptor).st_uid != owner.st_uid:
+            os.fchown(self._descriptor, owner.st_uid, owner.st_gid)
 
     def _acquire(self) -> None:
         deadline = time.monotonic() + self._timeout
