@@ -66,13 +66,13 @@ class Cluster:
             self.store.put(node(name, "10.88.255.254"))
         for item in self.first_services():
             self.store.put(item)
-        self._certificates = make_certificates(scratch / "certificates", addresses=("127.0.0.1", BRIDGE))
+        self.certificates = make_certificates(scratch / "certificates", addresses=("127.0.0.1", BRIDGE))
         with socket.socket() as probe:
             probe.bind(("", 0))
             self._port = probe.getsockname()[1]
         self.server = self._serve()
-        url = f"https://{BRIDGE}:{self._port}"
-        self.kubeconfig = write_kubeconfig(scratch / "kubeconfig", url, self._certificates.authority, "test-token")
+        self.url = f"https://{BRIDGE}:{self._port}"
+        self.kubeconfig = write_kubeconfig(scratch / "kubeconfig", self.url, self.certificates.authority, "test-token")
 
     @staticmethod
     def first_services() -> List[Dict[str, Any]]:
@@ -80,7 +80,7 @@ class Cluster:
         return [service("web", "10.96.0.10", 30080), endpoint_slice("web", [POD])]
 
     def _serve(self) -> ApiServer:
-        return ApiServer(self.store, self._certificates, address=("0.0.0.0", self._port))
+        return ApiServer(self.store, self.certificates, address=("0.0.0.0", self._port))
 
     def go_away(self) -> None:
         """Stop listening."""

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence
 
@@ -82,6 +85,11 @@ class Node:
             raise AssertionError(words + self.journal())
         return done
 
+    def copy(self, source: Path, target: str) -> None:
+        """Copy a file into the container; everybody may read it there."""
+        command = [*enter(self.pid), "sh", "-c", 'umask 022; cat >"$1"', "sh", target]
+        subprocess.run(command, input=source.read_bytes(), check=True)
+
     def output(self, *command: str) -> str:
         """What a program prints."""
         return self.run(*command).stdout
@@ -109,6 +117,18 @@ class Node:
         )[self.name]
 
 
+@cache
+def collection() -> Path:
+    """A directory with a copy of the collection: what is edited while the tests run does not change the outcome."""
+    top = Path(tempfile.mkdtemp(prefix="knp-collection-"))
+    atexit.register(shutil.rmtree, top, ignore_errors=True)
+    target = top / "ansible_collections/kubenode/proxy"
+    for part in ("plugins", "roles", "playbooks", "meta"):
+        shutil.copytree(ROOT / part, target / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "galaxy.yml", target)
+    return top
+
+
 def play(
     nodes: Sequence[Node],
     tasks: List[Dict[str, Any]],
@@ -127,7 +147,7 @@ def play(
         raise RuntimeError("ansible-playbook is not installed: make setup")
     environment = {
         **image.environment(),
-        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
+        "ANSIBLE_COLLECTIONS_PATH": str(collection()),
         "ANSIBLE_CONNECTION_PLUGINS": str(Path(__file__).parent / "connection"),
         "ANSIBLE_HOME": str(scratch / "ansible"),
         "ANSIBLE_LOCAL_TEMP": str(scratch / "local"),

@@ -1,0 +1,143 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs one scheduled convergence and writes down how it went, as metrics for node_exporter's textfile collector.
+
+Needs nothing but Python's standard library. The exit status is that of the command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Dict, List, Optional, Tuple
+
+PREFIX = "kubenode_proxy_schedule_"
+HELP = {
+    "last_run_timestamp_seconds": "When the last run has ended.",
+    "last_success_timestamp_seconds": "When the last run that succeeded has ended.",
+    "success": "Whether the last run succeeded.",
+    "duration_seconds": "How long the last run took.",
+    "changed_entries": "Entries of the kernel that differed from the cluster's state at the last run, by kind.",
+    "refused_objects": "Objects of the cluster that the last run left out as not valid.",
+    "changed_tasks": "Tasks of the playbook that have changed something at the last run.",
+    "failed_tasks": "Tasks of the playbook that have failed at the last run.",
+}
+KINDS = ("added", "replaced", "removed")
+RECAP = re.compile(r"^\S+\s+: ok=\d+\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
+
+# A metric's name and labels, as they are written, and its value.
+Samples = List[Tuple[str, str, float]]
+
+
+def converge_samples(output: str) -> Samples:
+    """From what ``kubenode-proxy converge --output json`` prints; nothing if that is no report."""
+    try:
+        report = json.loads(output)
+        counts = report["counts"]
+        samples: Samples = [("changed_entries", f'{{kind="{kind}"}}', float(counts[kind])) for kind in KINDS]
+        refused = report.get("refused_count", len(report.get("refused", ())))
+        return [*samples, ("refused_objects", "", float(refused))]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def pull_samples(output: str) -> Samples:
+    """From the recap at the end of what ansible-pull prints; its last lines are those of the playbook."""
+    found = RECAP.findall(output)
+    if not found:
+        return []
+    changed, unreachable, failed = (int(word) for word in found[-1])
+    return [("changed_tasks", "", float(changed)), ("failed_tasks", "", float(unreachable + failed))]
+
+
+def last_success(path: str) -> Optional[float]:
+    """The time of the last success that an earlier run has written down."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            found = re.search(rf"^{PREFIX}last_success_timestamp_seconds (\S+)$", file.read(), re.MULTILINE)
+            return float(found.group(1)) if found else None
+    except (OSError, ValueError):
+        return None
+
+
+def render(samples: Samples) -> str:
+    """The metrics in Prometheus' text format, each with its help once."""
+    lines: List[str] = []
+    seen: Dict[str, None] = {}
+    for name, labels, value in samples:
+        if name not in seen:
+            seen[name] = None
+            lines += [f"# HELP {PREFIX}{name} {HELP[name]}", f"# TYPE {PREFIX}{name} gauge"]
+        lines.append(f"{PREFIX}{name}{labels} {value:.15g}")
+    return "\n".join([*lines, ""])
+
+
+def write(path: str, text: str) -> None:
+    """Replace the file at once, readable for everybody, as is its directory."""
+    directory = os.path.dirname(path)
+    os.makedirs(directory, exist_ok=True)
+    os.chmod(directory, 0o755)
+    # node_exporter reads only names that end in .prom: it never sees this one.
+    handle, temporary = tempfile.mkstemp(prefix=".metrics-", dir=directory)
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def run(command: List[str], kind: str) -> Tuple[int, Samples]:
+    """Run the command; its errors go where ours go, its output as well unless it is a report for programs."""
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, errors="replace", check=False)
+    except OSError as error:
+        print(f"{command[0]}: cannot be run: {error.strerror}", file=sys.stderr)
+        return 127, []
+    samples = converge_samples(done.stdout) if kind == "converge" else pull_samples(done.stdout)
+    if kind == "converge" and samples:
+        print(", ".join(f"{name}{labels} {value:g}" for name, labels, value in samples))
+    else:
+        print(done.stdout, end="")
+    # A negative status is a signal; a shell would say 128 and its number.
+    return done.returncode if done.returncode >= 0 else 128 - done.returncode, samples
+
+
+def main(arguments: List[str]) -> int:
+    """Run, write the metrics, and return the command's status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--metrics", required=True, help="file to write")
+    parser.add_argument("--kind", choices=("converge", "pull"), required=True, help="whose output is to be read")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command")
+    options = parser.parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        parser.error("no command")
+    start = time.monotonic()
+    status, found = run(command, options.kind)
+    duration = time.monotonic() - start
+    now = time.time()
+    success = now if status == 0 else last_success(options.metrics)
+    samples: Samples = [("last_run_timestamp_seconds", "", now)]
+    if success is not None:
+        samples.append(("last_success_timestamp_seconds", "", success))
+    samples += [("success", "", float(status == 0)), ("duration_seconds", "", round(duration, 3)), *found]
+    try:
+        write(options.metrics, render(samples))
+    except OSError as error:
+        print(f"{options.metrics}: cannot be written: {error.strerror}", file=sys.stderr)
+        return status or 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
