@@ -19,7 +19,7 @@ from ..dataplane.settings import DataplaneSettings
 from ..errors import KernelError, PreflightError
 from ..kernel.facts import NodeFacts, interface_addresses, node_facts
 from ..kernel.nftables.probe import unsupported_reason as nftables_unsupported_reason
-from ..kernel.xtables.variant import VARIANTS, XtablesVariant, detect_variant, unsupported_reason
+from ..kernel.xtables.variant import VARIANTS, Survey, XtablesVariant, detect_variant, unsupported_reason
 from ..routing.node import node_addresses, node_name
 from ..routing.table import all_routes
 from .request import Request
@@ -75,9 +75,10 @@ def _variants(families: Tuple[str, ...]) -> Tuple[Dict[str, XtablesVariant], Dic
     """The iptables of each family, and why a family has none that can do NAT."""
     variants: Dict[str, XtablesVariant] = {}
     missing: Dict[str, str] = {}
+    survey = Survey()
     for family in families:
         try:
-            variant = detect_variant(family)
+            variant = detect_variant(family, survey=survey)
         except KernelError as error:
             missing[family] = str(error)
             continue
@@ -119,10 +120,11 @@ def family_plans(cluster: ClusterState, configuration: KubeProxyConfiguration, v
 def removal_plans(families: Sequence[str] = FAMILIES) -> List[FamilyPlan]:
     """For taking chains away: each family with every iptables variant that is installed, and no routes."""
     plans = []
+    survey = Survey()
     for family in families:
         for name in VARIANTS:
             try:
-                variant = detect_variant(family, wanted=name)
+                variant = detect_variant(family, name, survey)
             except KernelError:
                 continue  # not installed, so none of our chains are in it
             if family == IPV6 and not os.path.exists("/proc/net/if_inet6"):

@@ -10,7 +10,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 from ..errors import KernelError
 from ..kernel import facts, sysctls
 from ..kernel.modules import modules_for
-from ..kernel.xtables.variant import XtablesVariant, detect_variant
+from ..kernel.xtables.variant import Survey, XtablesVariant, detect_variant
 from .conflicts import conflict_findings
 from .features import (
     capabilities,
@@ -49,9 +49,10 @@ def find_variants(families: Sequence[str]) -> Tuple[Dict[str, XtablesVariant], L
     """The iptables to use for each family, and errors for families that have none installed."""
     variants: Dict[str, XtablesVariant] = {}
     findings: List[Finding] = []
+    survey = Survey()
     for family in families:
         try:
-            variants[family] = detect_variant(family)
+            variants[family] = detect_variant(family, survey=survey)
         except KernelError as error:
             findings.append(Finding(TOOLS, ERROR, str(error), "install the package iptables"))
     return variants, findings

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import subprocess
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ...addresses import IPV4, IPV6
 from ...errors import KernelError
@@ -121,48 +121,103 @@ class _Programs(NamedTuple):
     restore: str
 
 
-def _installed(family: str) -> Tuple[Dict[str, _Programs], str]:
-    """The programs of each variant, and the variant that the plain name stands for (empty if there is none)."""
-    prefix = _PREFIX[family]
-    found: Dict[str, _Programs] = {}
-    default = ""
-    for name in (prefix, f"{prefix}-{LEGACY}", f"{prefix}-{NFT}"):
-        main = find_program(name)
-        save, restore = find_program(f"{name}-save"), find_program(f"{name}-restore")
-        if not main:
-            continue
-        version = parse_version(run([main, "--version"], timeout=20).output)
-        if version is None:
-            if name == prefix:
-                return {}, ""  # the command that everybody calls is switched off on purpose, so the family is
-            continue
-        if name == prefix:
-            default = version[1]
-        if save and restore:
-            found.setdefault(version[1], _Programs(version[0], main, save, restore))
-    return found, default
+class Survey:
+    """The iptables programs of this node and what their tables hold, looked up once for both families.
 
-
-def _saved(programs: _Programs) -> str:
-    """All rules of the variant. Without -t only tables that exist are listed, so looking does not create any."""
-    return run([programs.save], timeout=60).output
-
-
-def choose(saves: Mapping[str, str], default: str) -> Tuple[str, str]:
-    """The variant to use and why, from the iptables-save text of each variant that is installed.
-
-    kubelet's chains in mangle decide (nft is looked at first); else the variant with more rules; else the ``default``.
-    Saves may hold both families' text. Raises KernelError if no variant is installed.
+    Starting a program is what takes time on a small node, so neither a version nor a save is asked for twice.
     """
-    if not saves:
+
+    def __init__(self) -> None:
+        self._versions: Dict[str, Optional[Tuple[Version, str]]] = {}
+        self._found: Dict[str, Tuple[Dict[str, _Programs], str]] = {}
+        self._saves: Dict[Tuple[str, str], str] = {}
+
+    def _version(self, main: str) -> Optional[Tuple[Version, str]]:
+        # The names of both families are usually links to one file, which says the same of itself under each.
+        file = os.path.realpath(main)
+        if file not in self._versions:
+            self._versions[file] = parse_version(run([main, "--version"], timeout=20).output)
+        return self._versions[file]
+
+    def installed(self, family: str) -> Tuple[Dict[str, _Programs], str]:
+        """The programs of each variant, and the variant that the plain name stands for (empty if there is none)."""
+        if family not in self._found:
+            self._found[family] = self._look(family)
+        return self._found[family]
+
+    def _look(self, family: str) -> Tuple[Dict[str, _Programs], str]:
+        prefix = _PREFIX[family]
+        found: Dict[str, _Programs] = {}
+        default = ""
+        for name in (prefix, f"{prefix}-{LEGACY}", f"{prefix}-{NFT}"):
+            main = find_program(name)
+            save, restore = find_program(f"{name}-save"), find_program(f"{name}-restore")
+            if not main:
+                continue
+            version = self._version(main)
+            if version is None:
+                if name == prefix:
+                    return {}, ""  # the command that everybody calls is switched off on purpose, so the family is
+                continue
+            if name == prefix:
+                default = version[1]
+            if save and restore:
+                found.setdefault(version[1], _Programs(version[0], main, save, restore))
+        return found, default
+
+    def saved(self, variant: str, table: str = "") -> str:
+        """The rules of both families in one variant, of one table or all. Looking creates no table."""
+        return "".join(self._saved(family, variant, table) for family in _PREFIX)
+
+    def _saved(self, family: str, variant: str, table: str) -> str:
+        programs = self.installed(family)[0].get(variant)
+        if programs is None:
+            return ""
+        if variant == LEGACY:
+            # Asking for a table by name would create it, and without any table there is nothing to ask for.
+            tables = table_names(family)
+            if not tables or (table and table not in tables):
+                return ""
+        key = (programs.save, table)
+        if key not in self._saves:
+            self._saves[key] = run([programs.save, *(["-t", table] if table else [])], timeout=60).output
+        return self._saves[key]
+
+
+def table_names(family: str) -> List[str]:
+    """The tables that legacy iptables has made in this network namespace."""
+    try:
+        with open(f"/proc/net/{'ip6' if family == IPV6 else 'ip'}_tables_names", encoding="ascii") as file:
+            return file.read().split()
+    except OSError:
+        return []
+
+
+def _hinted(saved: str) -> str:
+    """The chain of kubelet's that is in the table mangle of a save, or an empty text."""
+    chains = [line for line in _table_lines(saved, "mangle") if line.startswith(_HINT_CHAINS)]
+    return chains[0].split()[0][1:] if chains else ""
+
+
+def choose(variants: Iterable[str], saved: Callable[[str, str], str], default: str) -> Tuple[str, str]:
+    """The variant to use out of those installed, and why.
+
+    ``saved`` gives the iptables-save text of a variant, of both families, for one table or (empty) for all. kubelet's
+    chains in mangle decide (nft is looked at first); else the variant with more rules; else the ``default``.
+    Raises KernelError if no variant is installed.
+    """
+    known = list(variants)
+    if not known:
         raise KernelError("iptables: neither the legacy nor the nf_tables variant is installed")
-    if len(saves) == 1:
-        return next(iter(saves)), "the only variant installed"
+    if len(known) == 1:
+        return known[0], "the only variant installed"
     for variant in (NFT, LEGACY):
-        chains = [line for line in _table_lines(saves[variant], "mangle") if line.startswith(_HINT_CHAINS)]
-        if chains:
-            return variant, f"kubelet's chain {chains[0].split()[0][1:]} is in mangle"
-    counts = {variant: sum(line.startswith("-A ") for line in text.splitlines()) for variant, text in saves.items()}
+        chain = _hinted(saved(variant, "mangle"))
+        if chain:
+            return variant, f"kubelet's chain {chain} is in mangle"
+    counts = {
+        variant: sum(line.startswith("-A ") for line in saved(variant, "").splitlines()) for variant in (LEGACY, NFT)
+    }
     if counts[LEGACY] != counts[NFT]:
         variant = max(counts, key=lambda name: counts[name])
         return variant, f"it holds {counts[variant]} rules, the other variant {min(counts.values())}"
@@ -180,12 +235,14 @@ def _table_lines(text: str, table: str) -> List[str]:
     return lines
 
 
-def detect_variant(family: str, wanted: str = "") -> XtablesVariant:
+def detect_variant(family: str, wanted: str = "", survey: Optional[Survey] = None) -> XtablesVariant:
     """The iptables to use for a family; ``wanted`` (legacy or nft) overrides what the node looks like.
 
-    Both families' rules count, since a node uses one variant for both. Raises KernelError if iptables is not installed.
+    Both families' rules count, since a node uses one variant for both. A ``survey`` shared by several calls saves
+    looking again. Raises KernelError if iptables is not installed.
     """
-    installed, default = _installed(family)
+    survey = survey or Survey()
+    installed, default = survey.installed(family)
     prefix = _PREFIX[family]
     if not installed:
         raise KernelError(f"{prefix}: not installed (needed: {prefix}, {prefix}-save and {prefix}-restore)")
@@ -196,11 +253,7 @@ def detect_variant(family: str, wanted: str = "") -> XtablesVariant:
     elif len(installed) == 1:
         name, reason = next(iter(installed)), "the only variant installed"
     else:
-        other, _default = _installed(IPV6 if family == IPV4 else IPV4)
-        saves = {variant: _saved(programs) for variant, programs in installed.items()}
-        for variant, programs in other.items():
-            saves[variant] = saves.get(variant, "") + _saved(programs)
-        name, reason = choose(saves, default)
+        name, reason = choose(installed, survey.saved, default)
         refused = nat_refused(family) if name == NFT else ""
         if refused:
             name, reason = LEGACY, refused

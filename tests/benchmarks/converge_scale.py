@@ -1,0 +1,178 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How long a convergence of a large cluster takes through the module service_proxy, from empty and without change.
+
+``python -m tests.lab.uml -- python -m tests.benchmarks.converge_scale --mode ipvs``
+``unshare -n python -m tests.benchmarks.converge_scale --mode iptables [--variant legacy]``
+
+The module runs as on a node, as the program that Ansible sends. Each round starts in a network namespace of its own.
+Prints seconds by the clock, seconds of processor time and the module's own account per stage. In mode iptables the
+same text is given to iptables-restore alone, for comparison. Exits 1 when a limit is missed: in mode ipvs 15 seconds
+from empty and 5 without change; in mode iptables 1.5 times what iptables-restore takes. The best round counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot import canonical_snapshot
+from tests import conftest  # noqa: F401  (makes the collection importable)
+from tests.benchmarks.large_cluster import large_cluster, node_name, printed
+from tests.benchmarks.payload import build_payload
+from tests.lab import system
+
+MODULE = "kubenode.proxy.service_proxy"
+FROM_EMPTY_LIMIT = 15.0
+UNCHANGED_LIMIT = 5.0
+RESTORE_LIMIT = 1.5
+
+
+class Measured(NamedTuple):
+    """One run of a program: seconds by the clock, seconds of processor time, what it printed."""
+
+    wall: float
+    processor: float
+    output: str
+
+
+def _processor_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def timed(argv: Sequence[str], stdin: Optional[Path] = None) -> Measured:
+    """Run a program to its end. Raises SystemExit with its words if it fails."""
+    before, started = _processor_seconds(), time.perf_counter()
+    with open(stdin or os.devnull, "rb") as stream:
+        done = subprocess.run(argv, stdin=stream, capture_output=True, text=True, check=False)
+    wall = time.perf_counter() - started
+    if done.returncode:
+        raise SystemExit(f"{' '.join(argv)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return Measured(wall, _processor_seconds() - before, done.stdout)
+
+
+class Bench:
+    """The files of one measurement, and its rounds."""
+
+    def __init__(self, directory: Path, options: argparse.Namespace) -> None:
+        self.directory = directory
+        self.options = options
+        objects = large_cluster(options.services, options.endpoints)
+        if options.snapshot == "kubectl":
+            self.snapshot = directory / "snapshot.json"
+            self.snapshot.write_text(printed(objects), encoding="utf-8")
+        else:
+            self.snapshot = directory / "snapshot.json.gz"
+            self.snapshot.write_bytes(gzip.compress(canonical_snapshot(objects)[0]))
+
+    def module(self, name: str, **more: Any) -> List[str]:
+        """The command that runs the module with these options."""
+        arguments: Dict[str, Any] = {
+            "snapshot": str(self.snapshot),
+            "node_name": node_name(3),
+            "mode": self.options.mode,
+            "state_directory": str(self.directory / "state"),
+            "configuration": {"nodePortAddresses": ["primary"]},
+            **more,
+        }
+        path = self.directory / f"{name}.py"
+        build_payload(MODULE, arguments, path)
+        return [sys.executable, str(path)]
+
+    def fresh_node(self) -> None:
+        """Go to a network namespace that has a node's address, and the iptables variant in question in use."""
+        system.unshare(system.CLONE_NEWNET)
+        lines = ["link set lo up", "link add eth0 type veth peer name peer0", "address add 192.0.2.13/24 dev eth0"]
+        system.ip_batch([*lines, "link set eth0 up", "link set peer0 up"])
+        if self.options.mode == "iptables":
+            for program in (f"iptables-{self.options.variant}", f"ip6tables-{self.options.variant}"):
+                system.run([program, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT"])
+
+
+def report(title: str, measured: Measured) -> Dict[str, float]:
+    """Print one line with the longest stages, and return the seconds per stage."""
+    stages: Dict[str, float] = {}
+    result: Dict[str, Any] = {}
+    if measured.output.strip().startswith("{"):
+        result = json.loads(measured.output)
+        stages = result["durations"]
+    counted = ""
+    if result:
+        counts = result["counts"]
+        counted = f" +{counts['added']} ~{counts['replaced']} -{counts['removed']};"
+    named = ", ".join(f"{name} {seconds:.2f}" for name, seconds in stages.items() if seconds >= 0.01)
+    sys.stdout.write(f"{title:<22} {measured.wall:6.2f} s, processor {measured.processor:6.2f} s;{counted} {named}\n")
+    sys.stdout.flush()
+    return stages
+
+
+def restore_alone(bench: Bench) -> Measured:
+    """iptables-restore of the same text in an empty namespace, as its own process."""
+    result = json.loads(timed(bench.module("rendered", state="rendered", node_addresses=["192.0.2.13"])).output)
+    texts = [text for name, text in result["rendered"].items() if name.startswith("iptables-restore")]
+    path = bench.directory / "rules"
+    path.write_text(max(texts, key=len), encoding="utf-8")
+    bench.fresh_node()
+    return timed([f"iptables-{bench.options.variant}-restore", "--noflush"], path)
+
+
+def measure(bench: Bench) -> bool:
+    """All rounds; whether every limit is kept."""
+    present = bench.module("present")
+    empty: List[float] = []
+    unchanged: List[float] = []
+    chains: List[float] = []
+    alone: List[float] = []
+    for _round in range(bench.options.rounds):
+        bench.fresh_node()
+        first = timed(present)
+        stages = report("from empty", first)
+        second = timed(present)
+        report("without change", second)
+        if json.loads(second.output)["changed"]:
+            raise SystemExit("a second run finds changes")
+        empty.append(first.wall)
+        unchanged.append(second.wall)
+        if bench.options.mode == "iptables":
+            chains.append(stages["iptables chains"])
+            restored = restore_alone(bench)
+            report("iptables-restore alone", restored)
+            alone.append(restored.wall)
+    if chains:
+        ratio = min(chains) / min(alone)
+        sys.stdout.write(f"chains {min(chains):.2f} s, {ratio:.2f} times iptables-restore alone {min(alone):.2f} s\n")
+        return bool(ratio <= RESTORE_LIMIT)
+    sys.stdout.write(f"best: from empty {min(empty):.2f} s, without change {min(unchanged):.2f} s\n")
+    return bench.options.mode != "ipvs" or (min(empty) < FROM_EMPTY_LIMIT and min(unchanged) < UNCHANGED_LIMIT)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure on the kernel this runs on."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.converge_scale", description="a large cluster")
+    parser.add_argument("--mode", choices=("iptables", "ipvs", "nftables"), default="ipvs")
+    parser.add_argument("--variant", choices=("legacy", "nft"), default="legacy", help="of iptables (default: legacy)")
+    parser.add_argument("--services", type=int, default=5000)
+    parser.add_argument("--endpoints", type=int, default=5, help="of each Service (default: 5)")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--snapshot", choices=("gathered", "kubectl"), default="gathered", help="its form")
+    options = parser.parse_args(arguments)
+    if os.geteuid() != 0:
+        sys.stderr.write("error: programming a kernel needs root\n")
+        return 2
+    with tempfile.TemporaryDirectory(prefix="kubenode-scale-") as directory:
+        return 0 if measure(Bench(Path(directory), options)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
