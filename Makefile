@@ -11,13 +11,13 @@ PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
 WIRE := tests/conformance/lab
 # What `make test` runs, in this order; all are run even if one fails.
-STEPS := lint unit pythons kernel uml modules sanity ansible-units build importer conformance
+STEPS := lint unit pythons kernel uml modules sanity ansible-units build cores importer conformance
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
 export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup setup-lab demo docs record test lint unit pythons kernel uml modules sanity ansible-units build importer \
+.PHONY: help setup setup-lab demo docs record test lint unit pythons kernel uml modules sanity ansible-units build cores importer \
 	conformance clean
 
 help:
@@ -76,6 +76,9 @@ ansible-units: setup
 
 build: setup
 	.ci/build
+
+cores: build
+	.ci/cores
 
 importer: build
 	.ci/importer
