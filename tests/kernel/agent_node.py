@@ -111,6 +111,7 @@ class AgentNode:
     def __init__(self, scratch: Path, mode: str, variant: str = "", min_sync: str = "10ms", api: bool = True) -> None:
         self.scratch = scratch
         self.mode = mode
+        self.kernel_variant = variant
         self.store = Store()
         self.store.put(node_object())
         self.certificates = make_certificates(scratch / "tls")

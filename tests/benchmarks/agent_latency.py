@@ -1,0 +1,155 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How long the agent takes from an event of the API server to the kernel, and what it costs when nothing happens.
+
+    unshare -n python -m tests.benchmarks.agent_latency --mode iptables --variant nft --services 100,1000,5000
+    python -m tests.lab.uml --memory 2G -- python -m tests.benchmarks.agent_latency --mode ipvs --services 100,1000,5000
+
+The agent is the real process, the API server the test one on the same machine. Each change replaces the endpoints of
+one Service; it counts as done when the kernel has notified it (nf_tables) or shows it (IPVS, legacy iptables). Every
+Service has ``--endpoints`` endpoints. Prints one line of JSON for each number of Services.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import select
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests import conftest  # noqa: F401  (makes the collection importable)
+from tests.lab import system
+
+# isort: split
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift import Events
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.legacy_tables import TableReader
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.model import VirtualServerKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import IpvsSocket
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import NETLINK_NETFILTER
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service
+
+GIVE_UP_SECONDS = 120.0
+_NFTABLES_GROUP = 7
+
+
+def notified() -> Callable[[int], Callable[[], bool]]:
+    """Whether nf_tables has notified a change since the returned function was made."""
+    events = Events(NETLINK_NETFILTER, membership=_NFTABLES_GROUP)
+
+    def prepare(_number: int) -> Callable[[], bool]:
+        events.read()
+
+        def done() -> bool:
+            select.select([events.fileno()], (), (), 0.05)
+            return bool(events.read())
+
+        return done
+
+    return prepare
+
+
+def table_changed() -> Callable[[int], Callable[[], bool]]:
+    """Whether the legacy table nat has another number or size of entries."""
+    reader = TableReader("IPv4")
+
+    def prepare(_number: int) -> Callable[[], bool]:
+        before = reader.info("nat")
+        return lambda: reader.info("nat") != before
+
+    return prepare
+
+
+def servers_changed() -> Callable[[int], Callable[[], bool]]:
+    """Whether the real servers of the Service's virtual server are others."""
+    sock = IpvsSocket()
+
+    def prepare(number: int) -> Callable[[], bool]:
+        key = VirtualServerKey("tcp", cluster_ip(number), 80)
+        before = sock.real_servers_of([key]).servers
+        return lambda: sock.real_servers_of([key]).servers != before
+
+    return prepare
+
+
+def measure(node: AgentNode, services: int, endpoints: int, changes: int) -> dict[str, Any]:
+    """Fill the cluster, start the agent, and change one Service after the other."""
+    for number in range(1, services + 1):
+        node.store.put(service(number))
+        node.store.put(endpoint_slice(number, count=endpoints))
+    began = time.monotonic()
+    node.start()
+    first_sync = time.monotonic() - began
+    if node.mode == "ipvs":
+        prepare = servers_changed()
+    else:
+        prepare = table_changed() if node.kernel_variant == "legacy" else notified()
+    time.sleep(1.5)
+    chance = random.Random(1)
+    seconds = []
+    for change in range(changes):
+        number = chance.randint(1, services)
+        done = prepare(number)
+        started = time.monotonic()
+        node.store.put(endpoint_slice(number, count=endpoints - 1 - change % 2, first=change % 2, target=9000 + change))
+        while not done():
+            if time.monotonic() - started > GIVE_UP_SECONDS:
+                raise RuntimeError(f"change {change} has not arrived:\n{node.log[-2000:]}")
+            if node.mode == "ipvs":
+                time.sleep(0.001)
+        seconds.append(time.monotonic() - started)
+        time.sleep(0.1)
+    time.sleep(8.0)
+    before = node.processor_seconds()
+    time.sleep(20.0)
+    idle = (node.processor_seconds() - before) / 20.0
+    ordered = sorted(seconds)
+    return {
+        "mode": node.mode,
+        "variant": node.kernel_variant,
+        "services": services,
+        "endpoints": services * endpoints,
+        "first_sync_s": round(first_sync, 2),
+        "p50_ms": round(statistics.median(ordered) * 1000, 1),
+        "p99_ms": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1000, 1),
+        "idle_cpu_percent": round(idle * 100, 2),
+        "rss_mib": round(node.resident_mebibytes(), 1),
+        "foreign_repairs": node.status()["driftRepaired"],
+    }
+
+
+def main() -> int:
+    """Measure as the arguments say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", default="iptables", choices=["iptables", "ipvs", "nftables"])
+    parser.add_argument("--variant", default="", choices=["", "nft", "legacy"], help="which iptables")
+    parser.add_argument("--services", default="100,1000,5000")
+    parser.add_argument("--endpoints", type=int, default=5, help="for each Service")
+    parser.add_argument("--changes", type=int, default=50)
+    arguments = parser.parse_args()
+    system.ip_batch(["link set lo up"])
+    for services in map(int, arguments.services.split(",")):
+        with tempfile.TemporaryDirectory() as scratch:
+            node = AgentNode(Path(scratch), arguments.mode, arguments.variant)
+            node.kernel_variant = arguments.variant
+            try:
+                result = measure(node, services, arguments.endpoints, arguments.changes)
+                sys.stdout.write(json.dumps(result) + "\n")
+                sys.stdout.flush()
+                node.stop()
+                node.run("cleanup", "--state-directory", str(Path(scratch) / "run"))
+            finally:
+                node.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
