@@ -153,6 +153,7 @@ def play(
         "ANSIBLE_LOCAL_TEMP": str(scratch / "local"),
         "ANSIBLE_PIPELINING": "1",
         "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_NO_TARGET_SYSLOG": "1",
         "ANSIBLE_LOCALHOST_WARNING": "0",
         "ANSIBLE_DISPLAY_OK_HOSTS": "0",
         "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "0",

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Runs one scheduled convergence and writes down how it went, as metrics for node_exporter's textfile collector.
 
-Needs nothing but Python's standard library. The exit status is that of the command.
+Needs nothing but Python's standard library. The exit status is that of the command, or 0 if that has found
+differences when it was asked to look for them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ HELP = {
     "changed_tasks": "Tasks of the playbook that have changed something at the last run.",
     "failed_tasks": "Tasks of the playbook that have failed at the last run.",
 }
+# The status of "kubenode-proxy converge --check" when something differs.
+DIFFERENT = 3
 KINDS = ("added", "replaced", "removed")
 RECAP = re.compile(r"^\S+\s+: ok=\d+\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
 
@@ -108,6 +111,9 @@ def run(command: List[str], kind: str) -> Tuple[int, Samples]:
         print(", ".join(f"{name}{labels} {value:g}" for name, labels, value in samples))
     else:
         print(done.stdout, end="")
+    # With --check, a difference is what was asked for and not a failure.
+    if kind == "converge" and done.returncode == DIFFERENT and samples:
+        return 0, samples
     # A negative status is a signal; a shell would say 128 and its number.
     return done.returncode if done.returncode >= 0 else 128 - done.returncode, samples
 

@@ -1,0 +1,78 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the timer runs: the command's outcome as metrics, written whole, with the command's status."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[3] / "roles/schedule/files/scheduled_run.py"
+spec = importlib.util.spec_from_file_location("scheduled_run", SCRIPT)
+scheduled_run = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(scheduled_run)
+
+REPORT = {"changed": True, "counts": {"added": 3, "replaced": 2, "removed": 1}, "refused": ["Service a/b: x"]}
+RECAP = "PLAY RECAP ***\nnode-1    : ok=5    changed=2    unreachable=0    failed=1    skipped=0\n"
+
+
+def run(tmp_path, kind, output, status=0):
+    code = f"import sys; print({output!r}); sys.exit({status})"
+    path = tmp_path / "metrics/out.prom"
+    result = scheduled_run.main(["--metrics", str(path), "--kind", kind, "--", sys.executable, "-c", code])
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    values = dict(line.replace(scheduled_run.PREFIX, "").rsplit(" ", 1) for line in lines)
+    return result, {name: float(value) for name, value in values.items()}
+
+
+def test_report_of_a_convergence(tmp_path):
+    status, found = run(tmp_path, "converge", json.dumps(REPORT))
+    assert status == 0 and found["success"] == 1 and found["refused_objects"] == 1
+    assert [found[f'changed_entries{{kind="{kind}"}}'] for kind in ("added", "replaced", "removed")] == [3, 2, 1]
+    assert found["last_success_timestamp_seconds"] == found["last_run_timestamp_seconds"] > 1_600_000_000
+
+
+def test_difference_in_check_mode_is_no_failure_but_other_failures_are(tmp_path):
+    assert run(tmp_path, "converge", json.dumps(REPORT), 3)[0] == 0
+    status, found = run(tmp_path, "converge", "no report", 3)
+    assert (status, found["success"]) == (3, 0)
+
+
+def test_failure_keeps_the_time_of_the_last_success_and_tells_no_old_counts(tmp_path):
+    success = run(tmp_path, "converge", json.dumps(REPORT))[1]["last_success_timestamp_seconds"]
+    status, found = run(tmp_path, "converge", "", 1)
+    assert (status, found["success"]) == (1, 0)
+    assert found["last_success_timestamp_seconds"] == success
+    assert not [name for name in found if "changed" in name or "refused" in name]
+
+
+def test_recap_of_a_playbook(tmp_path):
+    status, found = run(tmp_path, "pull", "anything\n" + RECAP, 2)
+    assert (status, found["success"], found["changed_tasks"], found["failed_tasks"]) == (2, 0, 2, 1)
+
+
+def test_file_is_whole_and_readable_and_nothing_is_left_beside_it(tmp_path):
+    run(tmp_path, "converge", json.dumps(REPORT))
+    path = tmp_path / "metrics/out.prom"
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert list(path.parent.iterdir()) == [path]
+    text = path.read_text()
+    assert text.endswith("\n") and text.count("# TYPE kubenode_proxy_schedule_changed_entries gauge") == 1
+
+
+def test_command_that_does_not_exist_and_signal(tmp_path, capsys):
+    path = str(tmp_path / "m/out.prom")
+    assert scheduled_run.main(["--metrics", path, "--kind", "pull", "--", "/does/not/exist"]) == 127
+    assert "/does/not/exist: cannot be run" in capsys.readouterr().err
+    code = "import os; os.kill(os.getpid(), 9)"
+    assert scheduled_run.main(["--metrics", path, "--kind", "pull", "--", sys.executable, "-c", code]) == 137
+
+
+@pytest.mark.parametrize("output", ["[]", "{}", '{"counts": null}', "null", '{"counts": {"added": "x"}}'])
+def test_output_that_is_no_report_gives_no_counts(output):
+    assert scheduled_run.converge_samples(output) == []
