@@ -76,7 +76,7 @@ def endpoint_slice(
 
 
 def node_object(**more: Any) -> Object:
-    """This node's Node."""
+    """The Node of the node under test."""
     return {
         "apiVersion": "v1",
         "kind": "Node",

@@ -261,7 +261,7 @@ def test_runtime_surface(one_node):
     assert port["localEndpoints"] == 0 and port["service"] == {"namespace": "default", "name": "svc-9"}
     metrics = node.fetch("/metrics")
     labels = '{ip_family="IPv4",traffic_policy="external"}'
-    assert f"kubeproxy_sync_proxy_rules_no_local_endpoints_total{labels} 1.0" in metrics
+    assert f"kubeproxy_sync_proxy_rules_no_local_endpoints_total{labels} 1.0" in metrics, metrics
     assert "kubenode_proxy_api_connected 1.0" in metrics
     tainted = node_object(spec={"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]})
     node.store.put(tainted)

@@ -62,7 +62,8 @@ def _add_node_options(parser: argparse.ArgumentParser) -> None:
     add("--config", default=_default_configuration(), metavar="FILE", help="a KubeProxyConfiguration")
     add("--kubeconfig", default="", metavar="FILE", help="how to reach the API server (default: the configuration's)")
     add("--node-name", default="", metavar="NAME", help="this node's name (default: hostnameOverride, or the host's)")
-    add("--mode", default="", choices=["", "iptables", "ipvs", "nftables", "auto"], help="instead of the configured one")
+    modes = ["", "iptables", "ipvs", "nftables", "auto"]
+    add("--mode", default="", choices=modes, help="in place of the configured one")
     add("--fallback", default="", choices=["", "iptables"], help="what to use where ipvs is not possible")
     add("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="lock and memory, gone after a reboot")
     add("--lock-timeout", type=float, default=30.0, metavar="SECONDS", help="how long to wait for another convergence")

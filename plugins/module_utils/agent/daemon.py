@@ -97,6 +97,8 @@ class Agent:
         self.started = time.time()
         self.view = ClusterView()
         self.metrics = Metrics()
+        self.metrics.api_connected.set_function(lambda: float(self._connected))
+        self.metrics.cache_age.set_function(lambda: time.time() - self._cache_written if self._cache_written else 0.0)
         self.health = ProxyHealth(2 * self.configuration.sync_period)
         self.surface = Surface(self.configuration, self.health, self.metrics)
         self.syncer = Syncer(self.view, self.health, self.metrics, self.surface, log)
@@ -116,6 +118,7 @@ class Agent:
             os.set_blocking(descriptor, False)
         self._handles = KernelHandles()
         self._cached_revision = -1
+        self._cache_written = 0.0
         self._cache_thread: Optional[threading.Thread] = None
         self._timers: Dict[str, float] = {}
         self._ready_sent = False
@@ -221,13 +224,18 @@ class Agent:
         except SnapshotError as error:
             self.log.info("no cluster state to start from", reason=error)
             return []
-        self.metrics.cache_age.set(time.time() - cached.written)
+        self._cache_written = cached.written
         for raw in cached.objects:
             key = object_key(raw)
             self._assumed.setdefault(key.kind, []).append((key.namespace, key.name))
         return cached.objects
 
     # Until there is a cluster to serve
+
+    @property
+    def _connected(self) -> bool:
+        """Whether everything is being watched."""
+        return bool(self.reflectors) and all(reflector.connected for reflector in self.reflectors)
 
     @property
     def _listed(self) -> bool:
@@ -378,7 +386,6 @@ class Agent:
             self._note_queued()
         if self.options.cache and self.view.revision != self._cached_revision:
             self._set_timer("cache", CACHE_SECONDS)
-        self.metrics.api_connected.set(all(reflector.connected for reflector in self.reflectors))
 
     def _note_queued(self) -> None:
         if self.proxy is None:
@@ -580,7 +587,7 @@ class Agent:
     def _store(self, objects: List[bytes]) -> None:
         try:
             write_encoded(self.options.cache, objects)
-            self.metrics.cache_age.set(0)
+            self._cache_written = time.time()
         except SnapshotError as error:
             self.log.warning("the cluster state is not kept", error=error)
 

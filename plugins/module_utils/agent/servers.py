@@ -8,6 +8,7 @@ A server that cannot bind is tried again by its owner; nothing here ends the age
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import socket
 import threading
@@ -80,16 +81,22 @@ class HttpServer:
         except OSError as error:
             raise KernelError(f"cannot listen on {address} port {port}: {error.strerror}") from error
         self.port: int = self._server.server_port
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name=f"http-{self.port}", daemon=True
-        )
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name=f"http-{self.port}", daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        # Not serve_forever: that wakes up several times a second to see whether it should end.
+        while not self._closing:
+            self._server.handle_request()
 
     def close(self) -> None:
         """Stop listening; requests under way are finished by their threads."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._server.socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
+        self._server.server_close()
 
 
 class ServiceHealthServers:
