@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The roles that install the engine: documented defaults are defaults, and only what the engine imports is asked for."""
+"""The roles that install the engine: documented defaults are defaults, and what is asked for is what is imported."""
 
 from __future__ import annotations
 
