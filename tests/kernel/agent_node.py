@@ -198,7 +198,7 @@ class AgentNode:
                     raise AssertionError(f"the agent has ended:\n{self.log}")
                 return self.status().get("syncs", 0) > 0
 
-            wait_for(synced, 60.0, 0.05)
+            wait_for(synced, 300.0, 0.05)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """End the agent with a signal and return its exit status."""

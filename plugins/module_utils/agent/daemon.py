@@ -95,6 +95,7 @@ class Agent:
             log.warning(warning)
         self._read_configuration = self.configuration
         self.started = time.time()
+        self._cache_written = 0.0
         self.view = ClusterView()
         self.metrics = Metrics()
         self.metrics.api_connected.set_function(lambda: float(self._connected))
@@ -118,7 +119,7 @@ class Agent:
             os.set_blocking(descriptor, False)
         self._handles = KernelHandles()
         self._cached_revision = -1
-        self._cache_written = 0.0
+
         self._cache_thread: Optional[threading.Thread] = None
         self._timers: Dict[str, float] = {}
         self._ready_sent = False

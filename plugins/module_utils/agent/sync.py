@@ -27,7 +27,8 @@ FIRST_SERVICES = (
     NamespacedName("kube-system", "kube-dns"),
     NamespacedName("kube-system", "coredns"),
 )
-_COLD_BATCH = 1000
+#: Services to be programmed at a time on an empty node; iptables takes as long for some of them as for all.
+_COLD_BATCH = {IPTABLES: 1 << 30, IPVS: 1000, NFTABLES: 1000}
 
 FULL, PARTIAL, COLD = "full", "partial", "cold"
 
@@ -51,9 +52,9 @@ class Outcome(NamedTuple):
     observed: bool
 
 
-def cold_batches(services: Sequence[NamespacedName]) -> Iterator[List[NamespacedName]]:
+def cold_batches(services: Sequence[NamespacedName], size: int) -> Iterator[List[NamespacedName]]:
     """All Services in the order in which an empty node is programmed: first nothing but the static part, then those
-    that everything else depends on, then the others in portions.
+    that everything else depends on, then the others in portions of ``size``.
     """
     yield []
     known = set(services)
@@ -61,8 +62,8 @@ def cold_batches(services: Sequence[NamespacedName]) -> Iterator[List[Namespaced
     if first:
         yield first
     rest = sorted(known.difference(first))
-    for start in range(0, len(rest), _COLD_BATCH):
-        yield rest[start : start + _COLD_BATCH]
+    for start in range(0, len(rest), size):
+        yield rest[start : start + size]
 
 
 class Syncer:
@@ -101,7 +102,7 @@ class Syncer:
     def _fill(self, proxy: NodeProxy, services: List[NamespacedName]) -> None:
         """Program an empty kernel step by step; a failure is left to the full sync that follows."""
         started = time.monotonic()
-        for number, batch in enumerate(cold_batches(services)):
+        for number, batch in enumerate(cold_batches(services, _COLD_BATCH[proxy.configuration.mode])):
             for family in proxy.families:
                 family.take(self.view.state, batch)
                 try:
