@@ -11,13 +11,13 @@ PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
 WIRE := tests/conformance/lab
 # What `make test` runs, in this order; all are run even if one fails.
-STEPS := lint unit pythons kernel uml modules sanity ansible-units build cores importer conformance
+STEPS := lint unit pythons kernel uml modules systemd sanity ansible-units build cores importer conformance
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
 export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup setup-lab demo docs record test lint unit pythons kernel uml modules sanity ansible-units build cores importer \
+.PHONY: help setup setup-lab demo docs record test lint unit pythons kernel uml systemd modules sanity ansible-units build cores importer \
 	conformance clean
 
 help:
@@ -64,6 +64,9 @@ kernel: setup-lab
 
 uml: setup-lab
 	$(PYTHON) -m tests.lab.uml --memory 1G -- $(PYTEST) -q -p no:cacheprovider tests/kernel tests/modules -m uml
+
+systemd: setup-lab
+	$(PYTEST) -q tests/systemd
 
 modules: setup-lab
 	$(PYTEST) -q tests/modules -m "not uml"
