@@ -17,7 +17,8 @@ from . import collection, module_reference, session, variables
 
 RECORDING = Path("examples/demo-session.txt")
 PICTURE = Path("docs/demo.svg")
-SECTIONS = ("Preview", "The same again", "Who answers, through lab-ipvs", "Drift", "Result")
+# Sections of the recording that the picture shows, with the number of lines to keep of each.
+SECTIONS = {"Preview": 24, "The same again": 9, "Who answers, through lab-ipvs": 9, "Drift": 12, "Result": 9}
 
 
 def generated(root: Path = ROOT) -> Dict[Path, str]:
@@ -25,7 +26,7 @@ def generated(root: Path = ROOT) -> Dict[Path, str]:
     files = {Path("docs") / name: text for name, text in module_reference.pages(collection.modules(root)).items()}
     files[Path("docs/variables.md")] = variables.page(collection.roles(root), root)
     recording = (root / RECORDING).read_text(encoding="utf-8")
-    files[PICTURE] = session.picture(session.excerpt(recording, SECTIONS, 30), "make demo (extract)")
+    files[PICTURE] = session.picture(session.excerpt(recording, SECTIONS), "make demo (extract)")
     return files
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import List, Sequence
+from typing import List, Mapping, Sequence
 from xml.sax.saxutils import escape
 
 CHARACTER = 7.8
@@ -69,15 +69,17 @@ def shorten(lines: Sequence[str]) -> List[str]:
     return kept
 
 
-def excerpt(text: str, headings: Sequence[str], most: int) -> str:
-    """Of a recording, the sections whose heading begins with one of ``headings``, each at most that many lines."""
+def excerpt(text: str, headings: Mapping[str, int]) -> str:
+    """Of a recording, the sections whose heading begins with one of ``headings``, each with at most that many lines."""
     kept: List[str] = []
     for section in re.split(r"\n(?==== )", "\n" + text.strip("\n")):
         lines = shorten(section.split("\n"))
         if not lines:
             continue
-        if any(lines[0].startswith(f"=== {heading}") for heading in headings):
-            kept += [*lines[:most], *([f"[{len(lines) - most} more lines]"] if len(lines) > most else []), ""]
+        for heading, most in headings.items():
+            if lines[0].startswith(f"=== {heading}"):
+                more = [f"[{len(lines) - most} more lines]"] if len(lines) > most else []
+                kept += [*lines[:most], *more, ""]
     if not kept:
         raise ValueError(f"the recording has none of the sections {', '.join(headings)}")
     return "\n".join(kept).rstrip() + "\n"

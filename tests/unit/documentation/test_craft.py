@@ -148,9 +148,10 @@ def test_semantic_markup_becomes_markdown():
 
 def test_a_session_becomes_a_picture():
     recording = "=== One\n$ command\nincluded: x\n+added <&>\n\n=== Two\nleft out\n"
-    extract = session.excerpt(recording, ["One"], 10)
-    assert extract == "=== One\n$ command\n+added <&>\n"
-    picture = session.picture(extract, "a title")
+    extract = session.excerpt(recording, {"One": 2})
+    assert extract == "=== One\n$ command\n[1 more lines]\n"
+    assert session.excerpt(recording, {"One": 3}) == "=== One\n$ command\n+added <&>\n"
+    picture = session.picture(session.excerpt(recording, {"One": 9}), "a title")
     assert picture.startswith("<svg ") and "+added &lt;&amp;&gt;" in picture and "left out" not in picture
     with pytest.raises(ValueError, match="Three"):
-        session.excerpt(recording, ["Three"], 10)
+        session.excerpt(recording, {"Three": 2})
