@@ -26,11 +26,14 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot import canonical_snapshot
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.benchmarks.large_cluster import large_cluster, node_name, printed
 from tests.benchmarks.payload import build_payload
 from tests.lab import system
+
+# isort: split
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot import canonical_snapshot
 
 MODULE = "kubenode.proxy.service_proxy"
 FROM_EMPTY_LIMIT = 15.0

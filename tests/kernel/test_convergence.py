@@ -1,0 +1,255 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whole convergences: repeated, checked, from mode to mode and away again, judged by what the usual tools print.
+
+Rules of others are there in every table that a mode writes to, and have to be the same to the byte afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.lock import ConvergenceLock
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+
+UML = pytest.mark.uml
+# Each mode, and the variant of iptables that the rules of others make the node use.
+MODES = [
+    ("iptables", "legacy"),
+    ("iptables", "nft"),
+    ("nftables", "nft"),
+    pytest.param("iptables", "legacy", marks=UML, id="iptables-uml"),
+    pytest.param("ipvs", "legacy", marks=UML, id="ipvs-uml"),
+]
+FOREIGN_CHAINS = (
+    ("nat", ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING")),
+    ("filter", ("INPUT", "FORWARD", "OUTPUT")),
+    ("mangle", ("PREROUTING", "OUTPUT")),
+)
+FOREIGN_TABLE = "table inet foreign { chain kept { type filter hook input priority 10; tcp dport 9 counter drop; }; }"
+
+
+def run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def has_nftables() -> bool:
+    """Whether nf_tables can do NAT for IPv4: the guest's kernel has only the family inet of it."""
+    sample = "table ip probe { chain probe { type nat hook output priority 0; }; }"
+    return subprocess.run(["nft", "--check", sample], capture_output=True, check=False).returncode == 0
+
+
+def has_ipvs() -> bool:
+    return os.path.exists("/proc/net/ip_vs")
+
+
+def service(name: str, number: int, kind: str = "ClusterIP", protocol: str = "TCP", **spec: Any) -> Dict[str, Any]:
+    port: Dict[str, Any] = {"name": "main", "port": 80, "protocol": protocol}
+    if kind != "ClusterIP":
+        port["nodePort"] = 30000 + number
+    ips = [f"10.96.0.{number}", f"fd00:96::{number}"]
+    fields = {"type": kind, "clusterIP": ips[0], "clusterIPs": ips, "ports": [port], **spec}
+    return {"kind": "Service", "metadata": {"namespace": "shop", "name": name}, "spec": fields}
+
+
+def endpoint_slices(name: str, number: int, count: int, protocol: str = "TCP") -> List[Dict[str, Any]]:
+    slices = []
+    for family, prefix in (("IPv4", f"10.244.{number}."), ("IPv6", f"fd00:244:{number}::")):
+        endpoints = [
+            {"addresses": [f"{prefix}{last}"], "conditions": {"ready": True}, "nodeName": f"node-{last % 2}"}
+            for last in range(1, count + 1)
+        ]
+        metadata = {
+            "namespace": "shop",
+            "name": f"{name}-{family.lower()}",
+            "labels": {"kubernetes.io/service-name": name},
+        }
+        ports = [{"name": "main", "port": 8080, "protocol": protocol}]
+        slices.append(
+            {
+                "kind": "EndpointSlice",
+                "metadata": metadata,
+                "addressType": family,
+                "endpoints": endpoints,
+                "ports": ports,
+            }
+        )
+    return slices
+
+
+def cluster() -> ClusterState:
+    """Every kind of Service, in both families."""
+    affinity = {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}}}
+    balanced = service(
+        "balanced", 4, "LoadBalancer", loadBalancerSourceRanges=["192.0.2.0/24"], externalTrafficPolicy="Local"
+    )
+    balanced["spec"]["healthCheckNodePort"] = 31004
+    balanced["status"] = {"loadBalancer": {"ingress": [{"ip": "203.0.113.4"}, {"ip": "2001:db8::4"}]}}
+    objects = [
+        service("plain", 1),
+        service("sticky", 2, externalIPs=["198.51.100.2"], **affinity),
+        service("node", 3, "NodePort", "UDP"),
+        balanced,
+        service("deserted", 5),
+        *endpoint_slices("plain", 1, 3),
+        *endpoint_slices("sticky", 2, 2),
+        *endpoint_slices("node", 3, 2, "UDP"),
+        *endpoint_slices("balanced", 4, 2),
+        {"kind": "Node", "metadata": {"name": "node-1"}, "status": {"addresses": []}},
+    ]
+    state = ClusterState.from_objects(objects)
+    assert state.refusals == ()
+    return state
+
+
+def request(mode: str, directory: Path, **more: Any) -> Request:
+    configuration = load({"mode": mode, "nodePortAddresses": ["primary"]}).configuration
+    values = {"cluster": cluster(), "node_name": "node-1", "state_directory": str(directory / "state"), **more}
+    return Request(configuration=configuration, **values)
+
+
+def remove(directory: Path) -> Report:
+    return converge(Request(ClusterState(), load({}).configuration, state="absent", state_directory=str(directory)))
+
+
+def variants() -> List[str]:
+    return ["legacy", "nft"] if has_nftables() else ["legacy"]
+
+
+def add_foreign_rules(preferred: str) -> None:
+    """Rules of others, in every table and variant, and most of them in one, which is then the variant in use."""
+    for program in ("iptables", "ip6tables"):
+        for variant in variants():
+            for table, chains in FOREIGN_CHAINS:
+                for chain in chains:
+                    words = ["-p", "tcp", "--dport", "9", "-m", "comment", "--comment", f'of "others" in {chain}']
+                    run(f"{program}-{variant}", "-t", table, "-A", chain, *words)
+        run(f"{program}-{preferred}", "-t", "filter", "-N", "OTHERS")
+        run(f"{program}-{preferred}", "-t", "filter", "-A", "OTHERS", "-j", "ACCEPT")
+    if has_nftables():
+        run("nft", FOREIGN_TABLE)
+    if has_ipvs():
+        run("ipvsadm", "-A", "-f", "7", "-s", "rr")
+        run("ipset", "create", "FOREIGN", "hash:ip")
+        run("ipset", "add", "FOREIGN", "192.0.2.99")
+
+
+def rules() -> List[str]:
+    """Everything in this network namespace that a mode may write to, as the usual tools print it."""
+    commands = [[f"{program}-{variant}-save"] for program in ("iptables", "ip6tables") for variant in variants()]
+    if has_nftables():
+        commands.append(["nft", "list", "ruleset"])
+    if has_ipvs():
+        commands += [["ipvsadm", "-Sn"], ["ipset", "save"]]
+    commands.append(["ip", "-o", "address"])
+    lines = [line for command in commands for line in run(*command).splitlines()]
+    # Comments tell the time, and a device that was made anew has another number.
+    return [re.sub(r"^\d+: ", "", line) for line in lines if not line.startswith("#")]
+
+
+def everything(directory: Path) -> Tuple[List[str], ...]:
+    """What a check must leave alone: rules, kernel parameters, modules, files."""
+    parameters = []
+    for path in sorted(Path("/proc/sys/net").rglob("*")):
+        if path.is_file() and os.stat(path).st_mode & 0o444 and re.search("conntrack|vs|conf/(all|lo)", str(path)):
+            try:
+                text = path.read_text(errors="replace")
+            except OSError:
+                continue  # some parameters can only be written
+            if "count" not in path.name and "expect" not in path.name:
+                parameters.append(f"{path} {text}")
+    modules = os.listdir("/sys/module")
+    files = [str(path) for top in (directory, Path("/run")) for path in sorted(top.glob("**/kubenode*"))]
+    return rules(), parameters, sorted(modules), files, sorted(map(str, directory.rglob("*")))
+
+
+@pytest.mark.parametrize(("mode", "variant"), MODES)
+def test_checked_converged_repeated_and_removed(tmp_path, mode, variant):
+    add_foreign_rules(variant)
+    foreign, before = rules(), everything(tmp_path)
+    checked = converge(request(mode, tmp_path, check=True, describe=True))
+    assert checked.changed and everything(tmp_path) == before
+    done = converge(request(mode, tmp_path, describe=True))
+    assert done.families == ("IPv4", "IPv6") and done.counts["services"] == 5
+    tables = {change.table: change for change in done.changes if not change.table.startswith("sysctl")}
+    assert tables == {item.table: item for item in checked.changes if not item.table.startswith("sysctl")}
+    if mode == "iptables":
+        assert done.xtables_variant.split("(")[1].startswith(variant)
+    for again in (converge(request(mode, tmp_path)), converge(request(mode, tmp_path, check=True))):
+        assert (again.changed, again.changes) == (False, ())
+    converged = everything(tmp_path)
+    removing = converge(request(mode, tmp_path, state="absent", check=True))
+    assert removing.changed and everything(tmp_path) == converged
+    assert remove(tmp_path / "state").changed
+    assert rules() == foreign
+    assert not remove(tmp_path / "state").changed
+
+
+def tour(directory: Path, *modes: str) -> None:
+    """Go from mode to mode; each has to leave exactly what it leaves on a node that never had another."""
+    alone = {}
+    for mode in dict.fromkeys(modes):
+        converge(request(mode, directory))
+        alone[mode] = rules()
+        remove(directory / "state")
+    nothing = rules()
+    for mode in modes:
+        assert converge(request(mode, directory)).changed
+        assert sorted(rules()) == sorted(alone[mode])
+        assert not converge(request(mode, directory)).changed
+    remove(directory / "state")
+    assert rules() == nothing
+
+
+@pytest.mark.parametrize("variant", ("legacy", "nft"))
+def test_modes_leave_nothing_of_each_other(tmp_path, variant):
+    add_foreign_rules(variant)
+    tour(tmp_path, "iptables", "nftables", "iptables")
+
+
+@UML
+def test_ipvs_and_iptables_leave_nothing_of_each_other(tmp_path):
+    add_foreign_rules("legacy")
+    tour(tmp_path, "iptables", "ipvs", "iptables")
+
+
+def test_convergences_wait_for_each_other(tmp_path):
+    """Of several at one time exactly one changes something, and none fails."""
+    wanted = request("nftables", tmp_path, lock_timeout=60.0)
+    reports: List[Report] = []
+    converging = [threading.Thread(target=lambda: reports.append(converge(wanted))) for _number in range(3)]
+    for thread in converging:
+        thread.start()
+    for thread in converging:
+        thread.join()
+    assert sorted(report.changed for report in reports) == [False, False, True]
+
+
+def test_a_held_lock_is_named_and_nothing_is_changed(tmp_path):
+    before = rules()
+    with ConvergenceLock(str(tmp_path / "state"), 0.1), pytest.raises(KernelError) as caught:
+        converge(request("nftables", tmp_path, lock_timeout=0.2))
+    assert f"held by process {os.getpid()}: another convergence of this node is running" in str(caught.value)
+    assert rules() == before
+
+
+def test_a_damaged_memory_is_replaced(tmp_path):
+    converge(request("nftables", tmp_path))
+    ledger = tmp_path / "state" / "ledger.json"
+    assert "shop/node" in ledger.read_text()
+    for damaged in ("", "{", "[1]", '{"version": 99}', "\0" * 64):
+        ledger.write_text(damaged)
+        assert not converge(request("nftables", tmp_path)).changed
+        assert "shop/node" in ledger.read_text()
