@@ -30,8 +30,8 @@ from tests.lab import system
 
 # isort: split
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift import Events
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.legacy_tables import TableReader
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.notifications import Events
 from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.model import VirtualServerKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import IpvsSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import NETLINK_NETFILTER

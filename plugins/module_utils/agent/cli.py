@@ -189,4 +189,4 @@ def _words(parser: argparse.ArgumentParser) -> Dict[str, List[str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

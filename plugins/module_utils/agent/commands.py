@@ -23,9 +23,10 @@ from ..errors import ProxyError
 from ..packaging.identity import engine_hash
 from .cache import read_cache
 from .control import NoAgent, ask_agent
-from .daemon import Agent, AgentOptions, read_configuration
+from .daemon import Agent
 from .explain import explain, explanation_document, parse_destination
 from .log import Log
+from .options import AgentOptions, read_configuration
 
 DEFAULT_STATE = "/run/kubenode-proxy"
 DEFAULT_CACHE = "/var/lib/kubenode-proxy/cluster.json.gz"

@@ -10,31 +10,29 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
-import select
 import signal
-import threading
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
 from ..cluster.api import ENDPOINT_SLICES, NODES, SERVICE_CIDRS, SERVICES, ApiClient
 from ..cluster.connection import ApiConnection
 from ..cluster.model import Node
 from ..cluster.parse import object_key
-from ..configuration.load import load, load_file
 from ..configuration.model import IPVS, NODE_CIDR, KubeProxyConfiguration
 from ..convergence.handles import KernelHandles
 from ..convergence.lock import ConvergenceLock
 from ..convergence.request import Request
-from ..errors import ConfigurationError, ProxyError, SnapshotError
+from ..errors import ConfigurationError, ProxyError
 from ..routing.node import node_name
-from .cache import read_cache, write_encoded
 from .control import Ask, ControlServer
 from .drift import DriftWatch
 from .events import NORMAL, WARNING, EventPoster, node_reference, service_reference
 from .health import ProxyHealth
+from .inbox import Inbox
+from .keeper import CacheKeeper, Names
 from .log import Log
 from .metrics import Metrics
+from .options import AgentOptions, read_configuration
 from .reflector import Batch, Reflector
 from .schedule import Schedule
 from .setup import NodeProxy, changed_plans, make_family, node_differences, remove_leftovers, set_up
@@ -55,30 +53,6 @@ _LONGEST_WAIT_SECONDS = 3600.0
 _LOCK_SECONDS = 30.0
 
 
-class AgentOptions(NamedTuple):
-    """How an agent is started. Empty texts stand for what the configuration says; ``cache`` empty: keep none.
-
-    ``control``: path of the unix socket for the node command; empty for none.
-    """
-
-    configuration: str = ""
-    kubeconfig: str = ""
-    node_name: str = ""
-    mode: str = ""
-    fallback: str = ""
-    state_directory: str = "/run/kubenode-proxy"
-    cache: str = "/var/lib/kubenode-proxy/cluster.json.gz"
-    control: str = "/run/kubenode-proxy/agent.sock"
-    ignore_findings: Tuple[str, ...] = ()
-
-
-def read_configuration(options: AgentOptions) -> Tuple[KubeProxyConfiguration, Tuple[str, ...]]:
-    """The configuration of the options' file, or the default one. Raises ConfigurationError."""
-    mode = options.mode if options.mode != "auto" else ""
-    loaded = load_file(options.configuration, mode) if options.configuration else load({}, mode)
-    return loaded.configuration, loaded.warnings
-
-
 class Fatal(Exception):
     """The agent has to end, and be started anew, for this reason."""
 
@@ -95,11 +69,11 @@ class Agent:
             log.warning(warning)
         self._read_configuration = self.configuration
         self.started = time.time()
-        self._cache_written = 0.0
+        self._keeper = CacheKeeper(options.cache, log)
         self.view = ClusterView()
         self.metrics = Metrics()
         self.metrics.api_connected.set_function(lambda: float(self._connected))
-        self.metrics.cache_age.set_function(lambda: time.time() - self._cache_written if self._cache_written else 0.0)
+        self.metrics.cache_age.set_function(lambda: self._keeper.age())
         self.health = ProxyHealth(2 * self.configuration.sync_period)
         self.surface = Surface(self.configuration, self.health, self.metrics)
         self.syncer = Syncer(self.view, self.health, self.metrics, self.surface, log)
@@ -111,41 +85,26 @@ class Agent:
         self.node_name = node_name(options.node_name or self.configuration.hostname_override, os.uname().nodename)
         self.last_sync_end = 0.0
         self._events: Optional[EventPoster] = None
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._inbox = Inbox()
         self._stop = False
         self._reload = False
-        self._wake_read, self._wake_write = os.pipe()
-        for descriptor in (self._wake_read, self._wake_write):
-            os.set_blocking(descriptor, False)
         self._handles = KernelHandles()
-        self._cached_revision = -1
 
-        self._cache_thread: Optional[threading.Thread] = None
         self._timers: Dict[str, float] = {}
         self._ready_sent = False
         self._node: Optional[Node] = None
 
-    # Waking and signals
-
-    def wake(self) -> None:
-        """Have the loop look at what is new; may be called from any thread or signal handler."""
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_write, b"\0")
-
-    def deliver(self, item: Any) -> None:
-        """Put a Batch or a question for the loop to take up."""
-        self._inbox.put(item)
-        self.wake()
+    # Signals
 
     def stop(self) -> None:
         """End the loop soon; the dataplane stays as it is."""
         self._stop = True
-        self.wake()
+        self._inbox.wake()
 
     def reload(self) -> None:
         """Read the configuration again soon."""
         self._reload = True
-        self.wake()
+        self._inbox.wake()
 
     def install_signals(self) -> None:
         """SIGTERM and SIGINT stop, SIGHUP reloads. Only the main thread may do this."""
@@ -163,11 +122,11 @@ class Agent:
             stack.enter_context(self._handles)
             stack.callback(self.surface.close)
             if self.options.control:
-                control = ControlServer(self.options.control, self.deliver)
+                control = ControlServer(self.options.control, self._inbox.deliver)
                 stack.callback(control.close)
-            cached = self._read_cache()
+            cached, names = self._keeper.read()
             self._open_servers()
-            self._start_reflectors()
+            self._start_reflectors(names)
             self._events = EventPoster(self._connect, os.uname().nodename, self.log)
             try:
                 self._await_cluster(cached)
@@ -185,51 +144,33 @@ class Agent:
         self.systemd.stopping()
         for reflector in self.reflectors:
             reflector.stop()
-        if self.drift is not None:
-            self.drift.close()
+        self._forget_drift()
         if self._events is not None:
             self._events.close()
-        if self._cache_thread is not None:
-            self._cache_thread.join(10)
-        self._write_cache_now()
+        if self._listed:
+            self._keeper.write_now(self.view)
         self.log.info("stopped; what is programmed stays", syncs=self.syncer.syncs)
 
     def _connect(self) -> ApiClient:
         kubeconfig = self.options.kubeconfig or self.configuration.client_connection.kubeconfig
         return ApiClient(ApiConnection(kubeconfig=kubeconfig or None))
 
-    def _start_reflectors(self) -> None:
+    def _start_reflectors(self, known: Names) -> None:
         own_node = f"metadata.name={self.node_name}"
         for resource, selector in ((NODES, own_node), (SERVICES, ""), (ENDPOINT_SLICES, ""), (SERVICE_CIDRS, "")):
             reflector = Reflector(
                 resource,
                 self._connect,
-                self.deliver,
+                self._inbox.deliver,
                 lambda text: self.log.warning(text),
                 field_selector=selector,
                 optional=resource is SERVICE_CIDRS,
                 reduce=small,
             )
-            reflector.known.assume(self._assumed.get(resource.kind, ()))
+            reflector.known.assume(known.get(resource.kind, ()))
             self.reflectors.append(reflector)
-        self._assumed.clear()
         for reflector in self.reflectors:
             reflector.start()
-
-    def _read_cache(self) -> List[Dict[str, Any]]:
-        self._assumed: Dict[str, List[Tuple[str, str]]] = {}
-        if not self.options.cache:
-            return []
-        try:
-            cached = read_cache(self.options.cache)
-        except SnapshotError as error:
-            self.log.info("no cluster state to start from", reason=error)
-            return []
-        self._cache_written = cached.written
-        for raw in cached.objects:
-            key = object_key(raw)
-            self._assumed.setdefault(key.kind, []).append((key.namespace, key.name))
-        return cached.objects
 
     # Until there is a cluster to serve
 
@@ -308,9 +249,7 @@ class Agent:
         self.schedule = self._make_schedule()
         for family in proxy.families:
             self.health.updated(family.family)
-        if self.drift is not None:
-            self.drift.close()
-        self.drift = DriftWatch(proxy.configuration.mode, proxy.families, self._handles, self.log)
+        self._forget_drift()
         self.log.info(
             "programming this node",
             node=proxy.view.name,
@@ -319,6 +258,12 @@ class Agent:
             families=",".join(family.family for family in proxy.families),
         )
         return proxy
+
+    def _forget_drift(self) -> None:
+        """The families will be others; what is watched begins anew with their first sync."""
+        if self.drift is not None:
+            self.drift.close()
+            self.drift = None
 
     def _make_schedule(self) -> Schedule:
         configuration = self.configuration
@@ -354,18 +299,10 @@ class Agent:
         return max(0.0, min(delays))
 
     def _wait(self, seconds: float) -> None:
-        watched = [self._wake_read, *(self.drift.filenos() if self.drift is not None else ())]
-        select.select(watched, (), (), seconds)
-        with contextlib.suppress(BlockingIOError):
-            while len(os.read(self._wake_read, 4096)) == 4096:
-                pass
+        self._inbox.wait(self.drift.filenos() if self.drift is not None else (), seconds)
 
     def _take_inbox(self) -> None:
-        while True:
-            try:
-                item = self._inbox.get_nowait()
-            except queue.Empty:
-                return
+        for item in self._inbox.items():
             if isinstance(item, Batch):
                 self._take_batch(item)
             elif isinstance(item, Ask):
@@ -385,7 +322,7 @@ class Agent:
             self._set_timer("addresses", ADDRESS_PAUSE_SECONDS)
         if self.view.dirty:
             self._note_queued()
-        if self.options.cache and self.view.revision != self._cached_revision:
+        if self._keeper.is_behind(self.view):
             self._set_timer("cache", CACHE_SECONDS)
 
     def _note_queued(self) -> None:
@@ -448,8 +385,12 @@ class Agent:
         now = time.monotonic()
         self.schedule.ended(now, outcome.succeeded)
         self.last_sync_end = time.time()
-        if self.drift is not None:
-            self.drift.settled(outcome.changes > 0, outcome.observed)
+        if self.drift is None:
+            # Not before the first sync of a node: it may make more notifications than any buffer holds.
+            self.drift = DriftWatch(proxy.configuration.mode, proxy.families, self._handles, self.log)
+        self.drift.settled(outcome.changes > 0, outcome.observed)
+        if outcome.observed:
+            trim_memory()
         for service, reason in outcome.failed_services:
             self.log.warning("health check node port cannot be served", service=service, reason=reason)
             about = service_reference(service.namespace, service.name)
@@ -548,9 +489,7 @@ class Agent:
         self.log.info("addresses or ServiceCIDRs changed", families=",".join(changed))
         self.surface.close_service_health(tuple(changed))
         self.proxy = proxy._replace(families=families)
-        if self.drift is not None:
-            self.drift.close()
-        self.drift = DriftWatch(proxy.configuration.mode, families, self._handles, self.log)
+        self._forget_drift()
         self.view.dirty |= set(self.view.state.services)
         self.schedule.request()
 
@@ -569,28 +508,8 @@ class Agent:
             self._set_timer("servers", RETRY_SECONDS)
 
     def _write_cache(self) -> None:
-        """Write the cluster state in a thread of its own, so that syncs do not wait for the disk."""
-        if not self._listed or self.view.revision == self._cached_revision:
-            return
-        if self._cache_thread is not None and self._cache_thread.is_alive():
+        if self._listed and self._keeper.is_behind(self.view) and not self._keeper.write_beside(self.view):
             self._set_timer("cache", CACHE_SECONDS)
-            return
-        self._cached_revision = self.view.revision
-        objects = self.view.objects()
-        self._cache_thread = threading.Thread(target=self._store, args=(objects,), name="cache", daemon=True)
-        self._cache_thread.start()
-
-    def _write_cache_now(self) -> None:
-        if self.options.cache and self._listed and self.view.revision != self._cached_revision:
-            self._cached_revision = self.view.revision
-            self._store(self.view.objects())
-
-    def _store(self, objects: List[bytes]) -> None:
-        try:
-            write_encoded(self.options.cache, objects)
-            self._cache_written = time.time()
-        except SnapshotError as error:
-            self.log.warning("the cluster state is not kept", error=error)
 
     # Configuration
 

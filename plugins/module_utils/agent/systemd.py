@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import Mapping
+from typing import Mapping, Optional
 
 _MICROSECONDS = 1_000_000
 
@@ -16,7 +16,8 @@ _MICROSECONDS = 1_000_000
 class Systemd:
     """Sends notifications to the socket that systemd names; does nothing where there is none."""
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, environment: Optional[Mapping[str, str]] = None) -> None:
+        environment = os.environ if environment is None else environment
         path = environment.get("NOTIFY_SOCKET", "")
         # An abstract socket is written with @ for the zero byte that begins its name.
         self._address = "\0" + path[1:] if path.startswith("@") else path

@@ -137,7 +137,7 @@ class IptablesTables(DesiredTables):
         self._comments = True
         self._endpoints = 0
         self._endpoints_of: Dict[NamespacedName, int] = {}
-        self._merged.replace(_STATIC, [(table, key, rules) for table, key, rules in iptables.static_entries(settings)])
+        self._merged.replace(_STATIC, list(iptables.static_entries(settings)))
         for key, value in iptables.static_table(settings).items():
             self._merged.put(IPTABLES_CHAINS, key, value)
         self._derive(self._merged.journal)
@@ -157,8 +157,7 @@ class IptablesTables(DesiredTables):
         self.stale = False
 
     def _entries(self, route: ServicePortRoute) -> List[Entry]:
-        entries = iptables_entries(route, self.settings, self._comments)
-        return [(table, key, rules) for table, key, rules in entries]
+        return list(iptables_entries(route, self.settings, self._comments))
 
     def _derive(self, journal: Journal) -> None:
         touched: Dict[ChainKey, None] = {}

@@ -1,0 +1,35 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How an agent is started, and the configuration that follows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Tuple
+
+from ..configuration.load import load, load_file
+from ..configuration.model import KubeProxyConfiguration
+
+
+class AgentOptions(NamedTuple):
+    """How an agent is started. Empty texts stand for what the configuration says; ``cache`` empty: keep none.
+
+    ``control``: path of the unix socket for the node command; empty for none.
+    """
+
+    configuration: str = ""
+    kubeconfig: str = ""
+    node_name: str = ""
+    mode: str = ""
+    fallback: str = ""
+    state_directory: str = "/run/kubenode-proxy"
+    cache: str = "/var/lib/kubenode-proxy/cluster.json.gz"
+    control: str = "/run/kubenode-proxy/agent.sock"
+    ignore_findings: Tuple[str, ...] = ()
+
+
+def read_configuration(options: AgentOptions) -> Tuple[KubeProxyConfiguration, Tuple[str, ...]]:
+    """The configuration of the options' file, or the default one, and warnings. Raises ConfigurationError."""
+    mode = options.mode if options.mode != "auto" else ""
+    loaded = load_file(options.configuration, mode) if options.configuration else load({}, mode)
+    return loaded.configuration, loaded.warnings

@@ -1,0 +1,222 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent's smaller parts: log lines, systemd, the cluster view, drift, events, surface."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import time
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.events import (
+    NORMAL,
+    make_event,
+    node_reference,
+    service_reference,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.legacy_tables import LockWatch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.polls import PollWatch, ServersContent
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.reflector import Batch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.servers import HttpServer
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface import parse_address
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import cold_batches
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.systemd import Systemd
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.view import ClusterView, small
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
+
+
+def endpoints(trigger="", address="10.244.1.1", version="5"):
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "namespace": "default",
+            "name": "web-1",
+            "resourceVersion": version,
+            "managedFields": [{"manager": "x"}],
+            "labels": {"kubernetes.io/service-name": "web"},
+            "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": trigger} if trigger else {},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "", "protocol": "TCP", "port": 80}],
+        "endpoints": [{"addresses": [address]}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("as_json", "priorities", "expected"),
+    [
+        (False, False, 'level=info msg="it is done" count=3 seconds=0.25 text="a b\\"c" empty=""\n'),
+        (False, True, '<6>level=info msg="it is done" count=3 seconds=0.25 text="a b\\"c" empty=""\n'),
+    ],
+)
+def test_log_lines(as_json, priorities, expected):
+    stream = io.StringIO()
+    log = Log(stream, as_json, priorities)
+    log.info("it is done", count=3, seconds=0.25, text='a b"c', empty="")
+    log.debug("not shown")
+    assert stream.getvalue() == expected
+
+
+def test_log_lines_in_json_and_without_line_breaks():
+    stream = io.StringIO()
+    Log(stream, as_json=True, clock=lambda: 12.5).error("bad", error=ValueError("x\ny"))
+    assert json.loads(stream.getvalue()) == {"ts": 12.5, "level": "error", "msg": "bad", "error": "x\ny"}
+    stream = io.StringIO()
+    Log(stream).warning("two\nlines", value="a\nb\x1b[1m")
+    assert stream.getvalue() == 'level=warning msg="two lines" value="a b?[1m"\n'
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_systemd_is_told(tmp_path, abstract):
+    path = f"@kubenode-test-{tmp_path.name}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind("\0" + path[1:] if abstract else path)
+        sock.settimeout(2)
+        manager = Systemd({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "4000000"})
+        assert manager.watchdog_seconds == 4.0
+        manager.ready()
+        manager.status("good")
+        manager.status("good")
+        manager.alive()
+        manager.reloading()
+        manager.stopping()
+        assert [sock.recv(100).split(b"\n")[0] for _ in range(5)] == [
+            b"READY=1",
+            b"STATUS=good",
+            b"WATCHDOG=1",
+            b"RELOADING=1",
+            b"STOPPING=1",
+        ]
+    manager.ready()
+    Systemd({}).ready()
+    assert Systemd({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}).watchdog_seconds == 0.0
+
+
+def test_the_view_counts_real_changes_and_keeps_small_objects():
+    view = ClusterView()
+    assert view.take(Batch("EndpointSlice", [small(endpoints())], [], True)) == (0, 1)
+    assert view.take(Batch("EndpointSlice", [small(endpoints(version="6"))], [])) == (0, 0)
+    assert view.revision == 1 and view.listed == {"EndpointSlice"}
+    assert view.take_dirty() == {NamespacedName("default", "web")} and view.take_dirty() == set()
+    (text,) = view.objects()
+    assert b"managedFields" not in text and b"resourceVersion" not in text
+    assert view.take(Batch("EndpointSlice", [], [endpoints()])) == (0, 1)
+    assert view.objects() == [] and view.revision == 2 and view.pending_slices == 2
+    view.synced(time.time())
+    assert view.pending_slices == 0
+
+
+def test_latency_counts_from_trigger_times_after_the_start():
+    view = ClusterView()
+    now = time.time()
+    future = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now + 5)) + ".5Z"
+    view.take(Batch("EndpointSlice", [endpoints("2020-01-01T00:00:00Z")], []))
+    view.take(Batch("EndpointSlice", [endpoints("not a time", "10.244.1.2")], []))
+    assert view.synced(now) == []
+    view.take(Batch("EndpointSlice", [endpoints(future, "10.244.1.3")], []))
+    (latency,) = view.synced(now + 10)
+    assert 3.0 < latency < 6.0
+    view.take(Batch("EndpointSlice", [endpoints(future, "10.244.1.4")], []))
+    view.take(Batch("EndpointSlice", [], [endpoints()]))
+    assert view.synced(now + 10) == []
+
+
+def test_refused_objects_are_counted_by_kind():
+    view = ClusterView()
+    raw = endpoints()
+    raw["endpoints"] = "nonsense"
+    view.take(Batch("EndpointSlice", [raw], []))
+    assert view.refused_by_kind()["EndpointSlice"] == 1
+
+
+def test_an_empty_node_is_filled_in_the_order_of_importance():
+    services = [NamespacedName("shop", f"s{number}") for number in range(5)]
+    services += [NamespacedName("kube-system", "kube-dns"), NamespacedName("default", "kubernetes")]
+    batches = list(cold_batches(services, 3))
+    assert batches[0] == []
+    assert batches[1] == [NamespacedName("default", "kubernetes"), NamespacedName("kube-system", "kube-dns")]
+    assert [len(batch) for batch in batches[2:]] == [3, 2]
+    assert sorted(name for batch in batches for name in batch) == sorted(services)
+
+
+def test_polled_contents_raise_suspicion_and_are_verified_after_own_changes():
+    content, now = [b"a"], [100.0]
+    watch = PollWatch("IPVS", ["IPv4", "IPv6"], lambda: content[0], lambda: now[0])
+
+    def look():
+        found = {}
+        watch.look(found)
+        return sorted(found)
+
+    watch.settled(True, True)
+    assert look() == []
+    content[0] = b"b"
+    assert look() == ["IPv4", "IPv6"]
+    watch.settled(True, True)
+    assert look() == []
+    content[0] = b"c"
+    watch.settled(True, False)
+    assert look() == []
+    now[0] += 6
+    assert look() == ["IPv4", "IPv6"]
+    watch.settled(False, True)
+    assert look() == []
+
+
+def test_connection_counts_do_not_change_the_content_of_ipvs():
+    lines = (
+        b"IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n"
+        b"TCP  0A600001:0050 rr  \n  -> 0AF40101:1F90      Masq    %d      %d          %d         \n"
+    )
+    texts = iter([lines % (1, 0, 0), lines % (1, 5, 77), lines % (2, 5, 77)])
+    content = ServersContent(lambda: next(texts))
+    first, second, third = content(), content(), content()
+    assert first == second != third
+
+
+def test_use_of_the_lock_file_is_noticed(tmp_path):
+    path = tmp_path / "xtables.lock"
+    watch = LockWatch(str(path))
+    try:
+        assert watch.used() is False
+        path.touch()
+        watch.used()
+        with open(path):
+            assert watch.used() is False
+        assert watch.used() is True
+        assert watch.used() is False
+    finally:
+        watch.close()
+
+
+def test_events_have_the_shape_that_the_api_wants():
+    event = make_event("host", service_reference("shop", "web"), NORMAL, "Reason", "Listen", "n" * 3000)
+    assert event["metadata"]["namespace"] == "shop" and len(event["note"]) == 1024
+    assert event["reportingController"] == "kube-proxy" and event["reportingInstance"] == "kube-proxy-host"
+    assert make_event("h", node_reference("n1"), NORMAL, "Starting", "StartKubeProxy", "")["metadata"][
+        "namespace"
+    ] == "default"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0.0.0.0:10256", ("0.0.0.0", 10256)), ("[::1]:80", ("::1", 80)), (":81", ("::", 81)), ("", None), ("x:0", None)],
+)
+def test_addresses_to_listen_on(text, expected):
+    assert parse_address(text) == expected
+
+
+def test_a_server_closes_at_once_and_frees_its_port():
+    for _round in range(3):
+        server = HttpServer("127.0.0.1", 0, lambda _path: None)
+        started = time.monotonic()
+        server.close()
+        assert time.monotonic() - started < 0.5
+        with socket.socket() as sock:
+            assert sock.connect_ex(("127.0.0.1", server.port)) != 0

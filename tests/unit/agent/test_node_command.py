@@ -1,0 +1,221 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The node command: its arguments, answers, exit codes and completion."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent import cli, commands
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.control import Ask, ControlServer, NoAgent, ask_agent
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.explain import (
+    explain,
+    explanation_document,
+    parse_destination,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, TableChange
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError, ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.routing.table import RoutingContext
+
+SERVICE = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"namespace": "shop", "name": "web"},
+    "spec": {
+        "type": "LoadBalancer",
+        "clusterIP": "10.96.0.7",
+        "clusterIPs": ["10.96.0.7"],
+        "ports": [{"name": "http", "protocol": "TCP", "port": 80, "nodePort": 30080}],
+        "externalTrafficPolicy": "Local",
+    },
+    "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.7"}]}},
+}
+ENDPOINTS = {
+    "apiVersion": "discovery.k8s.io/v1",
+    "kind": "EndpointSlice",
+    "metadata": {"namespace": "shop", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+    "addressType": "IPv4",
+    "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
+    "endpoints": [
+        {"addresses": ["10.244.1.5"], "nodeName": "node1", "conditions": {"ready": True}},
+        {"addresses": ["10.244.2.5"], "nodeName": "node2", "conditions": {"ready": True}},
+        {"addresses": ["10.244.2.6"], "nodeName": "node2", "conditions": {"ready": False}},
+        {
+            "addresses": ["10.244.2.7"],
+            "nodeName": "node2",
+            "conditions": {"ready": False, "serving": True, "terminating": True},
+        },
+    ],
+}
+SETTINGS = DataplaneSettings(
+    "IPv4",
+    "node1",
+    "192.0.2.1",
+    local_traffic=LocalTraffic("cidr", "10.244.0.0/16"),
+    node_addresses=(("eth0", "192.0.2.1"),),
+    node_port_addresses=("192.0.2.1",),
+)
+CONTEXT = RoutingContext("IPv4", "node1", "zone-a")
+
+
+def explained(destination, mode="iptables", *objects):
+    state = ClusterState.from_objects(objects or (SERVICE, ENDPOINTS))
+    return explanation_document(explain(state, [(SETTINGS, CONTEXT)], mode, parse_destination(destination)))
+
+
+def run(*words):
+    output, errors = io.StringIO(), io.StringIO()
+    code = cli.main(list(words), cli.Streams(output, errors))
+    return code, output.getvalue(), errors.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("destination", "via", "traffic", "policy", "chosen"),
+    [
+        ("10.96.0.7:80/tcp", "cluster IP", "internal", "Cluster", ["10.244.1.5:8080", "10.244.2.5:8080"]),
+        ("10.96.0.7:80", "cluster IP", "internal", "Cluster", ["10.244.1.5:8080", "10.244.2.5:8080"]),
+        ("203.0.113.7:80", "load balancer IP", "external", "Local", ["10.244.1.5:8080"]),
+        ("192.0.2.1:30080", "node port", "external", "Local", ["10.244.1.5:8080"]),
+        ("127.0.0.1:30080", "node port", "external", "Local", ["10.244.1.5:8080"]),
+    ],
+)
+def test_explains_how_a_destination_is_served(destination, via, traffic, policy, chosen):
+    (item,) = explained(destination)["found"]
+    assert (item["service"], item["via"], item["traffic"], item["trafficPolicy"]) == ("shop/web", via, traffic, policy)
+    assert [verdict["endpoint"] for verdict in item["endpoints"] if verdict["chosen"]] == chosen
+    reasons = {verdict["endpoint"]: verdict["reason"] for verdict in item["endpoints"]}
+    assert reasons["10.244.2.6:8080"] == "not ready"
+    assert "on this node" in reasons["10.244.2.5:8080"] if policy == "Local" else reasons["10.244.2.5:8080"] == "ready"
+    assert item["programmed"]
+
+
+@pytest.mark.parametrize("destination", ["10.96.0.7:81", "10.96.0.7:80/udp", "203.0.113.8:80", "198.51.100.1:30080"])
+def test_explains_that_nothing_answers(destination):
+    assert explained(destination)["found"] == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "start"), [("iptables", "-t nat -A KUBE-"), ("ipvs", "-A -t 10.96.0.7:80"), ("nftables", "")]
+)
+def test_shows_what_each_mode_programs(mode, start):
+    (item,) = explained("10.96.0.7:80", mode)["found"]
+    assert any(line.startswith(start) for line in item["programmed"])
+
+
+def test_explains_hints_terminating_endpoints_and_refusals():
+    hinted = json.loads(json.dumps(ENDPOINTS))
+    for item, zone in zip(hinted["endpoints"], ("zone-a", "zone-b", "zone-a", "zone-a")):
+        item["hints"] = {"forZones": [{"name": zone}]}
+    (item,) = explained("10.96.0.7:80", "iptables", SERVICE, hinted)["found"]
+    reasons = {verdict["endpoint"]: verdict["reason"] for verdict in item["endpoints"]}
+    assert item["topology"] == "same-zone"
+    assert reasons["10.244.1.5:8080"] == "ready, hinted for this zone"
+    assert reasons["10.244.2.5:8080"] == "ready, but hinted for zone-b"
+    ending = json.loads(json.dumps(ENDPOINTS))
+    del ending["endpoints"][:3]
+    (item,) = explained("10.96.0.7:80", "iptables", SERVICE, ending)["found"]
+    assert item["endpoints"][0]["reason"] == "terminating, still serving; taken because no endpoint is ready"
+    (item,) = explained("203.0.113.7:80", "iptables", SERVICE, ending)["found"]
+    assert item["outcome"].startswith("dropped")
+    (item,) = explained("10.96.0.7:80", "iptables", SERVICE)["found"]
+    assert item["outcome"].startswith("refused")
+
+
+@pytest.mark.parametrize("text", ["", "10.96.0.7", "10.96.0.7:0", "10.96.0.7:80/icmp", "web:80", "10.96.0.7:99999"])
+def test_a_wrong_destination_is_named(text):
+    with pytest.raises(ConfigurationError, match=r"is not ADDRESS:PORT|protocol must be"):
+        parse_destination(text)
+    assert str(parse_destination("[FD00::1]:80/UDP")) == "[fd00::1]:80/udp"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((), 2, "a command is missing"),
+        (("nonsense",), 2, "invalid choice"),
+        (("converge", "--mode", "fast"), 2, "invalid choice"),
+        (("explain",), 2, "required"),
+        (("explain", "nonsense", "--snapshot", "/nowhere"), 1, "is not ADDRESS:PORT"),
+        (("converge", "--snapshot", "/nowhere.json"), 1, "/nowhere.json: No such file"),
+        (("converge", "--config", "/nowhere.yaml"), 1, "/nowhere.yaml: No such file"),
+    ],
+)
+def test_wrong_usage_and_failures_have_their_exit_codes(words, code, said):
+    found, _output, errors = run(*words)
+    assert found == code and said in errors and errors.count("\n") == 1
+
+
+def test_help_and_version_go_to_the_output():
+    assert "converge" in run("--help")[1]
+    assert run("explain", "--help")[0] == 0
+    code, output, _errors = run("--version")
+    assert (code, output) == (0, f"kubenode-proxy engine {commands.engine_hash()}\n")
+
+
+@pytest.mark.parametrize(("check", "changed", "code"), [(False, True, 0), (True, True, 3), (True, False, 0)])
+def test_converge_tells_what_it_did_or_would_do(monkeypatch, tmp_path, check, changed, code):
+    requests = []
+
+    def converge(request):
+        requests.append(request)
+        change = TableChange("virtual servers", 2, 1, 0, ("old",), ("new",))
+        counts = {"services": 1, "service_ports": 1, "endpoints": 4}
+        changes = (change,) if changed else ()
+        return Report("ipvs", "", "node1", ("IPv4",), "", changed, changes, counts, {}, (), ("take care",), {})
+
+    monkeypatch.setattr(commands, "converge", converge)
+    snapshot = tmp_path / "cluster.json"
+    snapshot.write_text(json.dumps({"kind": "List", "items": [SERVICE, ENDPOINTS]}))
+    words = ["converge", "--snapshot", str(snapshot), *(["--check", "--diff"] if check else [])]
+    found, output, errors = run(*words)
+    assert found == code and requests[0].check is check and requests[0].describe is check
+    assert errors == "kubenode-proxy: warning: take care\n"
+    assert ("nothing differs" in output) is not changed
+    if changed and check:
+        assert "-old\n+new\n" in output
+    document = json.loads(run(*words, "--output", "json")[1])
+    assert document["mode"] == "ipvs" and document["changed"] is changed
+
+
+def test_the_control_socket_answers_and_is_private(tmp_path):
+    path = str(tmp_path / "run" / "agent.sock")
+    asked = []
+
+    def deliver(ask: Ask) -> None:
+        asked.append(ask.question)
+        ask.reply({"error": "not that"} if ask.question.get("command") == "bad" else {"agent": "running"})
+
+    server = ControlServer(path, deliver)
+    try:
+        assert ask_agent(path, {"command": "status"}) == {"agent": "running"}
+        assert (tmp_path / "run" / "agent.sock").stat().st_mode & 0o777 == 0o600
+        with pytest.raises(ProxyError, match="not that"):
+            ask_agent(path, {"command": "bad"})
+        assert [question["command"] for question in asked] == ["status", "bad"]
+    finally:
+        server.close()
+    with pytest.raises(NoAgent, match="no agent answers"):
+        ask_agent(path, {"command": "status"})
+    with pytest.raises(KernelError, match="cannot listen"):
+        ControlServer("/proc/nowhere/agent.sock", deliver)
+
+
+def test_completion_is_valid_shell_and_knows_commands_and_options():
+    code, script, _errors = run("completion", "bash")
+    assert code == 0
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    probe = script + (
+        'COMP_WORDS=(kubenode-proxy exp); COMP_CWORD=1; _kubenode_proxy; echo "${COMPREPLY[@]}"\n'
+        'COMP_WORDS=(kubenode-proxy converge --dif); COMP_CWORD=2; _kubenode_proxy; echo "${COMPREPLY[@]}"\n'
+        'COMP_WORDS=(kubenode-proxy converge --mode ip); COMP_CWORD=3; _kubenode_proxy; echo "${COMPREPLY[@]}"\n'
+    )
+    done = subprocess.run(["bash", "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["explain", "--diff", "iptables ipvs"]
+    assert "bashcompinit" in run("completion", "zsh")[1]
