@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What Molecule's playbooks call: ``python -m tests.molecule_support up|down SCENARIO ...``."""
+"""What Molecule's playbooks call: ``python -m tests.molecule_support up|down|traffic|watch|unexpected SCENARIO ...``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,28 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     up.add_argument("--instances", type=Path, required=True, help="file for Molecule's instance configuration")
     down = commands.add_parser("down", help="remove everything")
     down.add_argument("scenario")
+    traffic = commands.add_parser("traffic", help="send requests that do not stop")
+    traffic.add_argument("scenario")
+    traffic.add_argument("action", choices=("start", "stop"))
+    watch = commands.add_parser("watch", help="drop and count what nodes send to others than the controller")
+    watch.add_argument("scenario")
+    unexpected = commands.add_parser("unexpected", help="note how much that was")
+    unexpected.add_argument("scenario")
     options = parser.parse_args(arguments)
     scenario = Scenario(options.scenario)
     try:
         if options.command == "down":
             scenario.down()
+            return 0
+        if options.command == "traffic":
+            (scenario.start_traffic if options.action == "start" else scenario.stop_traffic)()
+            return 0
+        if options.command == "watch":
+            scenario.watch()
+            return 0
+        if options.command == "unexpected":
+            counts = " ".join(map(str, scenario.unexpected()))
+            (scenario.directory / "unexpected").write_text(counts + "\n", encoding="ascii")
             return 0
         listed = json.loads(options.platforms)
         scenario.up([Platform(entry["name"], entry.get("kind", "container")) for entry in listed])

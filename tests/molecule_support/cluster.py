@@ -5,7 +5,7 @@
 
 | Service | addresses | endpoints |
 |---|---|---|
-| web | ClusterIP 10.96.0.10, TCP 80 and UDP 53 | the first pod of every node |
+| web | ClusterIP 10.96.0.10, TCP 80, UDP and TCP 53 | the first pod of every node |
 | front | ClusterIP 10.96.0.20, NodePort 30080 | all pods |
 | edge | ClusterIP 10.96.0.30, LoadBalancer 198.51.100.20, NodePort 30090 | the first pod of every node |
 | edge-local | the same with externalTrafficPolicy Local: 198.51.100.21, 30091, health check 32000 | the first node's first pod |
@@ -25,6 +25,8 @@ Object = Dict[str, Any]
 NAMESPACE = "shop"
 PORTS = (("http", "TCP", 80, 8080),)
 DNS = ("dns", "UDP", 53, 5300)
+#: The pods wait for a query here, so that a connection can be kept open.
+DNS_TCP = ("dns-tcp", "TCP", 53, 53)
 
 
 def pods(node: LabNode) -> List[str]:
@@ -32,7 +34,7 @@ def pods(node: LabNode) -> List[str]:
     return [f"10.244.{node.number}.{last}" for last in (2, 3)]
 
 
-def _service(name: str, address: str, kind: str = "ClusterIP", ports: Sequence[Any] = PORTS, **more: Any) -> Object:
+def service(name: str, address: str, kind: str = "ClusterIP", ports: Sequence[Any] = PORTS, **more: Any) -> Object:
     node_port = more.pop("node_port", 0)
     ingress = more.pop("ingress", None)
     listed: List[Object] = [
@@ -96,23 +98,23 @@ def cluster(nodes: Sequence[LabNode]) -> Object:
     every = {address: node.name for node in nodes for address in pods(node)}
     first = {pods(node)[0]: node.name for node in nodes}
     local = {pods(nodes[0])[0]: nodes[0].name}
-    both = (*PORTS, DNS)
+    both = (*PORTS, DNS, DNS_TCP)
     local_policy = {"externalTrafficPolicy": "Local", "healthCheckNodePort": 32000}
     sticky = {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}}}
     balanced = {"kind": "LoadBalancer"}
     items = [
         *(_node(node) for node in nodes),
-        _service("web", "10.96.0.10", ports=both),
+        service("web", "10.96.0.10", ports=both),
         endpoint_slice("web", first, both),
-        _service("front", "10.96.0.20", "NodePort", node_port=30080),
+        service("front", "10.96.0.20", "NodePort", node_port=30080),
         endpoint_slice("front", every),
-        _service("edge", "10.96.0.30", node_port=30090, ingress="198.51.100.20", **balanced),
+        service("edge", "10.96.0.30", node_port=30090, ingress="198.51.100.20", **balanced),
         endpoint_slice("edge", first),
-        _service("edge-local", "10.96.0.31", node_port=30091, ingress="198.51.100.21", **balanced, **local_policy),
+        service("edge-local", "10.96.0.31", node_port=30091, ingress="198.51.100.21", **balanced, **local_policy),
         endpoint_slice("edge-local", local),
-        _service("sticky", "10.96.0.40", **sticky),
+        service("sticky", "10.96.0.40", **sticky),
         endpoint_slice("sticky", every),
-        _service("empty", "10.96.0.50"),
+        service("empty", "10.96.0.50"),
     ]
     return {"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": "1000"}, "items": items}
 

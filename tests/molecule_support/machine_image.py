@@ -123,7 +123,8 @@ def disk() -> Path:
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         root, partial = Path(scratch) / "root", Path(scratch) / "disk"
-        command = ["mmdebstrap", "--quiet", "--variant=minbase", "--format=directory"]
+        # In a mount namespace of its own: what it mounts in the root is never seen, or left, outside.
+        command = ["unshare", "--mount", "mmdebstrap", "--quiet", "--variant=minbase", "--format=directory"]
         subprocess.run([*command, f"--include={','.join(PACKAGES)}", containers.SUITE, str(root)], check=True)
         _furnish(root)
         make = ["mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-d", str(root), str(partial), SIZE]

@@ -69,7 +69,10 @@ def portrait() -> Dict[str, object]:
     """Everything, by section."""
     units = _output("systemctl", "list-unit-files", "--no-legend", "--no-pager", "--plain")
     sets = [line for line in _output("ipset", "list", "-n")] if os.path.exists("/proc/net/ip_tables_names") else []
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+        boot = stream.read().strip()
     return {
+        "boot": boot,
         "iptables": _rules("iptables-save"),
         "ip6tables": _rules("ip6tables-save"),
         "nftables": _tables(),
@@ -106,6 +109,8 @@ def differences(before: Dict[str, object], after: Dict[str, object]) -> List[str
         elif isinstance(old, list) and isinstance(new, list):
             lines += [f"{section}: new: {line}" for line in new if line not in old]
             lines += [f"{section}: gone: {line}" for line in old if line not in new]
+        elif old != new:
+            lines.append(f"{section}: {old} -> {new}")
     return lines
 
 

@@ -18,6 +18,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from tests.systemd import image as containers
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "molecule"
 MARK = hashlib.sha256(str(ROOT).encode()).hexdigest()[:4]
+UNEXPECTED = "unexpected"
 #: What the units of a node need of this checkout.
 INSIDE = ("tests/__init__.py", "tests/lab/*.py", "tests/molecule_support/*.py")
 
@@ -155,6 +157,48 @@ class Scenario:
     def document(self) -> Any:
         """The cluster's objects."""
         return json.loads((self.directory / "cluster.json").read_text(encoding="utf-8"))
+
+    def start_traffic(self) -> None:
+        """Begin with requests that do not stop; see the module traffic."""
+        place = self.directory / "traffic"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        argv = [sys.executable, "-m", "tests.molecule_support.traffic", self.name, str(self.directory)]
+        self._background(argv, place)
+        _until("the client sends", (place / "started").exists, 20, place / "console")
+
+    def stop_traffic(self) -> None:
+        """End them and wait for ``traffic.json``."""
+        place = self.directory / "traffic"
+        os.kill(int((place / "process").read_text(encoding="ascii")), signal.SIGTERM)
+        _until("the client reports", (self.directory / "traffic.json").exists, 60, place / "console")
+
+    def watch(self) -> None:
+        """Drop and count, from now on, what nodes send to anybody but the API server and the outside client."""
+        _address, port = cluster.API_SERVER
+        answers = "-m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT"
+        four = f"-s 172.30.0.0/24 -m comment --comment {UNEXPECTED} -j DROP"
+        six = f"-s fd00:172:30::/64 -m comment --comment {UNEXPECTED} -j DROP"
+        for line in (
+            f"iptables -A INPUT {answers}",
+            f"iptables -A INPUT -s 172.30.0.0/24 -p tcp --dport {port} -j ACCEPT",
+            f"iptables -A INPUT {four}",
+            f"iptables -A FORWARD {answers}",
+            "iptables -A FORWARD -d 203.0.113.0/24 -j ACCEPT",
+            f"iptables -A FORWARD {four}",
+            f"ip6tables -A FORWARD {answers}",
+            "ip6tables -A FORWARD -d 2001:db8:113::/64 -j ACCEPT",
+            f"ip6tables -A FORWARD {six}",
+        ):
+            run(["ip", "netns", "exec", self.fabric, *line.split()])
+
+    def unexpected(self) -> List[int]:
+        """How many packets were dropped since ``watch``, one number per rule."""
+        found = []
+        for program in ("iptables-save", "ip6tables-save"):
+            text = run(["ip", "netns", "exec", self.fabric, program, "-c", "-t", "filter"])
+            found += [int(line[1:].split(":")[0]) for line in text.splitlines() if UNEXPECTED in line]
+        return found
 
     # ---- parts
 

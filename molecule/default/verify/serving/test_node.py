@@ -55,6 +55,11 @@ def test_single_run_leaves_no_service(nodes):
 
 
 def test_kernel_is_prepared_for_the_next_boot(node):
-    parameters = node.host.file("/etc/sysctl.d/99-kubenode-proxy.conf")
-    assert parameters.contains("^net.ipv4.ip_forward *= *1")
-    assert node.host.sysctl("net.ipv4.ip_forward") == 1
+    parameters = node.host.file("/etc/sysctl.d/99-kubenode-proxy.conf").content_string
+    for key, value in {
+        "net.ipv4.conf.all.route_localnet": 1,
+        "net.netfilter.nf_conntrack_tcp_timeout_established": 86400,
+    }.items():
+        assert f"{key} = {value}\n" in parameters
+        assert node.host.sysctl(key) == value
+    assert "nf_conntrack" in node.host.file("/etc/modules-load.d/kubenode-proxy.conf").content_string.split()

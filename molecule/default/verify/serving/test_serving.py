@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.molecule_support.checks import MANY, within
-from tests.molecule_support.cluster import _service, endpoint_slice, save
+from tests.molecule_support.cluster import endpoint_slice, save, service
 
 FIRST = {"pod-1-2", "pod-2-2", "pod-3-2"}
 ALL = FIRST | {"pod-1-3", "pod-2-3", "pod-3-3"}
@@ -64,7 +64,7 @@ def test_pods_and_the_node_itself_are_served_and_a_pod_reaches_itself(node):
 
 
 def test_counters_count_the_connections(node):
-    rule = ("-A KUBE-SERVICES", "-d 10.96.0.10/32", "-p tcp")
+    rule = ("-A KUBE-SERVICES", "-d 10.96.0.10/32", "-p tcp", "--dport 80 ")
     before = node.packets(*rule)
     node.ask_often("10.96.0.10", 80)
     assert node.packets(*rule) == before + MANY
@@ -73,7 +73,7 @@ def test_counters_count_the_connections(node):
 def test_agent_follows_the_cluster_and_a_single_run_does_not(nodes, scenario):
     document = scenario.document()
     late = {"10.244.1.3": "node1"}
-    more = [_service("late", "10.96.0.60"), endpoint_slice("late", late)]
+    more = [service("late", "10.96.0.60"), endpoint_slice("late", late)]
     try:
         save(scenario.directory / "cluster.json", {**document, "items": document["items"] + more})
         for name in ("node1", "node2"):

@@ -1,0 +1,65 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What clients noticed of the switches, and what is left on the nodes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+SERVICES = ("10.96.0.10", "198.51.100.20")
+
+
+def look(scenario, node, name):
+    return json.loads((scenario.place(node.lab) / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def chains(portrait, family="iptables"):
+    return [line for line in portrait[family] if "KUBE-" in line]
+
+
+@pytest.fixture
+def report(scenario, node):
+    return json.loads((scenario.directory / "traffic.json").read_text(encoding="utf-8"))[node.name]
+
+
+def test_no_request_was_lost(report):
+    assert report["lost"] == []
+    assert report["answered"] >= 50
+    assert report["backends"][0].startswith("pod-1")
+    assert report["backends"][-1].startswith("pod-2")
+
+
+def test_connection_held_over_nftables_survived(scenario):
+    report = json.loads((scenario.directory / "traffic.json").read_text(encoding="utf-8"))
+    assert report["node1"]["held"].startswith("pod-")
+
+
+def test_first_mode_was_left_completely(scenario, nodes):
+    assert chains(look(scenario, nodes["node1"], "iptables"))
+    other = look(scenario, nodes["node1"], "other")
+    assert [chains(other), chains(other, "ip6tables")] == [[], []]
+    assert other["nftables"] == ["table ip kube-proxy", "table ip6 kube-proxy"]
+
+
+def test_in_ipvs_mode_virtual_servers_serve_and_no_chain_of_a_service_is_left(scenario, nodes):
+    assert [line for line in chains(look(scenario, nodes["node2"], "iptables")) if "KUBE-SVC-" in line]
+    other = look(scenario, nodes["node2"], "other")
+    assert other["virtual servers"]
+    assert [line for line in chains(other) if "KUBE-SVC-" in line or "KUBE-SEP-" in line] == []
+    assert {f"kube-ipvs0 inet {address}/32" for address in SERVICES} <= set(other["addresses"])
+
+
+def test_back_again_nothing_of_the_other_mode_is_left(scenario, node):
+    first, back = look(scenario, node, "iptables"), look(scenario, node, "back")
+    for section in ("iptables", "ip6tables", "nftables", "sets", "virtual servers", "addresses"):
+        assert back[section] == first[section], section
+    assert node.host.run("ip link show kube-ipvs0").rc != 0
+
+
+def test_services_still_answer(node):
+    for address, port in (("10.96.0.10", 80), (node.address, 30080), ("198.51.100.20", 80)):
+        assert node.ask(address, port).outcome == "answer"
+    assert node.ask("10.96.0.50", 80).outcome == "refused"
