@@ -46,7 +46,7 @@ def wait_for(what: str, condition: Callable[[], Any], seconds: float = 20.0) -> 
 
 def enter(pid: int) -> List[str]:
     """The beginning of a command line that goes into the container of a process; podman exec takes a second for it."""
-    return ["nsenter", f"--target={pid}", "--all", "--wd=/", "env", "-i", "HOME=/root", f"PATH={_PATH}"]
+    return ["nsenter", f"--target={pid}", "--all", "--wdns=/", "env", "-i", "HOME=/root", f"PATH={_PATH}"]
 
 
 class Node:

@@ -18,6 +18,7 @@ TRACES = (
     *("/etc/kubenode-proxy", "/usr/local/lib/kubenode-proxy", "/usr/local/bin/kubenode-proxy"),
     *("/etc/systemd/system/kubenode-proxy.service", "/etc/tmpfiles.d/kubenode-proxy.conf"),
     *("/var/lib/kubenode-proxy", "/run/kubenode-proxy"),
+    "/usr/local/share/bash-completion/completions/kubenode-proxy",
     "/etc/systemd/system/multi-user.target.wants/kubenode-proxy.service",
 )
 
@@ -37,7 +38,6 @@ def cluster(node):
 @pytest.fixture(scope="module")
 def variables(cluster):
     return {
-        "__agent_engine": "/tmp/knp-agent/engine",
         "agent_kubeconfig": str(cluster.kubeconfig),
         "agent_configuration": {"mode": "iptables"},
     }
@@ -118,8 +118,9 @@ def test_change_in_the_cluster_reaches_the_kernel(node, installed, cluster):
 
 def test_changed_configuration_is_read_without_a_restart(node, installed, variables):
     before = start_of(node)
-    changed = {**variables["agent_configuration"], "iptables": {"masqueradeAll": True}}
-    result = node.role("agent", {**variables, "agent_configuration": changed})
+    # The tests that follow go on with it.
+    variables["agent_configuration"]["iptables"] = {"masqueradeAll": True}
+    result = node.role("agent", variables)
     assert "kubenode.proxy.agent : Reload" in result.changed_tasks
     assert "kubenode.proxy.agent : Restart" not in result.changed_tasks
     assert start_of(node)["MainPID"] == before["MainPID"]
@@ -196,7 +197,11 @@ def test_absent_leaves_nothing_but_the_dataplane_unless_asked(node, installed, v
     assert node.unit(UNIT, "LoadState")["LoadState"] == "not-found"
     assert _chains(node) == rules_before
     again = node.role("agent", {**variables, "agent_state": "absent", "agent_remove_dataplane": True})
-    assert again.changed_tasks == ["kubenode.proxy.agent : Remove everything that it has programmed"]
+    # To remove the dataplane takes the lock in the runtime directory, which is then gone again.
+    assert again.changed_tasks == [
+        "kubenode.proxy.agent : Remove everything that it has programmed",
+        "kubenode.proxy.agent : Remove the files",
+    ]
     assert "KUBE-" not in rules(node)
     assert node.run("ls", *TRACES, check=False).stdout == ""
     assert node.output("dpkg-query", "-W") == packages

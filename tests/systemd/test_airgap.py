@@ -63,9 +63,9 @@ def test_agent_serves_with_libraries_and_account_from_the_controller(node, clust
     assert cluster.url in kubeconfig and cluster.server.token in kubeconfig
 
 
-def test_second_run_changes_nothing_and_asks_no_index(node, accounts, variables):
+def test_second_run_changes_nothing(node, accounts, variables):
     before = node.unit("kubenode-proxy.service", "MainPID")
-    again = node.role("agent", {**variables, "agent_requirements": ["PyYAML", "kubernetes", "prometheus-client"]})
+    again = node.role("agent", variables)
     assert again.changed_tasks == []
     assert len(accounts.writes) == 4
     assert node.unit("kubenode-proxy.service", "MainPID") == before

@@ -38,7 +38,7 @@ class Connection(ConnectionBase):
         pid = int(self._play_context.remote_addr)
         if not os.path.exists(f"/proc/{pid}"):
             raise AnsibleConnectionFailure(f"process {pid} of the container does not exist")
-        words = ["nsenter", f"--target={pid}", "--all", "--wd=/", "env", "-i", "HOME=/root", f"PATH={_PATH}"]
+        words = ["nsenter", f"--target={pid}", "--all", "--wdns=/", "env", "-i", "HOME=/root", f"PATH={_PATH}"]
         done = subprocess.run([*words, "sh", "-c", command], input=data, capture_output=True, check=False)
         return done.returncode, done.stdout, done.stderr
 
