@@ -10,117 +10,47 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List
 
-from ..cluster.api import ENDPOINT_SLICES, NODES, SERVICE_CIDRS, SERVICES, ApiClient
-from ..cluster.connection import ApiConnection
-from ..cluster.model import Node
+from ..cluster.api import ENDPOINT_SLICES, NODES, SERVICE_CIDRS, SERVICES
 from ..cluster.parse import object_key
 from ..configuration.model import IPVS, NODE_CIDR, KubeProxyConfiguration
-from ..convergence.handles import KernelHandles
 from ..convergence.lock import ConvergenceLock
-from ..convergence.request import Request
 from ..errors import ConfigurationError, ProxyError
 from ..routing.node import node_name
 from .control import Ask, ControlServer
-from .drift import DriftWatch
-from .events import NORMAL, WARNING, EventPoster, node_reference, service_reference
-from .health import ProxyHealth
-from .inbox import Inbox
-from .keeper import CacheKeeper, Names
-from .log import Log
-from .metrics import Metrics
-from .options import AgentOptions, read_configuration
+from .core import (
+    ADDRESS_PAUSE_SECONDS,
+    API_PATIENCE_SECONDS,
+    CACHE_SECONDS,
+    READY_PATIENCE_SECONDS,
+    AgentCore,
+    Fatal,
+)
+from .events import NORMAL, WARNING, EventPoster, node_reference
+from .keeper import Names
+from .options import read_configuration
 from .reflector import Batch, Reflector
-from .schedule import Schedule
-from .setup import NodeProxy, changed_plans, make_family, node_differences, remove_leftovers, set_up
+from .setup import changed_plans, make_family, node_differences
 from .status import answer
-from .surface import RETRY_SECONDS, Surface
-from .sync import Syncer
-from .systemd import Systemd
-from .view import ClusterView, small
+from .surface import Surface
+from .view import small
 
-API_PATIENCE_SECONDS = 1.0
-READY_PATIENCE_SECONDS = 10.0
-NODE_PATIENCE_SECONDS = 10.0
-CACHE_SECONDS = 30.0
-DRAIN_SECONDS = 60.0
-ADDRESS_PAUSE_SECONDS = 0.5
-FULL_INTERVAL_SECONDS = 3600.0
-_LONGEST_WAIT_SECONDS = 3600.0
-_LOCK_SECONDS = 30.0
+LONGEST_WAIT_SECONDS = 3600.0
+LOCK_SECONDS = 30.0
 
 
-class Fatal(Exception):
-    """The agent has to end, and be started anew, for this reason."""
-
-
-class Agent:
+class Agent(AgentCore):
     """One agent; :meth:`run` lasts until it is told to stop."""
-
-    def __init__(self, options: AgentOptions, log: Log, systemd: Optional[Systemd] = None) -> None:
-        self.options = options
-        self.log = log
-        self.systemd = systemd or Systemd()
-        self.configuration, warnings = read_configuration(options)
-        for warning in warnings:
-            log.warning(warning)
-        self._read_configuration = self.configuration
-        self.started = time.time()
-        self._keeper = CacheKeeper(options.cache, log)
-        self.view = ClusterView()
-        self.metrics = Metrics()
-        self.metrics.api_connected.set_function(lambda: float(self._connected))
-        self.metrics.cache_age.set_function(lambda: self._keeper.age())
-        self.health = ProxyHealth(2 * self.configuration.sync_period)
-        self.surface = Surface(self.configuration, self.health, self.metrics)
-        self.syncer = Syncer(self.view, self.health, self.metrics, self.surface, log)
-        self.schedule = self._make_schedule()
-        self.proxy: Optional[NodeProxy] = None
-        self.drift: Optional[DriftWatch] = None
-        self.reflectors: List[Reflector] = []
-        self.from_cache = False
-        self.node_name = node_name(options.node_name or self.configuration.hostname_override, os.uname().nodename)
-        self.last_sync_end = 0.0
-        self._events: Optional[EventPoster] = None
-        self._inbox = Inbox()
-        self._stop = False
-        self._reload = False
-        self._handles = KernelHandles()
-
-        self._timers: Dict[str, float] = {}
-        self._ready_sent = False
-        self._node: Optional[Node] = None
-
-    # Signals
-
-    def stop(self) -> None:
-        """End the loop soon; the dataplane stays as it is."""
-        self._stop = True
-        self._inbox.wake()
-
-    def reload(self) -> None:
-        """Read the configuration again soon."""
-        self._reload = True
-        self._inbox.wake()
-
-    def install_signals(self) -> None:
-        """SIGTERM and SIGINT stop, SIGHUP reloads. Only the main thread may do this."""
-        signal.signal(signal.SIGTERM, lambda _number, _frame: self.stop())
-        signal.signal(signal.SIGINT, lambda _number, _frame: self.stop())
-        signal.signal(signal.SIGHUP, lambda _number, _frame: self.reload())
-
-    # Start and end
 
     def run(self) -> int:
         """Serve until stopped. Returns 0, or 1 after a failure that only a new start can cure. Raises ProxyError."""
         with contextlib.ExitStack() as stack:
             holder = "the agent (kubenode-proxy run)"
-            stack.enter_context(ConvergenceLock(self.options.state_directory, _LOCK_SECONDS, holder))
+            stack.enter_context(ConvergenceLock(self.options.state_directory, LOCK_SECONDS, holder))
             stack.enter_context(self._handles)
-            stack.callback(self.surface.close)
+            stack.callback(lambda: self.surface.close())
             if self.options.control:
                 control = ControlServer(self.options.control, self._inbox.deliver)
                 stack.callback(control.close)
@@ -151,10 +81,6 @@ class Agent:
             self._keeper.write_now(self.view)
         self.log.info("stopped; what is programmed stays", syncs=self.syncer.syncs)
 
-    def _connect(self) -> ApiClient:
-        kubeconfig = self.options.kubeconfig or self.configuration.client_connection.kubeconfig
-        return ApiClient(ApiConnection(kubeconfig=kubeconfig or None))
-
     def _start_reflectors(self, known: Names) -> None:
         own_node = f"metadata.name={self.node_name}"
         for resource, selector in ((NODES, own_node), (SERVICES, ""), (ENDPOINT_SLICES, ""), (SERVICE_CIDRS, "")):
@@ -171,21 +97,6 @@ class Agent:
             self.reflectors.append(reflector)
         for reflector in self.reflectors:
             reflector.start()
-
-    # Until there is a cluster to serve
-
-    @property
-    def _connected(self) -> bool:
-        """Whether everything is being watched."""
-        return bool(self.reflectors) and all(reflector.connected for reflector in self.reflectors)
-
-    @property
-    def _listed(self) -> bool:
-        wanted = {SERVICES.kind, ENDPOINT_SLICES.kind, NODES.kind, SERVICE_CIDRS.kind}
-        missing = wanted - self.view.listed
-        # The Services count for more than a Node that this agent may not be allowed to read.
-        late = time.time() - self.started > NODE_PATIENCE_SECONDS and self.configuration.detect_local_mode != NODE_CIDR
-        return not missing or (late and missing <= {NODES.kind, SERVICE_CIDRS.kind})
 
     def _await_cluster(self, cached: List[Dict[str, Any]]) -> None:
         patience = time.monotonic() + API_PATIENCE_SECONDS
@@ -226,51 +137,6 @@ class Agent:
             self._tell(node_reference(self.node_name), WARNING, "IPVSDeprecation", "StartKubeProxy", note)
         self._sync(first=True)
 
-    def _request(self) -> Request:
-        return Request(
-            cluster=self.view.state,
-            configuration=self.configuration,
-            node_name=self.options.node_name,
-            mode=self.options.mode,
-            fallback=self.options.fallback,
-            state_directory=self.options.state_directory,
-            ignore_findings=self.options.ignore_findings,
-        )
-
-    def _set_up(self) -> NodeProxy:
-        proxy = set_up(self._request(), self._handles)
-        for warning in proxy.warnings:
-            self.log.warning(warning)
-        self._node = proxy.view.node
-        if self._node is not None:
-            self.health.node_seen(self._node)
-        self.surface.configuration = proxy.configuration
-        self.configuration = proxy.configuration
-        self.schedule = self._make_schedule()
-        for family in proxy.families:
-            self.health.updated(family.family)
-        self._forget_drift()
-        self.log.info(
-            "programming this node",
-            node=proxy.view.name,
-            mode=proxy.configuration.mode,
-            reason=proxy.mode_reason,
-            families=",".join(family.family for family in proxy.families),
-        )
-        return proxy
-
-    def _forget_drift(self) -> None:
-        """The families will be others; what is watched begins anew with their first sync."""
-        if self.drift is not None:
-            self.drift.close()
-            self.drift = None
-
-    def _make_schedule(self) -> Schedule:
-        configuration = self.configuration
-        return Schedule(configuration.min_sync_period, configuration.sync_period, FULL_INTERVAL_SECONDS)
-
-    # The loop
-
     def _loop(self) -> None:
         while not self._stop:
             self._wait(self._delay())
@@ -290,7 +156,7 @@ class Agent:
 
     def _delay(self) -> float:
         now = time.monotonic()
-        delays = [self.schedule.delay(now), _LONGEST_WAIT_SECONDS]
+        delays = [self.schedule.delay(now), LONGEST_WAIT_SECONDS]
         delays += [due - now for due in self._timers.values()]
         if self.drift is not None:
             delays.append(self.drift.delay(now))
@@ -376,68 +242,6 @@ class Agent:
         for family, reason in found.suspects.items():
             self.syncer.suspects.setdefault(family, reason)
 
-    def _sync(self, first: bool = False) -> None:
-        proxy = self.proxy
-        if proxy is None:
-            return
-        self.schedule.started()
-        outcome = self.syncer.start(proxy) if first else self.syncer.sync(proxy)
-        now = time.monotonic()
-        self.schedule.ended(now, outcome.succeeded)
-        self.last_sync_end = time.time()
-        if self.drift is None:
-            # Not before the first sync of a node: it may make more notifications than any buffer holds.
-            self.drift = DriftWatch(proxy.configuration.mode, proxy.families, self._handles, self.log)
-        self.drift.settled(outcome.changes > 0, outcome.observed)
-        if outcome.observed:
-            trim_memory()
-        for service, reason in outcome.failed_services:
-            self.log.warning("health check node port cannot be served", service=service, reason=reason)
-            about = service_reference(service.namespace, service.name)
-            self._tell(about, WARNING, "FailedToStartServiceHealthcheck", "Listen", reason)
-        if any(family.draining for family in proxy.families):
-            self._set_timer("drain", DRAIN_SECONDS)
-        self._set_timer("gauges", CACHE_SECONDS)
-        if first or not self._ready_sent:
-            self._send_ready()
-            self._clean_up(proxy)
-        self._show_status()
-
-    def _clean_up(self, proxy: NodeProxy) -> None:
-        """What other modes left goes once this mode serves; a failure here stops nothing."""
-        try:
-            removed = remove_leftovers(proxy)
-            if removed:
-                self.log.info("removed what another mode had left", entries=removed)
-        except ProxyError as error:
-            self.log.warning("what another mode left stays", error=error)
-        if self.drift is not None:
-            self.drift.settled(True, False)
-        trim_memory()
-
-    def _show_status(self) -> None:
-        proxy = self.proxy
-        if proxy is None:
-            return
-        if self.syncer.last_error:
-            text = f"last sync failed: {self.syncer.last_error}"
-        else:
-            services = max((len(family.summaries) for family in proxy.families), default=0)
-            endpoints = sum(family.summaries.totals.endpoints for family in proxy.families)
-            source = "kept on disk, API server away" if self.from_cache and not self._listed else "of the API server"
-            text = f"mode {proxy.configuration.mode}: {services} Services, {endpoints} endpoints (state {source})"
-        self.systemd.status(text)
-
-    def _send_ready(self) -> None:
-        if not self._ready_sent:
-            self._ready_sent = True
-            self.systemd.ready()
-
-    # Timers
-
-    def _set_timer(self, name: str, seconds: float) -> None:
-        self._timers.setdefault(name, time.monotonic() + seconds)
-
     def _run_timers(self) -> None:
         now = time.monotonic()
         tasks: Dict[str, Callable[[], None]] = {
@@ -450,23 +254,6 @@ class Agent:
         for name in [name for name, due in self._timers.items() if due <= now]:
             del self._timers[name]
             tasks[name]()
-
-    def _watchdog(self) -> None:
-        if self.systemd.watchdog_seconds:
-            self.systemd.alive()
-
-    def _drain(self) -> None:
-        if self.proxy is not None:
-            gone, left = self.syncer.drain(self.proxy.families)
-            if gone and self.drift is not None:
-                self.drift.settled(True, False)
-            if left:
-                self._set_timer("drain", DRAIN_SECONDS)
-
-    def _refresh_gauges(self) -> None:
-        if self.proxy is not None:
-            for family in self.proxy.families:
-                self.syncer.count_rules(self.proxy, family)
 
     def _refresh_addresses(self) -> None:
         """Addresses of the node, or ServiceCIDRs, may have changed: families whose settings differ are made anew."""
@@ -492,26 +279,6 @@ class Agent:
         self._forget_drift()
         self.view.dirty |= set(self.view.state.services)
         self.schedule.request()
-
-    def _open_servers(self) -> None:
-        for listener in self.surface.listeners:
-            known = listener.failure
-            if listener.open():
-                continue
-            if listener.failure != known:
-                self.log.warning("server not started, is tried again", server=listener.name, error=listener.failure)
-            if self.configuration.bind_address_hard_fail:
-                what = "ProxierHealthcheck" if listener.name == "healthz" else "MetricServer"
-                reason = f"FailedToStart{what}"
-                self._tell(node_reference(self.node_name), WARNING, reason, "StartKubeProxy", listener.failure)
-                raise Fatal(f"{listener.name}: {listener.failure}")
-            self._set_timer("servers", RETRY_SECONDS)
-
-    def _write_cache(self) -> None:
-        if self._listed and self._keeper.is_behind(self.view) and not self._keeper.write_beside(self.view):
-            self._set_timer("cache", CACHE_SECONDS)
-
-    # Configuration
 
     def _reload_configuration(self) -> None:
         self.systemd.reloading()
@@ -553,17 +320,3 @@ class Agent:
             self._open_servers()
         self._ready_sent = False
         self.log.info("the configuration has changed and is in effect")
-
-    def _tell(self, about: Dict[str, str], kind: str, reason: str, action: str, note: str) -> None:
-        if self._events is not None:
-            self._events.post(about, kind, reason, action, note)
-
-
-def trim_memory() -> None:
-    """Give memory that the start has needed back to the system, where the C library can do that."""
-    import ctypes
-
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-

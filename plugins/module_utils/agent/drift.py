@@ -20,7 +20,7 @@ from ..kernel.xtables.variant import LEGACY
 from .family import FamilyProxy
 from .log import Log
 from .notifications import AddressWatch, NftablesWatch, Watch, XtablesNftWatch
-from .polls import LegacyWatch, PollWatch, ServersContent, sets_content
+from .polls import LegacyWatch, PollWatch, ServerCount, ServersContent, sets_content
 
 # A burst of changes (iptables -F, ipvsadm -C) is waited for, and then repaired at once.
 _SETTLE_SECONDS = 0.1
@@ -49,7 +49,7 @@ class DriftWatch:
         else:
             self._watch_chains(families)
         if mode == IPVS:
-            self._watches.append(PollWatch("IPVS", names, ServersContent()))
+            self._watches.append(PollWatch("IPVS", names, ServersContent(), ServerCount()))
             self._watches.append(PollWatch("ipsets", names, sets_content(handles, names)))
 
     def _watch_chains(self, families: Sequence[FamilyProxy]) -> None:

@@ -256,6 +256,12 @@ class ListedSet(NamedTuple):
     references: int
 
 
+def listed_name(view: memoryview, start: int, end: int) -> str:
+    """The name of the set that a message of a list is about; empty if it has none."""
+    found = parse_attributes(view, start + 4, end)
+    return attribute_text(found[_SETNAME]) if _SETNAME in found else ""
+
+
 def decode_header(view: memoryview, start: int, end: int) -> Optional[Tuple[str, ListedSet]]:
     """Name and definition from a LIST answer; None if this part of the answer has none."""
     found = parse_attributes(view, start + 4, end)

@@ -147,7 +147,8 @@ def test_an_empty_node_is_filled_in_the_order_of_importance():
 
 def test_polled_contents_raise_suspicion_and_are_verified_after_own_changes():
     content, now = [b"a"], [100.0]
-    watch = PollWatch("IPVS", ["IPv4", "IPv6"], lambda: content[0], lambda: now[0])
+    count = [7]
+    watch = PollWatch("IPVS", ["IPv4", "IPv6"], lambda: content[0], lambda: count[0], lambda: now[0])
 
     def look():
         found = {}
@@ -167,6 +168,26 @@ def test_polled_contents_raise_suspicion_and_are_verified_after_own_changes():
     assert look() == ["IPv4", "IPv6"]
     watch.settled(False, True)
     assert look() == []
+    count[0] = 6
+    assert look() == ["IPv4", "IPv6"]
+    watch.settled(True, True)
+    assert look() == []
+
+
+def test_contents_that_cost_much_to_read_are_read_less_often():
+    now, reads = [100.0], []
+
+    def read():
+        reads.append(now[0])
+        now[0] += 0.05
+        return b"same"
+
+    watch = PollWatch("IPVS", ["IPv4"], read, clock=lambda: now[0])
+    watch.settled(True, True)
+    for _second in range(20):
+        watch.look({})
+        now[0] += 1.0
+    assert 4 <= len(reads) <= 6
 
 
 def test_connection_counts_do_not_change_the_content_of_ipvs():
