@@ -155,8 +155,8 @@ def rules() -> List[str]:
         commands += [["ipvsadm", "-Sn"], ["ipset", "save"]]
     commands.append(["ip", "-o", "address"])
     lines = [line for command in commands for line in run(*command).splitlines()]
-    # Comments tell the time, and a device that was made anew has another number.
-    return [re.sub(r"^\d+: ", "", line) for line in lines if not line.startswith("#")]
+    # Comments tell the time, and a device or set that was made anew has another number.
+    return [re.sub(r"^\d+: | initval \w+", "", line) for line in lines if not line.startswith("#")]
 
 
 def everything(directory: Path) -> Tuple[List[str], ...]:

@@ -286,6 +286,20 @@ def leftover_stages(mode: str, handles: KernelHandles, others: Sequence[FamilyPl
     return [*stages, *(chain_removal_stages(others) if mode == NFTABLES else nftables_removal_stages(handles))]
 
 
+def _shared_chain_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
+    """Stages that take away the chain that iptables mode shares with kubelet, where kubelet does not use it."""
+    stages = []
+    for plan in plans:
+        if plan.variant is None:
+            continue
+        ours = iptables_ownership(plan.settings)
+        shared = ours._replace(fixed=frozenset(), prefixes={}, presence_only=frozenset())
+        resource = ChainsResource(plan.variant, shared, for_removal=True)
+        resource.name = f"{resource.name} shared with kubelet"
+        stages.append(Stage(resource, {}))
+    return stages
+
+
 def mode_stages(
     configuration: KubeProxyConfiguration,
     plans: Sequence[FamilyPlan],
@@ -300,7 +314,8 @@ def mode_stages(
     """
     loaded = not check or (handles.has_ipvs() and handles.has_ipset())
     stages = own_stages(configuration, plans, handles, loaded)
-    return [*stages, *leftover_stages(configuration.mode, handles, others)]
+    shared = _shared_chain_stages(plans) if configuration.mode == IPVS else ()
+    return [*stages, *shared, *leftover_stages(configuration.mode, handles, others)]
 
 
 def removal_stages(plans: Sequence[FamilyPlan], handles: KernelHandles) -> List[Stage]:
