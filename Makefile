@@ -11,14 +11,16 @@ PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
 WIRE := tests/conformance/lab
 # What `make test` runs, in this order; all are run even if one fails.
-STEPS := lint unit pythons kernel uml modules systemd sanity ansible-units build cores importer conformance
+STEPS := lint unit pythons kernel uml modules systemd molecule sanity ansible-units build cores importer conformance
+# What `make molecule` runs; for one: make molecule SCENARIOS=ipvs
+SCENARIOS ?= default ipvs modes airgap
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
 export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup setup-lab demo docs record test lint unit pythons kernel uml systemd modules sanity ansible-units build cores importer \
-	conformance clean
+.PHONY: help setup setup-lab demo docs record test lint unit pythons kernel uml systemd molecule modules sanity ansible-units build cores \
+	importer conformance clean
 
 help:
 	@sed -n 's/^| `\(make [a-z-]*\)` | \([^|]*\) |.*/\1\t\2/p' CONTRIBUTING.md | expand -t 20
@@ -67,6 +69,14 @@ uml: setup-lab
 
 systemd: setup-lab
 	$(PYTEST) -q tests/systemd
+
+molecule: setup-lab
+	@failed=; for scenario in $(SCENARIOS); do \
+	  echo "== molecule $$scenario"; start=$$(date +%s); \
+	  molecule test --no-command-borders --scenario-name $$scenario || failed="$$failed $$scenario"; \
+	  echo "== molecule $$scenario took $$(( $$(date +%s) - start )) s"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "error: failed:$$failed" >&2; exit 1; fi
 
 modules: setup-lab
 	$(PYTEST) -q tests/modules -m "not uml"
