@@ -8,6 +8,7 @@ Rules of others are there in every table that a mode writes to, and have to be t
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import subprocess
@@ -19,10 +20,11 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import converge as convergence
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.lock import ConvergenceLock
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, PreflightError
 
 UML = pytest.mark.uml
 # Each mode, and the variant of iptables that the rules of others make the node use.
@@ -253,3 +255,36 @@ def test_a_damaged_memory_is_replaced(tmp_path):
         ledger.write_text(damaged)
         assert not converge(request("nftables", tmp_path)).changed
         assert "shop/node" in ledger.read_text()
+
+
+@pytest.mark.parametrize("mode", ("iptables", "nftables", "auto"))
+def test_a_check_makes_no_table(tmp_path, mode):
+    """Listing a table with legacy iptables would make it; kubelet's chain says that legacy is in use."""
+    for program in ("iptables-legacy", "ip6tables-legacy"):
+        run(program, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+    before = everything(tmp_path)
+    for state in ("present", "absent"):
+        checked = converge(request("iptables", tmp_path, state=state, check=True)._replace(mode=mode))
+        assert checked.changed is (state == "present")
+    assert everything(tmp_path) == before
+
+
+def test_a_held_xtables_lock_is_named_and_nothing_is_changed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "xtables.lock"))
+    run("iptables-legacy", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+    run("iptables-legacy", "-t", "nat", "-N", "OTHERS")
+    before = rules()
+    with open(tmp_path / "xtables.lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(KernelError, match=r"iptables: .*xtables lock.*held.*"):
+            converge(request("iptables", tmp_path))
+    assert rules() == before
+
+
+def test_without_rights_nothing_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(convergence, "capabilities", lambda: 0)
+    for check in (True, False):
+        for state in ("present", "absent"):
+            with pytest.raises(PreflightError, match=r"lacks CAP_NET_ADMIN.*run as root"):
+                converge(request("iptables", tmp_path, state=state, check=check))
+    assert list(tmp_path.iterdir()) == []

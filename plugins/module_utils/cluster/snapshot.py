@@ -25,6 +25,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _MAXIMUM_BYTES = 2 << 30
 _PIECE_BYTES = 1 << 20
 _MAXIMUM_NESTING = 8
+_WORDS = {str: "plain text", int: "a number", float: "a number", bool: "a truth value"}
 
 
 class WrittenSnapshot(NamedTuple):
@@ -151,7 +152,8 @@ def _collect(document: Any, objects: List[Any], source: str, depth: int) -> None
         return
     if not isinstance(document, dict):
         if depth == 0:
-            raise SnapshotError(f"{source}: holds a {type(document).__name__}, not objects of the cluster")
+            held = _WORDS.get(type(document), "a single value")
+            raise SnapshotError(f"{source}: holds {held}, not objects of the cluster")
         objects.append(document)
         return
     kind = document.get("kind")

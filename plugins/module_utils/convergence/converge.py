@@ -11,6 +11,8 @@ from typing import Dict, List, Sequence
 from ..configuration.model import NFTABLES, KubeProxyConfiguration
 from ..errors import KernelError
 from ..kernel.conntrack import ConntrackSocket, delete_stale_udp
+from ..preflight.features import capabilities, rights_findings
+from ..preflight.findings import judge
 from ..resources import PlannedChange, Stage, apply_plan, plan
 from .handles import KernelHandles
 from .ledger import read_ledger, udp_endpoints, write_ledger
@@ -30,11 +32,14 @@ def converge(request: Request) -> Report:
     the node lacks something or another manager is in the way, before anything is touched; KernelError if the kernel
     refuses a change; ConfigurationError.
     """
+    # Before anything else, the lock included: what is not allowed looks like what is missing.
+    warnings = judge(rights_findings(capabilities()), request.ignore_findings)
     with contextlib.ExitStack() as stack:
         if not request.check:
             stack.enter_context(ConvergenceLock(request.state_directory, request.lock_timeout))
         handles = stack.enter_context(KernelHandles())
         convergence = _Convergence(request, handles)
+        convergence.warnings += warnings
         return convergence.remove() if request.state == "absent" else convergence.converge()
 
 

@@ -17,7 +17,10 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequenc
 
 from ...addresses import IPV4, IPV6
 from ...errors import KernelError
+from ..facts import kernel_release
+from ..modules import available_modules
 from ..nftables.probe import nat_refused
+from .lock import held_message
 
 LEGACY = "legacy"
 NFT = "nft"
@@ -26,6 +29,8 @@ VARIANTS = (LEGACY, NFT)
 _PREFIX = {IPV4: "iptables", IPV6: "ip6tables"}
 _VERSION = re.compile(r"v(\d+)\.(\d+)(?:\.(\d+))?(?:.*\((legacy|nf_tables)\))?")
 _HINT_CHAINS = (":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY ")
+_NAT_MODULE = {IPV4: "iptable_nat", IPV6: "ip6table_nat"}
+_LISTING_WAIT = 5
 _SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 Version = Tuple[int, int, int]
@@ -264,7 +269,8 @@ def detect_variant(family: str, wanted: str = "", survey: Optional[Survey] = Non
 def unsupported_reason(family: str, variant: Optional[XtablesVariant]) -> str:
     """Why the node cannot do NAT with iptables for the family, in words; empty if it can.
 
-    ``variant`` is None where iptables for the family is not installed.
+    ``variant`` is None where iptables for the family is not installed. Makes no table and loads no module. Raises
+    KernelError if somebody else holds the xtables lock all the time.
     """
     if variant is None:
         return f"{_PREFIX[family]} is not installed"
@@ -277,10 +283,31 @@ def unsupported_reason(family: str, variant: Optional[XtablesVariant]) -> str:
                     return "IPv6 is disabled (net.ipv6.conf.all.disable_ipv6 is 1)"
         except OSError:
             return "the kernel has no IPv6"
-    wait = ["-w", "5"] if variant.waits else []
-    done = run([variant.main, *wait, "-S", "POSTROUTING", "-t", "nat"])
+    command = _listing_command(variant)
+    if not command:
+        return ""
+    done = run(command)
+    if done.status == 4 and "xtables lock" in done.errors:
+        raise KernelError(f"{_PREFIX[family]}: {held_message(_LISTING_WAIT)}")
     if done.status:
         return (
             f"{_PREFIX[family]} has no nat table: {' '.join(done.errors.split()) or 'exit status ' + str(done.status)}"
         )
     return ""
+
+
+def _listing_command(variant: XtablesVariant) -> List[str]:
+    """The command that succeeds if the kernel can do NAT; empty if it need not be asked.
+
+    Listing a table with legacy iptables makes the table. So where it is not there yet its module answers, if it is
+    known to be installed, and else another network namespace has to.
+    """
+    wait = ["-w", str(_LISTING_WAIT)] if variant.waits else []
+    command = [variant.main, *wait, "-S", "POSTROUTING", "-t", "nat"]
+    if variant.name != LEGACY or "nat" in table_names(variant.family):
+        return command
+    release = kernel_release()
+    if _NAT_MODULE[variant.family] in available_modules(release):
+        return []
+    elsewhere = find_program("unshare")
+    return [elsewhere, "-n", *command] if elsewhere else command
