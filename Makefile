@@ -11,7 +11,7 @@ PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
 WIRE := tests/conformance/lab
 # What `make test` runs, in this order; all are run even if one fails.
-STEPS := lint unit pythons kernel uml modules systemd molecule sanity ansible-units build cores importer conformance
+STEPS := lint unit pythons kernel uml modules systemd molecule sanity ansible-units build cores importer played conformance
 # What `make molecule` runs; for one: make molecule SCENARIOS=ipvs
 SCENARIOS ?= default ipvs modes airgap
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
@@ -92,6 +92,9 @@ build: setup
 
 cores: build
 	.ci/cores
+
+played: build setup-lab
+	.ci/play-installed
 
 importer: build
 	.ci/importer

@@ -79,7 +79,7 @@ def modules(root: Path = ROOT) -> Dict[str, Dict[str, Any]]:
         "ANSIBLE_HOME": str(root / ".cache" / "ansible"),
         "ANSIBLE_DEPRECATION_WARNINGS": "0",
     }
-    argv = [sys.executable, "-m", "ansible", "doc", "--json", "-t", "module", *names]
+    argv = [sys.executable, "-m", "ansible.cli.doc", "--json", "-t", "module", *names]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"ansible-doc ended with status {done.returncode}: {done.stderr.strip()}")
