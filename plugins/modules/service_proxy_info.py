@@ -124,6 +124,13 @@ refused_count:
   type: int
   returned: a source of the cluster state is given
   sample: 0
+agent_version:
+  description:
+    - SHA-256 of the source of the engine that the role P(kubenode.proxy.agent#role) has installed, empty if it has not.
+    - M(kubenode.proxy.agent_archive) returns that of the collection, to compare with.
+  type: str
+  returned: success
+  sample: 4be0c6d2c1b7b0ad0f3c0b3a2c0f4d40d3a0a7c5d2a1f6c58c1d8f1f0a2f2b3c
 durations:
   description: Seconds spent per stage.
   type: dict
@@ -154,6 +161,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.resu
     table_differences,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.sources import has_source
+from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import installed_hash
 
 # What the service proxy has set is not told from what others have set.
 SHARED = ("modules", "sysctls")
@@ -167,7 +175,12 @@ def inspected(module: AnsibleModule) -> Dict[str, Any]:
     report = inspect(request)
     warn(module, [*warnings, *report.warnings], report.refused)
     programmed = {table: count for table, count in report.programmed.items() if count and table not in SHARED}
-    result = {"changed": False, "programmed": programmed, **report_result(report)}
+    result = {
+        "changed": False,
+        "programmed": programmed,
+        "agent_version": installed_hash() or "",
+        **report_result(report),
+    }
     if not compare:
         return {key: value for key, value in result.items() if key not in COMPARED}
     result["drift"] = report.changed

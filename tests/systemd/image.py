@@ -64,7 +64,8 @@ def _recipe() -> str:
 set -eu
 for unit in {masks}; do ln -sf /dev/null "$1$unit"; done
 mkdir -p "$1/etc/systemd/network"
-printf '%s\\n' '[Match]' 'OriginalName=*' '[Link]' NamePolicy=keep MACAddressPolicy=none >"$1/etc/systemd/network/00-keep.link"
+link="$1/etc/systemd/network/00-keep.link"
+printf '%s\\n' '[Match]' 'OriginalName=*' '[Link]' NamePolicy=keep MACAddressPolicy=none >"$link"
 mkdir -p "$1/var/lib/dbus"; ln -sf /etc/machine-id "$1/var/lib/dbus/machine-id"; : >"$1/etc/machine-id"
 rm -rf "$1/usr/share/doc" "$1/usr/share/man" "$1/usr/share/locale" "$1"/var/lib/apt/lists/*
 """

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from .cluster import POD, Cluster, endpoint_slice, service
-from .node import collection, wait_for
+from .node import collection, play, wait_for
 
 UNIT = "kubenode-proxy.service"
 # What would be told of a node on which nothing of the agent is left.
@@ -90,6 +90,8 @@ def test_agent_reports_the_hash_of_the_source_that_the_controller_has(node, inst
     expected = pack(str(collection() / "ansible_collections/kubenode/proxy/plugins/module_utils")).version
     assert node.output("cat", "/usr/local/lib/kubenode-proxy/VERSION").strip() == expected
     assert expected in node.output("kubenode-proxy", "--version")
+    look = {"kubenode.proxy.service_proxy_info": {"configuration": {"mode": "iptables"}}, "register": "found"}
+    play([node], [look, {"ansible.builtin.assert": {"that": f"found.agent_version == '{expected}'"}}], {})
 
 
 def test_agent_is_not_root_and_has_two_capabilities(node, installed):
