@@ -20,7 +20,7 @@ export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
 .PHONY: help setup setup-lab demo docs record test lint unit pythons kernel uml systemd molecule modules sanity ansible-units build cores \
-	importer conformance clean
+	importer played conformance clean
 
 help:
 	@sed -n 's/^| `\(make [a-z-]*\)` | \([^|]*\) |.*/\1\t\2/p' CONTRIBUTING.md | expand -t 20

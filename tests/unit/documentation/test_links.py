@@ -13,7 +13,14 @@ import pytest
 
 from tests.conftest import ROOT
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("roles/*/README.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("roles/*/README.md"),
+        *ROOT.glob("molecule/*/README.md"),
+    ]
+)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 # What a name is called here, and ways of spelling it that are wrong in prose.
 SPELLINGS = {
