@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What Molecule's playbooks call: ``python -m tests.molecule_support up|down|traffic|watch|unexpected SCENARIO ...``."""
+"""What Molecule's playbooks call: ``python -m tests.molecule_support COMMAND SCENARIO ...``."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import json
 import time
 from typing import Any, Callable, List, Optional
 
-import testinfra
+import testinfra  # type: ignore[import-untyped]
 
 from tests.lab.probe import Answer
 from tests.lab.topology import LabNode
@@ -57,7 +57,8 @@ class Node:
 
     def packets(self, *words: str, table: str = "nat") -> int:
         """How many packets have met the rule whose line contains all the words; exactly one rule must."""
-        found = [line for line in self.rules(table).splitlines() if line.startswith("[") and all(w in line for w in words)]
+        lines = [line for line in self.rules(table).splitlines() if line.startswith("[")]
+        found = [line for line in lines if all(word in line for word in words)]
         assert len(found) == 1, f"{words}: {found}"
         return int(found[0][1:].split(":")[0])
 

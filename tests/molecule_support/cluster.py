@@ -8,7 +8,7 @@
 | web | ClusterIP 10.96.0.10, TCP 80, UDP and TCP 53 | the first pod of every node |
 | front | ClusterIP 10.96.0.20, NodePort 30080 | all pods |
 | edge | ClusterIP 10.96.0.30, LoadBalancer 198.51.100.20, NodePort 30090 | the first pod of every node |
-| edge-local | the same with externalTrafficPolicy Local: 198.51.100.21, 30091, health check 32000 | the first node's first pod |
+| edge-local | the same with externalTrafficPolicy Local, 198.51.100.21, 30091, health check 32000 | pod-1-2 |
 | sticky | ClusterIP 10.96.0.40, session affinity | all pods |
 | empty | ClusterIP 10.96.0.50 | none |
 """
@@ -43,7 +43,8 @@ def service(name: str, address: str, kind: str = "ClusterIP", ports: Sequence[An
     ]
     if node_port:
         listed[0]["nodePort"] = node_port
-    spec = {"type": kind, "clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv4"], "ports": listed, **more}
+    addresses = {"clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv4"]}
+    spec = {"type": kind, **addresses, "ports": listed, **more}
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -99,9 +100,9 @@ def cluster(nodes: Sequence[LabNode]) -> Object:
     first = {pods(node)[0]: node.name for node in nodes}
     local = {pods(nodes[0])[0]: nodes[0].name}
     both = (*PORTS, DNS, DNS_TCP)
-    local_policy = {"externalTrafficPolicy": "Local", "healthCheckNodePort": 32000}
-    sticky = {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}}}
-    balanced = {"kind": "LoadBalancer"}
+    local_policy: Object = {"externalTrafficPolicy": "Local", "healthCheckNodePort": 32000}
+    sticky: Object = {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}}}
+    balanced: Object = {"kind": "LoadBalancer"}
     items = [
         *(_node(node) for node in nodes),
         service("web", "10.96.0.10", ports=both),

@@ -34,7 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     certificates = make_certificates(directory / "certificates", addresses=(address,))
     store.replace_all(json.loads(source.read_text(encoding="utf-8"))["items"])
     server = ApiServer(store, certificates, token=token, address=API_SERVER, bookmark_seconds=10)
-    partial = write_kubeconfig(directory / "kubeconfig.partial", f"https://{address}:{port}", certificates.authority, token)
+    url = f"https://{address}:{port}"
+    partial = write_kubeconfig(directory / "kubeconfig.partial", url, certificates.authority, token)
     partial.rename(directory / "kubeconfig")
     while True:
         (directory / "requests.json").write_text(json.dumps(server.requests[-1000:]), encoding="utf-8")

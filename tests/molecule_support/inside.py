@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What a node does by itself, as units of its systemd: ``python3 -m tests.molecule_support.inside network|pods``.
 
-``network`` gives the node its address and the routes to other nodes' pods, as a cluster's network plug-in does; ``pods``
-makes the pods' network namespaces and answers in them. Both read /opt/lab/node.json.
+``network`` gives the node its address and the routes to other nodes' pods, as a cluster's network plug-in does;
+``pods`` makes the pods' network namespaces and answers in them. Both read /opt/lab/node.json.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the guest again and again."""
     directory = Path(arguments[0])
     settings = json.loads((directory / "machine.json").read_text(encoding="utf-8"))
-    argv = ["ip", "netns", "exec", settings["namespace"], "linux.uml", f"mem={MEMORY}", "root=/dev/ubda", "rw", "noreboot"]
+    argv = ["ip", "netns", "exec", settings["namespace"], "linux.uml", f"mem={MEMORY}"]
+    argv += ["root=/dev/ubda", "rw", "noreboot"]
     argv += [f"ubd0={directory}/disk.cow,{settings['disk']}", "quiet", "con=null", "con0=null,fd:1", "ssl=null"]
     argv += [f"umid={settings['name']}", f"uml_dir={directory}/run/", f"lab={settings['shared']}"]
     argv.append(f"vec0:transport=tap,ifname={settings['tap']},depth=64,gro=1,mac={settings['mac']}")

@@ -39,8 +39,9 @@ UseDNS no
 MaxStartups 100
 MaxSessions 100
 """
-MOUNT = """\
-ExecStartPre=/bin/sh -c 'mkdir -p /opt/lab; mount -t hostfs -o "$$(sed "s/.*lab=//; s/ .*//" /proc/cmdline)" lab /opt/lab'
+_FIND = 'sed "s/.*lab=//; s/ .*//" /proc/cmdline'
+MOUNT = f"""\
+ExecStartPre=/bin/sh -c 'mkdir -p /opt/lab; mount -t hostfs -o "$$({_FIND})" lab /opt/lab'
 """
 NETWORK_UNIT = """\
 [Unit]
@@ -115,7 +116,8 @@ def _furnish(root: Path) -> None:
 
 def disk() -> Path:
     """The file of the disk, which is made first if it is not there; that takes about a minute and a half."""
-    recipe = (containers.SUITE, PACKAGES, MASKED, SIZE, LEGACY, FSTAB, AFTER_MOUNT, SSHD, MOUNT, NETWORK_UNIT, PODS_UNIT)
+    files = (FSTAB, AFTER_MOUNT, SSHD, MOUNT, NETWORK_UNIT, PODS_UNIT)
+    recipe = (containers.SUITE, PACKAGES, MASKED, SIZE, LEGACY, *files)
     key = hashlib.sha256(repr(recipe).encode()).hexdigest()[:12]
     path = CACHE / f"disk-{key}.ext4"
     if path.exists():

@@ -20,7 +20,7 @@ import sys
 from typing import Dict, List
 
 PLACES = ("/etc", "/usr/local", "/var/lib/kubenode-proxy", "/run/kubenode-proxy", "/root")
-PASSING = re.compile(r"/etc/(mtab|\.pwd\.lock|ld\.so\.cache|.*-$)|/root/\.(ansible|cache|bash_history)|/usr/local/lib/python")
+PASSING = re.compile(r"/etc/(mtab|\.pwd\.lock|ld\.so\.cache|.*-$)|/root/\.(ansible|cache)|/usr/local/lib/python")
 
 
 def _output(*command: str) -> List[str]:
@@ -42,7 +42,7 @@ def _rules(program: str) -> List[str]:
 
 
 def _tables() -> List[str]:
-    """nftables' tables, without those that iptables keeps there."""
+    """Tables of nftables, without those that iptables keeps there."""
     of_iptables = re.compile(r"table ip6? (nat|filter|mangle|raw|security)$")
     return [line for line in _output("nft", "list", "tables") if not of_iptables.match(line)]
 
@@ -68,7 +68,9 @@ def _files() -> Dict[str, str]:
 def portrait() -> Dict[str, object]:
     """Everything, by section."""
     units = _output("systemctl", "list-unit-files", "--no-legend", "--no-pager", "--plain")
-    sets = [line for line in _output("ipset", "list", "-n")] if os.path.exists("/proc/net/ip_tables_names") else []
+    sets = _output("ipset", "list", "-n") if os.path.exists("/proc/net/ip_tables_names") else []
+    wanted = ("--type=service,timer", "--state=active", "--no-legend", "--plain")
+    active = _output("systemctl", "list-units", *wanted)
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
         boot = stream.read().strip()
     return {
@@ -83,7 +85,7 @@ def portrait() -> Dict[str, object]:
         "units": sorted(" ".join(line.split()[:2]) for line in units),
         "running": sorted(
             line.split()[0]
-            for line in _output("systemctl", "list-units", "--type=service,timer", "--state=active", "--no-legend", "--plain")
+            for line in active
             if not line.startswith(("user@", "user-runtime-dir@", "systemd-", "session-"))
         ),
         "files": _files(),

@@ -80,7 +80,7 @@ class Scenario:
         return next(node for node in self.nodes if node.name == name)
 
     def container(self, node: LabNode) -> str:
-        """podman's name of a node."""
+        """The name of a node for podman."""
         return f"{self.prefix}-{node.name}"
 
     def process(self, node: LabNode) -> int:
@@ -124,7 +124,8 @@ class Scenario:
                 process = int(record.read_text(encoding="ascii"))
                 if str(self.directory).encode() in _command_line(process):
                     uml.stop(process)
-        names = containers.podman("ps", "--all", "--format", "{{.Names}}", "--filter", f"name=^{self.prefix}-").stdout.split()
+        ours = ("--filter", f"name=^{self.prefix}-")
+        names = containers.podman("ps", "--all", "--format", "{{.Names}}", *ours).stdout.split()
         if names:
             containers.podman("rm", "--force", "--time", "1", *names)
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -233,8 +234,8 @@ class Scenario:
             else:
                 ip_batch([f"link add {node.device} type veth peer name inner{node.number}"], self.fabric)
         for name in (self.fabric, self.client):
-            settings = [f"{key}={value}" for key, value in NODE_SYSCTLS.items() if name == self.fabric or "forward" not in key]
-            run(["ip", "netns", "exec", name, "sysctl", "-q", "-w", *settings])
+            keys = [key for key in NODE_SYSCTLS if name == self.fabric or "forward" not in key]
+            run(["ip", "netns", "exec", name, "sysctl", "-q", "-w", *(f"{key}={NODE_SYSCTLS[key]}" for key in keys)])
         ip_batch(fabric_network(self.nodes), self.fabric)
         ip_batch(client_network(self.nodes), self.client)
 
@@ -248,7 +249,13 @@ class Scenario:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         with open(directory / "console", "ab") as console:
             process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=environment, cwd="/", start_new_session=True
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                env=environment,
+                cwd="/",
+                start_new_session=True,
             )
         (directory / "process").write_text(str(process.pid), encoding="ascii")
 
@@ -343,6 +350,7 @@ def _until(what: str, condition: Callable[[], bool], timeout: float, console: Op
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
-            words = console.read_text(encoding="utf-8", errors="replace")[-3000:] if console and console.exists() else ""
-            raise LabError(f"{what}: not within {timeout:.0f} s\n{words}")
+            found = console is not None and console.exists()
+            words = console.read_text(encoding="utf-8", errors="replace") if console and found else ""
+            raise LabError(f"{what}: not within {timeout:.0f} s\n{words[-3000:]}")
         time.sleep(0.2)

@@ -18,9 +18,9 @@ def test_agent_runs_and_will_after_a_reboot(nodes, name):
     unit = host.service("kubenode-proxy")
     assert unit.is_running
     assert unit.is_enabled
-    assert [process.user for process in host.process.filter(comm="python3") if "kubenode-proxy.pyz" in process.args] == [
-        "kubenode-proxy"
-    ]
+    assert [
+        process.user for process in host.process.filter(comm="python3") if "kubenode-proxy.pyz" in process.args
+    ] == ["kubenode-proxy"]
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -28,7 +28,9 @@ def test_agent_is_healthy_and_has_metrics(nodes, name):
     host = nodes[name].host
     assert host.run("curl -sf http://127.0.0.1:10256/healthz").rc == 0
     metrics = host.check_output("curl -sf http://127.0.0.1:10249/metrics")
-    synced = [line for line in metrics.splitlines() if line.startswith("kubeproxy_sync_proxy_rules_duration_seconds_count")]
+    synced = [
+        line for line in metrics.splitlines() if line.startswith("kubeproxy_sync_proxy_rules_duration_seconds_count")
+    ]
     assert synced
     assert float(synced[0].split()[-1]) >= 1
 

@@ -77,9 +77,15 @@ def test_agent_follows_the_cluster_and_a_single_run_does_not(nodes, scenario):
     try:
         save(scenario.directory / "cluster.json", {**document, "items": document["items"] + more})
         for name in ("node1", "node2"):
-            within(15, f"{name} serves it", lambda name=name: nodes[name].ask("10.96.0.60", 80, timeout=1).backend == "pod-1-3")
+            within(
+                15,
+                f"{name} serves it",
+                lambda name=name: nodes[name].ask("10.96.0.60", 80, timeout=1).backend == "pod-1-3",
+            )
         assert nodes["node3"].ask("10.96.0.60", 80, timeout=1).outcome != "answer"
     finally:
         save(scenario.directory / "cluster.json", document)
     for name in ("node1", "node2"):
-        within(15, f"{name} forgets it", lambda name=name: nodes[name].ask("10.96.0.60", 80, timeout=1).outcome != "answer")
+        within(
+            15, f"{name} forgets it", lambda name=name: nodes[name].ask("10.96.0.60", 80, timeout=1).outcome != "answer"
+        )
