@@ -93,13 +93,12 @@ def measure(node: AgentNode, services: int, endpoints: int, changes: int) -> dic
     else:
         prepare = table_changed() if node.kernel_variant == "legacy" else notified()
     time.sleep(1.5)
-    chance = random.Random(1)
     seconds = []
-    for change in range(changes):
-        number = chance.randint(1, services)
+    # No Service twice, so that each change takes an endpoint away.
+    for change, number in enumerate(random.Random(1).sample(range(1, services + 1), changes)):
         done = prepare(number)
         started = time.monotonic()
-        node.store.put(endpoint_slice(number, count=endpoints - 1 - change % 2, first=change % 2, target=9000 + change))
+        node.store.put(endpoint_slice(number, count=endpoints - 1, first=change % 2, target=9000 + change))
         while not done():
             if time.monotonic() - started > GIVE_UP_SECONDS:
                 raise RuntimeError(f"change {change} has not arrived:\n{node.log[-2000:]}")
