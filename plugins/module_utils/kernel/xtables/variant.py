@@ -287,6 +287,9 @@ def unsupported_reason(family: str, variant: Optional[XtablesVariant]) -> str:
     if not command:
         return ""
     done = run(command)
+    if done.status and "unshare failed" in done.errors:
+        # Without the right to make another namespace, as in the agent's sandbox, this one has to answer.
+        done = run(command[command.index(variant.main) :])
     if done.status == 4 and "xtables lock" in done.errors:
         raise KernelError(f"{_PREFIX[family]}: {held_message(_LISTING_WAIT)}")
     if done.status:
