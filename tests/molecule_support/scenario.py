@@ -129,6 +129,8 @@ class Scenario:
         if names:
             containers.podman("rm", "--force", "--time", "1", *names)
         shutil.rmtree(self.directory, ignore_errors=True)
+        for connection in Path(tempfile.gettempdir()).glob(f"{self.prefix}-*"):
+            connection.unlink()
         listed = [line.split()[0] for line in run(["ip", "netns", "list"]).splitlines() if line]
         spaces = [name for name in listed if name.startswith(f"{self.prefix}-")]
         if spaces:
