@@ -50,7 +50,7 @@ test: setup-lab
 
 lint: setup
 	$(BIN)/ruff check .
-	$(BIN)/mypy plugins/module_utils tests/lab tests/conformance tests/documentation
+	$(BIN)/mypy plugins/module_utils tests/lab tests/conformance tests/documentation tests/molecule_support
 	$(BIN)/yamllint --strict .
 	$(BIN)/ansible-lint --offline --profile production
 	$(BIN)/antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs=all .
