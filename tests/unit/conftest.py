@@ -1,0 +1,11 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Property tests say what is right, not how fast it is: on a busy machine an example may take any time."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+settings.register_profile("project", deadline=None)
+settings.load_profile("project")
