@@ -37,9 +37,10 @@ SPELLINGS = {
 
 
 def prose(path: Path) -> str:
-    """The text of a page without code, in which other spellings are right."""
+    """The text of a page without code and addresses, in which other spellings are right."""
     text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     text = re.sub(r"(?m)^(?: {4}|\t).*$", "", text)
+    text = re.sub(r"https?://[^\s)>]+", "", text)
     return re.sub(r"`[^`\n]*`", "`code`", text)
 
 
