@@ -177,6 +177,17 @@ def test_api_server_away_for_a_while(node, installed, cluster):
     assert start_of(node) == before
 
 
+def test_legacy_iptables_needs_no_root_either(node, installed):
+    node.run("systemctl", "stop", UNIT)
+    for program in ("iptables", "ip6tables"):
+        node.run("update-alternatives", "--set", program, f"/usr/sbin/{program}-legacy")
+    node.run("sh", "-c", "nft flush ruleset && rm -f /run/xtables.lock")
+    node.run("systemctl", "start", UNIT)
+    endpoint_is_served(node, POD)
+    assert "KUBE-" in node.output("iptables-legacy-save") and "KUBE-" not in node.output("nft", "list", "ruleset")
+    assert node.output("stat", "-c", "%a %G", "/run/xtables.lock").split() == ["660", "kubenode-proxy"]
+
+
 def test_boot_without_the_api_server(node, installed, cluster):
     node.run("systemctl", "stop", UNIT)
     node.run("systemctl", "start", UNIT)
@@ -186,7 +197,7 @@ def test_boot_without_the_api_server(node, installed, cluster):
     wait_for("the rules of before", lambda: _chains(node) == rules_before, 30)
     assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active"
     cluster.come_back()
-    cluster.store.put(endpoint_slice("late", ["10.244.1.10"]))
+    cluster.store.put(endpoint_slice("web", [POD, "10.244.1.10"]))
     wait_for("what the server says now", lambda: "--to-destination 10.244.1.10:8080" in rules(node), 60)
 
 
