@@ -64,7 +64,7 @@ class AgentCore:
         self.view = ClusterView()
         self.metrics = Metrics()
         self.metrics.api_connected.set_function(lambda: float(self._connected))
-        self.metrics.cache_age.set_function(lambda: self._keeper.age())
+        self.metrics.cache_age.set_function(self._cache_age)
         self.health = ProxyHealth(2 * self.configuration.sync_period)
         self.surface = Surface(self.configuration, self.health, self.metrics)
         self.syncer = Syncer(self.view, self.health, self.metrics, self.surface, log)
@@ -100,6 +100,9 @@ class AgentCore:
         signal.signal(signal.SIGTERM, lambda _number, _frame: self.stop())
         signal.signal(signal.SIGINT, lambda _number, _frame: self.stop())
         signal.signal(signal.SIGHUP, lambda _number, _frame: self.reload())
+
+    def _cache_age(self) -> float:
+        return self._keeper.age()
 
     def _connect(self) -> ApiClient:
         kubeconfig = self.options.kubeconfig or self.configuration.client_connection.kubeconfig

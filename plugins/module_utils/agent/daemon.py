@@ -50,7 +50,7 @@ class Agent(AgentCore):
             holder = "the agent (kubenode-proxy run)"
             stack.enter_context(ConvergenceLock(self.options.state_directory, LOCK_SECONDS, holder))
             stack.enter_context(self._handles)
-            stack.callback(lambda: self.surface.close())
+            stack.callback(self._close_surface)
             if self.options.control:
                 control = ControlServer(self.options.control, self._inbox.deliver)
                 stack.callback(control.close)
@@ -81,6 +81,13 @@ class Agent(AgentCore):
             self._keeper.write_now(self.view)
         self.log.info("stopped; what is programmed stays", syncs=self.syncer.syncs)
 
+    # Both are looked up when they are called: a configuration that is read again replaces them.
+    def _close_surface(self) -> None:
+        self.surface.close()
+
+    def _warn(self, text: str) -> None:
+        self.log.warning(text)
+
     def _start_reflectors(self, known: Names) -> None:
         own_node = f"metadata.name={self.node_name}"
         for resource, selector in ((NODES, own_node), (SERVICES, ""), (ENDPOINT_SLICES, ""), (SERVICE_CIDRS, "")):
@@ -88,7 +95,7 @@ class Agent(AgentCore):
                 resource,
                 self._connect,
                 self._inbox.deliver,
-                lambda text: self.log.warning(text),
+                self._warn,
                 field_selector=selector,
                 optional=resource is SERVICE_CIDRS,
                 reduce=small,
