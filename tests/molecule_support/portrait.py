@@ -5,7 +5,8 @@
 
 Prints JSON: rules, sets, addresses, devices, routes, units, users and the files of an administrator. What changes by
 itself (counters, handles, times) and what the bare look at a table creates (empty tables with their built-in
-chains) is left out, and so are values of the running kernel, which the roles leave as they are by design.
+chains) is left out, and so are values of the running kernel and what lies in /run, which by design last until the
+next boot.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import subprocess
 import sys
 from typing import Dict, List
 
-PLACES = ("/etc", "/usr/local", "/var/lib/kubenode-proxy", "/run/kubenode-proxy", "/root")
+PLACES = ("/etc", "/usr/local", "/var/lib/kubenode-proxy", "/root")
 PASSING = re.compile(r"/etc/(mtab|\.pwd\.lock|ld\.so\.cache|.*-$)|/root/\.(ansible|cache)|/usr/local/lib/python")
 
 
@@ -80,7 +81,9 @@ def portrait() -> Dict[str, object]:
         "nftables": _tables(),
         "sets": sets,
         "virtual servers": _virtual_servers(),
-        "addresses": sorted(" ".join(line.split()[1:4]) for line in _output("ip", "-o", "addr")),
+        "addresses": sorted(
+            " ".join(line.split()[1:4]) for line in _output("ip", "-o", "addr") if " fe80::" not in line
+        ),
         "rules of routing": _output("ip", "rule"),
         "units": sorted(" ".join(line.split()[:2]) for line in units),
         "running": sorted(

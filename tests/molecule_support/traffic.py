@@ -23,7 +23,7 @@ from tests.lab.system import socket_inside
 from tests.molecule_support.scenario import Scenario
 
 CLUSTER_IP = "10.96.0.10"
-PAUSE = 0.02
+PAUSE = 0.1
 
 
 def _hold(scenario: Scenario, source: str) -> socket.socket:
