@@ -1,0 +1,331 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What nftables mode costs connections and the kernel's memory, beside no proxy and, if given, beside kube-proxy.
+
+Run as root from the top of the repository; works in network namespaces of its own and leaves nothing behind:
+
+    .venv/bin/python -m tests.benchmarks.nftables_traffic [--sizes 100,1000,10000,44000] [--seconds 3]
+
+A client and a server are joined by a node that has so many Services, of one endpoint each; the connections go to the
+last of them. Columns: who programmed the node; Services; seconds from nothing to a programmed kernel; milliseconds for
+one endpoint replaced (median of 51; mean of 3 for kube-proxy); memory that the kernel then holds, in MiB; microseconds
+until a new connection is established, at the median and at the 99th percentile, one at a time; connections per second
+of four clients at once. The row ``none`` connects to the endpoint itself on a node without rules.
+
+KUBENODE_KUBE_PROXY=/path/to/kube-proxy adds a row for it in mode nftables, run against the test API server in the same
+namespace; its seconds and milliseconds are those of its own metric kubeproxy_sync_proxy_rules_duration_seconds.
+Memory is what the caches kmalloc-cg-* and vmalloc have grown by, on the whole machine: other work disturbs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+
+from tests import conftest  # noqa: F401  (makes the collection importable)
+from tests.lab import system
+
+# isort: split
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables.tables import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import LocalTraffic
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
+from ansible_collections.kubenode.proxy.plugins.module_utils.routing.routes import ServicePortRoute
+from tests.apiserver.server import ApiServer
+from tests.apiserver.store import Store
+from tests.apiserver.tls import make_certificates, write_kubeconfig
+from tests.benchmarks.nftables_scale import SETTINGS, address, changed, contribution, percentile, routes
+
+BINARY = "KUBENODE_KUBE_PROXY"
+NAMESPACES = {"client": ("198.18.0.1", "198.18.0.2"), "server": ("192.0.2.1", "192.0.2.2")}
+# The client is a pod, so nothing is masqueraded.
+PODS = "198.18.0.0/24"
+ENDPOINTS = "10.128.0.0/9"
+CLIENTS = 4
+CHANGES = 51
+CHANGES_OF_KUBE_PROXY = 3
+BACKLOG = 1 << 18
+CHOSEN = SETTINGS._replace(local_traffic=LocalTraffic("cidr", PODS))
+SYNC = "kubeproxy_sync_proxy_rules_duration_seconds"
+PATIENCE_SECONDS = 1800.0
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    proxy: str
+    services: int
+    programmed_s: float
+    change_ms: float
+    memory_mib: float
+    connect_p50_us: int
+    connect_p99_us: int
+    connections_per_s: int
+
+
+def full_name(place: str) -> str:
+    """The name of a namespace beside the node."""
+    return f"knbench{os.getpid()}-{place}"
+
+
+@contextmanager
+def network() -> Iterator[Dict[str, str]]:
+    """Makes the process's own namespace the node; gives the paths of the others."""
+    system.unshare(system.CLONE_NEWNET)
+    try:
+        for place, (ours, theirs) in NAMESPACES.items():
+            name = full_name(place)
+            lines = [
+                f"netns add {name}",
+                f"link add {place} type veth peer name eth0 netns {name}",
+                f"address add {ours}/24 dev {place}",
+                f"link set {place} up",
+            ]
+            system.ip_batch(lines)
+            inside = ["link set lo up", "link set eth0 up", f"address add {theirs}/24 dev eth0"]
+            inside.append(f"route add default via {ours}")
+            if place == "server":
+                inside.append(f"route add local {ENDPOINTS} dev lo")
+            system.ip_batch(inside, name)
+        system.ip_batch(["link set lo up", f"route add {ENDPOINTS} via {NAMESPACES['server'][1]}"])
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        yield {place: f"/run/netns/{full_name(place)}" for place in NAMESPACES}
+    finally:
+        for place in NAMESPACES:
+            subprocess.run(["ip", "netns", "delete", full_name(place)], check=False)
+
+
+@contextmanager
+def server(path: str, endpoint: str) -> Iterator[None]:
+    """A process that accepts connections to an endpoint, and leaves closing them to the clients."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        system.enter(path, system.CLONE_NEWNET)
+        # Clients are faster than this loop; a full queue would make them wait for a second.
+        Path("/proc/sys/net/core/somaxconn").write_text(str(BACKLOG))
+        listening = socket.create_server((endpoint, 8080), backlog=BACKLOG)
+        os.write(writing, b"x")
+        accepted = collections.deque(maxlen=256)  # type: ignore[var-annotated]
+        while True:
+            accepted.append(listening.accept()[0])
+    os.read(reading, 1)
+    os.close(reading)
+    os.close(writing)
+    try:
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def connections(path: str, target: Tuple[str, int], seconds: float) -> List[float]:
+    """Seconds that each connection took to be established, one after another. Raises OSError if one fails."""
+    system.enter(path, system.CLONE_NEWNET)
+    taken = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        with socket.socket() as sock:
+            # Closed with a reset, so that no TIME_WAIT uses up ports.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.settimeout(10)
+            started = time.perf_counter()
+            sock.connect(target)
+            taken.append(time.perf_counter() - started)
+    return taken
+
+
+def traffic(paths: Dict[str, str], endpoint: str, target: Tuple[str, int], seconds: float) -> Tuple[int, int, int]:
+    """Microseconds to connect (p50, p99) and connections per second."""
+    fork = multiprocessing.get_context("fork")
+    with server(paths["server"], endpoint):
+        with fork.Pool(1) as pool:
+            pool.apply(connections, (paths["client"], target, 0.2))
+            alone = pool.apply(connections, (paths["client"], target, seconds))
+        with fork.Pool(CLIENTS) as pool:
+            started = time.perf_counter()
+            together = pool.starmap(connections, [(paths["client"], target, seconds)] * CLIENTS, chunksize=1)
+            rate = sum(map(len, together)) / (time.perf_counter() - started)
+    return round(percentile(alone, 0.5) * 1e6), round(percentile(alone, 0.99) * 1e6), round(rate)
+
+
+def kernel_memory() -> float:
+    """MiB in the caches that nf_tables allocates from, and in vmalloc."""
+    total = 0
+    for line in Path("/proc/slabinfo").read_text().splitlines():
+        words = line.split()
+        if words[0].startswith("kmalloc-cg-"):
+            total += int(words[1]) * int(words[3])
+    vmalloc = re.search(r"^VmallocUsed:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return total / 2**20 + (int(vmalloc.group(1)) / 1024 if vmalloc else 0.0)
+
+
+def replace(resource: NftablesResource, one: ServicePortRoute) -> float:
+    """Seconds for replacing the endpoint of a Service."""
+    started = time.perf_counter()
+    resource.apply(difference(contribution(one), contribution(changed(one, "replace", 1))))
+    return time.perf_counter() - started
+
+
+def measure(paths: Dict[str, str], services: int, seconds: float) -> Row:
+    """The project's own nftables mode."""
+    all_routes = routes(services, 1)
+    endpoint, target = address(services - 1, 128), (address(services - 1, 96), 80)
+    with NftablesResource("IPv4") as resource:
+        before = kernel_memory()
+        started = time.perf_counter()
+        desired = desired_tables({one.key: one for one in all_routes}, CHOSEN)["nftables"]
+        resource.apply(difference(resource.observe(), desired))
+        programmed = time.perf_counter() - started
+        memory = kernel_memory() - before
+        change_ms = percentile([replace(resource, all_routes[number]) for number in range(CHANGES)], 0.5) * 1000
+        found = traffic(paths, endpoint, target, seconds)
+        resource.apply(difference(resource.observe(), {}))
+    return Row("this project", services, round(programmed, 3), round(change_ms, 2), round(memory, 1), *found)
+
+
+def objects(services: int) -> Iterator[Dict[str, Any]]:
+    """The same Services for an API server: a Node, Services and EndpointSlices."""
+    node_ip = NAMESPACES["client"][0]
+    yield {
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1", "labels": {}}, "spec": {},
+        "status": {"addresses": [{"type": "InternalIP", "address": node_ip}]},
+    }  # fmt: skip
+    for number in range(services):
+        name, cluster_ip = f"svc{number}", address(number, 96)
+        yield {
+            "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "bench", "name": name},
+            "spec": {
+                "type": "ClusterIP", "clusterIP": cluster_ip, "clusterIPs": [cluster_ip], "ipFamilies": ["IPv4"],
+                "sessionAffinity": "None", "internalTrafficPolicy": "Cluster",
+                "ports": [{"name": "", "protocol": "TCP", "port": 80, "targetPort": 8080}],
+            },
+        }  # fmt: skip
+        yield endpoint_slice(name, address(number, 128))
+
+
+def endpoint_slice(name: str, endpoint: str) -> Dict[str, Any]:
+    """The slice of a Service with one endpoint."""
+    return {
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {"namespace": "bench", "name": name, "labels": {"kubernetes.io/service-name": name}},
+        "ports": [{"name": "", "protocol": "TCP", "port": 8080}],
+        "endpoints": [{"addresses": [endpoint], "conditions": {"ready": True}, "nodeName": "node2"}],
+    }  # fmt: skip
+
+
+def synced() -> Tuple[int, float]:
+    """How many syncs of IPv4 kube-proxy has counted, and their seconds; (0, 0.0) before it answers."""
+    try:
+        with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return 0, 0.0
+    values = {
+        name: float(value)
+        for name, labels, value in re.findall(rf"^{SYNC}_(count|sum)(\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+        if "IPv6" not in labels
+    }
+    return int(values.get("count", 0)), values.get("sum", 0.0)
+
+
+def wait_for_sync(process: subprocess.Popen[bytes], count: int) -> Tuple[int, float]:
+    """The counts once there are more than ``count`` syncs, and no further one within a second."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    found = (0, 0.0)
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise SystemExit(f"{BINARY}: ended with status {process.returncode}")
+        latest = synced()
+        if latest == found and latest[0] > count:
+            return latest
+        found = latest
+        time.sleep(1)
+    raise SystemExit(f"{BINARY}: no sync within {PATIENCE_SECONDS:g} seconds")
+
+
+def measure_kube_proxy(binary: str, paths: Dict[str, str], services: int, seconds: float) -> Row:
+    """A kube-proxy, in the same network."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        store = Store()
+        for item in objects(services):
+            store.put(item)
+        certificates = make_certificates(directory / "tls")
+        with closing(ApiServer(store, certificates)) as api:
+            kubeconfig = write_kubeconfig(directory / "kubeconfig", api.url, certificates.authority, api.token)
+            configuration = {
+                "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+                "kind": "KubeProxyConfiguration",
+                "mode": "nftables",
+                "hostnameOverride": "node1",
+                "clusterCIDR": PODS,
+                "clientConnection": {"kubeconfig": str(kubeconfig), "contentType": "application/json"},
+                "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+                "metricsBindAddress": "127.0.0.1:10249",
+                "healthzBindAddress": "127.0.0.1:10256",
+            }
+            (directory / "config.yaml").write_text(json.dumps(configuration))
+            before = kernel_memory()
+            with open(directory / "log", "wb") as log:
+                process = subprocess.Popen(
+                    [binary, "--config", str(directory / "config.yaml")], stdout=log, stderr=log, cwd=directory
+                )
+            try:
+                count, programmed = wait_for_sync(process, 0)
+                memory = kernel_memory() - before
+                latest, seconds_so_far = count, programmed
+                for number in range(CHANGES_OF_KUBE_PROXY):
+                    store.put(endpoint_slice(f"svc{number}", address(1, 250)))
+                    latest, seconds_so_far = wait_for_sync(process, latest)
+                change_ms = (seconds_so_far - programmed) / (latest - count) * 1000
+                found = traffic(paths, address(services - 1, 128), (address(services - 1, 96), 80), seconds)
+            finally:
+                process.terminate()
+                process.wait(60)
+        for family in ("ip", "ip6"):
+            subprocess.run(["nft", "delete", "table", family, "kube-proxy"], check=False, stderr=subprocess.DEVNULL)
+    return Row("kube-proxy", services, round(programmed, 3), round(change_ms, 2), round(memory, 1), *found)
+
+
+def main() -> None:
+    """Measure every size and print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sizes", default="100,1000,10000,44000")
+    parser.add_argument("--seconds", type=float, default=3.0, help="how long connections are made, for each figure")
+    arguments = parser.parse_args()
+    if os.geteuid() != 0:
+        raise SystemExit("needs root, for network namespaces of its own")
+    binary = os.environ.get(BINARY, "")
+    if not binary:
+        print(f"no row for kube-proxy: the environment variable {BINARY} is not set", file=sys.stderr)
+    print(" | ".join(Row._fields))
+    with network() as paths:
+        direct = address(0, 128)
+        print(" | ".join(map(str, Row("none", 0, 0, 0, 0, *traffic(paths, direct, (direct, 8080), arguments.seconds)))))
+        for size in map(int, arguments.sizes.split(",")):
+            print(" | ".join(map(str, measure(paths, size, arguments.seconds))), flush=True)
+            if binary:
+                row = measure_kube_proxy(binary, paths, size, arguments.seconds)
+                print(" | ".join(map(str, row)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
