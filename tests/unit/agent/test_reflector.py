@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import queue
+import time
 import socket
 
 import pytest
@@ -172,6 +173,9 @@ def test_a_server_with_another_history_is_noticed_by_its_bookmarks(tmp_path):
 def test_an_error_is_said_once_and_tried_again(setup, code):
     setup.api.failing["/api/v1/services"] = code
     setup.follow(SERVICES).start()
+    deadline = time.monotonic() + 20
+    while not setup.said and time.monotonic() < deadline:
+        time.sleep(0.01)
     with pytest.raises(queue.Empty):
         setup.next(1.0)
     assert len(setup.said) == 1 and str(code) in setup.said[0]
