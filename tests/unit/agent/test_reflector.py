@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import queue
-import time
 import socket
+import time
 
 import pytest
 
