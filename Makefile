@@ -21,7 +21,7 @@ export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup setup-lab demo docs record test extended steps lint unit pythons kernel uml systemd molecule modules sanity ansible-units \
+.PHONY: help setup setup-lab demo docs record test extended .steps lint unit pythons kernel uml systemd molecule modules sanity ansible-units \
 	build cores importer played conformance clean
 
 help:
@@ -43,12 +43,12 @@ record: setup-lab
 	$(PYTHON) -m tests.documentation --record
 
 test: setup-lab
-	@$(MAKE) --no-print-directory steps RUN="$(STEPS)"
+	@$(MAKE) --no-print-directory .steps RUN="$(STEPS)"
 
 extended: setup-lab
-	@$(MAKE) --no-print-directory steps RUN="$(EXTENDED)"
+	@$(MAKE) --no-print-directory .steps RUN="$(EXTENDED)"
 
-steps:
+.steps:
 	@failed=; for step in $(RUN); do \
 	  echo "== $$step"; start=$$(date +%s); \
 	  $(MAKE) --no-print-directory $$step || failed="$$failed $$step"; \
