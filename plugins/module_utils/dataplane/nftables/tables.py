@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import struct
 from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
-from ...addresses import packed, parse_network
+from ...addresses import IPV6, packed, parse_network
 from ...routing.routes import Endpoint, ServicePortName, ServicePortRoute
 from ..settings import DataplaneSettings
 from . import balancing, layout
@@ -27,17 +26,21 @@ def _address(text: str) -> bytes:
     return b"" if raw is None else raw
 
 
-_PORT = struct.Struct(">HH")
+class _PortData(Dict[int, bytes]):
+    """The data of a port number, made when first asked for: the number and padding to a whole register."""
+
+    def __missing__(self, port: int) -> bytes:
+        data = self[port] = port.to_bytes(2, "big") + b"\x00\x00"
+        return data
 
 
-@lru_cache(maxsize=1 << 18)
-def _endpoint_data(ip: str, port: int) -> bytes:
-    # Tens of thousands at a first load: not by way of _address, whose cache would only cost time.
-    return inet_pton(AF_INET6 if ":" in ip else AF_INET, ip) + _PORT.pack(port, 0)
+_PORT_DATA = _PortData()
 
 
-def _data(endpoints: Iterable[Endpoint]) -> Tuple[bytes, ...]:
-    return tuple([_endpoint_data(endpoint.ip, endpoint.port) for endpoint in endpoints])
+def _data(family: str, endpoints: Iterable[Endpoint]) -> Tuple[bytes, ...]:
+    # Tens of thousands at a first load: no call into Python for each, and no cache, which would only cost time.
+    number = AF_INET6 if family == IPV6 else AF_INET
+    return tuple([inet_pton(number, endpoint[0]) + _PORT_DATA[endpoint[1]] for endpoint in endpoints])
 
 
 @lru_cache(maxsize=1 << 16)
@@ -54,12 +57,12 @@ def _lists(route: ServicePortRoute, kind: str, key: bytes, external: bool, entri
         size = balancing.size_class(len(route.cluster))
         chain = ("chain", balancing.chooser_name(kind, CLUSTER, size))
         entries.append((RESOURCE, chain, balancing.chooser(family, kind, CLUSTER, size)))
-        entries.append((RESOURCE, ("list", balancing.endpoints_map(kind, CLUSTER), key), _data(route.cluster)))
+        entries.append((RESOURCE, ("list", balancing.endpoints_map(kind, CLUSTER), key), _data(family, route.cluster)))
     if route.local and (local_only or (external and route.external_local)):
         size = balancing.size_class(len(route.local))
         chain = ("chain", balancing.chooser_name(kind, LOCAL, size))
         entries.append((RESOURCE, chain, balancing.chooser(family, kind, LOCAL, size)))
-        entries.append((RESOURCE, ("list", balancing.endpoints_map(kind, LOCAL), key), _data(route.local)))
+        entries.append((RESOURCE, ("list", balancing.endpoints_map(kind, LOCAL), key), _data(family, route.local)))
 
 
 def _external_chain(route: ServicePortRoute, settings: DataplaneSettings, kind: str) -> Tuple[str, Value]:
