@@ -114,8 +114,9 @@ conformance: setup-lab
 	$(WIRE) run --mode iptables --iptables nft --families all --jobs 6
 	$(WIRE) run --mode iptables --iptables legacy --jobs 6
 	$(WIRE) run --mode nftables --families all --jobs 6
-	$(WIRE) uml --jobs 2 -- run --mode ipvs --jobs 2
-	$(WIRE) uml --jobs 2 -- run --mode ipvs --jobs 2 --families ipv6
+# One case at a time in each guest: a kernel that lists virtual servers of one namespace counts those of the others.
+	$(WIRE) uml --jobs 3 -- run --mode ipvs --jobs 1
+	$(WIRE) uml --jobs 3 -- run --mode ipvs --jobs 1 --families ipv6
 
 clean:
 	@if [ -x $(PYTHON) ] && [ "$$(id -u)" -eq 0 ]; then for name in lab demo; do $(PYTHON) -m tests.lab --name $$name down; done; fi

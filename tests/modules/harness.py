@@ -43,6 +43,8 @@ class Node:
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
         script = "".join(f"mkdir -p {path} && mount -t tmpfs node-test {path} && " for path in HIDDEN)
+        # A namespace starts with the host's settings, which a container engine may have changed.
+        script += "echo 0 >/proc/sys/net/ipv4/ip_forward && echo 0 >/proc/sys/net/ipv4/conf/all/route_localnet && "
         script += "ip link set lo up && echo ready && exec sleep infinity"
         self.holder = subprocess.Popen(
             ["unshare", "-n", "-m", "--propagation", "private", "sh", "-c", script],
