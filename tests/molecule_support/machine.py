@@ -26,7 +26,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run the guest again and again."""
     directory = Path(arguments[0])
     settings = json.loads((directory / "machine.json").read_text(encoding="utf-8"))
-    argv = ["ip", "netns", "exec", settings["namespace"], "linux.uml", f"mem={MEMORY}"]
+    # The guest does not outlive this process, however that ends.
+    argv = ["setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", settings["namespace"]]
+    argv += ["linux.uml", f"mem={MEMORY}"]
     argv += ["root=/dev/ubda", "rw", "noreboot"]
     argv += [f"ubd0={directory}/disk.cow,{settings['disk']}", "quiet", "con=null", "con0=null,fd:1", "ssl=null"]
     argv += [f"umid={settings['name']}", f"uml_dir={directory}/run/", f"lab={settings['shared']}"]

@@ -124,6 +124,10 @@ class Scenario:
                 process = int(record.read_text(encoding="ascii"))
                 if str(self.directory).encode() in _command_line(process):
                     uml.stop(process)
+        # A guest whose supervisor has been killed: its processes are known by the directory of its console.
+        for process in _guests(self.directory):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
         ours = ("--filter", f"name=^{self.prefix}-")
         names = containers.podman("ps", "--all", "--format", "{{.Names}}", *ours).stdout.split()
         if names:
@@ -346,6 +350,13 @@ def _command_line(process: int) -> bytes:
         return Path("/proc", str(process), "cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def _guests(directory: Path) -> List[int]:
+    """The processes of user-mode Linux guests whose files lie in the directory."""
+    mark = f"\0uml_dir={directory}/".encode()
+    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [number for number in numbers if mark in _command_line(number)]
 
 
 def _until(what: str, condition: Callable[[], bool], timeout: float, console: Optional[Path] = None) -> None:
