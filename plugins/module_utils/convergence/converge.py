@@ -15,7 +15,7 @@ from ..preflight.features import capabilities, rights_findings
 from ..preflight.findings import judge
 from ..resources import PlannedChange, Stage, apply_plan, plan
 from .handles import KernelHandles
-from .ledger import read_ledger, udp_endpoints, write_ledger
+from .ledger import forget, read_ledger, udp_endpoints, write_ledger
 from .lock import ConvergenceLock
 from .modes import choose_mode
 from .node import NodeView, family_plans, removal_plans, view_node
@@ -35,12 +35,19 @@ def converge(request: Request) -> Report:
     # Before anything else, the lock included: what is not allowed looks like what is missing.
     warnings = judge(rights_findings(capabilities()), request.ignore_findings)
     with contextlib.ExitStack() as stack:
+        lock = ConvergenceLock(request.state_directory, request.lock_timeout)
         if not request.check:
-            stack.enter_context(ConvergenceLock(request.state_directory, request.lock_timeout))
+            stack.enter_context(lock)
         handles = stack.enter_context(KernelHandles())
         convergence = _Convergence(request, handles)
         convergence.warnings += warnings
-        return convergence.remove() if request.state == "absent" else convergence.converge()
+        if request.state != "absent":
+            return convergence.converge()
+        report = convergence.remove()
+        if not request.check:
+            forget(request.state_directory)
+            lock.remove()
+        return report
 
 
 def inspect(request: Request) -> Report:
@@ -85,8 +92,6 @@ class _Convergence:
         with self.watch.stage("facts"):
             plans = removal_plans()
         self._run(removal_stages(plans, self.handles))
-        if not self.request.check:
-            write_ledger(self.request.state_directory, {})
         return self._report("", "", "", plans)
 
     def _preflight(self, configuration: KubeProxyConfiguration, plans: Sequence[FamilyPlan]) -> None:

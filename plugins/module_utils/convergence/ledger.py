@@ -9,6 +9,7 @@ has, or had, a UDP port with endpoints. A one-shot convergence has to remember t
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -20,6 +21,9 @@ from ..errors import KernelError
 
 _VERSION = 1
 _FILE = "ledger.json"
+_TEMPORARY = ".ledger-"
+#: What an agent that was killed leaves in the directory.
+_SOCKET = "agent.sock"
 
 
 def udp_endpoints(cluster: ClusterState) -> Dict[str, str]:
@@ -57,9 +61,21 @@ def write_ledger(directory: str, endpoints: Dict[str, str]) -> None:
     """Record the UDP endpoints that have been programmed, atomically. Raises KernelError."""
     path = os.path.join(directory, _FILE)
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=".ledger-", dir=directory)
+        descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=directory)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump({"version": _VERSION, "udp_endpoints": endpoints}, file, sort_keys=True)
         os.replace(temporary, path)
     except OSError as error:
         raise KernelError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def forget(directory: str) -> None:
+    """Remove what is remembered, and what a run that was killed left beside it. Raises KernelError."""
+    names = [os.path.join(directory, name) for name in (_FILE, _SOCKET)]
+    for path in [*names, *glob.glob(os.path.join(glob.escape(directory), f"{_TEMPORARY}*"))]:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise KernelError(f"{path}: cannot be removed: {error.strerror}") from error

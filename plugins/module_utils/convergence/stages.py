@@ -29,10 +29,12 @@ from ..kernel.ipset import SetElementsResource, SetsResource
 from ..kernel.ipvs import RealServersResource, TimeoutsResource, VirtualServersResource
 from ..kernel.links import AddressesResource, DummyDeviceResource
 from ..kernel.xtables.chains import ChainsResource
-from ..kernel.xtables.variant import XtablesVariant
+from ..kernel.xtables.emptied import EmptiedTablesResource
+from ..kernel.xtables.variant import NFT, XtablesVariant
 from ..resources import Change, Resource, Stage
 from ..routing.routes import ServicePortName, ServicePortRoute
 from .handles import KernelHandles
+from .localnet import localnet_stage
 
 Routes = Mapping[ServicePortName, ServicePortRoute]
 Tables = Mapping[str, Mapping[Any, Any]]
@@ -130,11 +132,10 @@ def _chain_ownership(settings: DataplaneSettings, with_shared: bool) -> Ownershi
     return both if with_shared else both._replace(shared=frozenset(), presence_only=frozenset())
 
 
-def _chains(plan: FamilyPlan, desired: Mapping[Any, Any], for_removal: bool, with_shared: bool) -> List[Stage]:
+def _chains(plan: FamilyPlan, desired: Mapping[Any, Any], with_shared: bool) -> List[Stage]:
     if plan.variant is None:
         return []
-    owned = _chain_ownership(plan.settings, with_shared)
-    return [Stage(ChainsResource(plan.variant, owned, for_removal=for_removal), desired)]
+    return [Stage(ChainsResource(plan.variant, _chain_ownership(plan.settings, with_shared)), desired)]
 
 
 def iptables_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
@@ -142,7 +143,7 @@ def iptables_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
     stages: List[Stage] = []
     for plan in plans:
         tables: Tables = plan.tables or dict(iptables_tables(plan.routes, plan.settings))
-        stages += _chains(plan, tables["chains"], for_removal=False, with_shared=True)
+        stages += _chains(plan, tables["chains"], with_shared=True)
     return stages
 
 
@@ -216,7 +217,7 @@ def _ipvs_family_stages(plan: FamilyPlan, resources: _IpvsResources) -> List[Sta
     return [
         Stage(resources.sets, tables[ipvs.SETS]),
         Stage(resources.elements, tables[ipvs.SET_ELEMENTS]),
-        *_chains(plan, tables[ipvs.CHAINS], for_removal=False, with_shared=False),
+        *_chains(plan, tables[ipvs.CHAINS], with_shared=False),
         Stage(resources.servers, all_servers),
         Stage(resources.real_servers, all_real_servers),
         Stage(resources.addresses, tables[ipvs.ADDRESSES]),
@@ -260,8 +261,21 @@ def nftables_removal_stages(handles: KernelHandles) -> List[Stage]:
 
 
 def chain_removal_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
-    """Stages that take away the chains of iptables and ipvs mode, and the jumps to them, of each family."""
-    return [stage for plan in plans for stage in _chains(plan, {}, for_removal=True, with_shared=True)]
+    """Stages that take away the chains of iptables and ipvs mode, and the jumps to them, of each family.
+
+    Tables of iptables-nft that are empty afterwards go as well.
+    """
+    stages: List[Stage] = []
+    for item in plans:
+        if item.variant is None:
+            continue
+        chains = ChainsResource(item.variant, _chain_ownership(item.settings, True), for_removal=True)
+        if item.family == IPV4:
+            stages.append(localnet_stage(chains))
+        stages.append(Stage(chains, {}))
+        if item.variant.name == NFT:
+            stages.append(Stage(EmptiedTablesResource(chains), {}))
+    return stages
 
 
 def own_stages(
@@ -296,6 +310,8 @@ def _shared_chain_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
         shared = ours._replace(fixed=frozenset(), prefixes={}, presence_only=frozenset())
         resource = ChainsResource(plan.variant, shared, for_removal=True)
         resource.name = f"{resource.name} shared with kubelet"
+        if plan.family == IPV4:
+            stages.append(localnet_stage(resource))
         stages.append(Stage(resource, {}))
     return stages
 

@@ -33,6 +33,9 @@ _PROVIDERS: Tuple[Tuple[str, str], ...] = (
     ("net.ipv6.", "ipv6"),
 )
 
+#: The first line of the files that we write.
+SYSCTL_FILE_HEAD = "# Managed by the Ansible collection kubenode.proxy; changes are overwritten."
+
 _DIRECTORIES = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d", "/lib/sysctl.d")
 
 
@@ -270,7 +273,7 @@ def boot_conflicts(own_file: str, content: str, root: str = "") -> List[str]:
 
 def sysctl_file(values: Mapping[str, str], reasons: Optional[Mapping[str, str]] = None) -> str:
     """The text of a sysctl.d file with these values, each after a comment that says why, if there is a reason."""
-    lines = ["# Managed by the Ansible collection kubenode.proxy; changes are overwritten."]
+    lines = [SYSCTL_FILE_HEAD]
     for key, value in values.items():
         why = (reasons or {}).get(key, "")
         if why:

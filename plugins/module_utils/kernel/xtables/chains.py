@@ -128,14 +128,32 @@ def _foreign_references(saved: SavedTables, family: str, ownership: Ownership, o
     return reached
 
 
+def _emptied(saved: SavedTables, going: ChainTable) -> Dict[str, int]:
+    """The tables that hold nothing but what is going, and how many chains go from each."""
+    names = {key.table for key in going}
+    jumps: Dict[Tuple[str, str], int] = {}
+    for key, count in going.items():
+        if isinstance(key, JumpKey) and isinstance(count, int):
+            jumps[key.table, key.chain] = jumps.get((key.table, key.chain), 0) + count
+    for (table, chain), rules in saved.chains.items():
+        if (table, chain) in saved.builtin:
+            stays = len(rules) > jumps.get((table, chain), 0)
+        else:
+            stays = ChainKey(table, chain) not in going
+        if stays:
+            names.discard(table)
+    return {name: sum(isinstance(key, ChainKey) and key.table == name for key in going) for name in names}
+
+
 class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
     """Chains of ours and the jumps into them, of one family, in the tables of one iptables variant.
 
     ``wait``: seconds to wait for the xtables lock. ``for_removal``: what has to stay is not observed, so that an empty
     desired table removes all the rest. A shared chain (KUBE-FIREWALL) stays if kubelet has chains on the node or if it
     holds rules that are not ours; kube-proxy always leaves it. Chains that rules of others lead into stay as well.
-    ``kept`` lists what stays after observing, as ``table chain``. ``processes``: the numbers that the last restore
-    programs had, by which notifications of the kernel tell our own changes.
+    ``kept`` lists what stays after observing, as ``table chain``. ``emptied``: tables that hold nothing but what goes,
+    each with the number of chains that go. ``processes``: the numbers that the last restore programs had, by which
+    notifications of the kernel tell our own changes.
     """
 
     atomic = True
@@ -147,6 +165,7 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         self.variant = variant
         self.ownership = ownership
         self.kept: List[str] = []
+        self.emptied: Dict[str, int] = {}
         self.processes: Deque[int] = deque(maxlen=64)
         self._wait = wait
         self._for_removal = for_removal
@@ -157,6 +176,7 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         table = observed_table(saved, self.variant.family, self.ownership)
         if self._for_removal:
             self._leave_out(saved, table)
+            self.emptied = _emptied(saved, table)
         return table
 
     def _leave_out(self, saved: SavedTables, table: ChainTable) -> None:

@@ -1,0 +1,102 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The lock of a node, and its removal while others wait for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import lock as lock_module
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.ledger import forget, write_ledger
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.lock import ConvergenceLock
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+
+
+def held_by(directory: Path) -> str:
+    return (directory / "lock").read_text()
+
+
+def test_nothing_is_left_after_removal(tmp_path):
+    state = tmp_path / "state"
+    with ConvergenceLock(str(state), 0.1, "somebody") as lock:
+        assert held_by(state) == f"{os.getpid()} somebody"
+        write_ledger(str(state), {"a/b": "c"})
+        (state / "agent.sock").touch()
+        (state / ".ledger-x").touch()
+        forget(str(state))
+        forget(str(state))
+        lock.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_others_keep_in_the_directory_stays(tmp_path):
+    (tmp_path / "other").touch()
+    with ConvergenceLock(str(tmp_path), 0.1) as lock:
+        forget(str(tmp_path))
+        lock.remove()
+        lock.remove()
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_whoever_waited_for_a_removed_lock_takes_a_new_one(tmp_path):
+    """Two wait while the file is removed; they get the lock one after the other, never at the same time."""
+    state = tmp_path / "state"
+    inside: List[int] = []
+    most: List[int] = []
+    failed: List[BaseException] = []
+
+    def take(number: int) -> None:
+        try:
+            with ConvergenceLock(str(state), 60.0, f"number {number}") as lock:
+                inside.append(number)
+                most.append(len(inside))
+                assert held_by(state) == f"{os.getpid()} number {number}"
+                # From its removal on the next one may hold a lock of its own.
+                inside.remove(number)
+                lock.remove()
+        except BaseException as error:
+            failed.append(error)
+
+    waiting = [threading.Thread(target=take, args=(number,)) for number in range(8)]
+    with ConvergenceLock(str(state), 0.1) as lock:
+        for thread in waiting:
+            thread.start()
+        lock.remove()
+    for thread in waiting:
+        thread.join()
+    assert failed == []
+    assert most == [1] * len(waiting)
+    assert not state.exists()
+
+
+def test_a_directory_that_goes_between_two_calls_is_made_again(tmp_path, monkeypatch):
+    state = tmp_path / "state"
+    really_open = os.open
+    gone: List[str] = []
+
+    def open_once_late(path, *arguments):
+        if str(path) == str(state / "lock") and not gone:
+            gone.append(path)
+            os.rmdir(state)
+        return really_open(path, *arguments)
+
+    monkeypatch.setattr(lock_module.os, "open", open_once_late)
+    with ConvergenceLock(str(state), 5.0):
+        assert held_by(state)
+    assert gone
+
+
+def test_a_lock_that_cannot_be_had_is_named(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.touch()
+    with (
+        pytest.raises(KernelError, match=r"file/state/lock: cannot be opened: Not a directory"),
+        ConvergenceLock(str(blocked / "state"), 0.1),
+    ):
+        pass
