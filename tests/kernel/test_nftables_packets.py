@@ -76,7 +76,7 @@ def attempt(probe):
     protocol, source, target, port = probe
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM if protocol == "udp" else socket.SOCK_STREAM) as sock:
-        sock.settimeout(2.5)
+        sock.settimeout(4)
         try:
             if source:
                 sock.bind((source, 0))
@@ -90,7 +90,7 @@ def attempt(probe):
             return "drop"
         return said[0] + ("" if said[1] == sock.getsockname()[0] else "+M")
 probes = json.load(sys.stdin)
-with concurrent.futures.ThreadPoolExecutor(24) as pool:
+with concurrent.futures.ThreadPoolExecutor(int(sys.argv[1])) as pool:
     print(json.dumps(list(pool.map(attempt, probes))))
 """
 
@@ -165,7 +165,9 @@ class World:
         for place in set(self.place.values()):
             self._run("ip", "netns", "delete", f"{self.prefix}-{place}")
 
-    def outcomes(self, family: str, flows: Sequence[Tuple[str, str, int, str]], tries: int = 16) -> List[Set[str]]:
+    def outcomes(
+        self, family: str, flows: Sequence[Tuple[str, str, int, str]], tries: int = 16, at_once: int = 24
+    ) -> List[Set[str]]:
         """What happens to flows (sender, target address, port, protocol): the set of outcomes of each."""
         by_place: Dict[str, List[Tuple[int, List[Any]]]] = {}
         for position, (sender, target, port, protocol) in enumerate(flows):
@@ -177,7 +179,7 @@ class World:
         for place, probes in by_place.items():
             words = ["ip", "netns", "exec", f"{self.prefix}-{place}"] if place else []
             said = subprocess.run(
-                [*words, sys.executable, "-c", CLIENT],
+                [*words, sys.executable, "-c", CLIENT, str(at_once)],
                 input=json.dumps([probe for _position, probe in probes]),
                 stdout=subprocess.PIPE,
                 text=True,
@@ -261,9 +263,17 @@ def _as_seen(expected: Dict[Tuple[str, str, int, str], Set[str]]) -> Dict[Tuple[
 
 
 def check(world: World, family: str, expected: Dict[Tuple[str, str, int, str], Set[str]], tries: int = 16) -> None:
-    flows = list(expected)
-    found = dict(zip(flows, world.outcomes(family, flows, tries)))
-    assert found == _as_seen(expected)
+    """That flows have all the outcomes expected of them, and no other.
+
+    A choice among endpoints is random: flows that have not shown every outcome yet, and only those, are tried further.
+    """
+    wanted = _as_seen(expected)
+    found: Dict[Tuple[str, str, int, str], Set[str]] = {flow: set() for flow in wanted}
+    for _round in range(4):
+        unsettled = [flow for flow, outcomes in found.items() if outcomes < wanted[flow]]
+        for flow, outcomes in zip(unsettled, world.outcomes(family, unsettled, tries)):
+            found[flow] |= outcomes
+    assert found == wanted
 
 
 def with_port(outcomes: str, port: int = 80) -> Set[str]:
@@ -409,9 +419,14 @@ def test_masquerading(world: World, family: str, detector: bool, masquerade_all:
     if not affinity:
         check(world, family, expected)
         return
+    # First one connection after the other: those that start at the same moment may each choose, as with kube-proxy. A
+    # client that a Service's local-only frontend sent elsewhere than its other ones is known to both endpoints then.
     flows = list(expected)
+    wanted = _as_seen(expected)
+    for flow, chosen in zip(flows, world.outcomes(family, flows, 1, at_once=1)):
+        assert len(chosen) == 1 and chosen <= wanted[flow]
     for flow, found in zip(flows, world.outcomes(family, flows, 4)):
-        assert len(found) == 1 and found <= _as_seen(expected)[flow]
+        assert len(found) == 1 and found <= wanted[flow]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -459,7 +474,7 @@ def test_every_endpoint_is_equally_likely(world: World, count: int) -> None:
     assert server.stdout is not None and server.stdout.readline() == "ready\n"
     probes = [["tcp", "", CLUSTER_IPS["IPv4"].format(41), 80]] * (200 * count)
     said = subprocess.run(
-        ["ip", "netns", "exec", f"{world.prefix}-p", sys.executable, "-c", CLIENT],
+        ["ip", "netns", "exec", f"{world.prefix}-p", sys.executable, "-c", CLIENT, "24"],
         input=json.dumps(probes), stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     answers = json.loads(said.stdout)
