@@ -47,11 +47,9 @@ class ConvergenceLock:
         try:
             os.makedirs(self._directory, mode=0o755, exist_ok=True)
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            if time.monotonic() < deadline:
-                return False  # the directory was removed between the two calls
-            raise KernelError(f"{self._path}: its directory is removed again and again") from None
         except OSError as error:
+            if self._is_removed(error) and time.monotonic() < deadline:
+                return False
             raise KernelError(f"{self._path}: cannot be opened: {error.strerror}") from error
         try:
             self._share()
@@ -68,6 +66,12 @@ class ConvergenceLock:
             raise
         os.close(self._descriptor)
         return False
+
+    def _is_removed(self, error: OSError) -> bool:
+        """Whether the directory was removed while it was being made, or before the file was."""
+        if isinstance(error, FileExistsError):
+            return os.path.isdir(self._directory) or not os.path.lexists(self._directory)
+        return isinstance(error, FileNotFoundError)
 
     def _is_named(self) -> bool:
         """Whether the name stands for the file that is locked."""

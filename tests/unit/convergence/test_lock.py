@@ -96,6 +96,11 @@ def test_a_lock_that_cannot_be_had_is_named(tmp_path):
     blocked = tmp_path / "file"
     blocked.touch()
     with (
+        pytest.raises(KernelError, match=r"file/lock: cannot be opened: File exists"),
+        ConvergenceLock(str(blocked), 9.0),
+    ):
+        pass
+    with (
         pytest.raises(KernelError, match=r"file/state/lock: cannot be opened: Not a directory"),
         ConvergenceLock(str(blocked / "state"), 0.1),
     ):
