@@ -10,11 +10,13 @@ Leftovers of other modes come after the resources of the mode in effect, so that
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
+import functools
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union, cast
 
 from ..addresses import FAMILIES, IPV4, Network, parse_network
 from ..configuration.model import IPVS, NFTABLES, KubeProxyConfiguration
 from ..dataplane.iptables.fixed import ownership as iptables_ownership
+from ..dataplane.iptables.found_order import in_found_order
 from ..dataplane.iptables.render import desired_tables as iptables_tables
 from ..dataplane.iptables.tables import Ownership
 from ..dataplane.ipvs import chains as ipvs_chains
@@ -38,6 +40,7 @@ from .localnet import localnet_stage
 
 Routes = Mapping[ServicePortName, ServicePortRoute]
 Tables = Mapping[str, Mapping[Any, Any]]
+Desired = Union[Mapping[Any, Any], Callable[[Mapping[Any, Any]], Mapping[Any, Any]]]
 
 
 class FamilyPlan(NamedTuple):
@@ -132,7 +135,7 @@ def _chain_ownership(settings: DataplaneSettings, with_shared: bool) -> Ownershi
     return both if with_shared else both._replace(shared=frozenset(), presence_only=frozenset())
 
 
-def _chains(plan: FamilyPlan, desired: Mapping[Any, Any], with_shared: bool) -> List[Stage]:
+def _chains(plan: FamilyPlan, desired: Desired, with_shared: bool) -> List[Stage]:
     if plan.variant is None:
         return []
     return [Stage(ChainsResource(plan.variant, _chain_ownership(plan.settings, with_shared)), desired)]
@@ -143,7 +146,7 @@ def iptables_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
     stages: List[Stage] = []
     for plan in plans:
         tables: Tables = plan.tables or dict(iptables_tables(plan.routes, plan.settings))
-        stages += _chains(plan, tables["chains"], with_shared=True)
+        stages += _chains(plan, functools.partial(in_found_order, tables["chains"]), with_shared=True)
     return stages
 
 

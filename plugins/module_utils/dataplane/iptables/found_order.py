@@ -1,0 +1,58 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Leaving the rules of different Services in the order in which they are found.
+
+kube-proxy writes the rules of its shared chains in an order that differs from sync to sync, since it has none. Ours is
+that of the Services' names. Rules that match different packets say the same in any order, so a chain that holds
+exactly the wanted rules in another order is as it should be: a node that kube-proxy has programmed is adopted as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping
+
+from .fixed import NODE_PORTS, shared_chain_names
+from .tables import Rules
+
+_TO_NODE_PORTS = f"-j {NODE_PORTS.chain}"
+
+
+def _match(rule: str) -> str:
+    """What a rule matches: its text up to the target, without the comment."""
+    match = rule.rpartition(" -j ")[0]
+    start = match.find('-m comment --comment "')
+    if start < 0:
+        return match
+    end = match.find('"', start + len('-m comment --comment "'))
+    return match[:start] + match[end + 2 :]
+
+
+def _tail(rules: Rules) -> Rules:
+    """The rules at the end that send everything else to the node ports; they match what others match, too."""
+    first = len(rules)
+    while first and rules[first - 1].endswith(_TO_NODE_PORTS):
+        first -= 1
+    return rules[first:]
+
+
+def _same_in_any_order(found: Rules, wanted: Rules) -> bool:
+    if len(found) != len(wanted) or _tail(found) != _tail(wanted) or sorted(found) != sorted(wanted):
+        return False
+    matches = [_match(rule) for rule in wanted]
+    return len(set(matches)) == len(matches)
+
+
+def in_found_order(desired: Mapping[Any, Any], observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """The desired table of chains, with those shared chains as observed that differ in nothing but order.
+
+    Two rules that match the same packets (two Services that claim one address) are never left in another order.
+    """
+    kept: Dict[Any, Any] = {}
+    for key in shared_chain_names():
+        found, wanted = observed.get(key), desired.get(key)
+        if not isinstance(found, tuple) or not isinstance(wanted, tuple) or found == wanted:
+            continue
+        if _same_in_any_order(found, wanted):
+            kept[key] = found
+    return {**desired, **kept} if kept else desired
