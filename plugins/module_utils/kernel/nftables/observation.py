@@ -71,7 +71,8 @@ def verdict_text(found: Dict[int, memoryview]) -> str:
     return f"{word} {attribute_text(found[2])}" if 2 in found else word
 
 
-def _data(raw: memoryview) -> Any:
+def parse_data(raw: memoryview) -> Any:
+    """Bytes, or the text of a verdict, from NFTA_DATA attributes."""
     found = parse_attributes(raw, 0, len(raw))
     if 2 in found:
         return verdict_text(parse_attributes(found[2], 0, len(found[2])))
@@ -82,7 +83,7 @@ def _attribute_value(kind: str, raw: memoryview) -> Any:
     if kind == "text":
         return attribute_text(raw)
     if kind == "data":
-        return _data(raw)
+        return parse_data(raw)
     return int.from_bytes(raw, "big")
 
 
@@ -255,8 +256,8 @@ class Reader:
             if kind & 0x3FFF == 2 and after + data_size == end and unpack(nest, after + 4)[1] & 0x3FFF == 1:
                 return key, bytes(nest[after + 8 : end])
         found = parse_attributes(nest, start, end)
-        key = _data(found[1]) if 1 in found else b""
-        return key, _data(found[2]) if 2 in found else True
+        key = parse_data(found[1]) if 1 in found else b""
+        return key, parse_data(found[2]) if 2 in found else True
 
     def everything(self) -> Dict[Key, Value]:
         """The whole table as a resource table; empty if it does not exist."""
