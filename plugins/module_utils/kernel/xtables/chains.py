@@ -24,7 +24,7 @@ from ...resources import Change, Resource
 from .restore import DEFAULT_WAIT, restore, save
 from .variant import XtablesVariant
 
-_KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT", "KUBE-MARK-DROP")
+KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT", "KUBE-MARK-DROP")
 
 
 class SavedTables(NamedTuple):
@@ -182,7 +182,7 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
     def _leave_out(self, saved: SavedTables, table: ChainTable) -> None:
         family = self.variant.family
         stays = _foreign_references(saved, family, self.ownership, table)
-        kubelet = any(chain in _KUBELET_CHAINS for _table, chain in saved.chains)
+        kubelet = any(chain in KUBELET_CHAINS for _table, chain in saved.chains)
         for key in self.ownership.shared:
             if key not in table:
                 continue

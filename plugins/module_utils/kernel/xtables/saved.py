@@ -1,0 +1,216 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Chains of a service proxy as iptables-save prints them, and putting them back among the rules of others.
+
+What is kept is the text of the node's own iptables-save: it comes back as it was, whoever wrote it. A jump from a
+built-in chain comes back to its place among the rules of others that are still there; these are never touched.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+from ...dataplane.iptables.canonical import canonical_rule, target_of
+from ...dataplane.iptables.tables import TABLE_ORDER, ChainKey, Ownership
+from ...errors import KernelError
+from ...resources import Change, Resource
+from .chains import KUBELET_CHAINS, SavedTables, parse_save
+from .restore import DEFAULT_WAIT, restore, save
+from .variant import XtablesVariant
+
+CHAIN = "chain"
+BUILTIN = "builtin"
+
+Rules = Tuple[str, ...]
+
+
+class SavedChainKey(NamedTuple):
+    """``kind``: chain, for a whole chain of ours; builtin, for a built-in chain (with all of its rules, in order)."""
+
+    kind: str
+    table: str
+    chain: str
+
+
+SavedChainTable = Dict[SavedChainKey, Rules]
+
+
+def merged_rules(observed: Sequence[str], saved: Sequence[str], ours: Callable[[str], bool]) -> Rules:
+    """The rules that a built-in chain should hold: those of others as observed, ours as saved.
+
+    Each of ours stands behind the rule of somebody else that it stood behind, as far as that one is still there.
+    """
+    others = [rule for rule in observed if not ours(rule)]
+    before = [rule for rule in saved if not ours(rule)]
+    place: Dict[int, int] = {}
+    matcher = difflib.SequenceMatcher(None, before, others, autojunk=False)
+    for block in matcher.get_matching_blocks():
+        place.update((block.a + step, block.b + step) for step in range(block.size))
+    inserted: Dict[int, List[str]] = {}
+    position = number = 0
+    for rule in saved:
+        if ours(rule):
+            inserted.setdefault(position, []).append(rule)
+        else:
+            position = place[number] + 1 if number in place else position
+            number += 1
+    merged: List[str] = []
+    for index in range(len(others) + 1):
+        merged += inserted.get(index, ())
+        merged += others[index : index + 1]
+    return tuple(merged)
+
+
+def tables_in(text: str) -> Tuple[str, ...]:
+    """The tables that iptables-save text has, in its order."""
+    return tuple(line[1:].strip() for line in text.split("\n") if line[:1] == "*")
+
+
+def restore_lines(change: Change[SavedChainKey, Rules], ours: Callable[[str, str], bool]) -> str:
+    """The change as input of ``iptables-restore --noflush``, one transaction per table.
+
+    ``ours`` tells by table and rule whether a rule of a built-in chain is ours: no other rule is ever named.
+    Raises KernelError if a rule or a name holds a line break.
+    """
+    by_table: Dict[str, Tuple[List[str], List[str], List[str]]] = {}
+    wanted = {**change.added, **{key: new for key, (_old, new) in change.replaced.items()}}
+    before = {**change.removed, **{key: old for key, (old, _new) in change.replaced.items()}}
+    for key in (*change.removed, *change.replaced, *change.added):
+        chains, first, last = by_table.setdefault(key.table, ([], [], []))
+        if key.kind == CHAIN:
+            chains.append(f":{key.chain} - [0:0]")
+            if key in wanted:
+                first += [f"-A {key.chain} {rule}" for rule in wanted[key]]
+            else:
+                last.append(f"-X {key.chain}")
+            continue
+        first[:0] = [f"-D {key.chain} {rule}" for rule in before.get(key, ()) if ours(key.table, rule)]
+        for position, rule in enumerate(wanted.get(key, ()), 1):
+            if ours(key.table, rule):
+                first.append(f"-I {key.chain} {position} {rule}")
+    texts = []
+    for table in [*TABLE_ORDER, *sorted(set(by_table).difference(TABLE_ORDER))]:
+        if table in by_table:
+            chains, first, last = by_table[table]
+            # Descending names spare iptables-nft-restore a search of which the cost is the square of their number.
+            texts.append([f"*{table}", *sorted(chains, reverse=True), *first, *last, "COMMIT"])
+    for line in (line for lines in texts for line in lines):
+        if "\n" in line or "\r" in line or "\0" in line:
+            raise KernelError(f"a saved rule or chain name holds a line break or NUL: {line[:80]!r}")
+    return "".join("\n".join(lines) + "\n" for lines in texts)
+
+
+class SavedChainsResource(Resource[SavedChainKey, Rules]):
+    """The chains of a service proxy in one iptables variant and family, and the built-in chains that lead to them.
+
+    ``saved``: what shall come back, and ``tables``, which tables there were then; None to save what is there now.
+    After observing, ``tables`` has those that there are now, and ``emptied`` those that were not there then and will
+    hold nothing once all is as it was, with the number of chains of ours in them now.
+    """
+
+    atomic = True
+
+    def __init__(
+        self,
+        variant: XtablesVariant,
+        ownership: Ownership,
+        saved: Optional[Mapping[SavedChainKey, Rules]] = None,
+        tables: Sequence[str] = (),
+        wait: float = DEFAULT_WAIT,
+    ) -> None:
+        self.variant = variant
+        self.name = f"{'iptables' if variant.family == 'IPv4' else 'ip6tables'} chains ({variant.name})"
+        self.ownership = ownership
+        self.saved = dict(saved or {})
+        self.tables: Tuple[str, ...] = ()
+        self._restoring = saved is not None
+        self._tables_then = frozenset(tables)
+        self.emptied: Dict[str, int] = {}
+        self._wait = wait
+        self._stays: Set[ChainKey] = set()
+
+    def _is_jump(self, table: str, rule: str) -> bool:
+        """Whether a rule of a built-in chain leads into a chain of ours that does not have to stay."""
+        target = target_of(rule)
+        if not target or not self.ownership.owns(table, target):
+            return False
+        key = ChainKey(table, target)
+        if key in self.ownership.shared and canonical_rule(rule, self.variant.family) != f"-j {target}":
+            return False
+        return key not in self._stays
+
+    def observe(self) -> SavedChainTable:
+        """The chains with their rules, and the built-in chains that lead to them or did so. Raises KernelError."""
+        text = save(self.variant)
+        self.tables = tables_in(text)
+        known = parse_save(text)
+        self._stays = self._staying(known)
+        table: SavedChainTable = {}
+        for (name, chain), rules in known.chains.items():
+            if (name, chain) in known.builtin:
+                key = SavedChainKey(BUILTIN, name, chain)
+                if key in self.saved or any(self._is_jump(name, rule) for rule in rules):
+                    table[key] = tuple(rules)
+            elif self.ownership.owns(name, chain) and ChainKey(name, chain) not in self._stays:
+                table[SavedChainKey(CHAIN, name, chain)] = tuple(rules)
+        self.emptied = self._emptied(known, table)
+        return table
+
+    def _staying(self, known: SavedTables) -> Set[ChainKey]:
+        """Chains of ours that are not saved but have to stay, because others use them."""
+        if not self._restoring:
+            return set()
+        family = self.variant.family
+        back = {ChainKey(key.table, key.chain) for key in self.saved if key.kind == CHAIN}
+        used: List[ChainKey] = []
+        for (table, chain), rules in known.chains.items():
+            if (table, chain) in known.builtin or self.ownership.owns(table, chain):
+                continue
+            targets = (target_of(rule) for rule in rules)
+            used += [ChainKey(table, target) for target in targets if target and self.ownership.owns(table, target)]
+        kubelet = any(chain in KUBELET_CHAINS for _table, chain in known.chains)
+        for key in self.ownership.shared.intersection(map(lambda pair: ChainKey(*pair), known.chains)):
+            content = (canonical_rule(rule, family) for rule in known.chains[key])
+            if kubelet or not all(rule in self.ownership.shared_content for rule in content):
+                used.append(key)
+        reached: Set[ChainKey] = set()
+        while used:
+            key = used.pop()
+            if key not in reached and key in known.chains and key not in back:
+                reached.add(key)
+                used += [ChainKey(key.table, target_of(rule)) for rule in known.chains[key]]
+        return reached
+
+    def _emptied(self, known: SavedTables, table: SavedChainTable) -> Dict[str, int]:
+        ours: Dict[str, int] = {}
+        occupied: Set[str] = set()
+        for (name, chain), rules in known.chains.items():
+            if (name, chain) in known.builtin:
+                if not all(self._is_jump(name, rule) for rule in rules):
+                    occupied.add(name)
+            elif SavedChainKey(CHAIN, name, chain) in table:
+                ours[name] = ours.get(name, 0) + 1
+            else:
+                occupied.add(name)
+        return {name: count for name, count in ours.items() if name not in self._tables_then and name not in occupied}
+
+    def desired(self, observed: Mapping[SavedChainKey, Rules]) -> SavedChainTable:
+        """What is observed, with what is ours in it replaced by what is saved; call it after :meth:`observe`."""
+        table = {key: rules for key, rules in self.saved.items() if key.kind == CHAIN}
+        for key in dict.fromkeys((*observed, *self.saved)):
+            if key.kind == BUILTIN:
+                table[key] = merged_rules(
+                    observed.get(key, ()), self.saved.get(key, ()), lambda rule, name=key.table: self._is_jump(name, rule)
+                )
+        return table
+
+    def apply(self, change: Change[SavedChainKey, Rules]) -> None:
+        """Make the whole change in one iptables-restore: all or nothing per table. Raises KernelError."""
+        restore(self.variant, restore_lines(change, self._is_jump), self._wait)
+
+    def describe(self, key: SavedChainKey, value: Rules) -> List[str]:
+        """The lines of iptables-save for one chain."""
+        head: Iterable[str] = [f"{key.table}: :{key.chain} - [0:0]"] if key.kind == CHAIN else []
+        return [*head, *(f"{key.table}: -A {key.chain} {rule}" for rule in value)]
