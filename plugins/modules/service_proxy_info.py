@@ -129,8 +129,43 @@ agent_version:
     - SHA-256 of the source of the engine that the role P(kubenode.proxy.agent#role) has installed, empty if it has not.
     - M(kubenode.proxy.agent_archive) returns that of the collection, to compare with.
   type: str
-  returned: success
+  returned: always
   sample: 4be0c6d2c1b7b0ad0f3c0b3a2c0f4d40d3a0a7c5d2a1f6c58c1d8f1f0a2f2b3c
+agent:
+  description:
+    - What the node's agent says of itself, empty where the role P(kubenode.proxy.agent#role) has not installed one.
+    - C(running) tells whether it answered, and C(error) why it did not, or its last error.
+    - C(last_sync_age) is in seconds, V(null) before the first sync; C(version) is that of the engine that runs, which is
+      RV(agent_version) unless it was not restarted; C(api_server) has the state of each watch.
+  type: dict
+  returned: always
+  sample:
+    running: true
+    healthy: true
+    error: ""
+    mode: ipvs
+    version: 4be0c6d2c1b7b0ad0f3c0b3a2c0f4d40d3a0a7c5d2a1f6c58c1d8f1f0a2f2b3c
+    last_sync_age: 12.5
+    syncs: 1411
+    drift_repaired: 0
+    started_from_cache: false
+    api_server: {services: watching, endpointslices: watching, nodes: watching}
+kernel:
+  description: Release of the running kernel, as C(uname -r) prints it.
+  type: str
+  returned: always
+  sample: 6.1.0-41-amd64
+distribution:
+  description: Full name of the node's operating system, from os-release.
+  type: str
+  returned: always
+  sample: Debian GNU/Linux 12 (bookworm)
+cautions:
+  description: What the node or its configuration is warned about, one line each. They are shown as warnings as well.
+  type: list
+  elements: str
+  returned: success
+  sample: []
 durations:
   description: Seconds spent per stage.
   type: dict
@@ -143,11 +178,16 @@ error_kind:
   sample: preflight
 """
 
+import os
+import time
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.control import ask_agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import inspect
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import distribution, kernel_release
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
     SOURCES_EXCLUDE,
     proxy_spec,
@@ -168,6 +208,41 @@ SHARED = ("modules", "sysctls")
 COMPARED = ("changes", "counts", "mode", "mode_reason", "refused", "refused_count")
 
 
+def agent_state(state_directory: str, installed: bool) -> Dict[str, Any]:
+    """What the agent answers when it is asked how it is; empty if none is installed and none listens."""
+    path = os.path.join(state_directory, "agent.sock")
+    if not installed and not os.path.exists(path):
+        return {}
+    try:
+        answer = ask_agent(path, {"command": "status"})
+    except ProxyError as error:
+        return {"running": False, "error": str(error)}
+    last = answer.get("lastSync") or 0
+    return {
+        "running": True,
+        "healthy": answer.get("healthy", False),
+        "error": answer.get("lastError") or "",
+        "mode": answer.get("mode", ""),
+        "version": answer.get("version", ""),
+        "last_sync_age": round(max(time.time() - last, 0.0), 1) if last else None,
+        "syncs": answer.get("syncs", 0),
+        "drift_repaired": answer.get("driftRepaired", 0),
+        "started_from_cache": answer.get("startedFromCache", False),
+        "api_server": answer.get("apiServer", {}),
+    }
+
+
+def about_node(module: AnsibleModule) -> Dict[str, Any]:
+    """What is known of a node whatever becomes of its inspection."""
+    version = installed_hash() or ""
+    return {
+        "agent_version": version,
+        "agent": agent_state(module.params["state_directory"], bool(version)),
+        "kernel": kernel_release(),
+        "distribution": distribution().name,
+    }
+
+
 def inspected(module: AnsibleModule) -> Dict[str, Any]:
     """Return what is programmed and, with a source of the cluster state, how the node differs from it."""
     compare = has_source(module)
@@ -178,7 +253,7 @@ def inspected(module: AnsibleModule) -> Dict[str, Any]:
     result = {
         "changed": False,
         "programmed": programmed,
-        "agent_version": installed_hash() or "",
+        "cautions": list(dict.fromkeys([*warnings, *report.warnings])),
         **report_result(report),
     }
     if not compare:
@@ -197,7 +272,7 @@ def main() -> None:
         mutually_exclusive=SOURCES_EXCLUDE,
         supports_check_mode=True,
     )
-    run(module, inspected)
+    run(module, inspected, about_node(module))
 
 
 if __name__ == "__main__":

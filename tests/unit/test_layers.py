@@ -25,7 +25,7 @@ ORDER = (
     ("kernel",),
     ("preflight",),
     ("convergence",),
-    ("agent", "module_support"),
+    ("agent", "module_support", "fleet"),
 )
 # What the modules share: the only part of the shared code that may name Ansible's own module class.
 ADAPTER = "module_support"

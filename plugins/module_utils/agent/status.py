@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict
 
 from ..errors import ProxyError
+from ..packaging.identity import engine_hash
 from .explain import explain, explanation_document, parse_destination
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def status_document(agent: Agent) -> Dict[str, Any]:
         }
     return {
         "agent": "running",
+        "version": engine_hash(),
         "node": agent.node_name,
         "mode": proxy.configuration.mode if proxy is not None else "",
         "modeReason": proxy.mode_reason if proxy is not None else "",

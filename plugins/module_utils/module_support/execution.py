@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Mapping, Optional, Sequence
 
 from ..errors import ProxyError, Refusal
 from . import tables
@@ -18,8 +18,14 @@ if TYPE_CHECKING:
 _NAMED = 3
 
 
-def run(module: AnsibleModule, action: Callable[[AnsibleModule], Dict[str, Any]]) -> None:
+def run(
+    module: AnsibleModule,
+    action: Callable[[AnsibleModule], Dict[str, Any]],
+    known: Optional[Mapping[str, Any]] = None,
+) -> None:
     """Exit with what ``action`` returns, or fail with the text of the ProxyError that it raises.
+
+    ``known`` is returned in both cases.
 
     The failure is reported outside the handler of the exception: inside it, Ansible would append the texts of all its
     causes.
@@ -34,8 +40,8 @@ def run(module: AnsibleModule, action: Callable[[AnsibleModule], Dict[str, Any]]
     except ProxyError as error:
         failure = tables.failure(error)
     if failure:
-        module.fail_json(**failure)
-    module.exit_json(**result)
+        module.fail_json(**(known or {}), **failure)
+    module.exit_json(**{**(known or {}), **result})
 
 
 def warn(module: AnsibleModule, warnings: Iterable[str], refused: Sequence[Refusal]) -> None:

@@ -9,6 +9,7 @@ a source tree computes it. The payload of an Ansible module holds only some of t
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import pkgutil
@@ -16,8 +17,8 @@ from typing import Dict, List, Optional
 
 from ..errors import ConfigurationError
 
-# Directories of the source that need Ansible, which a node does not have.
-NOT_SHIPPED = ("module_support",)
+# Directories of the source that are of no use on a node: one needs Ansible, the other makes the report of all nodes.
+NOT_SHIPPED = ("module_support", "fleet")
 VERSION_FILE = "VERSION"
 # Where the role agent installs the archive, and beside it the hash.
 INSTALLED_VERSION = "/usr/local/lib/kubenode-proxy/VERSION"
@@ -57,8 +58,12 @@ def content_hash(files: Dict[str, bytes]) -> str:
     return digest.hexdigest()
 
 
+@functools.lru_cache(maxsize=None)
 def engine_hash() -> str:
-    """The hash of the engine that is running; empty in the payload of an Ansible module, which is a part of it."""
+    """The hash of the engine that is running; empty in the payload of an Ansible module, which is a part of it.
+
+    Remembered from the first call, at the start of the agent: later the file may be that of another engine.
+    """
     top = __name__.rsplit(".", 2)[0]
     try:
         recorded = pkgutil.get_data(top, VERSION_FILE)

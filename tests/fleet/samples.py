@@ -1,0 +1,138 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Made-up fleets, in the form in which the playbook hands nodes to the report; the same seed gives the same fleet."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Dict, List, Sequence, Tuple
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.fleet.document import About, Report, make_report
+from ansible_collections.kubenode.proxy.plugins.module_utils.fleet.nodes import read_nodes
+
+ENGINE = "4be0c6d2c1b7b0ad0f3c0b3a2c0f4d40d3a0a7c5d2a1f6c58c1d8f1f0a2f2b3c"
+OLD_ENGINE = "91f7a05be3d86a21c7c0c1d4b85ffb2a90d3de6a4f0e55b7ac1f3c3d2b9e8a77"
+KERNELS = (
+    ("6.1.0-41-amd64", "Debian GNU/Linux 12 (bookworm)", 61),
+    ("5.14.0-570.el9.x86_64", "Rocky Linux 9.6 (Blue Onyx)", 24),
+    ("6.8.0-85-generic", "Ubuntu 24.04.3 LTS", 11),
+    ("6.1.0-37-amd64", "Debian GNU/Linux 12 (bookworm)", 4),
+)
+REFUSED = (
+    ("Service", "shop", "checkout", "spec.ports[0].port", "70000 is not between 1 and 65535"),
+    ("EndpointSlice", "media", "transcode-x7k2p", "endpoints[3].addresses[0]", "'10.0.0.' is not an IPv4 address"),
+    ("Service", "legacy", "mail_relay", "metadata.name", "'mail_relay' is not a DNS label"),
+)
+FIREWALLD = "firewalld is running: it removes chains of others when it reloads; use its nftables backend [firewalld]"
+OLD_SET = "the set KUBE-CLUSTER-IP of another type is in the way: it is replaced at the next convergence [ipset]"
+PREFLIGHT = (
+    "kube-proxy is running on this node (process 1742): stop it first, two writers would undo each other's rules "
+    "[kube-proxy]"
+)
+TABLES = {
+    "iptables": ("IPv4 filter chains", "IPv4 nat chains", "IPv6 filter chains", "IPv6 nat chains"),
+    "ipvs": ("IPv4 virtual servers", "IPv4 real servers", "IPv4 sets", "addresses on kube-ipvs0"),
+    "nftables": ("IPv4 table", "IPv6 table"),
+}
+CLOCK = 1_782_000_000.0
+
+
+def refused(entries: Sequence[Tuple[str, ...]] = REFUSED) -> List[Dict[str, str]]:
+    """Refused objects as service_proxy_info returns them."""
+    return [dict(zip(("kind", "namespace", "name", "field", "reason"), entry)) for entry in entries]
+
+
+def found(rng: random.Random, name: str) -> Dict[str, Any]:
+    """What service_proxy_info returns for a node that is as it should be."""
+    mode = rng.choices(("nftables", "ipvs", "iptables"), (92, 6, 2))[0]
+    kernel, system, _share = rng.choices(KERNELS, [share for _kernel, _system, share in KERNELS])[0]
+    return {
+        "changed": False,
+        "mode": mode,
+        "mode_reason": "requested",
+        "node_name": name,
+        "families": ["IPv4", "IPv6"],
+        "variant": "iptables 1.8.9 (nft: the default)" if mode != "nftables" else "",
+        "counts": {
+            "services": 2140,
+            "service_ports": 3312,
+            "endpoints": 18406,
+            "added": 0,
+            "replaced": 0,
+            "removed": 0,
+        },
+        "changes": [],
+        "drift": False,
+        "summary": "",
+        "programmed": {table: 1200 + 731 * place for place, table in enumerate(TABLES[mode])},
+        "refused": refused(),
+        "refused_count": len(REFUSED),
+        "agent_version": ENGINE,
+        "kernel": kernel,
+        "distribution": system,
+        "cautions": [],
+        "agent": {
+            "running": True,
+            "healthy": True,
+            "error": "",
+            "mode": mode,
+            "version": ENGINE,
+            "last_sync_age": round(rng.uniform(0.4, 900), 1),
+            "syncs": rng.randrange(2000, 90000),
+            "drift_repaired": 0,
+            "started_from_cache": False,
+            "api_server": {"services": "watching", "endpointslices": "watching", "nodes": "watching"},
+        },
+    }
+
+
+def drifted(rng: random.Random, result: Dict[str, Any]) -> None:
+    """Let somebody have changed the node."""
+    table = rng.choice(TABLES[result["mode"]])
+    added, replaced = rng.randrange(1, 40), rng.randrange(0, 12)
+    result["drift"] = True
+    result["changes"] = [{"table": table, "added": added, "replaced": replaced, "removed": 0}]
+    words = [f"{added} missing"] + ([f"{replaced} different"] if replaced else [])
+    result["summary"] = f"{table}: {', '.join(words)}"
+
+
+def entry(rng: random.Random, number: int) -> Dict[str, Any]:
+    """One node, most of which are fine."""
+    name = f"worker-{number:04d}"
+    address = f"10.42.{number // 250}.{number % 250 + 1}"
+    reached = {"ping": "pong"}
+    fate = rng.random()
+    if fate < 0.006:
+        message = f"Failed to connect to the host via ssh: connect to host {address} port 22: No route to host"
+        return {"name": name, "results": [{"unreachable": True, "msg": message}]}
+    result = found(rng, name)
+    if fate < 0.010:
+        failure = {"failed": True, "msg": PREFLIGHT, "error_kind": "preflight"}
+        kept = ("kernel", "distribution", "agent_version")
+        return {"name": name, "results": [reached, {**failure, **{key: result[key] for key in kept}, "agent": {}}]}
+    if fate < 0.017:
+        drifted(rng, result)
+    elif fate < 0.020:
+        result["agent"].update(healthy=False, error="iptables-restore: line 3127 failed")
+        drifted(rng, result)
+    elif fate < 0.022:
+        result["agent"] = {"running": False, "error": "/run/kubenode-proxy/agent.sock: no agent answers"}
+    elif fate < 0.028:
+        result["agent"]["last_sync_age"] = 3600.0 * rng.randrange(5, 70)
+    elif fate < 0.040:
+        result["cautions"] = [rng.choice((FIREWALLD, FIREWALLD, OLD_SET))]
+    elif fate < 0.075:
+        result["agent_version"] = result["agent"]["version"] = OLD_ENGINE
+    return {"name": name, "results": [reached, {"skipped": True}, result]}
+
+
+def fleet(number: int = 1000, seed: int = 20) -> List[Dict[str, Any]]:
+    """A fleet of that many nodes."""
+    rng = random.Random(seed)
+    return [entry(rng, place) for place in range(1, number + 1)]
+
+
+def report(entries: List[Dict[str, Any]]) -> Report:
+    """The report of these entries, always made at the same moment."""
+    return make_report(read_nodes(entries), About(generated=CLOCK, collection_version="0.1.0", engine=ENGINE))
