@@ -36,6 +36,48 @@ def repairs(node):
     return node.status()["driftRepaired"]
 
 
+def real_server(number, index):
+    return "-t", f"{cluster_ip(number)}:80", "-r", f"{endpoint_ip(number, index)}:8080"
+
+
+def by_hand():
+    """What somebody may do to the node: in words, and as commands."""
+    device = ("dev", "kube-ipvs0")
+    altered = ("KUBE-MARK-MASQ", "1", "-j", "MARK", "--set-xmark", "0x1000/0x1000")
+    return {
+        "deleted virtual server": [("ipvsadm", "-D", "-t", f"{cluster_ip(2)}:80")],
+        "altered virtual server": [("ipvsadm", "-E", "-t", f"{cluster_ip(2)}:80", "-s", "lc")],
+        "deleted real server": [("ipvsadm", "-d", *real_server(1, 0))],
+        "altered weight": [("ipvsadm", "-e", *real_server(1, 1), "-m", "-w", "7")],
+        "real server of somebody else": [
+            ("ipvsadm", "-a", "-t", f"{cluster_ip(4)}:80", "-r", "10.244.99.9:8080", "-m", "-w", "1")
+        ],
+        "flushed IPVS": [("ipvsadm", "-C")],
+        "deleted set element": [("ipset", "del", "KUBE-CLUSTER-IP", f"{cluster_ip(2)},tcp:80")],
+        "exchanged set element": [
+            ("ipset", "add", "KUBE-CLUSTER-IP", "10.99.9.9,tcp:80"),
+            ("ipset", "del", "KUBE-CLUSTER-IP", f"{cluster_ip(2)},tcp:80"),
+        ],
+        "flushed set": [("ipset", "flush", "KUBE-CLUSTER-IP")],
+        "deleted address": [("ip", "address", "del", f"{cluster_ip(3)}/32", *device)],
+        "address of somebody else": [("ip", "address", "add", "10.99.9.9/32", *device)],
+        "deleted device": [("ip", "link", "del", "kube-ipvs0")],
+        "flushed chain": [("iptables-legacy", "-t", "nat", "-F", "KUBE-SERVICES")],
+        "deleted rule": [("iptables-legacy", "-t", "nat", "-D", "KUBE-SERVICES", "1")],
+        "deleted jump": [("iptables-legacy", "-t", "nat", "-D", "PREROUTING", "1")],
+        "altered rule": [("iptables-legacy", "-t", "nat", "-R", *altered)],
+    }
+
+
+def assert_repaired(node, before, what, commands):
+    known = repairs(node)
+    for command in commands:
+        output(*command)
+    wait_for(lambda: content() == before, 30.0, 0.05)
+    wait_for(lambda: repairs(node) > known, 30.0, 0.05)
+    assert content() == before, what
+
+
 @pytest.fixture
 def node(tmp_path):
     found = AgentNode(tmp_path, "ipvs", "legacy")
@@ -46,35 +88,50 @@ def node(tmp_path):
     found.close()
 
 
-def test_changes_foreign_hands_and_restart(node):
+def test_follows_changes(node):
     node.start()
     assert f"{cluster_ip(5)}:80" in servers()
     node.store.put(endpoint_slice(3, count=3))
-    assert wait_for(lambda: f"{endpoint_ip(3, 2)}:8080" in servers()) < 2.0
+    wait_for(lambda: f"{endpoint_ip(3, 2)}:8080" in servers(), 30.0)
     node.store.delete("Service", "default", "svc-5")
-    assert wait_for(lambda: f"{cluster_ip(5)}:80" not in servers()) < 2.0
-    wait_for(lambda: f" {cluster_ip(5)}/32 " not in output("ip", "-4", "-o", "address", "show"))
-    time.sleep(7.0)
+    wait_for(lambda: f"{cluster_ip(5)}:80" not in servers(), 30.0)
+    wait_for(lambda: f" {cluster_ip(5)}/32 " not in output("ip", "-4", "-o", "address", "show"), 30.0)
+    assert node.differences()["changed"] is False
     assert repairs(node) == 0
+
+
+def test_whatever_is_done_by_hand_is_repaired_and_counted(node):
+    node.start()
+    assert "kube-nlmon0" in output("ip", "-o", "link", "show", "type", "nlmon")
     before = content()
-    repaired = 0.0
-    first, second = (("-t", f"{cluster_ip(1)}:80", "-r", f"{endpoint_ip(1, index)}:8080") for index in range(2))
-    for what, command in (
-        ("deleted real server", ("ipvsadm", "-d", *first)),
-        ("altered weight", ("ipvsadm", "-e", *second, "-m", "-w", "7")),
-        ("flushed IPVS", ("ipvsadm", "-C")),
-        ("deleted set element", ("ipset", "del", "KUBE-CLUSTER-IP", f"{cluster_ip(2)},tcp:80")),
-        ("deleted address", ("ip", "address", "del", f"{cluster_ip(3)}/32", "dev", "kube-ipvs0")),
-        ("deleted device", ("ip", "link", "del", "kube-ipvs0")),
-        ("flushed chain", ("iptables-legacy", "-t", "nat", "-F", "KUBE-SERVICES")),
-    ):
-        output(*command)
-        assert wait_for(lambda known=repaired: repairs(node) > known, 10.0, 0.05) < 3.0, what
-        assert content() == before, what
-        repaired = repairs(node)
-        time.sleep(0.5)
-    time.sleep(3.0)
-    assert repairs(node) == repaired
+    for what, commands in by_hand().items():
+        assert_repaired(node, before, what, commands)
+    assert 'noticed_by="request of another program to IPVS or ipset"' in node.log
+    output("ip", "link", "del", "kube-nlmon0")
+    wait_for(lambda: "kube-nlmon0" in output("ip", "-o", "link", "show", "type", "nlmon"), 30.0, 0.1)
+    assert_repaired(node, before, "after the loss of the device", [("ipvsadm", "-C")])
+    assert node.stop() == 0
+    assert output("ip", "-o", "link", "show", "type", "nlmon") == ""
+
+
+def test_without_a_monitoring_device_contents_are_read(node):
+    output("ip", "link", "add", "kube-nlmon0", "type", "dummy")
+    try:
+        node.start()
+        assert "only polled" in node.log
+        before = content()
+        for what, commands in by_hand().items():
+            if commands[-1][0] in ("ipvsadm", "ipset"):
+                assert_repaired(node, before, what, commands)
+        assert node.stop() == 0
+        assert "kube-nlmon0" in output("ip", "-o", "link", "show")
+    finally:
+        output("ip", "link", "del", "kube-nlmon0")
+
+
+def test_a_killed_agent_leaves_everything_and_the_next_one_adopts_it(node):
+    node.start()
+    before = content()
     assert node.stop(signal.SIGKILL) != 0
     assert content() == before
     node.start()

@@ -15,6 +15,7 @@ from ..cluster.snapshot import read_snapshot
 from ..cluster.state import ClusterState
 from ..configuration.model import KubeProxyConfiguration
 from ..convergence.converge import converge, inspect
+from ..convergence.handles import KernelHandles
 from ..convergence.modes import choose_mode
 from ..convergence.node import family_settings, view_node
 from ..convergence.request import Report, Request
@@ -26,6 +27,7 @@ from .control import NoAgent, ask_agent
 from .daemon import Agent
 from .explain import explain, explanation_document, parse_destination
 from .log import Log
+from .netlink_tap import remove_tap
 from .options import AgentOptions, read_configuration
 
 DEFAULT_STATE = "/run/kubenode-proxy"
@@ -165,7 +167,11 @@ def show_diff(arguments: argparse.Namespace) -> Outcome:
 
 def clean_up(arguments: argparse.Namespace) -> Outcome:
     """``cleanup``: take away all that any mode made."""
-    return _converged(arguments, arguments.check, describe=False, absent=True)
+    outcome = _converged(arguments, arguments.check, describe=False, absent=True)
+    if not arguments.check:
+        with KernelHandles() as handles:
+            remove_tap(handles)
+    return outcome
 
 
 def _status_lines(document: Dict[str, Any]) -> List[str]:

@@ -14,7 +14,7 @@ from typing import Dict, List, Optional
 from ..cluster.api import ENDPOINT_SLICES, NODES, SERVICE_CIDRS, SERVICES, ApiClient
 from ..cluster.connection import ApiConnection
 from ..cluster.model import Node
-from ..configuration.model import NODE_CIDR
+from ..configuration.model import IPVS, NODE_CIDR
 from ..convergence.handles import KernelHandles
 from ..convergence.request import Request
 from ..errors import ProxyError
@@ -26,6 +26,7 @@ from .inbox import Inbox
 from .keeper import CacheKeeper
 from .log import Log
 from .metrics import Metrics
+from .netlink_tap import TAP_DEVICE, remove_tap
 from .options import AgentOptions, read_configuration
 from .reflector import Reflector
 from .schedule import Schedule
@@ -197,6 +198,8 @@ class AgentCore:
             removed = remove_leftovers(proxy)
             if removed:
                 self.log.info("removed what another mode had left", entries=removed)
+            if proxy.configuration.mode != IPVS and remove_tap(self._handles):
+                self.log.info("removed the device that ipvs mode had left", device=TAP_DEVICE)
         except ProxyError as error:
             self.log.warning("what another mode left stays", error=error)
         if self.drift is not None:

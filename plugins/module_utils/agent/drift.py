@@ -3,14 +3,16 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Noticing that somebody else changed what the agent programmed, in whatever way the mode's subsystems allow.
 
-nf_tables (nftables mode, and iptables-nft) and routing netlink send notifications. IPVS and ipset have none: their
-contents are read and compared every second, at longer intervals where reading takes long. For legacy iptables see
-``legacy_tables``. Noticing only makes a family suspect: the agent then observes it and repairs what differs.
+nf_tables (nftables mode, and iptables-nft) and routing netlink send notifications. IPVS and ipset have none: requests
+of other programs to them are listened to (``netlink_tap``), and what they hold is read and compared (``polls``). For
+legacy iptables see ``legacy_tables``. Noticing only makes a family suspect: the agent then observes it and repairs
+what differs.
 """
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Sequence
+from contextlib import ExitStack, closing
+from typing import Callable, Dict, List, NamedTuple, Sequence
 
 from ..configuration.model import IPVS, NFTABLES
 from ..convergence.handles import KernelHandles
@@ -19,11 +21,14 @@ from ..kernel.xtables.chains import ChainsResource
 from ..kernel.xtables.variant import LEGACY
 from .family import FamilyProxy
 from .log import Log
+from .netlink_tap import NetlinkTap
 from .notifications import AddressWatch, NftablesWatch, Watch, XtablesNftWatch
-from .polls import LegacyWatch, PollWatch, ServerCount, ServersContent, sets_content
+from .polls import LegacyWatch, PollWatch, ServersContent, ServersOutline, sets_content, sets_outline
 
 # A burst of changes (iptables -F, ipvsadm -C) is waited for, and then repaired at once.
 _SETTLE_SECONDS = 0.1
+# What is due so soon is done now, so that the agent wakes up once for all of it.
+_TOGETHER_SECONDS = 0.3
 
 
 class Found(NamedTuple):
@@ -40,6 +45,7 @@ class DriftWatch:
         self._log = log
         self._addresses = AddressWatch(families, mode == IPVS)
         self._watches: List[Watch] = [self._addresses]
+        self._closing = ExitStack()
         self._due: Dict[Watch, float] = {}
         self._suspects: Dict[str, str] = {}
         self._ripe = 0.0
@@ -49,8 +55,24 @@ class DriftWatch:
         else:
             self._watch_chains(families)
         if mode == IPVS:
-            self._watches.append(PollWatch("IPVS", names, ServersContent(), ServerCount()))
-            self._watches.append(PollWatch("ipsets", names, sets_content(handles, names)))
+            self._watch_ipvs(names, handles)
+
+    def _watch_ipvs(self, families: Sequence[str], handles: KernelHandles) -> None:
+        notified: Callable[[], bool] = bool
+        try:
+            tap = NetlinkTap(families, handles)
+        except KernelError as error:
+            self._log.info("IPVS and ipsets are only polled for changes of others", reason=error)
+        else:
+            self._watches.append(tap)
+
+            def notified() -> bool:
+                return tap.active
+
+        outline = self._closing.enter_context(closing(ServersOutline()))
+        self._watches.append(PollWatch("IPVS", families, ServersContent(), outline, notified))
+        content, numbers = sets_content(handles, families), sets_outline(handles, families)
+        self._watches.append(PollWatch("ipsets", families, content, numbers, notified))
 
     def _watch_chains(self, families: Sequence[FamilyProxy]) -> None:
         resources = [stage.resource for family in families for stage in family.stages]
@@ -78,7 +100,7 @@ class DriftWatch:
         """What has been noticed; suspicions are given out when the burst that raised them is over."""
         fresh: Dict[str, str] = {}
         for watch in self._watches:
-            if watch.interval and now < self._due.get(watch, 0.0) and watch.fileno() < 0:
+            if watch.interval and now + _TOGETHER_SECONDS < self._due.get(watch, 0.0) and watch.fileno() < 0:
                 continue
             try:
                 watch.look(fresh)
@@ -108,3 +130,4 @@ class DriftWatch:
         """Stop watching."""
         for watch in self._watches:
             watch.close()
+        self._closing.close()

@@ -5,7 +5,9 @@
 
 The kernel sends no notifications about these tables. Number of entries and size of a table cost next to nothing to ask
 for, and tell of every deletion and most alterations; the others are found by comparing contents whenever a program has
-used the lock that all iptables programs take. Source: linux/netfilter_ipv4/ip_tables.h, inotify(7).
+used the lock that all iptables programs take, and more rarely without that.
+
+Source: linux/netfilter_ipv4/ip_tables.h, inotify(7).
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import hashlib
 import os
 import socket
 import struct
-from typing import Optional, Sequence, Tuple
+import time
+from array import array
+from typing import Callable, Dict, Optional, Sequence, Tuple
 
 from ..addresses import IPV6
 from ..kernel.xtables.lock import lock_file
@@ -27,8 +31,21 @@ _ENTRIES_HEAD = 40
 _SIZE = struct.Struct("=I")
 _OFFSETS = struct.Struct("=HH")
 _IN_CLOSE = 0x8 | 0x10
+# Comparing contents without a reason takes at most a five-hundredth of a processor.
+_COST_FACTOR, _LONGEST_PAUSE = 500.0, 60.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def kernel_copy(sock: socket.socket, level: int, option: int, request: bytes, size: int) -> Optional[bytearray]:
+    """What getsockopt answers to a request that is in the buffer beforehand; None if the kernel refuses."""
+    buffer = bytearray(size)
+    buffer[: len(request)] = request
+    length = ctypes.c_uint32(size)
+    pointer = (ctypes.c_char * size).from_buffer(buffer)
+    result = _libc.getsockopt(sock.fileno(), level, option, pointer, ctypes.byref(length))
+    del pointer
+    return None if result < 0 or length.value != size else buffer
 
 
 class TableReader:
@@ -41,20 +58,17 @@ class TableReader:
         self._offsets_at, self._volatile_at, self._matches_at = (140, 144, 168) if ipv6 else (88, 92, 112)
         kind = socket.AF_INET6 if ipv6 else socket.AF_INET
         self._socket = socket.socket(kind, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW)
+        # Per table, where in the entries something is that changes by itself; right as long as no entry moves.
+        self._volatile: Dict[str, array[int]] = {}
 
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
 
-    def _get(self, option: int, request: bytes, size: int) -> Optional[bytes]:
-        buffer = ctypes.create_string_buffer(request, size)
-        length = ctypes.c_uint32(size)
-        result = _libc.getsockopt(self._socket.fileno(), self._level, option, buffer, ctypes.byref(length))
-        return None if result < 0 else buffer.raw[: length.value]
-
     def info(self, table: str) -> bytes:
         """Hooks, number of entries and size of a table, as the kernel packs them; empty if it cannot be read."""
-        return self._get(_GET_INFO, table.encode().ljust(_NAME_BYTES, b"\0"), _INFO_BYTES) or b""
+        request = table.encode().ljust(_NAME_BYTES, b"\0")
+        return bytes(kernel_copy(self._socket, self._level, _GET_INFO, request, _INFO_BYTES) or b"")
 
     def digest(self, table: str) -> bytes:
         """A digest of a table's rules without their counters; empty if it cannot be read."""
@@ -63,22 +77,36 @@ class TableReader:
             return b""
         size = _SIZE.unpack_from(info, _INFO_BYTES - 4)[0]
         head = table.encode().ljust(_NAME_BYTES, b"\0") + _SIZE.pack(size)
-        blob = self._get(_GET_ENTRIES, head, _ENTRIES_HEAD + size)
+        blob = kernel_copy(self._socket, self._level, _GET_ENTRIES, head, _ENTRIES_HEAD + size)
         if blob is None:
             return b""
-        return self._digest_of(memoryview(blob)[_ENTRIES_HEAD:])
+        return self._digest_of(table, blob)
 
-    def _digest_of(self, entries: memoryview) -> bytes:
-        found = hashlib.blake2b(digest_size=16)
-        start, end = 0, len(entries)
-        while start + self._matches_at <= end:
-            _target, following = _OFFSETS.unpack_from(entries, start + self._offsets_at)
-            if not following:
+    def forget(self) -> None:
+        """Entries may have moved: their places are found anew."""
+        self._volatile.clear()
+
+    def _digest_of(self, table: str, blob: bytearray) -> bytes:
+        """Entries that have not moved are blanked without being followed one by one, which takes a fraction."""
+        places = self._volatile.get(table)
+        if places is None:
+            places = self._volatile[table] = self._find_volatile(blob)
+        size = self._matches_at - self._volatile_at
+        blank = bytes(size)
+        for start in places:
+            blob[start : start + size] = blank
+        return hashlib.blake2b(memoryview(blob)[_ENTRIES_HEAD:], digest_size=16).digest()
+
+    def _find_volatile(self, blob: bytearray) -> array[int]:
+        found = array("I")
+        start, unpack = _ENTRIES_HEAD, _OFFSETS.unpack_from
+        while start + self._matches_at <= len(blob):
+            _target, length = unpack(blob, start + self._offsets_at)
+            if not length:
                 break
-            found.update(entries[start : start + self._volatile_at])
-            found.update(entries[start + self._matches_at : start + following])
-            start += following
-        return found.digest()
+            found.append(start + self._volatile_at)
+            start += length
+        return found
 
 
 class LockWatch:
@@ -119,14 +147,20 @@ class LockWatch:
 
 
 class LegacyTables:
-    """The tables of one family: whether they are still as they were when :meth:`settled` was last called."""
+    """The tables of one family: whether they are still as they were when :meth:`settled` was last called.
 
-    def __init__(self, family: str, tables: Sequence[str]) -> None:
+    Contents are compared when the lock was used, and besides that now and then: a program in a container may have a
+    lock of its own.
+    """
+
+    def __init__(self, family: str, tables: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._reader = TableReader(family)
         self._tables = tuple(tables)
+        self._clock = clock
         self._infos: Tuple[bytes, ...] = ()
         self._digests: Tuple[bytes, ...] = ()
         self._want_digests = False
+        self._compare_at = float("-inf")
 
     def close(self) -> None:
         """Close the socket."""
@@ -136,20 +170,26 @@ class LegacyTables:
         return tuple(self._reader.info(table) for table in self._tables)
 
     def _read_digests(self) -> Tuple[bytes, ...]:
-        return tuple(self._reader.digest(table) for table in self._tables)
+        started = self._clock()
+        digests = tuple(self._reader.digest(table) for table in self._tables)
+        now = self._clock()
+        self._compare_at = now + min(_COST_FACTOR * (now - started), _LONGEST_PAUSE)
+        return digests
 
     def changed(self, lock_used: bool) -> bool:
-        """Whether somebody changed them. Contents are compared only if the lock was used by somebody."""
+        """Whether somebody changed them."""
         if not self._infos:
             return False
         if self._infos != self._read_infos():
             return True
-        if not lock_used:
-            return False
         if not self._digests:
-            # Unknown since our own last change: look this once, and remember.
-            self._want_digests = True
-            return True
+            # Unknown since our own last change: if somebody used the lock since, look this once, and remember.
+            self._want_digests = self._want_digests or lock_used
+            if not lock_used and self._clock() >= self._compare_at:
+                self._digests = self._read_digests()
+            return lock_used
+        if not lock_used and self._clock() < self._compare_at:
+            return False
         return self._digests != self._read_digests()
 
     def settled(self, by_us: bool, observed: bool) -> None:
@@ -157,6 +197,8 @@ class LegacyTables:
         self._infos = self._read_infos()
         if by_us:
             self._digests = ()
+            self._reader.forget()
         if self._want_digests and observed:
             self._want_digests = False
+            self._reader.forget()
             self._digests = self._read_digests()

@@ -15,18 +15,24 @@ from typing import Callable, Dict, Optional, Sequence
 from ..convergence.handles import KernelHandles
 from ..dataplane.ipvs.sets import definitions
 from ..kernel.ipvs import PROC_TABLE
-from .legacy_tables import LegacyTables, LockWatch
+from .legacy_tables import LegacyTables, LockWatch, kernel_copy
 from .notifications import XTABLES_TABLES, Watch
 
-_SHORTEST_INTERVAL, _LONGEST_INTERVAL = 1.2, 15.0
-# Reading and comparing takes at most about one percent of a processor.
-_COST_FACTOR = 100.0
+_SHORTEST_INTERVAL = 1.2
+# Where nothing tells of foreign changes, reading and comparing contents may take a twentieth of a processor; where
+# something does, it only finds what that has missed, and may take a two-thousandth.
+_ALONE, _BESIDE = (20.0, 15.0), (2000.0, 60.0)
 # After changes of our own everything is compared; that costs about ten times as much as reading the content.
 _VERIFY_SECONDS, _LONGEST_VERIFY_SECONDS, _VERIFY_FACTOR = 5.0, 60.0, 1000.0
 
 #: IP_VS_SO_GET_INFO of linux/ip_vs.h; struct ip_vs_getinfo: version, size of the table, number of virtual servers.
 _GET_INFO = 64 + 1024 + 64 + 1
 _INFO_BYTES = 12
+#: IP_VS_SO_GET_SERVICES: struct ip_vs_get_services, a number followed by an entry for each virtual server of IPv4.
+_GET_SERVICES = _GET_INFO + 1
+_SERVICES_HEAD = 8
+#: struct ip_vs_service_entry in words of 8 bytes: what is configured, and after it the counters of traffic.
+_ENTRY_WORDS, _CONFIGURED_WORDS = 13, 6
 
 
 class LegacyWatch(Watch):
@@ -93,26 +99,47 @@ class ServersContent:
         return self._digest
 
 
-class ServerCount:
-    """The number of virtual servers, which the kernel tells at next to no cost; -1 if it does not."""
+class ServersOutline:
+    """A digest of all virtual servers of IPv4 with the number of their real servers, and the number of all others.
+
+    It costs a hundredth of what reading all real servers does. Empty if the kernel does not tell.
+    """
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW)
 
-    def __call__(self) -> int:
-        """The number now."""
+    def __call__(self) -> bytes:
+        """The digest now."""
         try:
             info = self._socket.getsockopt(socket.IPPROTO_IP, _GET_INFO, _INFO_BYTES)
         except OSError:
-            return -1
-        return int.from_bytes(info[8:12], sys.byteorder)
+            return b""
+        number = info[8:12]
+        count = int.from_bytes(number, sys.byteorder)
+        entries = kernel_copy(self._socket, socket.IPPROTO_IP, _GET_SERVICES, number, self._size(count))
+        found = hashlib.blake2b(number, digest_size=16)
+        # No entries: their number has changed since it was asked for, or this kernel packs them otherwise.
+        if entries is not None and count:
+            words = memoryview(entries)[_SERVICES_HEAD:].cast("Q")
+            for word in range(_CONFIGURED_WORDS):
+                found.update(words[word::_ENTRY_WORDS].tobytes())
+        return found.digest()
+
+    @staticmethod
+    def _size(count: int) -> int:
+        return _SERVICES_HEAD + 8 * _ENTRY_WORDS * count
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
 
 
 class PollWatch(Watch):
     """A content that is read again and again, as often as reading it costs little.
 
-    ``count``: something that tells of large changes and costs nothing, asked for every time. After changes of
-    our own the content counts as right until it is verified.
+    ``outline``: something that tells of most changes and costs next to nothing, asked for every time. ``notified``:
+    whether something else tells of foreign changes; then ``read`` only finds what that has missed. Without it, after
+    changes of our own the content counts as right until it is verified.
     """
 
     interval = _SHORTEST_INTERVAL
@@ -122,64 +149,78 @@ class PollWatch(Watch):
         what: str,
         families: Sequence[str],
         read: Callable[[], bytes],
-        count: Callable[[], int] = lambda: 0,
+        outline: Callable[[], bytes] = bytes,
+        notified: Callable[[], bool] = bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._what = what
         self._families = tuple(families)
         self._read = read
-        self._count = count
+        self._outline = outline
+        self._notified = notified
         self._clock = clock
         self._digest: Optional[bytes] = None
-        self._counted: Optional[int] = None
+        self._outlined: Optional[bytes] = None
         self._cost = 0.0
-        self._due = 0.0
+        self._read_at = float("-inf")
         self._verify_at = float("inf")
 
     def look(self, found: Dict[str, str]) -> None:
         """See the base class."""
-        now, count = self._clock(), self._count()
-        if self._counted is None:
-            self._counted = count
-        elif count != self._counted:
-            self._suspect(found, f"number of entries of {self._what}")
-        if now >= self._due:
+        now, outline = self._clock(), self._outline()
+        if self._outlined is None:
+            self._outlined = outline
+        elif outline != self._outlined:
+            self._suspect(found, f"numbers of entries of {self._what}")
+        if now >= self._read_at + self._pause():
             self._compare(now, found)
         if now >= self._verify_at:
             self._verify_at = float("inf")
             self._suspect(found, f"check of {self._what} after changes")
 
+    def _pause(self) -> float:
+        """Seconds from one reading to the next."""
+        factor, longest = _BESIDE if self._notified() else _ALONE
+        return min(factor * self._cost, longest)
+
     def _compare(self, now: float, found: Dict[str, str]) -> None:
         digest = self._measured()
         if self._digest is None:
             self._digest = digest
-            pause = min(max(_VERIFY_SECONDS, _VERIFY_FACTOR * self._cost), _LONGEST_VERIFY_SECONDS)
-            self._verify_at = min(self._verify_at, now + pause)
+            if not self._notified():
+                pause = min(max(_VERIFY_SECONDS, _VERIFY_FACTOR * self._cost), _LONGEST_VERIFY_SECONDS)
+                self._verify_at = min(self._verify_at, now + pause)
         elif digest != self._digest:
             self._suspect(found, f"contents of {self._what}")
-        self._due = now + min(_COST_FACTOR * self._cost, _LONGEST_INTERVAL)
 
     def _measured(self) -> bytes:
         started = self._clock()
         digest = self._read()
+        self._read_at = started
         self._cost = self._clock() - started
         return digest
 
     def _suspect(self, found: Dict[str, str], reason: str) -> None:
-        self._digest = self._counted = None
+        self._digest = self._outlined = None
         for family in self._families:
             found.setdefault(family, reason)
 
     def settled(self, changed: bool, observed: bool) -> None:
         """See the base class."""
         if observed:
-            self._digest, self._counted = self._measured(), self._count()
+            self._digest, self._outlined = self._measured(), self._outline()
             self._verify_at = float("inf")
         elif changed:
-            self._digest = self._counted = None
+            self._digest = self._outlined = None
 
 
 def sets_content(handles: KernelHandles, families: Sequence[str]) -> Callable[[], bytes]:
     """A function that gives a digest of all our ipsets and their elements."""
     names = frozenset(name for family in families for name in definitions(family))
     return lambda: handles.ipset.content_digest(names)
+
+
+def sets_outline(handles: KernelHandles, families: Sequence[str]) -> Callable[[], bytes]:
+    """A function that gives a digest of definitions, numbers of elements and memory sizes of all our ipsets."""
+    names = frozenset(name for family in families for name in definitions(family))
+    return lambda: handles.ipset.content_digest(names, header_only=True)

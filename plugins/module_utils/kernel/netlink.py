@@ -144,6 +144,8 @@ class NetlinkSocket:
             self._socket.close()
             raise KernelError(f"netlink socket (protocol {protocol}): {error.strerror}") from error
         self._sequence = 0
+        # The first message of each send bears it, so that whoever watches netlink can tell our requests from others'.
+        self._origin = self.port
         self._buffer = bytearray(_DATAGRAM_BYTES)
         self._view = memoryview(self._buffer)
 
@@ -211,7 +213,8 @@ class NetlinkSocket:
 
         def finish() -> None:
             if acknowledge:
-                parts[-2] = pack(last_length, last_kind, last_flags | NLM_F_REQUEST | NLM_F_ACK, sequence - 1, 0)
+                origin = self._origin if len(parts) == 2 else 0
+                parts[-2] = pack(last_length, last_kind, last_flags | NLM_F_REQUEST | NLM_F_ACK, sequence - 1, origin)
             sends.append((b"".join(parts), started, sequence - 1))
             parts.clear()
 
@@ -221,7 +224,7 @@ class NetlinkSocket:
                 finish()
                 size = 0
                 started = sequence
-            append(pack(length, kind, flags | NLM_F_REQUEST, sequence, 0))
+            append(pack(length, kind, flags | NLM_F_REQUEST, sequence, 0 if parts else self._origin))
             if length & 3:
                 payload += _PADDING[length & 3]
             append(payload)
@@ -264,6 +267,7 @@ class NetlinkSocket:
             for number, message in zip(numbers, messages):
                 _NUMBER.pack_into(data, offset + 8, number)
                 offset += len(message)
+        _NUMBER.pack_into(data, 12, self._origin)
         last = len(data) - len(messages[-1]) + 6
         _FLAGS.pack_into(data, last, _FLAGS.unpack_from(data, last)[0] | NLM_F_ACK)
         return data

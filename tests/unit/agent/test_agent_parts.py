@@ -18,9 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.events import
     node_reference,
     service_reference,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.legacy_tables import LockWatch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.polls import PollWatch, ServersContent
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.reflector import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.servers import HttpServer
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface import parse_address
@@ -143,77 +141,6 @@ def test_an_empty_node_is_filled_in_the_order_of_importance():
     assert batches[1] == [NamespacedName("default", "kubernetes"), NamespacedName("kube-system", "kube-dns")]
     assert [len(batch) for batch in batches[2:]] == [3, 2]
     assert sorted(name for batch in batches for name in batch) == sorted(services)
-
-
-def test_polled_contents_raise_suspicion_and_are_verified_after_own_changes():
-    content, now = [b"a"], [100.0]
-    count = [7]
-    watch = PollWatch("IPVS", ["IPv4", "IPv6"], lambda: content[0], lambda: count[0], lambda: now[0])
-
-    def look():
-        found = {}
-        watch.look(found)
-        return sorted(found)
-
-    watch.settled(True, True)
-    assert look() == []
-    content[0] = b"b"
-    assert look() == ["IPv4", "IPv6"]
-    watch.settled(True, True)
-    assert look() == []
-    content[0] = b"c"
-    watch.settled(True, False)
-    assert look() == []
-    now[0] += 6
-    assert look() == ["IPv4", "IPv6"]
-    watch.settled(False, True)
-    assert look() == []
-    count[0] = 6
-    assert look() == ["IPv4", "IPv6"]
-    watch.settled(True, True)
-    assert look() == []
-
-
-def test_contents_that_cost_much_to_read_are_read_less_often():
-    now, reads = [100.0], []
-
-    def read():
-        reads.append(now[0])
-        now[0] += 0.05
-        return b"same"
-
-    watch = PollWatch("IPVS", ["IPv4"], read, clock=lambda: now[0])
-    watch.settled(True, True)
-    for _second in range(20):
-        watch.look({})
-        now[0] += 1.0
-    assert 4 <= len(reads) <= 6
-
-
-def test_connection_counts_do_not_change_the_content_of_ipvs():
-    lines = (
-        b"IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n"
-        b"TCP  0A600001:0050 rr  \n  -> 0AF40101:1F90      Masq    %d      %d          %d         \n"
-    )
-    texts = iter([lines % (1, 0, 0), lines % (1, 5, 77), lines % (2, 5, 77)])
-    content = ServersContent(lambda: next(texts))
-    first, second, third = content(), content(), content()
-    assert first == second != third
-
-
-def test_use_of_the_lock_file_is_noticed(tmp_path):
-    path = tmp_path / "xtables.lock"
-    watch = LockWatch(str(path))
-    try:
-        assert watch.used() is False
-        path.touch()
-        watch.used()
-        with open(path):
-            assert watch.used() is False
-        assert watch.used() is True
-        assert watch.used() is False
-    finally:
-        watch.close()
 
 
 def test_events_have_the_shape_that_the_api_wants():

@@ -176,7 +176,7 @@ def test_messages_are_numbered_and_split_and_only_the_last_of_a_send_asks_for_an
         data = sends[0][0]
         assert len(data) == 3 * 24
         headers = [netlink.HEADER.unpack_from(data, offset) for offset in (0, 24, 48)]
-        assert headers == [(21, 16, 0x401, 7, 0), (21, 16, 0x401, 8, 0), (21, 16, 0x405, 9, 0)]
+        assert headers == [(21, 16, 0x401, 7, sock.port), (21, 16, 0x401, 8, 0), (21, 16, 0x405, 9, 0)]
         many = sock.encode([(16, 0, bytes(1000))] * 20_000, first=1)
         assert len(many) > 1 and many[-1][2] == 20_000
         assert [first for _data, first, _last in many[1:]] == [last + 1 for _data, _first, last in many[:-1]]

@@ -1,0 +1,202 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Noticing foreign changes: when contents are read, and which netlink messages wake the agent."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent import legacy_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.legacy_tables import LegacyTables, LockWatch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.netlink_tap import changes_filter
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.polls import PollWatch, ServersContent
+
+GENERIC, NETFILTER, ROUTE = 16, 12, 0
+IPVS, REQUEST, OURS = 28, 1, (4711, 4712)
+
+
+class Polled:
+    """A content, its outline and a clock to play with."""
+
+    def __init__(self, notified=False, cost=0.0):
+        self.content, self.outline, self.now, self.reads, self.cost = b"a", b"7", 100.0, 0, cost
+        self.watch = PollWatch(
+            "IPVS", ["IPv4", "IPv6"], self.read, lambda: self.outline, lambda: notified, lambda: self.now
+        )
+        self.watch.settled(True, True)
+
+    def read(self):
+        self.reads += 1
+        self.now += self.cost
+        return self.content
+
+    def look(self):
+        found = {}
+        self.watch.look(found)
+        return sorted(found)
+
+
+@pytest.mark.parametrize("notified", [False, True])
+def test_other_contents_or_numbers_raise_suspicion(notified):
+    polled = Polled(notified)
+    assert polled.look() == []
+    polled.content = b"b"
+    assert polled.look() == ["IPv4", "IPv6"]
+    polled.watch.settled(True, True)
+    assert polled.look() == []
+    polled.outline = b"6"
+    assert polled.look() == ["IPv4", "IPv6"]
+    polled.watch.settled(False, True)
+    assert polled.look() == []
+
+
+@pytest.mark.parametrize(("notified", "verified"), [(False, ["IPv4", "IPv6"]), (True, [])])
+def test_own_changes_are_verified_later_unless_foreign_ones_are_told(notified, verified):
+    polled = Polled(notified)
+    polled.content, polled.outline = b"c", b"8"
+    polled.watch.settled(True, False)
+    assert polled.look() == []
+    polled.now += 6
+    assert polled.look() == verified
+    polled.watch.settled(False, True)
+    polled.now += 600
+    assert polled.look() == []
+
+
+@pytest.mark.parametrize(
+    ("notified", "cost", "reads"), [(False, 0.05, 200), (False, 0.5, 20), (True, 0.01, 10), (True, 0.5, 3)]
+)
+def test_contents_that_cost_much_to_read_are_read_less_often(notified, cost, reads):
+    polled = Polled(notified, cost)
+    before = polled.reads
+    for _second in range(200):
+        polled.look()
+        polled.now += 1.0
+    assert 0.75 * reads <= polled.reads - before <= reads + 1
+
+
+def test_connection_counts_do_not_change_the_content_of_ipvs():
+    lines = (
+        b"IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n"
+        b"TCP  0A600001:0050 rr  \n  -> 0AF40101:1F90      Masq    %d      %d          %d         \n"
+    )
+    texts = iter([lines % (1, 0, 0), lines % (1, 5, 77), lines % (2, 5, 77)])
+    content = ServersContent(lambda: next(texts))
+    first, second, third = content(), content(), content()
+    assert first == second != third
+
+
+def test_use_of_the_lock_file_is_noticed(tmp_path):
+    path = tmp_path / "xtables.lock"
+    watch = LockWatch(str(path))
+    try:
+        assert watch.used() is False
+        path.touch()
+        watch.used()
+        with open(path):
+            assert watch.used() is False
+        assert watch.used() is True
+        assert watch.used() is False
+    finally:
+        watch.close()
+
+
+class Tables:
+    """Stands for the kernel's tables."""
+
+    def __init__(self):
+        self.rules, self.reads = b"rules", 0
+
+    def info(self, _table):
+        return b"%d" % len(self.rules)
+
+    def digest(self, _table):
+        self.reads += 1
+        return self.rules
+
+    def forget(self):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def legacy(monkeypatch):
+    kernel = Tables()
+    monkeypatch.setattr(legacy_tables, "TableReader", lambda _family: kernel)
+    kernel.now = 100.0
+    kernel.tables = LegacyTables("IPv4", ["nat"], lambda: kernel.now)
+    return kernel
+
+
+def test_another_size_of_a_legacy_table_is_noticed_at_once(legacy):
+    legacy.tables.settled(True, True)
+    assert legacy.tables.changed(False) is False
+    legacy.rules = b"more rules"
+    assert legacy.tables.changed(False) is True
+
+
+@pytest.mark.parametrize("lock_used", [False, True])
+def test_altered_rules_of_equal_size_are_noticed_with_and_without_the_lock(legacy, lock_used):
+    legacy.tables.settled(True, True)
+    assert legacy.tables.changed(False) is False
+    legacy.rules = b"RULES"
+    assert legacy.tables.changed(lock_used) is True
+
+
+def test_after_own_changes_a_use_of_the_lock_is_looked_at_once(legacy):
+    legacy.tables.settled(True, True)
+    assert legacy.tables.changed(True) is True
+    legacy.tables.settled(False, True)
+    assert legacy.tables.changed(True) is False
+
+
+def outcome(program, protocol, message):
+    """What a classic BPF program returns for a packet: the subset of instructions that the filter consists of."""
+    position, value = 0, 0
+    while True:
+        code, true, false, operand = program[position]
+        position += 1
+        if code == 0x06:
+            return operand
+        if code in (0x20, 0x28, 0x30):
+            if operand == 0xFFFFF000:
+                value = protocol
+                continue
+            size = {0x20: 4, 0x28: 2, 0x30: 1}[code]
+            if operand + size > len(message):
+                return 0
+            value = int.from_bytes(message[operand : operand + size], "big")
+        else:
+            position += true if (value == operand if code == 0x15 else value & operand) else false
+
+
+def message(kind, flags, port, command=0):
+    return struct.pack("=IHHIIBBH", 20, kind, flags, 1, port, command, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("what", "protocol", "packet", "kept"),
+    [
+        ("add a real server", GENERIC, message(IPVS, REQUEST | 4, 99, 5), True),
+        ("flush", GENERIC, message(IPVS, REQUEST | 4, 0, 17), True),
+        ("our own", GENERIC, message(IPVS, REQUEST | 4, OURS[0], 5), False),
+        ("list virtual servers", GENERIC, message(IPVS, REQUEST | 0x300, 99, 4), False),
+        ("ask for the numbers", GENERIC, message(IPVS, REQUEST, 99, 15), False),
+        ("an answer", GENERIC, message(IPVS, 2, 99, 5), False),
+        ("another generic family", GENERIC, message(IPVS + 1, REQUEST, 99, 5), False),
+        ("the same number in routing netlink", ROUTE, message(IPVS, REQUEST, 99, 5), False),
+        ("add to a set", NETFILTER, message(0x609, REQUEST | 4, 0), True),
+        ("swap sets", NETFILTER, message(0x606, REQUEST | 4, 0), True),
+        ("our own set", NETFILTER, message(0x609, REQUEST | 4, OURS[1]), False),
+        ("list sets", NETFILTER, message(0x607, REQUEST | 0x300, 0), False),
+        ("nf_tables", NETFILTER, message(0xA06, REQUEST, 0), False),
+        ("too short", GENERIC, message(IPVS, REQUEST | 4, 99, 5)[:10], False),
+    ],
+)
+def test_only_changes_that_others_ask_for_pass_the_filter(what, protocol, packet, kept):
+    assert bool(outcome(changes_filter(IPVS, OURS), protocol, packet)) is kept, what
