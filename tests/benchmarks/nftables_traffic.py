@@ -5,10 +5,11 @@
 
 Run as root from the top of the repository; works in network namespaces of its own and leaves nothing behind:
 
-    .venv/bin/python -m tests.benchmarks.nftables_traffic [--sizes 100,1000,10000,44000] [--seconds 3]
+    .venv/bin/python -m tests.benchmarks.nftables_traffic [--sizes 100,1000] [--endpoints 1,10] [--seconds 3]
 
-A client and a server are joined by a node that has so many Services, of one endpoint each; the connections go to the
-last of them. Columns: who programmed the node; Services; seconds from nothing to a programmed kernel; milliseconds for
+A client and a server are joined by a node that has so many Services with so many endpoints each; the connections go to
+the last of them. Columns: who programmed the node; Services and endpoints of each; seconds from nothing to a programmed
+kernel; milliseconds for
 one endpoint replaced (median of 51; mean of 3 for kube-proxy); memory that the kernel then holds, in MiB; microseconds
 until a new connection is established, at the median and at the 99th percentile, one at a time; connections per second
 of four clients at once. The row ``none`` connects to the endpoint itself on a node without rules.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import json
 import multiprocessing
 import os
@@ -36,7 +38,7 @@ import time
 import urllib.request
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.lab import system
@@ -72,6 +74,7 @@ class Row(NamedTuple):
 
     proxy: str
     services: int
+    endpoints: int
     programmed_s: float
     change_ms: float
     memory_mib: float
@@ -113,15 +116,15 @@ def network() -> Iterator[Dict[str, str]]:
 
 
 @contextmanager
-def server(path: str, endpoint: str) -> Iterator[None]:
-    """A process that accepts connections to an endpoint, and leaves closing them to the clients."""
+def server(path: str) -> Iterator[None]:
+    """A process that accepts connections to all endpoints, and leaves closing them to the clients."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         system.enter(path, system.CLONE_NEWNET)
         # Clients are faster than this loop; a full queue would make them wait for a second.
         Path("/proc/sys/net/core/somaxconn").write_text(str(BACKLOG))
-        listening = socket.create_server((endpoint, 8080), backlog=BACKLOG)
+        listening = socket.create_server(("", 8080), backlog=BACKLOG)
         os.write(writing, b"x")
         accepted = collections.deque(maxlen=256)  # type: ignore[var-annotated]
         while True:
@@ -152,10 +155,10 @@ def connections(path: str, target: Tuple[str, int], seconds: float) -> List[floa
     return taken
 
 
-def traffic(paths: Dict[str, str], endpoint: str, target: Tuple[str, int], seconds: float) -> Tuple[int, int, int]:
+def traffic(paths: Dict[str, str], target: Tuple[str, int], seconds: float) -> Tuple[int, int, int]:
     """Microseconds to connect (p50, p99) and connections per second."""
     fork = multiprocessing.get_context("fork")
-    with server(paths["server"], endpoint):
+    with server(paths["server"]):
         with fork.Pool(1) as pool:
             pool.apply(connections, (paths["client"], target, 0.2))
             alone = pool.apply(connections, (paths["client"], target, seconds))
@@ -184,10 +187,10 @@ def replace(resource: NftablesResource, one: ServicePortRoute) -> float:
     return time.perf_counter() - started
 
 
-def measure(paths: Dict[str, str], services: int, seconds: float) -> Row:
+def measure(paths: Dict[str, str], services: int, endpoints: int, seconds: float) -> Row:
     """The project's own nftables mode."""
-    all_routes = routes(services, 1)
-    endpoint, target = address(services - 1, 128), (address(services - 1, 96), 80)
+    all_routes = routes(services, endpoints)
+    target = (address(services - 1, 96), 80)
     with NftablesResource("IPv4") as resource:
         before = kernel_memory()
         started = time.perf_counter()
@@ -196,12 +199,12 @@ def measure(paths: Dict[str, str], services: int, seconds: float) -> Row:
         programmed = time.perf_counter() - started
         memory = kernel_memory() - before
         change_ms = percentile([replace(resource, all_routes[number]) for number in range(CHANGES)], 0.5) * 1000
-        found = traffic(paths, endpoint, target, seconds)
+        found = traffic(paths, target, seconds)
         resource.apply(difference(resource.observe(), {}))
-    return Row("this project", services, round(programmed, 3), round(change_ms, 2), round(memory, 1), *found)
+    return Row("this project", services, endpoints, round(programmed, 3), round(change_ms, 2), round(memory, 1), *found)
 
 
-def objects(services: int) -> Iterator[Dict[str, Any]]:
+def objects(services: int, endpoints: int) -> Iterator[Dict[str, Any]]:
     """The same Services for an API server: a Node, Services and EndpointSlices."""
     node_ip = NAMESPACES["client"][0]
     yield {
@@ -218,16 +221,18 @@ def objects(services: int) -> Iterator[Dict[str, Any]]:
                 "ports": [{"name": "", "protocol": "TCP", "port": 80, "targetPort": 8080}],
             },
         }  # fmt: skip
-        yield endpoint_slice(name, address(number, 128))
+        yield endpoint_slice(name, [address(number * endpoints + each, 128) for each in range(endpoints)])
 
 
-def endpoint_slice(name: str, endpoint: str) -> Dict[str, Any]:
-    """The slice of a Service with one endpoint."""
+def endpoint_slice(name: str, endpoints: Sequence[str]) -> Dict[str, Any]:
+    """The slice of a Service with its endpoints."""
     return {
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
         "metadata": {"namespace": "bench", "name": name, "labels": {"kubernetes.io/service-name": name}},
         "ports": [{"name": "", "protocol": "TCP", "port": 8080}],
-        "endpoints": [{"addresses": [endpoint], "conditions": {"ready": True}, "nodeName": "node2"}],
+        "endpoints": [
+            {"addresses": [endpoint], "conditions": {"ready": True}, "nodeName": "node2"} for endpoint in endpoints
+        ],
     }  # fmt: skip
 
 
@@ -261,12 +266,12 @@ def wait_for_sync(process: subprocess.Popen[bytes], count: int) -> Tuple[int, fl
     raise SystemExit(f"{BINARY}: no sync within {PATIENCE_SECONDS:g} seconds")
 
 
-def measure_kube_proxy(binary: str, paths: Dict[str, str], services: int, seconds: float) -> Row:
+def measure_kube_proxy(binary: str, paths: Dict[str, str], services: int, endpoints: int, seconds: float) -> Row:
     """A kube-proxy, in the same network."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         store = Store()
-        for item in objects(services):
+        for item in objects(services, endpoints):
             store.put(item)
         certificates = make_certificates(directory / "tls")
         with closing(ApiServer(store, certificates)) as api:
@@ -293,22 +298,24 @@ def measure_kube_proxy(binary: str, paths: Dict[str, str], services: int, second
                 memory = kernel_memory() - before
                 latest, seconds_so_far = count, programmed
                 for number in range(CHANGES_OF_KUBE_PROXY):
-                    store.put(endpoint_slice(f"svc{number}", address(1, 250)))
+                    rest = [address(number * endpoints + each, 128) for each in range(1, endpoints)]
+                    store.put(endpoint_slice(f"svc{number}", [address(1, 250), *rest]))
                     latest, seconds_so_far = wait_for_sync(process, latest)
                 change_ms = (seconds_so_far - programmed) / (latest - count) * 1000
-                found = traffic(paths, address(services - 1, 128), (address(services - 1, 96), 80), seconds)
+                found = traffic(paths, (address(services - 1, 96), 80), seconds)
             finally:
                 process.terminate()
                 process.wait(60)
         for family in ("ip", "ip6"):
             subprocess.run(["nft", "delete", "table", family, "kube-proxy"], check=False, stderr=subprocess.DEVNULL)
-    return Row("kube-proxy", services, round(programmed, 3), round(change_ms, 2), round(memory, 1), *found)
+    return Row("kube-proxy", services, endpoints, round(programmed, 3), round(change_ms, 2), round(memory, 1), *found)
 
 
 def main() -> None:
     """Measure every size and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sizes", default="100,1000,10000,44000")
+    parser.add_argument("--endpoints", default="1,10")
     parser.add_argument("--seconds", type=float, default=3.0, help="how long connections are made, for each figure")
     arguments = parser.parse_args()
     if os.geteuid() != 0:
@@ -319,11 +326,13 @@ def main() -> None:
     print(" | ".join(Row._fields))
     with network() as paths:
         direct = address(0, 128)
-        print(" | ".join(map(str, Row("none", 0, 0, 0, 0, *traffic(paths, direct, (direct, 8080), arguments.seconds)))))
-        for size in map(int, arguments.sizes.split(",")):
-            print(" | ".join(map(str, measure(paths, size, arguments.seconds))), flush=True)
+        print(" | ".join(map(str, Row("none", 0, 0, 0, 0, 0, *traffic(paths, (direct, 8080), arguments.seconds)))))
+        for endpoints, size in itertools.product(
+            map(int, arguments.endpoints.split(",")), map(int, arguments.sizes.split(","))
+        ):
+            print(" | ".join(map(str, measure(paths, size, endpoints, arguments.seconds))), flush=True)
             if binary:
-                row = measure_kube_proxy(binary, paths, size, arguments.seconds)
+                row = measure_kube_proxy(binary, paths, size, endpoints, arguments.seconds)
                 print(" | ".join(map(str, row)), flush=True)
 
 
