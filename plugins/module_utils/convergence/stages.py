@@ -128,7 +128,7 @@ def _named(resource: Resource[Any, Any], family: str) -> Resource[Any, Any]:
     return resource
 
 
-def _chain_ownership(settings: DataplaneSettings, with_shared: bool) -> Ownership:
+def chain_ownership(settings: DataplaneSettings, with_shared: bool) -> Ownership:
     """Chains of iptables mode and of ipvs mode alike: both write to the same tables, under one set of names."""
     ours = iptables_ownership(settings)
     both = ours._replace(fixed=ours.fixed | ipvs_chains.ownership().fixed)
@@ -138,7 +138,7 @@ def _chain_ownership(settings: DataplaneSettings, with_shared: bool) -> Ownershi
 def _chains(plan: FamilyPlan, desired: Desired, with_shared: bool) -> List[Stage]:
     if plan.variant is None:
         return []
-    return [Stage(ChainsResource(plan.variant, _chain_ownership(plan.settings, with_shared)), desired)]
+    return [Stage(ChainsResource(plan.variant, chain_ownership(plan.settings, with_shared)), desired)]
 
 
 def iptables_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
@@ -150,7 +150,7 @@ def iptables_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
     return stages
 
 
-class _IpvsResources(NamedTuple):
+class IpvsResources(NamedTuple):
     """The resources of ipvs mode for one family; ``connections`` is what the last observation of real servers told."""
 
     sets: Resource[Any, Any]
@@ -161,10 +161,11 @@ class _IpvsResources(NamedTuple):
     connections: Callable[[], Mapping[ipvs.RealServerKey, int]]
 
 
-def _ipvs_resources(handles: KernelHandles, family: str) -> _IpvsResources:
+def ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
+    """The resources of ipvs mode for a family. Raises KernelError."""
     known = definitions(family)
     real_servers = RealServersResource(handles.ipvs, family)
-    return _IpvsResources(
+    return IpvsResources(
         _named(SetsResource(handles.ipset, known), family),
         _named(SetElementsResource(handles.ipset, known), family),
         _named(VirtualServersResource(handles.ipvs, family), family),
@@ -174,10 +175,10 @@ def _ipvs_resources(handles: KernelHandles, family: str) -> _IpvsResources:
     )
 
 
-def _not_loaded(handles: KernelHandles, family: str) -> _IpvsResources:
+def unloaded_ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
     """The same for a check where IPVS or ipset is not loaded: a resource without a socket can still describe."""
     known, nowhere = definitions(family), cast(Any, None)
-    return _IpvsResources(
+    return IpvsResources(
         NotThereYet(_named(SetsResource(nowhere, known), family)),
         NotThereYet(_named(SetElementsResource(nowhere, known), family)),
         NotThereYet(_named(VirtualServersResource(nowhere, family), family)),
@@ -199,12 +200,12 @@ def ipvs_stages(
         resource: Resource[Any, Any] = TimeoutsResource(handles.ipvs if loaded else cast(Any, None), timeouts)
         stages.append(Stage(resource if loaded else NotThereYet(resource), timeouts))
     for plan in plans:
-        find = _ipvs_resources if loaded else _not_loaded
+        find = ipvs_resources if loaded else unloaded_ipvs_resources
         stages += _ipvs_family_stages(plan, find(handles, plan.family))
     return stages
 
 
-def _ipvs_family_stages(plan: FamilyPlan, resources: _IpvsResources) -> List[Stage]:
+def _ipvs_family_stages(plan: FamilyPlan, resources: IpvsResources) -> List[Stage]:
     tables: Tables = plan.tables or ipvs_tables(plan.routes, plan.settings)
     networks = map(parse_network, plan.settings.exclude_cidrs)
     excluded: List[Network] = [network for network in networks if network is not None]
@@ -233,7 +234,7 @@ def ipvs_removal_stages(handles: KernelHandles) -> List[Stage]:
     if not handles.has_ipset():
         return stages
     for family in FAMILIES:
-        resources = _ipvs_resources(handles, family) if handles.has_ipvs() else None
+        resources = ipvs_resources(handles, family) if handles.has_ipvs() else None
         known = definitions(family)
         elements = _named(SetElementsResource(handles.ipset, known), family)
         stages += [Stage(_named(SetsResource(handles.ipset, known), family), {}), Stage(elements, {})]
@@ -272,7 +273,7 @@ def chain_removal_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
     for item in plans:
         if item.variant is None:
             continue
-        chains = ChainsResource(item.variant, _chain_ownership(item.settings, True), for_removal=True)
+        chains = ChainsResource(item.variant, chain_ownership(item.settings, True), for_removal=True)
         if item.family == IPV4:
             stages.append(localnet_stage(chains))
         stages.append(Stage(chains, {}))

@@ -10,6 +10,7 @@ built-in chain comes back to its place among the rules of others that are still 
 from __future__ import annotations
 
 import difflib
+import functools
 from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ...dataplane.iptables.canonical import canonical_rule, target_of
@@ -171,7 +172,7 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
             targets = (target_of(rule) for rule in rules)
             used += [ChainKey(table, target) for target in targets if target and self.ownership.owns(table, target)]
         kubelet = any(chain in KUBELET_CHAINS for _table, chain in known.chains)
-        for key in self.ownership.shared.intersection(map(lambda pair: ChainKey(*pair), known.chains)):
+        for key in [key for key in self.ownership.shared if key in known.chains]:
             content = (canonical_rule(rule, family) for rule in known.chains[key])
             if kubelet or not all(rule in self.ownership.shared_content for rule in content):
                 used.append(key)
@@ -201,9 +202,8 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
         table = {key: rules for key, rules in self.saved.items() if key.kind == CHAIN}
         for key in dict.fromkeys((*observed, *self.saved)):
             if key.kind == BUILTIN:
-                table[key] = merged_rules(
-                    observed.get(key, ()), self.saved.get(key, ()), lambda rule, name=key.table: self._is_jump(name, rule)
-                )
+                ours = functools.partial(self._is_jump, key.table)
+                table[key] = merged_rules(observed.get(key, ()), self.saved.get(key, ()), ours)
         return table
 
     def apply(self, change: Change[SavedChainKey, Rules]) -> None:
