@@ -9,13 +9,10 @@ kube-proxy, so there the rules are compared as a sorted list, and the last one b
 
 from __future__ import annotations
 
-import json
-import re
-from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+import itertools
+from typing import Any, Dict, List, Mapping, Tuple
 
 import pytest
-import yaml
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES, IPV4, family_of, parse_network
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
@@ -33,74 +30,24 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.
     ChainTable,
     JumpKey,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import observed_table, parse_save
 from ansible_collections.kubenode.proxy.plugins.module_utils.routing.table import RoutingContext, all_routes
+from tests.unit.recordings import CASES, Step, recorded, steps
 
-CASES = Path(__file__).resolve().parents[2] / "conformance" / "cases"
-SECTION = re.compile(r"^### (\d+) .*: (ip6?tables)-save -t (\w+)$")
 NODE_ADDRESSES = {
     "IPv4": ("127.0.0.1", "172.18.0.2", "172.19.0.2"),
     "IPv6": ("::1", "fd00:172:18::2", "fd00:172:19::2"),
 }
 
 
-class Step(NamedTuple):
-    """One step of a case: objects, the KubeProxyConfiguration in effect, recorded iptables-save text per family."""
-
-    case: str
-    number: int
-    objects: List[Any]
-    config: Mapping[str, Any]
-    saved: Mapping[str, str]
-
-    def __str__(self) -> str:
-        return f"{self.case}-{self.number}"
+STEPS = list(steps("iptables"))
 
 
-def recorded(path: Path) -> Dict[Tuple[int, str], str]:
-    texts: Dict[Tuple[int, str], List[str]] = {}
-    lines: List[str] = []
-    for line in path.read_text().splitlines():
-        section = SECTION.match(line)
-        if section:
-            family = "IPv4" if section.group(2) == "iptables" else "IPv6"
-            lines = texts.setdefault((int(section.group(1)), family), [])
-        elif line.startswith("### "):
-            lines = []
-        else:
-            lines.append(line)
-    return {key: "\n".join(value) for key, value in texts.items()}
-
-
-def steps() -> Iterator[Step]:
-    for folder in sorted(CASES.iterdir()):
-        state = folder / "state-iptables.txt"
-        if not state.exists():
-            continue
-        case = yaml.safe_load((folder / "case.yaml").read_text())
-        snapshots = json.loads((folder / "snapshots.json").read_text())
-        saved = recorded(state)
-        config: Dict[str, Any] = dict(case.get("config") or {})
-        for index, description in enumerate([{}, *(case.get("steps") or [])]):
-            config.update(description.get("config") or {})
-            texts = {family: saved[(index, family)] for family in FAMILIES if (index, family) in saved}
-            if texts and not description.get("stop") and not description.get("cleanup") and index < len(snapshots):
-                yield Step(folder.name, index, snapshots[index], config, texts)
-
-
-STEPS = list(steps())
-
-
-def local_traffic(step: Step, family: str, pod_cidrs: Tuple[str, ...]) -> Optional[LocalTraffic]:
-    mode = step.config.get("detectLocalMode", "ClusterCIDR")
-    if mode == "BridgeInterface":
-        return LocalTraffic("bridge", step.config["detectLocal"]["bridgeInterface"])
-    if mode == "InterfaceNamePrefix":
-        return LocalTraffic("prefix", step.config["detectLocal"]["interfaceNamePrefix"])
-    cidrs = pod_cidrs if mode == "NodeCIDR" else ("10.244.0.0/16", "fd00:10:244::/48")
-    of_family = [cidr for cidr in cidrs if family_of(cidr) == family]
-    return LocalTraffic("cidr", of_family[0]) if of_family else None
+def saved_rules(saved: Mapping[str, str], family: str) -> str:
+    """What iptables-save printed of a family's tables; empty if it was not recorded."""
+    tool = "iptables-save" if family == IPV4 else "ip6tables-save"
+    return "\n".join(text for command, text in saved.items() if command.startswith(f"{tool} -t "))
 
 
 def settings_of(step: Step, family: str, pod_cidrs: Tuple[str, ...]) -> DataplaneSettings:
@@ -110,7 +57,7 @@ def settings_of(step: Step, family: str, pod_cidrs: Tuple[str, ...]) -> Dataplan
         family=family,
         node_ip=NODE_ADDRESSES[family][1],
         masquerade_all=bool(step.config.get("iptables", {}).get("masqueradeAll")),
-        local_traffic=local_traffic(step, family, pod_cidrs),
+        local_traffic=step.local_traffic(family, pod_cidrs),
         node_port_cidrs=cidrs,
         node_port_addresses=tuple(
             address
@@ -144,7 +91,10 @@ def comparable(table: ChainTable) -> Dict[Any, Any]:
 def test_rendering_equals_what_kube_proxy_programmed(step: Step) -> None:
     state = ClusterState.from_objects(step.objects)
     node = state.nodes["node1"]
-    for family, text in step.saved.items():
+    for family in FAMILIES:
+        text = saved_rules(step.saved, family)
+        if not text:
+            continue
         settings = settings_of(step, family, node.pod_cidrs)
         routes = all_routes(state, RoutingContext(family, "node1", node.zone))
         desired = desired_tables(routes, settings)["chains"]
@@ -161,7 +111,7 @@ def test_order_of_jump_rules_in_recordings(family: str) -> None:
     for key in desired_tables({}, settings)["chains"]:
         if isinstance(key, JumpKey):
             by_chain.setdefault((key.table, key.chain), []).insert(0, key.rule)
-    saved = parse_save(step.saved[family])
+    saved = parse_save(saved_rules(step.saved, family))
     for chain, rules in by_chain.items():
         assert [canonical_rule(rule, family) for rule in saved.chains[chain]] == rules
 
@@ -179,8 +129,8 @@ def test_every_recorded_rule_is_canonical_already() -> None:
     """Rules of iptables and ipvs modes, as iptables-save 1.8.9 printed them; but nfacct has two blanks there."""
     rules = 0
     for path in [*CASES.glob("*/state-iptables.txt"), *CASES.glob("*/state-ipvs.txt")]:
-        for (_, family), text in recorded(path).items():
-            for chain in parse_save(text).chains.values():
+        for saved, family in itertools.product(recorded(path).values(), FAMILIES):
+            for chain in parse_save(saved_rules(saved, family)).chains.values():
                 for rule in chain:
                     assert canonical_rule(rule, family) == rule.replace("--nfacct-name  ", "--nfacct-name ")
                     rules += 1

@@ -10,13 +10,10 @@ servers at weight 0 are kube-proxy's draining ones, of which rendering knows not
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Set, Tuple
 
 import pytest
-import yaml
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES, family_of, parse_network
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
@@ -24,12 +21,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs impo
 from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.chains import ownership
 from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.tables import desired_tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.text import ipset_text, ipvsadm_text
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import observed_table, parse_save
 from ansible_collections.kubenode.proxy.plugins.module_utils.routing.table import RoutingContext, all_routes
+from tests.unit.recordings import Step, steps
 
-CASES = Path(__file__).resolve().parents[2] / "conformance" / "cases"
-SECTION = re.compile(r"^### (\d+) .*: (.+)$")
 NODE_ADDRESSES = {
     "IPv4": (("lo", "127.0.0.1"), ("eth0", "172.18.0.2"), ("eth1", "172.19.0.2"), ("vethpod1", "10.244.1.1")),
     "IPv6": (("lo", "::1"), ("eth0", "fd00:172:18::2"), ("eth1", "fd00:172:19::2"), ("vethpod1", "fd00:10:244:1::1")),
@@ -37,61 +33,7 @@ NODE_ADDRESSES = {
 SENTINEL = {"10.111.255.1", "fd00:10:96::ffe1"}
 
 
-class Step(NamedTuple):
-    """One step of a case: objects, the KubeProxyConfiguration in effect, recorded text by command."""
-
-    case: str
-    index: int
-    objects: List[Any]
-    config: Mapping[str, Any]
-    saved: Mapping[str, str]
-
-    def __str__(self) -> str:
-        return f"{self.case}-{self.index}"
-
-
-def recorded(path: Path) -> Dict[int, Dict[str, str]]:
-    texts: Dict[int, Dict[str, List[str]]] = {}
-    lines: List[str] = []
-    for line in path.read_text().splitlines():
-        section = SECTION.match(line)
-        if section:
-            lines = texts.setdefault(int(section.group(1)), {}).setdefault(section.group(2), [])
-        else:
-            lines.append(line)
-    return {number: {name: "\n".join(value) for name, value in found.items()} for number, found in texts.items()}
-
-
-def steps() -> Iterator[Step]:
-    for folder in sorted(CASES.iterdir()):
-        state = folder / "state-ipvs.txt"
-        if not state.exists():
-            continue
-        case = yaml.safe_load((folder / "case.yaml").read_text())
-        snapshots = json.loads((folder / "snapshots.json").read_text())
-        saved = recorded(state)
-        both = "10.244.0.0/16,fd00:10:244::/48"
-        cluster_cidr = {"ipv6": "fd00:10:244::/48"}.get(case.get("families", "dual"), both)
-        config: Dict[str, Any] = {"clusterCIDR": cluster_cidr, **(case.get("config") or {})}
-        for index, description in enumerate([{}, *(case.get("steps") or [])]):
-            config.update(description.get("config") or {})
-            usual = not description.get("stop") and not description.get("cleanup") and not description.get("exec")
-            if usual and index in saved and index < len(snapshots):
-                yield Step(folder.name, index, snapshots[index], dict(config), saved[index])
-
-
-STEPS = list(steps())
-
-
-def local_traffic(step: Step, family: str, pod_cidrs: Tuple[str, ...]) -> Optional[LocalTraffic]:
-    mode = step.config.get("detectLocalMode", "ClusterCIDR")
-    if mode == "BridgeInterface":
-        return LocalTraffic("bridge", step.config["detectLocal"]["bridgeInterface"])
-    if mode == "InterfaceNamePrefix":
-        return LocalTraffic("prefix", step.config["detectLocal"]["interfaceNamePrefix"])
-    cidrs = pod_cidrs if mode == "NodeCIDR" else step.config["clusterCIDR"].split(",")
-    of_family = [cidr for cidr in cidrs if cidr and family_of(cidr) == family]
-    return LocalTraffic("cidr", of_family[0]) if of_family else None
+STEPS = list(steps("ipvs"))
 
 
 def settings_of(step: Step, family: str, pod_cidrs: Tuple[str, ...]) -> DataplaneSettings:
@@ -101,7 +43,7 @@ def settings_of(step: Step, family: str, pod_cidrs: Tuple[str, ...]) -> Dataplan
         family=family,
         node_ip=NODE_ADDRESSES[family][1][1],
         masquerade_all=bool(step.config.get("iptables", {}).get("masqueradeAll")),
-        local_traffic=local_traffic(step, family, pod_cidrs),
+        local_traffic=step.local_traffic(family, pod_cidrs),
         node_port_cidrs=cidrs,
         node_port_addresses=tuple(
             address

@@ -280,9 +280,7 @@ def test_a_small_change_is_one_transaction() -> None:
 def test_one_endpoint_less_is_one_element_and_no_verdict() -> None:
     five, four = sample_route("IPv4", 1, 8), sample_route("IPv4", 1, 7)
     settings = sample_settings("IPv4")
-    change = difference(
-        merged(entries_of(five, settings))["nftables"], merged(entries_of(four, settings))["nftables"]
-    )
+    change = difference(merged(entries_of(five, settings))["nftables"], merged(entries_of(four, settings))["nftables"])
     (transaction,) = Planner(Encoder("IPv4")).transactions(change)
     assert words(transaction) == ["elements of service-endpoints to be removed"]
 
