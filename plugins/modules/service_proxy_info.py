@@ -135,8 +135,8 @@ agent:
   description:
     - What the node's agent says of itself, empty where the role P(kubenode.proxy.agent#role) has not installed one.
     - C(running) tells whether it answered, and C(error) why it did not, or its last error.
-    - C(last_sync_age) is in seconds, V(null) before the first sync; C(version) is that of the engine that runs, which is
-      RV(agent_version) unless it was not restarted; C(api_server) has the state of each watch.
+    - C(last_sync_age) is in seconds, V(null) before the first sync; C(version) is that of the engine that runs, which
+      is RV(agent_version) unless it was not restarted; C(api_server) has the state of each watch.
   type: dict
   returned: always
   sample:

@@ -58,7 +58,7 @@ def content_hash(files: Dict[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def engine_hash() -> str:
     """The hash of the engine that is running; empty in the payload of an Ansible module, which is a part of it.
 
