@@ -47,6 +47,10 @@ class KernelError(ProxyError):
     """The kernel, or a tool that speaks to it, refused a change or an observation."""
 
 
+class HistoryError(ProxyError):
+    """A saved state of the node cannot be written, read or used, or a change waits to be confirmed."""
+
+
 class Refusal(NamedTuple):
     """One object of the cluster that is left out, and why; all others go on.
 

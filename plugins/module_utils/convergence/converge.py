@@ -15,11 +15,13 @@ from ..preflight.features import capabilities, rights_findings
 from ..preflight.findings import judge
 from ..resources import PlannedChange, Stage, apply_plan, plan
 from .handles import KernelHandles
+from .history.guard import Guard
 from .ledger import forget, read_ledger, udp_endpoints, write_ledger
 from .lock import ConvergenceLock
 from .modes import choose_mode
 from .node import NodeView, family_plans, removal_plans, view_node
 from .prepare import check_node, node_modules, node_sysctls
+from .probes import default_probes
 from .report import Stopwatch, counts, table_changes
 from .request import Report, Request
 from .stages import FamilyPlan, mode_stages, removal_stages
@@ -66,10 +68,12 @@ class _Convergence:
         self.planned: List[PlannedChange] = []
         self.programmed: Dict[str, int] = {}
         self.conntrack_deleted = 0
+        self.guard = Guard(request, handles)
 
     def converge(self) -> Report:
         """Program the node with the cluster's Services."""
         request = self.request
+        self.warnings += self.guard.begin()
         with self.watch.stage("facts"):
             chosen = choose_mode(request)
             configuration = request.configuration.with_mode(chosen.mode)
@@ -82,6 +86,7 @@ class _Convergence:
         with self.watch.stage("render"):
             others = removal_plans(view.families) if configuration.mode == NFTABLES else ()
             stages = mode_stages(configuration, plans, self.handles, request.check, others)
+        self.guard.target(configuration)
         self._run([self._sysctls(configuration, view, plans), *stages])
         if not request.check:
             self._delete_stale_conntrack(plans)
@@ -89,6 +94,7 @@ class _Convergence:
 
     def remove(self) -> Report:
         """Take away all that any mode made."""
+        self.warnings += self.guard.begin()
         with self.watch.stage("facts"):
             plans = removal_plans()
         self._run(removal_stages(plans, self.handles))
@@ -108,7 +114,10 @@ class _Convergence:
         with self.watch.stage("observe"):
             planned = plan(stages)
         if not self.request.check:
-            with self.watch.stage("apply"):
+            if any(item.change for item in planned):
+                with self.watch.stage("save"):
+                    self.guard.before_change()
+            with self.watch.stage("apply"), self.guard.explained():
                 for name, seconds in apply_plan(planned).items():
                     self.watch.seconds[name] = self.watch.seconds.get(name, 0.0) + seconds
         self.planned += planned
@@ -153,4 +162,7 @@ class _Convergence:
             warnings=tuple(dict.fromkeys(self.warnings)),
             durations=self.watch.seconds,
             conntrack_deleted=self.conntrack_deleted,
+            saved_state=self.guard.saved_state,
+            confirm_until=self.guard.confirm_until,
+            probes=default_probes(self.request.cluster),
         )

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
 from ..cluster.state import ClusterState
 from ..configuration.model import KubeProxyConfiguration
@@ -20,9 +20,12 @@ class Request(NamedTuple):
     or absent. ``fallback``: ``iptables`` to use that where ipvs is not possible, with a warning. ``check``: change
     nothing at all. ``describe``: fill in the lines of every changed table. ``state_directory``: where the lock and the
     memory of what was last programmed live; it should not outlive a reboot. ``lock_timeout``: seconds to wait for
-    another convergence. ``ignore_findings``: names of
-    preflight findings to go on in spite of. ``node_addresses``: those the node is taken to have where none is looked at
-    (rendering).
+    another convergence. ``ignore_findings``: names of preflight findings to go on in spite of. ``node_addresses``:
+    those the node is taken to have where none is looked at (rendering).
+
+    ``history_directory``: where the node's state is saved before it is changed; empty to save nothing.
+    ``keep_states``: how many saved states are kept. ``confirm_timeout``: seconds within which the change has to be
+    confirmed, else the node goes back to the saved state by itself; 0 for a change that stays (see ``history``).
     """
 
     cluster: ClusterState
@@ -37,6 +40,9 @@ class Request(NamedTuple):
     lock_timeout: float = 30.0
     ignore_findings: Tuple[str, ...] = ()
     node_addresses: Tuple[str, ...] = ()
+    history_directory: str = ""
+    keep_states: int = 5
+    confirm_timeout: float = 0.0
 
 
 class TableChange(NamedTuple):
@@ -57,6 +63,9 @@ class Report(NamedTuple):
     ``counts``: services, service_ports, endpoints, added, replaced, removed. ``programmed``: entries per table as they
     are afterwards (in a check: as they are).
     ``durations``: seconds per stage and per table. ``mode_reason`` and ``xtables_variant`` say what was chosen and why.
+    ``saved_state``: the number of the state saved before the change, None if none was. ``confirm_until``: when the node
+    goes back to it unless the change is confirmed (UTC, RFC 3339), empty if it stays. ``probes``: how to see whether
+    the API server and DNS are served, for whoever confirms.
     """
 
     mode: str
@@ -72,3 +81,6 @@ class Report(NamedTuple):
     warnings: Tuple[str, ...]
     durations: Dict[str, float]
     conntrack_deleted: int = 0
+    saved_state: Optional[int] = None
+    confirm_until: str = ""
+    probes: Tuple[str, ...] = ()

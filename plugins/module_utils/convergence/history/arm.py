@@ -1,0 +1,77 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Before a change: save the state, and arm the timer that goes back to it unless the change is confirmed in time."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import time
+from typing import Optional
+
+from ...errors import HistoryError, PreflightError
+from ...kernel.xtables.variant import run
+from ...packaging.running import pack_running
+from . import pending, revert, units
+from .pending import Pending
+
+_CHECK_SECONDS = 120.0
+_LONGEST_SECONDS = 86_400.0
+
+
+def check_timeout(seconds: float) -> None:
+    """See whether changes can be reverted after that many seconds. Raises PreflightError."""
+    if not 1 <= seconds <= _LONGEST_SECONDS:
+        raise PreflightError(f"confirm_timeout: {seconds:g} is not between 1 and {_LONGEST_SECONDS:g} seconds")
+    reason = units.why_not_systemd()
+    if reason:
+        raise PreflightError(
+            f"confirm_timeout: {reason}, so that nothing would revert the change; set it to 0 to go without"
+        )
+
+
+def refuse_if_pending(check: bool = False) -> Optional[str]:
+    """Raise HistoryError if a change waits to be confirmed; returns a warning if one waits whose timer is gone.
+
+    With ``check`` only warn, and leave the file of the latter.
+    """
+    directory = pending.DIRECTORY
+    waiting = pending.read(directory)
+    if waiting is None:
+        return None
+    if check:
+        return str(waiting)
+    if not units.why_not_systemd():
+        if units.is_active(f"{pending.UNIT}.timer") or units.is_active(f"{pending.UNIT}.service"):
+            raise HistoryError(
+                f"{waiting}: confirm it (service_proxy_confirm or kubenode-proxy confirm), roll it back, or wait"
+            )
+        pending.clear(directory)
+        return f"the change after state {waiting.state} was never confirmed, and its timer is gone: it counts as kept"
+    raise HistoryError(f"{waiting}: {directory} has to be removed by hand, since its timer cannot be seen from here")
+
+
+def arm(number: int, seconds: float, history_directory: str, state_directory: str) -> Pending:
+    """Have systemd go back to the saved state after that many seconds; before that, see that it can.
+
+    The caller holds the convergence lock. Nothing is armed if it raises HistoryError, PreflightError or
+    ConfigurationError.
+    """
+    check_timeout(seconds)
+    now = datetime.datetime.now(datetime.timezone.utc)
+    deadline = (now + datetime.timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    waiting = Pending(number, time.monotonic(), seconds, deadline, history_directory, state_directory)
+    path = pending.write(waiting, pack_running(revert.__name__))
+    command = [sys.executable or "/usr/bin/python3", "-I", "-B", path]
+    command += ["--to", str(number), "--history", history_directory, "--state-directory", state_directory]
+    try:
+        tried = run([*command, "--check"], timeout=_CHECK_SECONDS)
+        if tried.status:
+            said = " ".join(tried.errors.split()) or f"exit status {tried.status}"
+            raise HistoryError(f"going back to state {number} would not work: {said}")
+        units.start_timer(pending.UNIT, seconds, "Revert an unconfirmed change of the service proxy", command)
+    except BaseException:
+        pending.clear()
+        raise
+    return waiting._replace(armed=time.monotonic())

@@ -1,0 +1,242 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The file form of a saved state: one line of JSON that says what it is, one with the state, compressed with gzip.
+
+The first line holds the format, its version and the SHA-256 of the second line. A file that is cut short, changed, or
+of another version is refused with one line.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import gzip
+import hashlib
+import json
+import zlib
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+from ...addresses import FAMILIES, canonical_address
+from ...dataplane.ipvs import model as ipvs
+from ...errors import HistoryError
+from ...kernel.nftables.raw import RawChain, RawSet
+from ...kernel.xtables.saved import BUILTIN, CHAIN, SavedChainKey
+from .state import ChainsState, NodeState
+
+FORMAT = "kubenode-proxy node state"
+VERSION = 1
+_LEVEL = 4
+_KINDS = {"list": "a list", "dict": "a mapping", "str": "text", "int": "a number"}
+
+
+class StateRecord(NamedTuple):
+    """A saved state and what is known of it.
+
+    ``number`` is its identity; ``created`` is UTC in the form of RFC 3339; ``reason`` says before what it was saved;
+    ``kernel`` is the kernel's release, ``engine`` the hash of the engine, ``boot`` the kernel's identity of the boot.
+    """
+
+    number: int
+    created: str
+    reason: str
+    kernel: str
+    engine: str
+    boot: str
+    state: NodeState
+
+
+def _text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode("ascii")
+
+
+def _nft_entry(key: Tuple[Any, ...], value: Any) -> List[Any]:
+    if isinstance(value, RawChain):
+        return [list(key), _text(value.definition), [_text(rule) for rule in value.rules]]
+    if isinstance(value, RawSet):
+        return [list(key), _text(value.definition), [_text(element) for element in value.elements]]
+    return [list(key), _text(value), []]
+
+
+def encode_state(state: NodeState) -> Dict[str, Any]:
+    """The state as JSON values."""
+    return {
+        "chains": [
+            {
+                "family": item.family,
+                "variant": item.variant,
+                "tables": list(item.tables),
+                "chains": [[*key, list(rules)] for key, rules in item.chains.items()],
+            }
+            for item in state.chains
+        ],
+        "nftables": {
+            family: [_nft_entry(key, value) for key, value in table.items()] for family, table in state.nftables.items()
+        },
+        "sets": [[name, *value] for name, value in state.sets.items()],
+        "set_elements": [list(key) for key in state.set_elements],
+        "virtual_servers": [[*key, *value] for key, value in state.virtual_servers.items()],
+        "real_servers": [[*key.server, key.ip, key.port, *value] for key, value in state.real_servers.items()],
+        "devices": dict(state.devices),
+        "addresses": list(state.addresses),
+        "timeouts": dict(state.timeouts),
+        "sysctls": dict(state.sysctls),
+        "exclude_cidrs": list(state.exclude_cidrs),
+    }
+
+
+class _Reader:
+    """Takes values out of JSON, and names the field that is not what it should be."""
+
+    def __init__(self, document: Any) -> None:
+        self._document = document
+        self.field = ""
+
+    def fail(self, wanted: str) -> HistoryError:
+        return HistoryError(f"field {self.field}: is not {wanted}")
+
+    def take(self, name: str, kind: type) -> Any:
+        """A field of the document, of the type given."""
+        self.field = name
+        if not isinstance(self._document, dict) or not isinstance(self._document.get(name), kind):
+            raise self.fail(_KINDS.get(kind.__name__, kind.__name__))
+        return self._document[name]
+
+    def row(self, row: Any, kinds: Tuple[type, ...]) -> List[Any]:
+        """A list of values of the types given; a number is never negative."""
+        if not isinstance(row, list) or len(row) != len(kinds):
+            raise self.fail(f"a list of entries with {len(kinds)} values each")
+        for value, kind in zip(row, kinds):
+            negative = isinstance(value, int) and (isinstance(value, bool) or value < 0)
+            if not isinstance(value, kind) or negative:
+                raise self.fail(f"a list of entries: {value!r} is not {_KINDS[kind.__name__]}")
+            if isinstance(value, str):
+                self.line(value)
+        return row
+
+    def line(self, value: Any) -> str:
+        """Text without control characters."""
+        if not isinstance(value, str) or "\n" in value or "\r" in value or "\0" in value:
+            raise self.fail(f"one line of text each: {value!r}")
+        return value
+
+    def address(self, value: str) -> str:
+        if canonical_address(value) != value:
+            raise self.fail(f"a list of addresses: {value!r}")
+        return value
+
+    def raw(self, value: Any) -> bytes:
+        """Bytes in Base64."""
+        try:
+            return base64.b64decode(value, validate=True)
+        except (binascii.Error, TypeError, ValueError):
+            raise self.fail("in Base64") from None
+
+
+def _decode_chains(reader: _Reader, document: Any) -> ChainsState:
+    inner = _Reader(document)
+    chains: Dict[SavedChainKey, Tuple[str, ...]] = {}
+    family, variant = inner.take("family", str), inner.take("variant", str)
+    tables = tuple(map(inner.line, inner.take("tables", list)))
+    for row in inner.take("chains", list):
+        kind, table, chain, rules = inner.row(row, (str, str, str, list))
+        if kind not in (CHAIN, BUILTIN) or not chain or not table or " " in table + chain:
+            raise inner.fail(f"a list of chains: {row[:3]!r}")
+        # A comment in a rule of somebody else may hold a line break; such a rule is never written.
+        if not all(isinstance(rule, str) for rule in rules):
+            raise inner.fail("a list of chains with rules as text")
+        chains[SavedChainKey(kind, table, chain)] = tuple(rules)
+    if family not in FAMILIES:
+        raise reader.fail(f"a list of families: {family!r}")
+    return ChainsState(family, variant, tables, chains)
+
+
+def _decode_nftables(reader: _Reader, rows: Any) -> Dict[Tuple[Any, ...], Any]:
+    table: Dict[Tuple[Any, ...], Any] = {}
+    if not isinstance(rows, list):
+        raise reader.fail("a list for each family")
+    for row in rows:
+        key, definition, parts = reader.row(row, (list, str, list))
+        if not key or key[0] not in ("table", "chain", "set", "object"):
+            raise reader.fail(f"a list of objects: {key!r}")
+        raw = reader.raw(definition)
+        inner = tuple(map(reader.raw, parts))
+        wrap = {"chain": RawChain, "set": RawSet}.get(key[0])
+        table[tuple(key)] = raw if wrap is None else wrap(raw, inner)
+    return table
+
+
+def decode_state(document: Any) -> NodeState:
+    """The state from JSON values. Raises HistoryError naming the field."""
+    reader = _Reader(document)
+    chains = tuple(_decode_chains(reader, item) for item in reader.take("chains", list))
+    nftables = {
+        family: _decode_nftables(reader, rows)
+        for family, rows in reader.take("nftables", dict).items()
+        if family in FAMILIES
+    }
+    sets = {}
+    for row in reader.take("sets", list):
+        name, *definition = reader.row(row, (str, str, str, int))
+        sets[name] = ipvs.SetDefinition(*definition)
+    elements = {ipvs.SetElementKey(*reader.row(row, (str, str))): True for row in reader.take("set_elements", list)}
+    servers, real_servers = {}, {}
+    for row in reader.take("virtual_servers", list):
+        values = reader.row(row, (str, str, int, str, int, int, int))
+        reader.address(values[1])
+        servers[ipvs.VirtualServerKey(*values[:3])] = ipvs.VirtualServer(*values[3:])
+    for row in reader.take("real_servers", list):
+        values = reader.row(row, (str, str, int, str, int, int, str))
+        for address in (values[1], values[3]):
+            reader.address(address)
+        key = ipvs.RealServerKey(ipvs.VirtualServerKey(*values[:3]), values[3], values[4])
+        real_servers[key] = ipvs.RealServer(*values[5:])
+    addresses = {reader.address(reader.line(value)): True for value in reader.take("addresses", list)}
+    texts: Dict[str, Dict[str, Any]] = {}
+    for name, kind in (("devices", str), ("sysctls", str), ("timeouts", int)):
+        entries = reader.take(name, dict)
+        texts[name] = {key: reader.row([value], (kind,))[0] for key, value in entries.items()}
+    excluded = tuple(map(reader.line, reader.take("exclude_cidrs", list)))
+    return NodeState(
+        chains,
+        nftables,
+        sets,
+        elements,
+        servers,
+        real_servers,
+        texts["devices"],
+        addresses,
+        texts["timeouts"],
+        texts["sysctls"],
+        excluded,
+    )
+
+
+def pack_record(record: StateRecord) -> bytes:
+    """The content of the file for a record."""
+    document = {**record._asdict(), "state": encode_state(record.state)}
+    body = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    head = {"format": FORMAT, "version": VERSION, "sha256": hashlib.sha256(body).hexdigest()}
+    return gzip.compress(json.dumps(head).encode() + b"\n" + body, _LEVEL, mtime=0)
+
+
+def unpack_record(content: bytes) -> StateRecord:
+    """The record in the content of a file. Raises HistoryError that says what is wrong with it."""
+    try:
+        head_line, _newline, body = gzip.decompress(content).partition(b"\n")
+        head = json.loads(head_line)
+    except (OSError, EOFError, zlib.error, ValueError):
+        raise HistoryError("not a saved state, or cut short") from None
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise HistoryError("not a saved state of kubenode-proxy")
+    if head.get("version") != VERSION:
+        raise HistoryError(f"its version is {head.get('version')!r}, this engine reads version {VERSION}")
+    if head.get("sha256") != hashlib.sha256(body).hexdigest():
+        raise HistoryError("its content does not match its checksum")
+    try:
+        document = json.loads(body)
+    except ValueError:
+        raise HistoryError("its content is not JSON") from None
+    reader = _Reader(document)
+    words = {name: reader.line(reader.take(name, str)) for name in ("created", "reason", "kernel", "engine", "boot")}
+    return StateRecord(number=reader.take("number", int), state=decode_state(reader.take("state", dict)), **words)

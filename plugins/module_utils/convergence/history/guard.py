@@ -1,0 +1,72 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a convergence does for the way back: look whether one waits, save the state before a change, arm its revert."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Iterator, List, Optional
+
+from ...configuration.model import KubeProxyConfiguration
+from ...errors import ConfigurationError, KernelError
+from ..handles import KernelHandles
+from ..request import Request
+from .arm import arm, check_timeout, refuse_if_pending
+from .state import observe_state
+from .store import History
+
+
+class Guard:
+    """The way back of one convergence.
+
+    ``saved_state``: the number of the state that was saved, None if none was. ``confirm_until``: when the node goes
+    back to it unless the change is confirmed; empty if it does not.
+    """
+
+    def __init__(self, request: Request, handles: KernelHandles) -> None:
+        self._request = request
+        self._handles = handles
+        self._configuration: Optional[KubeProxyConfiguration] = None
+        self.saved_state: Optional[int] = None
+        self.confirm_until = ""
+
+    def begin(self) -> List[str]:
+        """Before anything is touched: warnings. Raises HistoryError while another change waits to be confirmed,
+        PreflightError if this one could not be reverted, ConfigurationError.
+        """
+        request = self._request
+        if request.confirm_timeout and not request.history_directory:
+            raise ConfigurationError("confirm_timeout: needs a saved state to go back to, so keep_states must not be 0")
+        if request.confirm_timeout:
+            check_timeout(request.confirm_timeout)
+        warning = refuse_if_pending(check=request.check)
+        return [warning] if warning else []
+
+    def target(self, configuration: KubeProxyConfiguration) -> None:
+        """Say what the node is about to be converged to. Nothing is saved before this is known."""
+        self._configuration = configuration
+
+    def before_change(self) -> None:
+        """Save the present state, and arm the revert if it is asked for. Raises HistoryError, KernelError."""
+        request, configuration = self._request, self._configuration
+        if configuration is None or not request.history_directory or self.saved_state is not None:
+            return
+        state = observe_state(self._handles, configuration.mode, configuration.ipvs.exclude_cidrs)
+        self.saved_state = History(request.history_directory, request.keep_states).save(state).number
+        if request.confirm_timeout:
+            waiting = arm(self.saved_state, request.confirm_timeout, request.history_directory, request.state_directory)
+            self.confirm_until = waiting.deadline
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say, when a change fails half way, how the node gets back. Raises KernelError."""
+        try:
+            yield
+        except KernelError as error:
+            if self.saved_state is None:
+                raise
+            how = f"the state before is saved as {self.saved_state}"
+            if self.confirm_until:
+                how += f" and the node goes back to it by itself at {self.confirm_until}"
+            raise KernelError(f"{error} ({how})") from error

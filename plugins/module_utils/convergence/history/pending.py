@@ -1,0 +1,140 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The change that waits to be confirmed: a file below /run, which is gone after a reboot, as rules and timer are.
+
+Its directory is root's alone, unlike /run/kubenode-proxy, which belongs to the agent's user: systemd runs as root what
+lies in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import time
+from typing import Any, NamedTuple, Optional
+
+from ...errors import HistoryError
+
+DIRECTORY = "/run/kubenode-proxy-confirm"
+ENGINE = "revert.pyz"
+UNIT = "kubenode-proxy-revert"
+_FILE = "pending.json"
+#: What the file is renamed to by whoever decides: the rename succeeds only once.
+REVERTING, DECIDED = "reverting.json", "decided.json"
+
+
+class Pending(NamedTuple):
+    """A change that is reverted unless it is confirmed in time.
+
+    ``state``: the number of the state saved before it. ``armed``: when its timer began, in seconds of the monotonic
+    clock; ``timeout``: its length in seconds; ``deadline``: its end by the wall clock, UTC in the form of RFC 3339.
+    ``reverting``: the time is up and it is being reverted.
+    """
+
+    state: int
+    armed: float
+    timeout: float
+    deadline: str
+    history_directory: str
+    state_directory: str
+    reverting: bool = False
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that are left; negative when the time is up."""
+        return self.armed + self.timeout - time.monotonic()
+
+    def __str__(self) -> str:
+        what = "is being reverted since it was not confirmed by" if self.reverting else "waits to be confirmed until"
+        return f"the change after state {self.state} {what} {self.deadline}"
+
+
+def _trusted(directory: str) -> bool:
+    try:
+        found = os.lstat(directory)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise HistoryError(f"{directory}: {error.strerror}") from error
+    if os.geteuid() and not found.st_uid:
+        raise HistoryError(f"a change that root has made waits to be confirmed ({directory} is there)")
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise HistoryError(f"{directory}: is not a directory of user {os.geteuid()} alone")
+    return True
+
+
+def read(directory: str = DIRECTORY) -> Optional[Pending]:
+    """The change that waits, None if there is none. Raises HistoryError."""
+    if not _trusted(directory):
+        return None
+    for name in (_FILE, REVERTING):
+        path = os.path.join(directory, name)
+        try:
+            with open(path, encoding="utf-8") as file:
+                document: Any = json.load(file)
+            return Pending(
+                int(document["state"]),
+                float(document["armed"]),
+                float(document["timeout"]),
+                str(document["deadline"]),
+                str(document["history_directory"]),
+                str(document["state_directory"]),
+                name == REVERTING,
+            )
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise HistoryError(f"{path}: cannot be read: {error}; remove it once the node is in order") from error
+    return None
+
+
+def claim(name: str, directory: str = DIRECTORY) -> bool:
+    """Decide what becomes of the change that waits: REVERTING or DECIDED; False if somebody else was faster.
+
+    Raises HistoryError.
+    """
+    try:
+        os.rename(os.path.join(directory, _FILE), os.path.join(directory, name))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise HistoryError(f"{directory}: {error.strerror}") from error
+    return True
+
+
+def write(pending: Pending, engine: bytes, directory: str = DIRECTORY) -> str:
+    """Write down the change that waits, and the program that reverts it; returns its path. Raises HistoryError."""
+    path = os.path.join(directory, ENGINE)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
+        _trusted(directory)
+        for name, content in ((path, engine), (os.path.join(directory, _FILE), _text(pending))):
+            descriptor = os.open(f"{name}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            os.replace(f"{name}.new", name)
+    except OSError as error:
+        raise HistoryError(f"{directory}: cannot be written: {error.strerror}") from error
+    return path
+
+
+def _text(pending: Pending) -> bytes:
+    return json.dumps(pending._asdict()).encode()
+
+
+def clear(directory: str = DIRECTORY) -> None:
+    """Forget the change: it is confirmed, reverted or rolled back. Raises HistoryError."""
+    if not _trusted(directory):
+        return
+    try:
+        # The file that says so first: without it the program does nothing.
+        for name in (_FILE, REVERTING, DECIDED, ENGINE, f"{_FILE}.new", f"{ENGINE}.new"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)
+    except OSError as error:
+        raise HistoryError(f"{directory}: cannot be removed: {error.strerror}") from error

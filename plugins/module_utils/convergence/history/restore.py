@@ -1,0 +1,240 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Rollback: the difference between the node and a saved state, shown or applied.
+
+It is the mechanism of a convergence with what was observed before as the desired tables: what comes back is there
+before what goes, each of nftables and iptables changes in one transaction per table, and nothing of others is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
+
+from ...addresses import FAMILIES
+from ...configuration.model import IPVS
+from ...dataplane.ipvs import model as ipvs
+from ...dataplane.ipvs.draining import with_draining
+from ...errors import ProxyError
+from ...kernel.facts import node_facts
+from ...kernel.ipvs import TimeoutsResource
+from ...kernel.links import AddressesResource, DummyDeviceResource
+from ...kernel.modules import ModulesResource, modules_for
+from ...kernel.nftables.raw import RawTableResource
+from ...kernel.sysctls import SysctlsResource, read_value, unchangeable
+from ...kernel.xtables.chains import ChainsResource
+from ...kernel.xtables.emptied import EmptiedTablesResource
+from ...kernel.xtables.variant import NFT
+from ...preflight.features import capabilities, rights_findings
+from ...preflight.findings import judge
+from ...resources import PlannedChange, Resource, Stage, apply_plan, plan
+from ..handles import KernelHandles
+from ..ledger import write_ledger
+from ..lock import ConvergenceLock
+from ..report import Stopwatch, table_changes
+from ..request import TableChange
+from ..stages import IpvsResources, NotThereYet, OnlyOurServers, ipvs_resources, unloaded_ipvs_resources
+from . import units
+from .confirm import withdraw
+from .form import StateRecord
+from .state import NodeState, chains_resources, observe_state, of_family
+from .store import BEFORE_ROLLBACK, DEFAULT_DIRECTORY, DEFAULT_KEEP, History
+
+_CONNTRACK_MAX = "net.netfilter.nf_conntrack_max"
+_CONNTRACK_COUNT = "net.netfilter.nf_conntrack_count"
+
+
+class RollbackRequest(NamedTuple):
+    """One rollback of this node.
+
+    ``to``: the number of a saved state; None for the newest that was saved before a convergence. ``check``: change
+    nothing at all. ``describe``: fill in the lines of every changed table. ``keep``: how many saved states are kept.
+    ``stop_units``: stop the agent and the timer of scheduled convergences, which would undo it. ``state_directory`` and
+    ``lock_timeout``: as for a convergence.
+    """
+
+    to: Optional[int] = None
+    history_directory: str = DEFAULT_DIRECTORY
+    keep: int = DEFAULT_KEEP
+    check: bool = False
+    describe: bool = False
+    stop_units: bool = True
+    state_directory: str = "/run/kubenode-proxy"
+    lock_timeout: float = 30.0
+
+
+class RollbackReport(NamedTuple):
+    """What a rollback found and did.
+
+    ``record``: the state it went back to. ``changed``: something differed (and was changed, unless checking).
+    ``saved``: the number under which the state before was saved, None if nothing was changed. ``stopped``: units that
+    were, or would be, stopped. ``durations``: seconds per stage and table.
+    """
+
+    record: StateRecord
+    changed: bool
+    changes: Tuple[TableChange, ...]
+    saved: Optional[int]
+    stopped: Tuple[str, ...]
+    warnings: Tuple[str, ...]
+    durations: Dict[str, float]
+
+
+class _TouchedServers(OnlyOurServers):
+    """Virtual or real servers that belong to Services now, or were saved: those of others since then stay."""
+
+    def __init__(self, resource: Resource[Any, Any], resources: IpvsResources, saved: NodeState) -> None:
+        super().__init__(resource, resources.addresses, resources.elements)
+        self._all = resource
+        self._saved = saved.virtual_servers
+
+    def observe(self) -> Dict[Any, Any]:
+        """Those servers. Raises KernelError."""
+        ours = super().observe()
+        found = {}
+        for key, value in self._all.observe().items():
+            server = key.server if isinstance(key, ipvs.RealServerKey) else key
+            if key in ours or server in self._saved:
+                found[key] = value
+        return found
+
+
+def _sysctl_stage(state: NodeState) -> Tuple[Stage, List[str]]:
+    """The stage that sets back kernel parameters, and warnings about those that stay."""
+    observed = SysctlsResource(state.sysctls).observe()
+    desired = {key: value for key, value in state.sysctls.items() if key in observed}
+    differing = [key for key, value in desired.items() if observed[key] != value]
+    blocked = dict(unchangeable(differing))
+    count = read_value(_CONNTRACK_COUNT) or "0"
+    maximum = desired.get(_CONNTRACK_MAX, "0")
+    if _CONNTRACK_MAX in differing and int(maximum or 0) < 2 * int(count):
+        blocked[_CONNTRACK_MAX] = f"{count} connections are tracked now, so it is not lowered"
+    warnings = [f"sysctl {key}: was {desired[key]}: {reason}" for key, reason in blocked.items()]
+    kept = {key: value for key, value in desired.items() if key not in blocked}
+    return Stage(SysctlsResource(kept), kept), warnings
+
+
+def _servers_stages(state: NodeState, resources: IpvsResources, family: str, loaded: bool) -> List[Stage]:
+    servers, real_servers = of_family(state.virtual_servers, family), of_family(state.real_servers, family)
+
+    def draining(observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        return with_draining(real_servers, observed, resources.connections(), servers)
+
+    touched = (resources.servers, resources.real_servers)
+    if loaded:
+        touched = tuple(_TouchedServers(each, resources, state) for each in touched)  # type: ignore[assignment]
+    return [Stage(touched[0], servers), Stage(touched[1], draining)]
+
+
+def restore_stages(state: NodeState, handles: KernelHandles, check: bool) -> Tuple[List[Stage], List[str]]:
+    """The stages that make the node what the state says, in order, and warnings. Raises KernelError."""
+    sysctls, warnings = _sysctl_stage(state)
+    tables = _table_stages(state, handles, warnings)
+    stages = [sysctls, Stage(DummyDeviceResource(handles.route), state.devices)]
+    wanted = bool(state.sets or state.virtual_servers)
+    loaded = handles.has_ipvs() and handles.has_ipset()
+    if not wanted and not loaded:
+        addresses = [AddressesResource(handles.route, family) for family in FAMILIES]
+        own = [Stage(item, of_family(state.addresses, family)) for item, family in zip(addresses, FAMILIES)]
+        return [*stages, *tables, *own], warnings
+    if state.timeouts and (loaded or not check):
+        stages.append(Stage(TimeoutsResource(handles.ipvs, state.timeouts), state.timeouts))
+    after: List[Stage] = []
+    for family in FAMILIES:
+        find = unloaded_ipvs_resources if check and not loaded else ipvs_resources
+        resources = find(handles, family)
+        stages.append(Stage(resources.sets, of_family(state.sets, family)))
+        stages.append(Stage(resources.elements, of_family(state.set_elements, family)))
+        after += _servers_stages(state, resources, family, not isinstance(resources.servers, NotThereYet))
+        after.append(Stage(resources.addresses, of_family(state.addresses, family)))
+    return [*stages, *tables, *after], warnings
+
+
+def _table_stages(state: NodeState, handles: KernelHandles, warnings: List[str]) -> List[Stage]:
+    """Stages of nftables and iptables, first that of which something comes back."""
+    nftables = []
+    for family in FAMILIES:
+        table = state.nftables.get(family, {})
+        if table or handles.has_nftables():
+            nftables.append(Stage(RawTableResource(family), table))
+    chains: List[Stage] = []
+    resources = chains_resources(state.chains)
+    for resource in resources:
+        chains.append(Stage(resource, cast(Any, resource.desired)))
+        if resource.variant.name == NFT:
+            chains.append(Stage(EmptiedTablesResource(cast(ChainsResource, resource)), {}))
+    known = {(resource.variant.family, resource.variant.name) for resource in resources}
+    for item in state.chains:
+        if item.chains and (item.family, item.variant) not in known:
+            warnings.append(
+                f"{len(item.chains)} {item.family} chains cannot come back: no {item.variant} iptables here"
+            )
+    return [*nftables, *chains] if any(state.nftables.values()) else [*chains, *nftables]
+
+
+def _module_stages(state: NodeState) -> List[Stage]:
+    if not state.virtual_servers and not state.sets:
+        return []
+    schedulers = sorted({server.scheduler for server in state.virtual_servers.values()})
+    modules = ModulesResource(modules_for(IPVS, schedulers, node_facts().kernel_version))
+    return [Stage(modules, modules.desired())]
+
+
+def _differs(planned: Sequence[PlannedChange]) -> bool:
+    return any(item.change for item in planned)
+
+
+def rollback(request: RollbackRequest) -> RollbackReport:
+    """Make the node what a saved state says, or with ``request.check`` only tell what would change.
+
+    The state before is saved in turn. Raises HistoryError if there is no such state or its file cannot be used;
+    PreflightError without the rights; KernelError if the kernel refuses a change.
+    """
+    warnings = judge(rights_findings(capabilities()))
+    history = History(request.history_directory, request.keep)
+    record = history.load(history.newest() if request.to is None else request.to)
+    running = tuple(units.running_units()) if request.stop_units else ()
+    if not request.check:
+        units.stop(running)
+    try:
+        with contextlib.ExitStack() as stack:
+            if not request.check:
+                stack.enter_context(ConvergenceLock(request.state_directory, request.lock_timeout))
+                withdraw()
+            handles = stack.enter_context(KernelHandles())
+            return restore(request, record, history, handles, running, list(warnings))
+    except ProxyError as error:
+        if running and not request.check:
+            raise type(error)(f"{error} ({', '.join(running)} had been stopped before, and is not started)") from error
+        raise
+
+
+def restore(
+    request: RollbackRequest,
+    record: StateRecord,
+    history: History,
+    handles: KernelHandles,
+    stopped: Tuple[str, ...] = (),
+    warnings: Sequence[str] = (),
+) -> RollbackReport:
+    """The part of a rollback that needs the convergence lock, which the caller holds. Raises as :func:`rollback`."""
+    state, watch, check = record.state, Stopwatch(), request.check
+    with watch.stage("observe"):
+        modules = plan(_module_stages(state))
+    if not check:
+        apply_plan(modules)
+    with watch.stage("observe"):
+        stages, more = restore_stages(state, handles, check)
+        planned = plan(stages)
+    saved = None
+    if not check and _differs(planned):
+        with watch.stage("save"):
+            before = observe_state(handles, IPVS if state.mode() == IPVS else "", state.exclude_cidrs)
+            saved = history.save(before, BEFORE_ROLLBACK, [record.number]).number
+        with watch.stage("apply"):
+            watch.seconds.update(apply_plan(planned))
+            # The next convergence looks for stale connection tracking entries of UDP Services.
+            write_ledger(request.state_directory, {})
+    changes = table_changes([*modules, *planned], request.describe)
+    return RollbackReport(record, bool(changes), changes, saved, stopped, (*warnings, *more), dict(watch.seconds))

@@ -1,0 +1,91 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the timer runs when a change was not confirmed in time: nothing but this, so that it works when all else fails.
+
+Exit status 0: reverted, or there was nothing to revert any more; 1: it failed, with one line on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Sequence
+
+from ...errors import ProxyError
+from ..handles import KernelHandles
+from ..lock import ConvergenceLock
+from . import pending, units
+from .restore import RollbackReport, RollbackRequest, restore, rollback
+from .store import REVERTED, History
+
+# Something may be in the way for a moment: the lock of iptables, a table that somebody else is writing.
+_ATTEMPTS = 10
+_PAUSE_SECONDS = 3.0
+# A convergence that is under way is waited for.
+_LOCK_SECONDS = 600.0
+
+
+def report_text(report: RollbackReport) -> str:
+    """One line that tells what was done."""
+    counts = ", ".join(
+        f"{change.table}: {change.added} added, {change.replaced} replaced, {change.removed} removed"
+        for change in report.changes
+    )
+    stopped = f"; stopped {', '.join(report.stopped)}" if report.stopped else ""
+    return f"state {report.record.number}: {counts or 'nothing differs'}{stopped}"
+
+
+def revert(number: int, history_directory: str, state_directory: str, directory: str = pending.DIRECTORY) -> str:
+    """Go back to a saved state if the change after it still waits to be confirmed; returns what was done in words.
+
+    Raises ProxyError.
+    """
+    waiting = pending.read(directory)
+    if waiting is None or waiting.state != number:
+        return "nothing waits to be confirmed"
+    if not waiting.reverting and not pending.claim(pending.REVERTING, directory):
+        return "confirmed or rolled back just now"
+    # The agent holds the lock as long as it runs, so it has to go first.
+    running = tuple(units.running_units())
+    units.stop(running)
+    with ConvergenceLock(state_directory, _LOCK_SECONDS, "the revert of a change that was not confirmed"):
+        history = History(history_directory)
+        request = RollbackRequest(number, history_directory, keep=1_000_000, state_directory=state_directory)
+        with KernelHandles() as handles:
+            report = restore(request, history.load(number), history, handles, running)
+        history.note(number, REVERTED)
+        pending.clear(directory)
+    return f"the change was not confirmed in time and is reverted: {report_text(report)}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Go back to a saved state unless the change was confirmed.")
+    parser.add_argument("--to", type=int, required=True)
+    parser.add_argument("--history", required=True)
+    parser.add_argument("--state-directory", required=True)
+    parser.add_argument("--pending", default=pending.DIRECTORY)
+    parser.add_argument("--check", action="store_true")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Revert, with ``--check`` only see whether that is possible; returns the exit status."""
+    arguments = _parser().parse_args(list(argv))
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            if arguments.check:
+                request = RollbackRequest(arguments.to, arguments.history, check=True, stop_units=False)
+                text = report_text(rollback(request))
+            else:
+                text = revert(arguments.to, arguments.history, arguments.state_directory, arguments.pending)
+        except ProxyError as error:
+            sys.stderr.write(f"kubenode-proxy: {error}\n")
+            if arguments.check or attempt == _ATTEMPTS:
+                return 1
+            time.sleep(_PAUSE_SECONDS)
+            continue
+        sys.stdout.write(f"kubenode-proxy: {text}\n")
+        return 0
+    return 1

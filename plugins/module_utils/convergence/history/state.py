@@ -1,0 +1,181 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The state of a node: all that any mode, of this project or of kube-proxy, may have programmed, as observed."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+from ...addresses import FAMILIES, IPV6, parse_network
+from ...configuration.model import IPTABLES, IPVS, MODES
+from ...dataplane.ipvs import model as ipvs
+from ...dataplane.ipvs.draining import in_networks
+from ...dataplane.nftables.objects import Key
+from ...dataplane.settings import DataplaneSettings
+from ...kernel.facts import node_facts
+from ...kernel.ipvs import TimeoutsResource
+from ...kernel.links import AddressesResource, DummyDeviceResource
+from ...kernel.nftables.raw import RawTableResource
+from ...kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values
+from ...kernel.sysctls import SysctlsResource
+from ...kernel.xtables.saved import SavedChainKey, SavedChainsResource
+from ...kernel.xtables.variant import XtablesVariant
+from ...resources import Resource
+from ..handles import KernelHandles
+from ..node import removal_plans
+from ..stages import OnlyOurServers, chain_ownership, ipvs_resources
+
+TIMEOUTS = ("tcp", "tcp_fin", "udp")
+
+
+class ChainsState(NamedTuple):
+    """One iptables variant of one family: the tables that exist, and the chains (see kernel.xtables.saved)."""
+
+    family: str
+    variant: str
+    tables: Tuple[str, ...]
+    chains: Dict[SavedChainKey, Tuple[str, ...]]
+
+
+class NodeState(NamedTuple):
+    """What was observed, by kind; tables of both families are in one mapping where their keys tell them apart.
+
+    ``nftables``: by family the table ``kube-proxy`` (see kernel.nftables.raw), empty where there was none.
+    ``devices``: the dummy device and its kind, if there. ``addresses``: those on it. ``timeouts``: of IPVS, in seconds.
+    ``exclude_cidrs``: addresses whose virtual servers belong to others and are not in ``virtual_servers``.
+    """
+
+    chains: Tuple[ChainsState, ...] = ()
+    nftables: Mapping[str, Mapping[Key, Any]] = {}
+    sets: Mapping[str, ipvs.SetDefinition] = {}
+    set_elements: Mapping[ipvs.SetElementKey, bool] = {}
+    virtual_servers: Mapping[ipvs.VirtualServerKey, ipvs.VirtualServer] = {}
+    real_servers: Mapping[ipvs.RealServerKey, ipvs.RealServer] = {}
+    devices: Mapping[str, str] = {}
+    addresses: Mapping[str, bool] = {}
+    timeouts: Mapping[str, int] = {}
+    sysctls: Mapping[str, str] = {}
+    exclude_cidrs: Tuple[str, ...] = ()
+
+    def counts(self) -> Dict[str, int]:
+        """How much of each kind there is: for a list of saved states."""
+        return {
+            "chains": sum(key.kind == "chain" for item in self.chains for key in item.chains),
+            "nftables_objects": sum(len(table) for table in self.nftables.values()),
+            "virtual_servers": len(self.virtual_servers),
+            "real_servers": len(self.real_servers),
+            "set_elements": len(self.set_elements),
+            "addresses": len(self.addresses),
+        }
+
+    def mode(self) -> str:
+        """Which mode this looks like: nftables, ipvs, iptables, or empty if nothing is programmed."""
+        if any(self.nftables.values()):
+            return "nftables"
+        if self.devices or self.virtual_servers:
+            return "ipvs"
+        return "iptables" if any(item.chains for item in self.chains) else ""
+
+
+def sysctl_keys() -> List[str]:
+    """The kernel parameters that any mode may set on this node. Raises KernelError."""
+    version = node_facts().kernel_version
+    conntrack = ConntrackProfile(1, 1, 1, 1, 1, True)
+    keys: Dict[str, None] = {}
+    for mode in MODES:
+        settings = ProfileSettings(
+            mode=mode,
+            kernel_version=version,
+            strict_arp=mode == IPVS,
+            route_localnet=mode == IPTABLES,
+            conntrack=conntrack,
+        )
+        keys.update(dict.fromkeys(wanted_values(profile(settings))))
+    return list(keys)
+
+
+def chains_resources(states: Sequence[ChainsState]) -> List[SavedChainsResource]:
+    """The chains of every iptables variant that is installed, to be put back as one of the states says."""
+    known = {(item.family, item.variant): item for item in states}
+    found = []
+    for item in removal_plans():
+        if item.variant is not None:
+            state = known.get((item.family, item.variant.name))
+            found.append(
+                SavedChainsResource(
+                    item.variant,
+                    chain_ownership(item.settings, True),
+                    state.chains if state is not None else {},
+                    state.tables if state is not None else (),
+                )
+            )
+    return found
+
+
+def _observed_chains(variant: XtablesVariant, settings: DataplaneSettings) -> ChainsState:
+    resource = SavedChainsResource(variant, chain_ownership(settings, True))
+    chains = resource.observe()
+    return ChainsState(variant.family, variant.name, resource.tables, chains)
+
+
+def _observed_ipvs(handles: KernelHandles, mode: str, exclude_cidrs: Sequence[str]) -> Dict[str, Dict[Any, Any]]:
+    """Sets, elements and servers; nothing is loaded for it. ``mode``: as for :func:`observe_state`."""
+    found: Dict[str, Dict[Any, Any]] = {"sets": {}, "set_elements": {}, "virtual_servers": {}, "real_servers": {}}
+    if not (handles.has_ipvs() and handles.has_ipset()):
+        return found
+    networks = [network for network in map(parse_network, exclude_cidrs) if network is not None]
+    for family in FAMILIES:
+        resources = ipvs_resources(handles, family)
+        found["sets"].update(resources.sets.observe())
+        found["set_elements"].update(resources.elements.observe())
+        for name, resource in (("virtual_servers", resources.servers), ("real_servers", resources.real_servers)):
+            chosen: Resource[Any, Any] = resource
+            if mode != IPVS:
+                # Other modes leave alone what is not known to belong to a Service.
+                chosen = OnlyOurServers(resource, resources.addresses, resources.elements)
+            for key, value in chosen.observe().items():
+                server = key.server if isinstance(key, ipvs.RealServerKey) else key
+                if not in_networks(server.address, networks):
+                    found[name][key] = value
+    return found
+
+
+def observe_state(handles: KernelHandles, mode: str = "", exclude_cidrs: Sequence[str] = ()) -> NodeState:
+    """What is programmed on the node now. Reads only, and loads no module.
+
+    ``mode``: the one that the node is about to be converged to. ipvs takes all virtual servers outside
+    ``exclude_cidrs`` for its own, so all of them are observed; else only those that evidently belong to Services.
+    Raises KernelError.
+    """
+    servers = _observed_ipvs(handles, mode, exclude_cidrs)
+    addresses: Dict[str, bool] = {}
+    for family in FAMILIES:
+        addresses.update(AddressesResource(handles.route, family).observe())
+    return NodeState(
+        chains=tuple(
+            _observed_chains(item.variant, item.settings) for item in removal_plans() if item.variant is not None
+        ),
+        nftables={family: RawTableResource(family).observe() if handles.has_nftables() else {} for family in FAMILIES},
+        devices=DummyDeviceResource(handles.route).observe(),
+        addresses=addresses,
+        timeouts=TimeoutsResource(handles.ipvs, TIMEOUTS).observe() if handles.has_ipvs() else {},
+        sysctls=SysctlsResource(sysctl_keys()).observe(),
+        exclude_cidrs=tuple(exclude_cidrs),
+        **servers,
+    )
+
+
+def of_family(table: Mapping[Any, Any], family: str) -> Dict[Any, Any]:
+    """The entries of a table of sets, elements, servers or addresses that belong to a family."""
+    return {key: value for key, value in table.items() if _is_ipv6(key) == (family == IPV6)}
+
+
+def _is_ipv6(key: Any) -> bool:
+    if isinstance(key, ipvs.RealServerKey):
+        return ":" in key.server.address
+    if isinstance(key, ipvs.VirtualServerKey):
+        return ":" in key.address
+    if isinstance(key, ipvs.SetElementKey):
+        return key.set.startswith("KUBE-6-")
+    return key.startswith("KUBE-6-") or ":" in key

@@ -1,0 +1,74 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What rollback asks of systemd: which of our units run, stopping them, and a timer that acts later."""
+
+from __future__ import annotations
+
+import os
+from typing import List, Sequence
+
+from ...errors import HistoryError, KernelError
+from ...kernel.xtables.variant import Completed, find_program, run
+
+#: Units that would undo a rollback: the agent, and the timer of scheduled convergences.
+CONVERGING_UNITS = ("kubenode-proxy.service", "kubenode-proxy-schedule.timer", "kubenode-proxy-schedule.service")
+_TIMEOUT_SECONDS = 120.0
+
+
+def why_not_systemd() -> str:
+    """Why systemd cannot act for this process, in words; empty if it can.
+
+    It must have booted the node, and what it starts must be in the network namespace of this process.
+    """
+    if not os.path.isdir("/run/systemd/system"):
+        return "this node was not booted by systemd"
+    if not find_program("systemd-run") or not find_program("systemctl"):
+        return "the programs systemd-run and systemctl are not installed"
+    try:
+        if os.stat("/proc/self/ns/net").st_ino != os.stat("/proc/1/ns/net").st_ino:
+            return "this process is in another network namespace than systemd"
+    except OSError as error:
+        return f"the network namespace of systemd cannot be told: {error.strerror}"
+    return ""
+
+
+def systemctl(*arguments: str) -> Completed:
+    """Run systemctl. Raises KernelError if it cannot be started or does not end."""
+    return run([find_program("systemctl") or "systemctl", *arguments], timeout=_TIMEOUT_SECONDS)
+
+
+def is_active(unit: str) -> bool:
+    """Whether a unit runs, or is about to."""
+    return systemctl("is-active", unit).output.strip() in ("active", "activating", "reloading", "deactivating")
+
+
+def running_units() -> List[str]:
+    """Those of our units that run and would undo a rollback; none where there is no systemd."""
+    if why_not_systemd():
+        return []
+    return [unit for unit in CONVERGING_UNITS if is_active(unit)]
+
+
+def stop(units: Sequence[str]) -> None:
+    """Stop units; whether they start at the next boot stays as it is. Raises KernelError."""
+    if units:
+        done = systemctl("stop", *units)
+        if done.status:
+            raise KernelError(f"{', '.join(units)}: cannot be stopped: {' '.join(done.errors.split())}")
+
+
+def start_timer(unit: str, seconds: float, description: str, command: Sequence[str]) -> None:
+    """Have systemd run a command once, that many seconds from now, as ``UNIT.service``. Raises HistoryError."""
+    options = [
+        f"--unit={unit}",
+        f"--on-active={seconds:g}s",
+        "--timer-property=AccuracySec=100ms",
+        "--collect",
+        "--property=Type=oneshot",
+        "--property=KillMode=mixed",
+        f"--description={description}",
+    ]
+    done = run([find_program("systemd-run") or "systemd-run", *options, "--", *command], timeout=_TIMEOUT_SECONDS)
+    if done.status:
+        raise HistoryError(f"the timer {unit}.timer cannot be made: {' '.join(done.errors.split())}")

@@ -1,0 +1,212 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Does what should be served answer? Probes by TCP, UDP, HTTP and DNS, repeated until they succeed or time is up.
+
+A probe is written as a URL: ``tcp://10.96.0.1:443``, ``udp://10.96.0.5:514``, ``http://10.96.0.7/ready`` (also
+``https``, whose certificate is not checked), ``dns://10.96.0.10/kubernetes.default.svc.cluster.local``.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import secrets
+import socket
+import ssl
+import struct
+import time
+from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
+from urllib.parse import urlsplit
+
+from ..addresses import address_and_port, canonical_address
+from ..cluster.model import NamespacedName
+from ..cluster.state import ClusterState
+from ..errors import ConfigurationError
+
+_PORTS = {"http": 80, "https": 443, "dns": 53}
+_SCHEMES = ("tcp", "udp", "http", "https", "dns")
+#: What a cluster's DNS is asked when the probe names nothing: every server answers it, also one of another domain.
+DEFAULT_NAME = "kubernetes.default.svc.cluster.local"
+_DNS_SERVICES = ("kube-dns", "coredns", "rke2-coredns-rke2-coredns", "dns-default")
+_API_SERVER = NamespacedName("default", "kubernetes")
+_PAUSE_SECONDS = 0.3
+_ATTEMPT_SECONDS = 2.0
+
+
+class Probe(NamedTuple):
+    """One probe: ``scheme`` as in the URL, host, port, and the path of HTTP or the name asked of DNS."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str = ""
+
+    def __str__(self) -> str:
+        path = f"/{self.path.lstrip('/')}" if self.path else ""
+        return f"{self.scheme}://{address_and_port(self.host, self.port)}{path}"
+
+
+class ProbeResult(NamedTuple):
+    """A probe, whether it succeeded, why not, after how many attempts and seconds."""
+
+    probe: Probe
+    answered: bool
+    reason: str
+    attempts: int
+    seconds: float
+
+
+def parse_probe(text: str) -> Probe:
+    """A probe from its URL. Raises ConfigurationError."""
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise ConfigurationError(f"probe {text!r}: {error}") from error
+    if parts.scheme not in _SCHEMES:
+        raise ConfigurationError(f"probe {text!r}: does not begin with one of {', '.join(_SCHEMES)} and ://")
+    port = port or _PORTS.get(parts.scheme, 0)
+    if not host or not port or parts.username is not None:
+        raise ConfigurationError(f"probe {text!r}: is not of the form {parts.scheme}://HOST:PORT")
+    path = parts.path + (f"?{parts.query}" if parts.query else "")
+    if parts.scheme in ("tcp", "udp") and path not in ("", "/"):
+        raise ConfigurationError(f"probe {text!r}: {parts.scheme} has no path")
+    if parts.scheme == "dns":
+        path = path.strip("/") or DEFAULT_NAME
+        _question(path, 0)
+    elif parts.scheme in ("http", "https"):
+        path = path or "/"
+        if any(not letter.isprintable() or letter == " " for letter in path):
+            raise ConfigurationError(f"probe {text!r}: the path holds a blank or a control character")
+    else:
+        path = ""
+    return Probe(parts.scheme, canonical_address(host) or host, port, path)
+
+
+def _question(name: str, number: int) -> bytes:
+    """A DNS query for the A record of a name (RFC 1035)."""
+    labels = [label.encode("ascii", "replace") for label in name.rstrip(".").split(".")]
+    if any(not 1 <= len(label) <= 63 or b"?" in label for label in labels) or len(name) > 253:
+        raise ConfigurationError(f"probe of DNS: {name!r} is not a name")
+    encoded = b"".join(bytes((len(label),)) + label for label in labels)
+    return struct.pack(">HHHHHH", number, 0x0100, 1, 0, 0, 0) + encoded + b"\x00" + struct.pack(">HH", 1, 1)
+
+
+def _tcp(probe: Probe, seconds: float) -> str:
+    with socket.create_connection((probe.host, probe.port), seconds):
+        return ""
+
+
+def _datagram(probe: Probe, seconds: float, payload: bytes) -> bytes:
+    family, kind, protocol, _name, address = socket.getaddrinfo(probe.host, probe.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as sock:
+        sock.settimeout(seconds)
+        sock.connect(address)
+        sock.send(payload)
+        return sock.recv(4096)
+
+
+def _udp(probe: Probe, seconds: float) -> str:
+    _datagram(probe, seconds, b"\n")
+    return ""
+
+
+def _dns(probe: Probe, seconds: float) -> str:
+    number = secrets.randbelow(65536)
+    answer = _datagram(probe, seconds, _question(probe.path, number))
+    if len(answer) < 12 or struct.unpack(">H", answer[:2])[0] != number:
+        return "what came back is not an answer to the question"
+    code = answer[3] & 0xF
+    # A name that does not exist (3) was looked up all the same; what fails is the server (2, 5).
+    return "" if code in (0, 3) else f"the server answered with code {code}"
+
+
+def _http(probe: Probe, seconds: float) -> str:
+    if probe.scheme == "https":
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            probe.host, probe.port, timeout=seconds, context=context
+        )
+    else:
+        connection = http.client.HTTPConnection(probe.host, probe.port, timeout=seconds)
+    try:
+        connection.request("GET", probe.path, headers={"Connection": "close"})
+        status = connection.getresponse().status
+    finally:
+        connection.close()
+    return "" if status < 400 else f"the server answered with status {status}"
+
+
+_WAYS: Dict[str, Callable[[Probe, float], str]] = {
+    "tcp": _tcp,
+    "udp": _udp,
+    "dns": _dns,
+    "http": _http,
+    "https": _http,
+}
+
+
+def attempt(probe: Probe, seconds: float = _ATTEMPT_SECONDS) -> str:
+    """Try once; returns why it failed, empty if it succeeded."""
+    try:
+        return _WAYS[probe.scheme](probe, seconds)
+    except (socket.timeout, TimeoutError):
+        return f"no answer within {seconds:g} seconds"
+    except OSError as error:
+        if error.errno == errno.ECONNREFUSED:
+            return "the connection was refused"
+        return error.strerror or str(error) or type(error).__name__
+    except http.client.HTTPException as error:
+        return f"the answer is not HTTP: {error or type(error).__name__}"
+
+
+def run_probes(probes: Sequence[Probe], seconds: float) -> List[ProbeResult]:
+    """Try each probe until it succeeds, all within that many seconds; each is tried once at least."""
+    started = time.monotonic()
+    waiting = dict.fromkeys(probes, 0)
+    results: Dict[Probe, ProbeResult] = {}
+    while waiting:
+        for probe in list(waiting):
+            left = seconds - (time.monotonic() - started)
+            reason = attempt(probe, min(_ATTEMPT_SECONDS, max(left, 0.1)))
+            waiting[probe] += 1
+            spent = time.monotonic() - started
+            results[probe] = ProbeResult(probe, not reason, reason, waiting[probe], round(spent, 3))
+            if not reason:
+                del waiting[probe]
+        if waiting and time.monotonic() - started + _PAUSE_SECONDS > seconds:
+            break
+        if waiting:
+            time.sleep(_PAUSE_SECONDS)
+    return [results[probe] for probe in dict.fromkeys(probes)]
+
+
+def default_probes(cluster: ClusterState) -> Tuple[str, ...]:
+    """Probes of what every cluster needs, as URLs: the API server's ClusterIP, and the cluster's DNS if there is one.
+
+    A Service without an endpoint that is ready is left out: it does not answer, whoever serves it.
+    """
+    found: List[str] = []
+    api = cluster.services.get(_API_SERVER)
+    if api is not None and _is_served(cluster, _API_SERVER):
+        address = api.cluster_ip_v4 or api.cluster_ip_v6
+        found += [str(Probe("tcp", address, port.port)) for port in api.ports if port.protocol == "TCP" and address]
+    for name in _DNS_SERVICES:
+        key = NamespacedName("kube-system" if name != "dns-default" else "openshift-dns", name)
+        service = cluster.services.get(key)
+        if service is None or not _is_served(cluster, key):
+            continue
+        address = service.cluster_ip_v4 or service.cluster_ip_v6
+        port = next((item.port for item in service.ports if item.protocol == "UDP"), 0)
+        if address and port:
+            found.append(str(Probe("dns", address, port, DEFAULT_NAME)))
+            break
+    return tuple(found)
+
+
+def _is_served(cluster: ClusterState, key: NamespacedName) -> bool:
+    slices = cluster.slices.get(key, {})
+    return any(endpoint.ready for item in slices.values() for endpoint in item.endpoints)

@@ -1,0 +1,84 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The engine that is running, or as much of it as an Ansible module brought along, as one file that runs by itself.
+
+A module's files are gone when its task has ended; what shall act later needs a copy of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import zipfile
+from typing import Dict
+
+from ..errors import ConfigurationError
+from .archive import PACKAGE
+from .identity import NOT_SHIPPED
+
+_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+def _from_directory(top: str) -> Dict[str, bytes]:
+    found = {}
+    for place, directories, files in os.walk(top):
+        directories[:] = [name for name in directories if name != "__pycache__"]
+        for name in files:
+            if name.endswith(".py"):
+                path = os.path.join(place, name)
+                with open(path, "rb") as file:
+                    found[os.path.relpath(path, top).replace(os.sep, "/")] = file.read()
+    return found
+
+
+def _from_archive(top: str) -> Dict[str, bytes]:
+    archive = top
+    while archive and not os.path.isfile(archive):
+        archive, _slash, _rest = archive.rpartition("/")
+    if not archive or not zipfile.is_zipfile(archive):
+        raise ConfigurationError(f"{top}: the source of the engine that is running cannot be found")
+    prefix = top[len(archive) + 1 :].rstrip("/") + "/"
+    with zipfile.ZipFile(archive) as packed:
+        names = [name for name in packed.namelist() if name.startswith(prefix) and name.endswith(".py")]
+        return {name[len(prefix) :]: packed.read(name) for name in names}
+
+
+def running_files(package: str = "") -> Dict[str, bytes]:
+    """Python files of the engine by path below its top package, from a directory, an archive or a module's payload.
+
+    Raises ConfigurationError if they cannot be found.
+    """
+    top = package or __name__.rsplit(".", 2)[0]
+    places = list(getattr(sys.modules.get(top), "__path__", ()))
+    if not places:
+        raise ConfigurationError(f"{top}: the source of the engine that is running cannot be found")
+    try:
+        found = _from_directory(places[0]) if os.path.isdir(places[0]) else _from_archive(places[0])
+    except OSError as error:
+        raise ConfigurationError(f"{places[0]}: {error.strerror or error}") from error
+    return {path: content for path, content in found.items() if path.split("/")[0] not in NOT_SHIPPED}
+
+
+def pack_running(entry: str) -> bytes:
+    """A zip application of the running engine that calls ``main(arguments)`` of a module of it, given by its name.
+
+    Raises ConfigurationError.
+    """
+    top = __name__.rsplit(".", 2)[0]
+    if not entry.startswith(f"{top}."):
+        raise ConfigurationError(f"{entry}: is not a part of {top}")
+    inside = f"{PACKAGE}.{entry[len(top) + 1 :]}"
+    members = {f"{PACKAGE}/{path}": content for path, content in running_files().items()}
+    for path in list(members):
+        parts = path.split("/")[:-1]
+        for depth in range(1, len(parts) + 1):
+            members.setdefault("/".join([*parts[:depth], "__init__.py"]), b"")
+    main = f"import sys\n\nfrom {inside} import main\n\nsys.exit(main(sys.argv[1:]))\n"
+    members["__main__.py"] = main.encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression=zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(members):
+            archive.writestr(zipfile.ZipInfo(name, _TIME), members[name], zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
