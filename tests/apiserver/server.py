@@ -8,11 +8,12 @@ from __future__ import annotations
 import base64
 import http.server
 import json
+import re
 import ssl
 import threading
 import time
 import urllib.parse
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from .selectors import Predicate, field_predicate, label_predicate
 from .store import KINDS, Compacted, Event, Kind, Object, Store
@@ -30,6 +31,22 @@ _EMPTY: Dict[str, Object] = {
     "Service": {"spec": {}, "status": {"loadBalancer": {}}},
     "EndpointSlice": {"addressType": "", "endpoints": None, "ports": None},
 }
+
+
+_NAMESPACED = re.compile(r"(/api/v1|/apis/[^/]+/[^/]+)/namespaces/([^/]+)/([^/]+)(?:/([^/]+))?\Z")
+
+
+def merged(item: Object, patch: Object) -> Object:
+    """The object with a merge patch applied."""
+    result = dict(item)
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict):
+            result[key] = merged(result[key] if isinstance(result.get(key), dict) else {}, value)
+        else:
+            result[key] = value
+    return result
 
 
 class Failure(Exception):
@@ -74,7 +91,8 @@ class ApiServer:
     ``token``: the only bearer token accepted. ``bookmark_seconds``: how often an idle watch gets a bookmark.
     Faults can be injected: ``down`` answers nothing (connections are closed at once), ``drop_watches()`` ends every
     open watch, ``failing`` maps a collection path to an HTTP status given instead of an answer. ``requests`` records
-    paths, ``posted`` the bodies of events.
+    paths, ``posted`` the bodies of events, ``patched`` paths and bodies of patches. ``controllers`` are called with the
+    store after each patch.
     """
 
     def __init__(
@@ -92,6 +110,8 @@ class ApiServer:
         self.failing: Dict[str, int] = {}
         self.requests: List[str] = []
         self.posted: List[Object] = []
+        self.patched: List[Tuple[str, Object]] = []
+        self.controllers: List[Callable[[Store], None]] = []
         self.generation = 0
         handler = type("Handler", (_Handler,), {"api": self})
         self._server = _TlsServer(address, handler, certificates)
@@ -160,7 +180,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if url.path in self.api.failing:
                 raise Failure(self.api.failing[url.path], "InternalError", "an injected failure")
             kind = KINDS.get(url.path)
-            if kind is None:
+            namespaced = _NAMESPACED.match(url.path)
+            if namespaced:
+                path, namespace, name = f"{namespaced[1]}/{namespaced[3]}", namespaced[2], namespaced[4]
+                if name is None and path in KINDS:
+                    query["fieldSelector"] = ",".join(
+                        filter(None, [query.get("fieldSelector"), f"metadata.namespace={namespace}"])
+                    )
+                    self._send(200, self._list(KINDS[path], query))
+                else:
+                    self._send(200, self._single(f"{path}/{name}", namespace))
+            elif kind is None:
                 self._send(200, self._single(url.path))
             elif query.get("watch") in ("true", "1"):
                 self._watch(kind, query)
@@ -181,6 +211,40 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         self.api.posted.append(body)
         self._send(201, body)
+
+    def do_PATCH(self) -> None:
+        """Apply a merge patch (RFC 7386), with the resourceVersion in it as a precondition."""
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", "0"))) or b"{}")
+        if self.api.down:
+            self.close_connection = True
+            return
+        self.api.requests.append(self.path)
+        url = urllib.parse.urlsplit(self.path)
+        try:
+            self._authorize()
+            if self.headers.get("Content-Type") != "application/merge-patch+json":
+                raise Failure(415, "UnsupportedMediaType", "the body of the request was in an unknown format")
+            if url.path in self.api.failing:
+                raise Failure(self.api.failing[url.path], "InternalError", "an injected failure")
+            with self.api.store.changed:
+                namespaced = _NAMESPACED.match(url.path)
+                if namespaced:
+                    found = self._single(f"{namespaced[1]}/{namespaced[3]}/{namespaced[4]}", namespaced[2])
+                else:
+                    found = self._single(url.path)
+                version = (body.get("metadata") or {}).get("resourceVersion")
+                if version is not None and version != found["metadata"]["resourceVersion"]:
+                    raise Failure(409, "Conflict", "the object has been modified; please apply your changes to it")
+                changed = merged(found, body)
+                if changed.get("spec") != found.get("spec"):
+                    changed["metadata"]["generation"] = changed["metadata"].get("generation", 1) + 1
+                stored = self.api.store.put(changed)
+            self.api.patched.append((url.path, body))
+            for controller in self.api.controllers:
+                controller(self.api.store)
+            self._send(200, stored)
+        except Failure as failure:
+            self._send(failure.code, failure.body)
 
     def _authorize(self) -> None:
         given = self.headers.get("Authorization", "")
@@ -207,11 +271,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
-    def _single(self, path: str) -> Object:
+    def _single(self, path: str, namespace: Optional[str] = None) -> Object:
         collection, _, name = path.rpartition("/")
         if collection in KINDS:
             for item in self.api.store.list(collection)[0]:
-                if item["metadata"]["name"] == name:
+                if item["metadata"]["name"] == name and namespace in (None, item["metadata"].get("namespace")):
                     return item
             kind = KINDS[collection].path.rsplit("/", 1)[-1]
             raise Failure(404, "NotFound", f'{kind} "{name}" not found', details={"name": name, "kind": kind})

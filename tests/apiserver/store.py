@@ -27,6 +27,8 @@ KINDS = {
         Kind("/api/v1/services", "v1", "Service"),
         Kind("/api/v1/nodes", "v1", "Node"),
         Kind("/api/v1/namespaces", "v1", "Namespace"),
+        Kind("/api/v1/pods", "v1", "Pod"),
+        Kind("/apis/apps/v1/daemonsets", "apps/v1", "DaemonSet"),
         Kind("/apis/discovery.k8s.io/v1/endpointslices", "discovery.k8s.io/v1", "EndpointSlice"),
         Kind("/apis/networking.k8s.io/v1/servicecidrs", "networking.k8s.io/v1", "ServiceCIDR"),
     )

@@ -196,10 +196,17 @@ class ApiClient:
         """
         return self.send("POST", path, body, purpose)
 
-    def send(self, method: str, path: str, body: Optional[Mapping[str, Any]], purpose: str) -> Dict[str, Any]:
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: Optional[Mapping[str, Any]],
+        purpose: str,
+        content_type: str = "application/json",
+    ) -> Dict[str, Any]:
         """One request with or without an object, and the answer. Raises ApiError, with a code if the server answers."""
         text = None if body is None else json.dumps(body).encode("utf-8")
-        response = self._request(method, path, {}, purpose, self._timeout, text)
+        response = self._request(method, path, {}, purpose, self._timeout, text, content_type)
         return self._json_of(response, purpose)
 
     def _event(self, line: bytes, resource: ResourceType, purpose: str) -> WatchEvent:
@@ -287,6 +294,7 @@ class ApiClient:
         purpose: str,
         read_timeout: float,
         body: Optional[bytes] = None,
+        content_type: str = "application/json",
     ) -> Any:
         from urllib3 import Timeout
         from urllib3.exceptions import HTTPError
@@ -296,7 +304,7 @@ class ApiClient:
             url += "?" + urllib.parse.urlencode(query)
         headers = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "kubenode-proxy"}
         if body is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = content_type
         headers.update(self._credentials())
         timeout = Timeout(connect=min(self._timeout, read_timeout), read=read_timeout)
         try:

@@ -1,0 +1,164 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A node that a real kube-proxy has programmed is adopted as it is where the mode stays the same.
+
+What kube-proxy 1.36 had programmed when a conformance case was recorded is loaded into a namespace. A check must find
+nothing that differs, and a convergence must leave every rule, set and server byte for byte.
+In nftables mode the layout is another one on purpose: there everything of kube-proxy's has to go, in one transaction.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import List, Optional, Sequence
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
+from tests.conformance.wirelab.cases import Case, load_case
+from tests.lab import recorded
+
+CASES = Path(__file__).resolve().parents[1] / "conformance" / "cases"
+# Every kind of rule: affinity, sources of a load balancer, refusals, policies, ports of health checks, SCTP, odd modes.
+IPTABLES = (
+    "affinity",
+    "clusterip-no-endpoints",
+    "clusterip-sctp",
+    "detect-bridge",
+    "external-ips-local",
+    "forward-policy-drop",
+    "health-check-node-port",
+    "internal-local-none-local",
+    "lb-local",
+    "lb-shared-address",
+    "lb-source-ranges",
+    "many-endpoints",
+    "masquerade-all",
+    "nodeport-addresses",
+    "nodeport-cluster",
+    "terminating-local",
+)
+# Recorded in both families.
+IPVS = (
+    "affinity-endpoint-changes",
+    "clusterip-sctp",
+    "external-ips",
+    "lb-vip",
+    "nodeport-addresses",
+    "nodeport-cluster",
+)
+NFTABLES = ("affinity", "lb-source-ranges", "nodeport-cluster", "terminating-local")
+# The addresses of the recorded node: every one of them has virtual servers for node ports.
+ADDRESSES = {
+    "eth0": ("172.18.0.2/24", "fd00:172:18::2/64"),
+    "eth1": ("172.19.0.2/24", "fd00:172:19::2/64"),
+    "vethpod1": ("10.244.1.1/32", "fd00:10:244:1::1/128"),
+}
+IPVS_SYSCTLS = {"conntrack": 1, "expire_nodest_conn": 1, "expire_quiescent_template": 1}
+COUNTERS = re.compile(r"\[\d+:\d+\]")
+
+
+def run(command: Sequence[str], text: Optional[str] = None) -> str:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
+
+
+def make_node() -> None:
+    """Give the test's namespace the addresses of the recorded node."""
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1", encoding="ascii")
+    for device, addresses in ADDRESSES.items():
+        run(["ip", "link", "add", device, "type", "veth", "peer", "name", f"{device}x"])
+        run(["ip", "link", "set", device, "up"])
+        for address in addresses:
+            run(["ip", "address", "add", address, "dev", device, *(["nodad"] if ":" in address else [])])
+
+
+def load_recorded(case: Case, mode: str, variant: str) -> None:
+    """Program what kube-proxy had programmed, and what it had set in the kernel."""
+    recorded.load(Path(case.file(f"state-{mode}.txt")), run, variant)
+    if mode == "iptables" and not case.config.get("nodePortAddresses"):
+        Path("/proc/sys/net/ipv4/conf/all/route_localnet").write_text("1", encoding="ascii")
+    if mode == "ipvs":
+        for name, value in IPVS_SYSCTLS.items():
+            Path("/proc/sys/net/ipv4/vs", name).write_text(str(value), encoding="ascii")
+
+
+def convergence(case: Case, mode: str, directory: Path, check: bool) -> Report:
+    return converge(
+        Request(
+            cluster=ClusterState.from_objects(case.snapshots()[0]),
+            configuration=load(case.proxy_configuration(mode, "", None)).configuration,
+            node_name=case.node,
+            mode=mode,
+            check=check,
+            describe=True,
+            state_directory=str(directory / "state"),
+        )
+    )
+
+
+def rules(variant: str) -> List[str]:
+    """What the usual tool saves of both families; the packet counters are those of the moment."""
+    saved = []
+    for family in ("iptables", "ip6tables"):
+        text = run([f"{family}-{variant}-save", "-c"])
+        saved += [COUNTERS.sub("", line) for line in text.splitlines() if not line.startswith("#")]
+    return saved
+
+
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+def test_iptables_mode_finds_nothing_to_change_after_kube_proxy(tmp_path, variant):
+    make_node()
+    for name in IPTABLES:
+        case = load_case(str(CASES / name))
+        load_recorded(case, "iptables", variant)
+        before = rules(variant)
+        assert any("KUBE-SVC-" in line for line in before), name
+        assert convergence(case, "iptables", tmp_path, check=True).changes == (), name
+        assert not convergence(case, "iptables", tmp_path, check=False).changed, name
+        assert rules(variant) == before, name
+        for family in ("iptables", "ip6tables"):
+            empty = "".join(f"*{table}\nCOMMIT\n" for table in ("mangle", "filter", "nat"))
+            run([f"{family}-{variant}-restore"], empty)
+
+
+@pytest.mark.uml
+@pytest.mark.parametrize("name", IPVS)
+def test_ipvs_mode_finds_nothing_to_change_after_kube_proxy(tmp_path, name):
+    make_node()
+    case = load_case(str(CASES / name))
+    load_recorded(case, "ipvs", "legacy")
+
+    def kernel() -> List[str]:
+        seen = [*rules("legacy"), run(["ipvsadm", "-Sn"]), run(["ipset", "save"])]
+        return [*seen, run(["ip", "-o", "address", "show", "dev", "kube-ipvs0"])]
+
+    before = kernel()
+    assert "10.96." in before[-1] or "fd00:10:96" in before[-1]
+    assert convergence(case, "ipvs", tmp_path, check=True).changes == ()
+    assert not convergence(case, "ipvs", tmp_path, check=False).changed
+    assert kernel() == before
+
+
+@pytest.mark.parametrize("name", NFTABLES)
+def test_nftables_mode_tells_what_it_replaces_and_does_so_once(tmp_path, name):
+    make_node()
+    case = load_case(str(CASES / name))
+    load_recorded(case, "nftables", "")
+    before = run(["nft", "list", "ruleset"])
+    found = convergence(case, "nftables", tmp_path, check=True)
+    assert run(["nft", "list", "ruleset"]) == before
+    assert {change.table for change in found.changes} == {"nftables IPv4", "nftables IPv6"}
+    assert any("service-ips" in line for change in found.changes for line in change.before)
+    done = convergence(case, "nftables", tmp_path, check=False)
+    assert done.changes == found.changes
+    listed = run(["nft", "list", "ruleset"])
+    assert "service-ips" not in listed and "service-frontends" in listed
+    assert convergence(case, "nftables", tmp_path, check=True).changes == ()
