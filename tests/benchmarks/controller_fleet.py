@@ -1,0 +1,182 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A fleet of namespace nodes for controller_scale: each with an sshd of its own, all on one bridge beside the controller.
+
+The nodes see this machine's programs under an overlay in memory (tests.lab.node); what Ansible copies to them is gone
+with them. The bridge's ports count what each node has been sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Dict, List, Optional, Sequence, Tuple, Type
+
+from tests.lab import system
+from tests.lab.node import Specification
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTROLLER = "172.30.0.1"
+SYSCTLS = {"net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1"}
+
+
+class Fleet:
+    """Nodes with these names; a context manager. ``directory`` is for keys, the inventory and what the nodes share."""
+
+    def __init__(self, directory: Path, names: Sequence[str]) -> None:
+        self.directory = directory
+        self.names = list(names)
+        self.prefix = f"knb{os.getpid()}"
+        self.processes: List[subprocess.Popen[bytes]] = []
+
+    @property
+    def controller(self) -> str:
+        """The network namespace from which all nodes can be reached."""
+        return f"{self.prefix}-c"
+
+    @property
+    def inventory(self) -> Path:
+        """An inventory of all nodes; ``--limit`` takes a part."""
+        return self.directory / "inventory.json"
+
+    def address(self, number: int) -> str:
+        """The address of a node, counted from 0."""
+        return f"172.30.{1 + number // 200}.{1 + number % 200}"
+
+    def __enter__(self) -> Fleet:
+        try:
+            self._make()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self._end()
+
+    def traffic(self, count: int) -> Tuple[int, int]:
+        """Bytes sent to the first ``count`` nodes and received from them, on the wire, since they were started."""
+        text = system.run(["ip", "-n", self.controller, "-s", "-j", "link", "show"])
+        wanted = {f"p{number}" for number in range(count)}
+        ports = [link["stats64"] for link in json.loads(text) if link["ifname"] in wanted]
+        return sum(port["tx"]["bytes"] for port in ports), sum(port["rx"]["bytes"] for port in ports)
+
+    # ---- parts
+
+    def _make(self) -> None:
+        for name in ("key", "hostkey"):
+            system.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", str(self.directory / name)])
+        public = (self.directory / "hostkey.pub").read_text(encoding="ascii")
+        (self.directory / "known_hosts").write_text(f"* {public}", encoding="ascii")
+        lines = [f"netns add {self.controller}"]
+        system.ip_batch(lines)
+        system.ip_batch(
+            ["link set lo up", "link add br0 type bridge", "link set br0 up", f"addr add {CONTROLLER}/16 dev br0"],
+            self.controller,
+        )
+        for number in range(len(self.names)):
+            self._start(number)
+        for number, name in enumerate(self.names):
+            self._wait(number, name)
+        self._write_inventory()
+
+    def _start(self, number: int) -> None:
+        name = self.names[number]
+        space = f"{self.prefix}-{number}"
+        port = f"p{number}"
+        system.ip_batch([f"netns add {space}"])
+        system.ip_batch(
+            [f"link add {port} type veth peer name eth0 netns {space}", f"link set {port} up master br0"],
+            self.controller,
+        )
+        scratch = self.directory / name
+        scratch.mkdir()
+        for file in ("hostkey", "key.pub"):
+            (scratch / file).write_bytes((self.directory / file).read_bytes())
+        (scratch / "hostkey").chmod(0o600)
+        lines = [
+            f"ListenAddress {self.address(number)}",
+            f"HostKey {scratch}/hostkey",
+            f"AuthorizedKeysFile {scratch}/key.pub",
+            "PermitRootLogin prohibit-password",
+            "StrictModes no",
+            "UsePAM no",
+            "UseDNS no",
+            "PidFile none",
+            "MaxStartups 100",
+            "MaxSessions 100",
+            "Subsystem sftp internal-sftp",
+        ]
+        (scratch / "sshd_config").write_text("\n".join(lines) + "\n", encoding="ascii")
+        specification = Specification(
+            hostname=name,
+            scratch=str(scratch),
+            visible=[str(ROOT), sys.prefix, sys.base_prefix],
+            sysctls=SYSCTLS,
+            network=["link set eth0 up", f"addr add {self.address(number)}/16 dev eth0", f"route add default via {CONTROLLER}"],
+            environment={"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/root", "LANG": "C.UTF-8"},
+            sshd=str(scratch / "sshd_config"),
+        )
+        specification.save(scratch / "specification.json")
+        argv = [sys.executable, "-m", "tests.lab.node", str(scratch / "specification.json"), f"/run/netns/{space}"]
+        with open(scratch / "console", "wb") as console:
+            self.processes.append(
+                subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=console,
+                    stderr=console,
+                    env={**os.environ, "PYTHONPATH": str(ROOT)},
+                    start_new_session=True,
+                )
+            )
+
+    def _wait(self, number: int, name: str, timeout: float = 120) -> None:
+        deadline = time.monotonic() + timeout
+        while True:
+            with system.socket_inside(f"/run/netns/{self.controller}", socket.AF_INET, socket.SOCK_STREAM) as client:
+                client.settimeout(2)
+                with contextlib.suppress(OSError):
+                    client.connect((self.address(number), 22))
+                    if client.recv(64).startswith(b"SSH-"):
+                        return
+            if time.monotonic() > deadline:
+                words = (self.directory / name / "console").read_text(encoding="utf-8", errors="replace")
+                raise system.LabError(f"node {name} is not ready after {timeout:.0f} s:\n{words[-2000:]}")
+            time.sleep(0.1)
+
+    def _write_inventory(self) -> None:
+        hosts: Dict[str, Dict[str, str]] = {
+            name: {"ansible_host": self.address(number)} for number, name in enumerate(self.names)
+        }
+        variables = {
+            "ansible_user": "root",
+            "ansible_ssh_private_key_file": str(self.directory / "key"),
+            "ansible_ssh_common_args": f"-o UserKnownHostsFile={self.directory}/known_hosts -o IdentitiesOnly=yes",
+            "ansible_python_interpreter": "/usr/bin/python3",
+        }
+        text = json.dumps({"all": {"hosts": hosts, "vars": variables}})
+        self.inventory.write_text(text + "\n", encoding="utf-8")
+
+    def _end(self) -> None:
+        for name in self.names:
+            # The node's first process: its end is the end of everything in its process namespace.
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(int((self.directory / name / "pid").read_text(encoding="ascii")), signal.SIGKILL)
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+        listed = [line.split()[0] for line in system.run(["ip", "netns", "list"]).splitlines() if line]
+        system.ip_batch([f"netns del {name}" for name in listed if name.startswith(f"{self.prefix}-")])
