@@ -49,13 +49,14 @@ def table_of(resource: Resource[Any, Any]) -> str:
 
 
 class SyncResult(NamedTuple):
-    """What a sync did: entries added, replaced, removed; the same by resource; seconds by resource."""
+    """What a sync did: entries added, replaced, removed; the same by resource; seconds by resource; the changes."""
 
     added: int
     replaced: int
     removed: int
     by_resource: Dict[str, int]
     seconds: Dict[str, float]
+    changes: List[Tuple[str, Change[Any, Any]]]
 
 
 def result_of(planned: Iterable[PlannedChange], seconds: Dict[str, float]) -> SyncResult:
@@ -67,6 +68,7 @@ def result_of(planned: Iterable[PlannedChange], seconds: Dict[str, float]) -> Sy
         sum(len(change.removed) for _name, change in changes),
         {name: len(change) for name, change in changes},
         seconds,
+        changes,
     )
 
 

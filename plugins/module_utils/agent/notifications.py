@@ -15,7 +15,7 @@ from ..dataplane.ipvs import model as ipvs
 from ..dataplane.ipvs.entries import is_link_local
 from ..errors import KernelError
 from ..kernel.netlink import HEADER, NETLINK_NETFILTER, NETLINK_ROUTE, SOL_NETLINK, attribute_text, parse_attributes
-from ..kernel.nftables.monitor import TableMonitor
+from ..kernel.nftables.monitor import TableMonitor, author
 from ..kernel.nftables.resource import NftablesResource
 from ..kernel.xtables.chains import ChainsResource
 from .family import FamilyProxy
@@ -105,6 +105,10 @@ class Watch:
         """Stop."""
 
 
+def _by(reason: str, program: str) -> str:
+    return f"{reason} ({program})" if program else reason
+
+
 class NftablesWatch(Watch):
     """nftables mode: notifications about our tables that do not come from our sockets."""
 
@@ -120,7 +124,7 @@ class NftablesWatch(Watch):
     def look(self, found: Dict[str, str]) -> None:
         """See the base class."""
         for family in self._monitor.changes():
-            found.setdefault(family, "notification of nf_tables")
+            found.setdefault(family, _by("notification of nf_tables", self._monitor.author))
 
     def close(self) -> None:
         """See the base class."""
@@ -151,7 +155,7 @@ class XtablesNftWatch(Watch):
                 process = int.from_bytes(attributes.get(_GENERATION_PROCESS, b""), "big")
                 if not any(process in resource.processes for resource in self._resources):
                     for family in self._touched:
-                        found.setdefault(family, "notification of nf_tables")
+                        found.setdefault(family, _by("notification of nf_tables", author(attributes)))
                 self._touched.clear()
             elif self._concerns_us(number, payload):
                 self._touched.add(_FAMILIES[payload[0]])

@@ -13,6 +13,7 @@ from ..configuration.model import IPTABLES, IPVS, NFTABLES
 from ..dataplane.iptables.tables import ChainKey
 from ..dataplane.ipvs.model import CHAINS
 from ..errors import KernelError, ProxyError
+from .attribution import attributed
 from .family import FamilyProxy, SyncResult
 from .health import ProxyHealth
 from .log import Log
@@ -84,6 +85,8 @@ class Syncer:
         self.surface = surface
         self._log = log
         self._longest = 0.0
+        # Families whose repair failed, because others went on changing things in the middle of it; and what told of it.
+        self._unrepaired: Dict[str, str] = {}
 
     def start(self, proxy: NodeProxy) -> Outcome:
         """The first sync of a node: adopt what is there, or fill an empty kernel in the order of importance."""
@@ -125,11 +128,14 @@ class Syncer:
         suspects, self.suspects = self.suspects, {}
         observed = all(family.needs_full or family.family in suspects for family in proxy.families)
         for family in proxy.families:
+            suspicion = suspects.get(family.family, "")
             try:
                 family.take(self.view.state, dirty)
-                changes += self._sync_family(proxy, family, dirty, suspects.get(family.family, ""))
+                changes += self._sync_family(proxy, family, dirty, suspicion)
             except ProxyError as error:
                 succeeded = False
+                if suspicion:
+                    self._unrepaired[family.family] = suspicion
                 self._family_failed(proxy, family, str(error))
                 continue
             failed += [FailedService(*item) for item in self.surface.sync_service_health(family)]
@@ -141,7 +147,11 @@ class Syncer:
         kind = FULL if family.needs_full else PARTIAL
         result = family.full() if family.needs_full else family.partial()
         repaired = 0
-        if suspicion and kind == PARTIAL:
+        if kind == FULL:
+            unrepaired = self._unrepaired.pop(family.family, "")
+            if unrepaired:
+                self._tell_of_repair(family, unrepaired, result, time.monotonic() - started)
+        elif suspicion:
             repaired = self._repair(family, suspicion)
         seconds = time.monotonic() - started
         conntrack = self._clean_conntrack(family)
@@ -169,19 +179,22 @@ class Syncer:
         """Observe a family in which nothing of ours is pending: whatever differs was changed by somebody else."""
         started = time.monotonic()
         result = family.full()
-        count = 0
+        return self._tell_of_repair(family, suspicion, result, time.monotonic() - started)
+
+    def _tell_of_repair(self, family: FamilyProxy, suspicion: str, result: SyncResult, seconds: float) -> int:
+        """Count what was repaired and say in one line what it was; returns the number of entries."""
+        count = sum(result.by_resource.values())
+        self.drift_repaired += count
         for name, number in result.by_resource.items():
             self._metrics.drift_repaired.labels(name).inc(number)
-            count += number
-        self.drift_repaired += count
         if count:
             self._log.warning(
                 "repaired what somebody else changed",
                 family=family.family,
                 noticed_by=suspicion,
-                tables=", ".join(f"{name}: {number}" for name, number in result.by_resource.items()),
+                **attributed(result.changes),
                 entries=count,
-                seconds=round(time.monotonic() - started, 4),
+                seconds=round(seconds, 4),
             )
         else:
             self._log.debug("nothing to repair", family=family.family, noticed_by=suspicion)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from typing import Dict, Iterable, Set, Tuple, Type, TypeVar
+from typing import Dict, Iterable, Mapping, Set, Tuple, Type, TypeVar
 
 from ...dataplane.nftables.objects import TABLE_NAME
 from ...errors import KernelError
@@ -21,6 +21,8 @@ _ADD_MEMBERSHIP = 1
 _SO_RCVBUFFORCE = 33
 _RECEIVE_BUFFER_BYTES = 16 << 20
 _DATAGRAM_BYTES = 1 << 20
+#: NFTA_GEN_PROC_PID, NFTA_GEN_PROC_NAME.
+_GENERATION_PROCESS, _GENERATION_NAME = 2, 3
 
 #: An object of the table: ("table", ""), ("set", name) or ("chain", name).
 TableObject = Tuple[str, str]
@@ -42,16 +44,26 @@ _OBJECTS = {
 }
 
 
+def author(generation: Mapping[int, memoryview]) -> str:
+    """``nft, process 123``: who made a transaction, from the attributes of the message that ends it."""
+    name = attribute_text(generation[_GENERATION_NAME]) if _GENERATION_NAME in generation else ""
+    number = int.from_bytes(generation.get(_GENERATION_PROCESS, b""), "big")
+    return ", ".join(filter(None, (name, f"process {number}" if number else "")))
+
+
 class TableMonitor:
     """Listens to nf_tables in the network namespace of the calling thread, for both families.
 
     ``own_ports``: netlink ports (:attr:`.resource.NftablesResource.port`) whose changes do not count. Wait for
     ``fileno()`` to become readable, then call :meth:`changes`. Clients that the packet path adds to the sets of session
-    affinity are not changes. Raises KernelError if there is no socket.
+    affinity are not changes. ``author``: the program that made the last foreign change, if the kernel told it. Raises
+    KernelError if there is no socket.
     """
 
     def __init__(self, own_ports: Iterable[int] = ()) -> None:
         self.own_ports: Set[int] = set(own_ports)
+        self.author = ""
+        self._foreign = False
         try:
             self._socket = socket.socket(
                 socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, NETLINK_NETFILTER
@@ -111,10 +123,15 @@ class TableMonitor:
             if length < 16:
                 return
             family = _FAMILIES.get(view[offset + 16])
-            if kind in _OBJECTS and family is not None and port not in self.own_ports:
+            if kind == messages.NEW_GENERATION:
+                if self._foreign:
+                    self.author = author(parse_attributes(view, offset + 20, offset + length))
+                self._foreign = False
+            elif kind in _OBJECTS and family is not None and port not in self.own_ports:
                 attributes = parse_attributes(view, offset + 20, offset + length)
                 word, number = _OBJECTS[kind]
                 if 1 in attributes and attribute_text(attributes[1]) == TABLE_NAME:
                     name = attribute_text(attributes[number]) if number in attributes else ""
                     found.setdefault(family, set()).add((word, name))
+                    self._foreign = True
             offset += (length + 3) & ~3

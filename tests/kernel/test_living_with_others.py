@@ -1,0 +1,327 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Other programs at work on the node while the agent runs: Services answer again, others keep what they have.
+
+Nothing here depends on how long a repair takes; the seconds are printed (``pytest -rP``).
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+
+import pytest
+
+from tests.kernel import foreign_rules
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, service, wait_for
+from tests.kernel.foreign_rules import FIREWALLD, run
+from tests.lab import system
+
+UML = pytest.mark.uml
+SERVER = """
+import socket, sys
+sock = socket.create_server(("0.0.0.0", 8080), backlog=512)
+print("ready", flush=True)
+while True:
+    sock.accept()[0].close()
+"""
+# While firewalld reloads, a table of its own drops everything but loopback.
+RELOADING = """table inet firewalld_policy_drop {
+    chain filter_forward { type filter hook forward priority 9; policy drop; };
+}"""
+PATIENCE = 60.0
+# A connection that the node cannot deliver is given up after this time, and tried again.
+CONNECT_SECONDS = 0.2
+# kubelet has chains of its own, with names like ours.
+OURS = re.compile("KUBE-(?!KUBELET-CANARY|IPTABLES-HINT)")
+COUNTERS = re.compile(r"\[\d+:\d+\]|counter packets \d+ bytes \d+")
+
+
+class Event(NamedTuple):
+    """What another program does. ``log``: what the agent's line about it must name; empty if nothing of ours is hit."""
+
+    name: str
+    do: Callable[[str], None]
+    log: str
+
+
+def commands(*given: Sequence[str]) -> Callable[[str], None]:
+    """Run commands; VARIANT in them stands for the variant of iptables."""
+
+    def do(variant: str) -> None:
+        for words in given:
+            run(*(word.replace("VARIANT", variant) for word in words))
+
+    return do
+
+
+def restored(text: str, *options: str) -> Callable[[str], None]:
+    """Load rules with iptables-restore."""
+    return lambda variant: run(f"iptables-{variant}-restore", *options, text=text) and None
+
+
+def iptables(*given: str) -> Callable[[str], None]:
+    return commands(*(("iptables-VARIANT", *words.split()) for words in given))
+
+
+def firewalld_reload(_variant: str) -> None:
+    """With its nftables backend: drop all, delete its table, make it anew, let through again."""
+    run("nft", "-f", "-", text=RELOADING)
+    run("nft", "delete", "table", "inet", "firewalld")
+    run("nft", "-f", "-", text=FIREWALLD)
+    run("nft", "delete", "table", "inet", "firewalld_policy_drop")
+
+
+def firewalld_reload_iptables(variant: str) -> None:
+    """With its iptables backend: every table of iptables is flushed, chains of others included."""
+    for table in ("mangle", "nat", "filter"):
+        for option in ("-F", "-X", "-Z"):
+            run(f"iptables-{variant}", "-w", "-t", table, option)
+    restored("*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\nCOMMIT\n", "-n")(variant)
+
+
+def without_ours(variant: str) -> None:
+    """What ``iptables-restore`` of a file that was saved before we came does: everything in it is replaced."""
+    kept = [line for line in run(f"iptables-{variant}-save").splitlines() if not OURS.search(line)]
+    run(f"iptables-{variant}-restore", text="\n".join(kept) + "\n")
+
+
+CHAINS = "KUBE-SERVICES"
+IPTABLES: Tuple[Event, ...] = (
+    Event("iptables -F", iptables("-F"), "KUBE-FORWARD"),
+    Event("iptables -t nat -F", iptables("-t nat -F"), CHAINS),
+    Event("iptables -t nat -F and -X", iptables("-t nat -F", "-t nat -X"), CHAINS),
+    Event("iptables -F and -X in all tables", firewalld_reload_iptables, CHAINS),
+    Event("iptables-restore of a file without our chains", without_ours, CHAINS),
+    Event("jump deleted", iptables("-t nat -D PREROUTING 1"), "PREROUTING"),
+)
+GUESTS: Tuple[Event, ...] = (
+    Event("Docker inserts its chains", restored(foreign_rules.DOCKER, "--noflush"), ""),
+    Event("a network plugin inserts its chains", restored(foreign_rules.NETWORK_PLUGIN, "--noflush"), ""),
+)
+NFT_FLUSH = Event("nft flush ruleset", commands(("nft", "flush", "ruleset")), "")
+FIREWALLD_EVENT = Event("firewalld reload, backend nftables", firewalld_reload, "")
+IPVS: Tuple[Event, ...] = (
+    Event("ipvsadm -C", commands(("ipvsadm", "-C")), "virtual server"),
+    Event("ipset flush", commands(("ipset", "flush")), "KUBE-CLUSTER-IP"),
+    Event(
+        "iptables -F and -X, ipset destroy",
+        commands(
+            *(
+                (program, "-t", table, option)
+                for program in ("iptables-legacy", "ip6tables-legacy")
+                for table in ("filter", "nat")
+                for option in ("-F", "-X")
+            ),
+            ("ipset", "destroy"),
+        ),
+        "KUBE-CLUSTER-IP",
+    ),
+    Event("ip link del kube-ipvs0", commands(("ip", "link", "del", "kube-ipvs0")), "kube-ipvs0"),
+    Event("ip addr flush dev kube-ipvs0", commands(("ip", "addr", "flush", "dev", "kube-ipvs0")), "address"),
+)
+
+
+def events(mode: str, variant: str) -> List[Event]:
+    """What is done in a mode, in this order."""
+    if mode == "nftables":
+        command = ("nft", "delete", "table", "ip", "kube-proxy")
+        deleted = Event(" ".join(command), commands(command), "1 table (kube-proxy)")
+        return [FIREWALLD_EVENT, *GUESTS, deleted, NFT_FLUSH._replace(log="1 table (kube-proxy)")]
+    found = [*GUESTS, *IPTABLES]
+    if mode == "ipvs":
+        return [*found, *IPVS]
+    flush = NFT_FLUSH._replace(log=CHAINS if variant == "nft" else "")
+    return [FIREWALLD_EVENT, *found, flush]
+
+
+class Client(threading.Thread):
+    """Connects to a Service again and again, from outside the node."""
+
+    def __init__(self, namespace: str, address: str) -> None:
+        super().__init__(daemon=True)
+        self._namespace, self._address = namespace, address
+        self._end = threading.Event()
+        self.results: List[Tuple[float, float, str]] = []
+        self.start()
+
+    def run(self) -> None:
+        system.enter(self._namespace, system.CLONE_NEWNET)
+        while not self._end.wait(0.01):
+            started = time.monotonic()
+            problem = ""
+            try:
+                with socket.create_connection((self._address, 80), CONNECT_SECONDS) as sock:
+                    sock.settimeout(PATIENCE)
+                    sock.recv(1)
+            except OSError as error:
+                problem = str(error) or type(error).__name__
+            self.results.append((started, time.monotonic(), problem))
+
+    def answered_since(self, moment: float) -> bool:
+        """Whether three connections in a row, begun after the moment, have been answered."""
+        last = self.results[-3:]
+        return len(last) == 3 and all(started > moment and not problem for started, _ended, problem in last)
+
+    def outage(self, moment: float) -> float:
+        """Seconds from the moment until the last failure after it was over."""
+        return max([ended - moment for started, ended, problem in self.results if problem and ended > moment] or [0.0])
+
+    def close(self) -> None:
+        self._end.set()
+        self.join(PATIENCE)
+
+
+class Neighbour:
+    """A network namespace of its own, joined to the node by a pair of devices."""
+
+    def __init__(self, name: str, node_address: str, addresses: Sequence[str], program: str = "") -> None:
+        command = ["python3", "-c", program]
+        wait = ["unshare", "-n", "sh", "-c", "echo ready; exec sleep infinity"]
+        self._holder = subprocess.Popen(wait, stdout=subprocess.PIPE)
+        assert self._holder.stdout is not None
+        self._holder.stdout.readline()
+        number = str(self._holder.pid)
+        self.namespace = f"/proc/{number}/ns/net"
+        system.ip_batch(
+            [
+                f"link add {name} type veth peer name eth0 netns {number}",
+                f"address add {node_address} dev {name}",
+                f"link set {name} up",
+            ]
+        )
+        inside = ["nsenter", "-t", number, "-n"]
+        for words in (
+            *(("ip", "address", "add", address, "dev", "eth0") for address in addresses),
+            ("ip", "link", "set", "lo", "up"),
+            ("ip", "link", "set", "eth0", "up"),
+            ("ip", "route", "add", "default", "via", node_address.partition("/")[0]),
+        ):
+            run(*inside, *words)
+        self._program = subprocess.Popen([*inside, *command], stdout=subprocess.PIPE) if program else None
+        if self._program is not None and self._program.stdout is not None:
+            assert self._program.stdout.readline() == b"ready\n"
+
+    def close(self) -> None:
+        for process in (self._program, self._holder):
+            if process is not None:
+                process.kill()
+                process.communicate()
+
+
+class Node(AgentNode):
+    """The node, with its endpoints and a client outside."""
+
+    def __init__(self, scratch, mode: str, variant: str) -> None:
+        super().__init__(scratch, mode, variant)
+        for number in range(1, 6):
+            self.store.put(service(number))
+            self.store.put(endpoint_slice(number))
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        pods = [f"{endpoint_ip(1, index)}/16" for index in range(2)]
+        self._others = [
+            Neighbour("pods", "10.244.0.1/16", pods, SERVER),
+            Neighbour("outside", "192.0.2.1/24", ["192.0.2.2/24"]),
+        ]
+        self.client = Client(self._others[1].namespace, cluster_ip(1))
+
+    def close(self) -> None:
+        self.client.close()
+        super().close()
+        for other in self._others:
+            other.close()
+
+    def ours(self) -> Dict[str, List[str]]:
+        """All that the mode has programmed; counters aside."""
+        if self.mode == "nftables":
+            words = ["nft", "list", "table", "ip", "kube-proxy"]
+            listed = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+            blocks = re.split(r"\n(?=\t(?:chain|map|set) )", listed)
+            lines = ["\n".join(sorted(line.strip(" \t,}") for line in block.splitlines())) for block in blocks]
+            return {"nftables": sorted(COUNTERS.sub("", line) for line in lines)}
+        rules = COUNTERS.sub("", run(f"iptables-{self.kernel_variant}-save"))
+        found = {"chains": sorted(line for line in rules.splitlines() if OURS.search(line))}
+        if self.mode == "ipvs":
+            addresses = run("ip", "-4", "-o", "address", "show")
+            found["servers"] = sorted(run("ipvsadm", "-Sn").splitlines())
+            sets = run("ipset", "save").splitlines()
+            found["elements"] = sorted(line for line in sets if line.startswith("add KUBE"))
+            found["addresses"] = sorted(re.findall(r"kube-ipvs0 +inet (\S+)", addresses))
+        return found
+
+    def foreign(self) -> List[str]:
+        """All rules of others, in their order; built-in chains count by their policy if that is not ACCEPT."""
+        rules = COUNTERS.sub("", run(f"iptables-{self.kernel_variant or 'nft'}-save"))
+        skipped = re.compile(r"#|\*|COMMIT|:[A-Z]+ ACCEPT")
+        found = [line for line in rules.splitlines() if not skipped.match(line) and not OURS.search(line)]
+        if foreign_rules.has_nftables():
+            for name in re.findall(r"^table (inet \S+)$", run("nft", "list", "tables"), re.MULTILINE):
+                found += COUNTERS.sub("", run("nft", "list", "table", *name.split())).splitlines()
+        return found
+
+    def repairs(self) -> float:
+        return float(self.status().get("driftRepaired", 0))
+
+    def repair_lines(self) -> List[str]:
+        return [line for line in self.log.splitlines() if "repaired what somebody else changed" in line]
+
+
+@pytest.fixture(
+    params=[
+        ("iptables", "nft"),
+        ("iptables", "legacy"),
+        ("nftables", ""),
+        pytest.param(("ipvs", "legacy"), marks=UML, id="ipvs"),
+    ],
+    ids=lambda item: "-".join(filter(None, item)) if isinstance(item, tuple) else None,
+)
+def node(request, tmp_path) -> Iterator[Node]:
+    made = Node(tmp_path, *request.param)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def settled(node: Node) -> Dict[str, List[str]]:
+    """Wait until the node serves and nothing is left to do; what is programmed then."""
+    wait_for(lambda: node.client.answered_since(time.monotonic() - 5.0), PATIENCE, 0.05)
+    wait_for(lambda: node.differences()["changed"] is False, PATIENCE, 0.5)
+    return node.ours()
+
+
+def test_services_answer_again_whatever_others_do(node) -> None:
+    variant = node.kernel_variant or "nft"
+    if foreign_rules.has_nftables():
+        run("nft", "-f", "-", text=FIREWALLD)
+    foreign_rules.restore(variant, foreign_rules.UFW)
+    foreign_rules.restore(variant, foreign_rules.KUBELET)
+    node.start()
+    for event in events(node.mode, variant):
+        before, repaired, told = settled(node), node.repairs(), len(node.repair_lines())
+        foreign = node.foreign()
+        moment = time.monotonic()
+        event.do(variant)
+        left = node.foreign()
+        if event.log:
+            wait_for(lambda known=told, word=event.log: word in " ".join(node.repair_lines()[known:]), PATIENCE, 0.02)
+            assert node.metric("kubenode_proxy_drift_repaired_total") > repaired, event.name
+        wait_for(lambda expected=before: node.ours() == expected, PATIENCE, 0.05)
+        restored_after = time.monotonic() - moment
+        wait_for(lambda since=moment + restored_after: node.client.answered_since(since), PATIENCE, 0.05)
+        assert node.foreign() == left, event.name
+        outage = node.client.outage(moment)
+        kind = "-".join(filter(None, (node.mode, node.kernel_variant)))
+        print(f"{kind:16} {event.name:48} out {outage:5.2f} s, all back after {restored_after:5.2f} s")
+        if not event.log:
+            assert (node.repairs(), len(node.repair_lines())) == (repaired, told), event.name
+            assert set(foreign) <= set(left) or event.name == NFT_FLUSH.name
+    assert node.status()["lastError"] == ""
+    for line in node.repair_lines():
+        print(line)

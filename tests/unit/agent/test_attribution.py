@@ -1,0 +1,87 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the log says of foreign changes."""
+
+from __future__ import annotations
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.attribution import attributed, kind_and_name
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import ChainKey, JumpKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.model import (
+    RealServerKey,
+    SetElementKey,
+    VirtualServerKey,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.monitor import author
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
+
+SERVER = VirtualServerKey("tcp", "10.96.0.1", 80)
+
+
+def chain(name):
+    return ChainKey("nat", name)
+
+
+def test_nothing_is_told_of_nothing():
+    assert attributed([]) == {}
+    assert attributed([("iptables chains", Change())]) == {}
+
+
+def test_kinds_counts_and_some_names():
+    endpoints = {chain(f"KUBE-SEP{number}"): ("-j DNAT",) for number in range(9)}
+    change = Change(
+        added={**endpoints, chain("KUBE-SERVICES"): (), JumpKey("nat", "OUTPUT", "-j KUBE-SERVICES"): 1},
+        replaced={
+            chain("KUBE-POSTROUTING"): ((), ("-j RETURN",)),
+            chain("KUBE-MARK-MASQ"): (("-j DROP",), ("-j MARK",)),
+        },
+        removed={chain("KUBE-SVC-FOREIGN"): ("-j DROP",)},
+    )
+    assert attributed([("iptables chains", change)]) == {
+        "taken_away": "10 nat chains (KUBE-SERVICES, KUBE-SEP0, KUBE-SEP1, KUBE-SEP2 and 6 more), 1 nat jump (OUTPUT)",
+        "emptied": "1 nat chain (KUBE-POSTROUTING)",
+        "altered": "1 nat chain (KUBE-MARK-MASQ)",
+        "put_in": "1 nat chain (KUBE-SVC-FOREIGN)",
+    }
+
+
+def test_every_kind_of_entry_has_a_name():
+    for resource, key, expected in (
+        ("nftables IPv4", ("table",), ("table", "kube-proxy")),
+        ("nftables IPv4", ("chain", "services"), ("chain", "services")),
+        ("nftables IPv4", ("set", "cluster-ips"), ("set or map", "cluster-ips")),
+        ("nftables IPv4", ("element", "cluster-ips", b"\x0a\x60\x00\x01"), ("element of", "cluster-ips")),
+        ("nftables IPv4", ("list", "service-endpoints", b"\x00"), ("element of", "service-endpoints")),
+        ("virtual servers", SERVER, ("virtual server", "10.96.0.1:80/TCP")),
+        (
+            "real servers",
+            RealServerKey(SERVER, "10.1.1.1", 8080),
+            ("real server", "10.96.0.1:80/TCP/10.1.1.1:8080"),
+        ),
+        (
+            "ipset elements",
+            SetElementKey("KUBE-CLUSTER-IP", "10.96.0.1,tcp:80"),
+            ("ipset element of", "KUBE-CLUSTER-IP"),
+        ),
+        ("sets (IPv6)", "KUBE-CLUSTER-IP", ("ipset", "KUBE-CLUSTER-IP")),
+        ("dummy device", "kube-ipvs0", ("device", "kube-ipvs0")),
+        ("addresses", "10.96.0.1", ("address", "10.96.0.1")),
+        ("ipvs timeouts", "tcp", ("IPVS timeout", "tcp")),
+    ):
+        assert kind_and_name(resource, key) == expected
+
+
+def test_plurals():
+    servers = {VirtualServerKey("tcp", "10.96.0.1", port): None for port in (80, 81)}
+    elements = {("element", "cluster-ips", bytes([number])): True for number in range(3)}
+    told = attributed([("virtual servers", Change(added=servers)), ("nftables IPv4", Change(added=elements))])
+    assert told["taken_away"] == ("2 virtual servers (10.96.0.1:80/TCP, 10.96.0.1:81/TCP), 3 elements of (cluster-ips)")
+    addresses = {"10.96.0.1": True, "10.96.0.2": True}
+    assert attributed([("addresses", Change(added=addresses))])["taken_away"].startswith("2 addresses (")
+
+
+def test_the_author_of_a_transaction():
+    number = memoryview((258).to_bytes(4, "big"))
+    assert author({2: number, 3: memoryview(b"nft\0")}) == "nft, process 258"
+    assert author({2: number}) == "process 258"
+    assert author({}) == ""
