@@ -18,18 +18,21 @@ BRIDGE = "10.88.0.1"
 POD = "10.244.1.2"
 
 
-def service(name: str, address: str, node_port: int = 0) -> Dict[str, Any]:
-    """A Service with one TCP port, 80."""
-    port: Dict[str, Any] = {"name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080}
+def service(name: str, address: str, node_port: int = 0, protocols: Sequence[str] = ("TCP",)) -> Dict[str, Any]:
+    """A Service with port 80 of each protocol; a node port goes with the first."""
+    ports: List[Dict[str, Any]] = [
+        {"name": f"{protocol.lower()}-web", "protocol": protocol, "port": 80, "targetPort": 8080}
+        for protocol in protocols
+    ]
     if node_port:
-        port["nodePort"] = node_port
-    spec = {"clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv4"], "ports": [port]}
+        ports[0]["nodePort"] = node_port
+    spec = {"clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv4"], "ports": ports}
     spec["type"] = "NodePort" if node_port else "ClusterIP"
     metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}"}
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
 
-def endpoint_slice(name: str, addresses: Sequence[str]) -> Dict[str, Any]:
+def endpoint_slice(name: str, addresses: Sequence[str], protocols: Sequence[str] = ("TCP",)) -> Dict[str, Any]:
     """The ready endpoints of the Service of that name, at port 8080."""
     return {
         "apiVersion": "discovery.k8s.io/v1",
@@ -41,9 +44,17 @@ def endpoint_slice(name: str, addresses: Sequence[str]) -> Dict[str, Any]:
             "labels": {"kubernetes.io/service-name": name},
         },
         "addressType": "IPv4",
-        "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
+        "ports": [{"name": f"{protocol.lower()}-web", "protocol": protocol, "port": 8080} for protocol in protocols],
         "endpoints": [{"addresses": [address], "conditions": {"ready": True}} for address in addresses],
     }
+
+
+def numbered(number: int, first: int = 0, count: int = 2) -> List[Dict[str, Any]]:
+    """The Service ``svc-NUMBER`` (below 10,000) at 10.97.x.y and ``count`` of its endpoints, from one on."""
+    address = f"10.97.{number >> 8}.{number & 255}"
+    places = [number * 8 + index for index in range(first, first + count)]
+    addresses = [f"10.{245 + (place >> 16)}.{place >> 8 & 255}.{place & 255}" for place in places]
+    return [service(f"svc-{number}", address), endpoint_slice(f"svc-{number}", addresses)]
 
 
 def node(name: str, address: str) -> Dict[str, Any]:
@@ -62,8 +73,9 @@ class Cluster:
 
     def __init__(self, scratch: Path, nodes: Sequence[str]) -> None:
         self.store = Store()
-        for name in nodes:
-            self.store.put(node(name, "10.88.255.254"))
+        self._names = nodes
+        for item in self.nodes():
+            self.store.put(item)
         for item in self.first_services():
             self.store.put(item)
         self.certificates = make_certificates(scratch / "certificates", addresses=("127.0.0.1", BRIDGE))
@@ -74,10 +86,25 @@ class Cluster:
         self.url = f"https://{BRIDGE}:{self._port}"
         self.kubeconfig = write_kubeconfig(scratch / "kubeconfig", self.url, self.certificates.authority, "test-token")
 
+    def nodes(self) -> List[Dict[str, Any]]:
+        """The Nodes."""
+        return [node(name, "10.88.255.254") for name in self._names]
+
     @staticmethod
     def first_services() -> List[Dict[str, Any]]:
         """What the cluster has at first."""
         return [service("web", "10.96.0.10", 30080), endpoint_slice("web", [POD])]
+
+    def forget_history(self, items: Sequence[Dict[str, Any]], resource_version: int) -> None:
+        """Hold these objects from now on, at that resourceVersion and without any event before it.
+
+        That is what a server knows that was set up anew from a copy. Only while it is away.
+        """
+        self.store = Store()
+        version = str(resource_version)
+        for item in items:
+            item["metadata"]["resourceVersion"] = version
+        self.store.restore(list(items), resource_version)
 
     def _serve(self) -> ApiServer:
         return ApiServer(self.store, self.certificates, address=("0.0.0.0", self._port))

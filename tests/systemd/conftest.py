@@ -5,18 +5,28 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from .node import Node
+from .node import Node, remove_left_over
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _only_live_runs():
+    remove_left_over()
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory, request):
-    """Start a container by a short name; all are removed after the module's tests."""
+    """Start a container by a short name; all are removed after the module's tests.
+
+    Several runs on one machine do not meet: the number of this process is in the names.
+    """
     started = []
 
     def begin(name: str, network: str = "podman") -> Node:
-        node = Node(f"knp-{name}", tmp_path_factory.mktemp(name), network)
+        node = Node(f"knp{os.getpid()}-{name}", tmp_path_factory.mktemp(name), network)
         started.append(node)
         return node
 

@@ -9,6 +9,7 @@ storage under a name with the same hash. A user who has an image already names i
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -20,7 +21,7 @@ SUITE = "bookworm"
 PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "kmod", "procps", "iproute2", "netbase", "ca-certificates", "curl"),
     *("python3", "python3-apt", "python3-yaml", "python3-kubernetes", "python3-prometheus-client"),
-    *("iptables", "nftables", "ipset", "conntrack"),
+    *("iptables", "nftables", "ipset", "conntrack", "git"),
 )
 # udev in a privileged container would give every container the same hardware address; the others only cost time.
 MASKED = (
@@ -81,6 +82,15 @@ def image() -> str:
     if podman("image", "exists", name, check=False).returncode == 0:
         return name
     CACHE.mkdir(parents=True, exist_ok=True)
+    # Several test runs may find at the same time that it is missing; one of them makes it.
+    with open(CACHE / "lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if podman("image", "exists", name, check=False).returncode != 0:
+            _make(key, name)
+    return name
+
+
+def _make(key: str, name: str) -> None:
     tree = CACHE / f"root-{key}.tar"
     if not tree.exists():
         partial = CACHE / f"root-{key}.{os.getpid()}.tar"
@@ -93,4 +103,3 @@ def image() -> str:
         partial.rename(tree)
     changes = ("--change", 'CMD ["/lib/systemd/systemd"]', "--change", "STOPSIGNAL SIGRTMIN+3")
     podman("import", *changes, str(tree), name)
-    return name

@@ -32,7 +32,7 @@ class Recap(NamedTuple):
     changed_tasks: List[str]
 
 
-def wait_for(what: str, condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+def wait_for(what: str, condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """The first true result of the condition, asked ten times a second."""
     deadline = time.monotonic() + seconds
     while True:
@@ -42,6 +42,18 @@ def wait_for(what: str, condition: Callable[[], Any], seconds: float = 20.0) -> 
         if time.monotonic() > deadline:
             raise AssertionError(f"{what}: not within {seconds:g} s")
         time.sleep(0.1)
+
+
+_OWNER = "kubenode-proxy-tests"
+
+
+def remove_left_over() -> None:
+    """Remove containers of test runs that have ended without doing so, those that were killed."""
+    shown = "{{.ID}} {{.Labels}}".replace(".Labels", f'index .Labels "{_OWNER}"')
+    listing = image.podman("ps", "--all", "--filter", f"label={_OWNER}", "--format", shown, check=False).stdout
+    for identity, owner in (line.split() for line in listing.splitlines()):
+        if not os.path.exists(f"/proc/{owner}"):
+            image.podman("rm", "--force", "--ignore", "--time", "1", identity, check=False)
 
 
 def enter(pid: int) -> List[str]:
@@ -55,31 +67,36 @@ class Node:
     def __init__(self, name: str, scratch: Path, network: str = "podman") -> None:
         self.name = name
         self.scratch = scratch
-        image.podman("rm", "--force", "--ignore", "--time", "1", name)
         options = ["--privileged", "--systemd=always", "--stop-timeout=2", f"--network={network}", f"--hostname={name}"]
+        options.append(f"--label={_OWNER}={os.getpid()}")
         image.podman("run", "--detach", "--name", name, *options, image.image())
         self.wait_until_booted()
 
     def wait_until_booted(self) -> None:
         """Until systemd has nothing left to start."""
         self.pid = int(image.podman("inspect", "--format", "{{.State.Pid}}", self.name).stdout)
-        wait_for(f"{self.name} has booted", self._booted, 30)
+        wait_for(f"{self.name} has booted", self._booted, 120)
 
     def _booted(self) -> bool:
         return self.run("systemctl", "is-system-running", check=False).stdout.strip() in ("running", "degraded")
 
     def close(self) -> None:
-        """Remove the container."""
-        image.podman("rm", "--force", "--time", "1", self.name)
+        """Remove the container; on a busy machine podman may not see its end in the time that it grants."""
+
+        def removed() -> bool:
+            return image.podman("rm", "--force", "--ignore", "--time", "1", self.name, check=False).returncode == 0
+
+        wait_for(f"{self.name} is removed", removed)
 
     def restart(self) -> None:
         """Stop the container and start it again: a boot with the same disk and an empty kernel."""
         image.podman("restart", "--time", "5", self.name)
         self.wait_until_booted()
 
-    def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a program in the container."""
-        done = subprocess.run([*enter(self.pid), *command], capture_output=True, text=True, check=False)
+    def run(self, *command: str, check: bool = True, text: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a program in the container, with ``text`` as its standard input."""
+        argv = [*enter(self.pid), *command]
+        done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
         if check and done.returncode:
             words = f"{' '.join(command)}: status {done.returncode}: {done.stdout}{done.stderr}"
             raise AssertionError(words + self.journal())
@@ -90,9 +107,18 @@ class Node:
         command = [*enter(self.pid), "sh", "-c", 'umask 022; cat >"$1"', "sh", target]
         subprocess.run(command, input=source.read_bytes(), check=True)
 
-    def output(self, *command: str) -> str:
+    def output(self, *command: str, text: str = "") -> str:
         """What a program prints."""
-        return self.run(*command).stdout
+        return self.run(*command, text=text).stdout
+
+    def begin(self, *command: str) -> subprocess.Popen[str]:
+        """Start a program in the container, with pipes for its input and output."""
+        pipe = subprocess.PIPE
+        return subprocess.Popen([*enter(self.pid), *command], stdin=pipe, stdout=pipe, text=True, bufsize=1)
+
+    def write(self, target: str, text: str) -> None:
+        """Write a file in the container."""
+        self.run("sh", "-c", 'umask 022; mkdir -p "${1%/*}"; cat >"$1"', "sh", target, text=text)
 
     # Everything but the kernel's messages, which are those of the whole machine.
     _SOURCES = ("_TRANSPORT=journal", "+", "_TRANSPORT=stdout", "+", "_TRANSPORT=syslog")
@@ -136,11 +162,34 @@ def play(
     *options: str,
     failing: bool = False,
 ) -> Dict[str, Recap]:
-    """Run tasks on the nodes in one playbook and return the recap of each."""
+    """Run tasks on the nodes in one play and return the recap of each."""
+    playbook = nodes[0].scratch / "playbook.yml"
+    playbook.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": tasks}]), encoding="utf-8")
+    return run_playbook(nodes, str(playbook), variables, {}, *options, failing=failing)
+
+
+def run_playbook(
+    nodes: Sequence[Node],
+    playbook: str,
+    variables: Mapping[str, Any],
+    of_hosts: Mapping[str, Mapping[str, Any]],
+    *options: str,
+    failing: bool = False,
+) -> Dict[str, Recap]:
+    """Run a playbook, a file or one of the collection by its full name, and return the recap of each node.
+
+    ``variables`` are those of all hosts; ``of_hosts`` has further ones by the node's name. Fails if the run does, or
+    with ``failing`` if it does not.
+    """
     scratch = nodes[0].scratch
-    playbook = scratch / "playbook.yml"
-    hosts = {"hosts": "all", "gather_facts": False, "vars": dict(variables), "tasks": tasks}
-    playbook.write_text(json.dumps([hosts]), encoding="utf-8")
+    hosts = {
+        node.name: {"ansible_connection": "container", "ansible_host": str(node.pid), **of_hosts.get(node.name, {})}
+        for node in nodes
+    }
+    # Who enters a container is root there; it has no sudo.
+    everywhere = {"ansible_python_interpreter": "/usr/bin/python3", "ansible_become": False, **variables}
+    inventory = scratch / "hosts.json"
+    inventory.write_text(json.dumps({"all": {"hosts": hosts, "vars": everywhere}}), encoding="utf-8")
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     ansible = shutil.which("ansible-playbook", path=programs)
     if ansible is None:
@@ -160,9 +209,7 @@ def play(
         "PATH": programs,
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    inventory = "".join(f"{node.name} ansible_connection=container ansible_host={node.pid}\n" for node in nodes)
-    (scratch / "hosts").write_text("[all:vars]\nansible_python_interpreter=/usr/bin/python3\n[nodes]\n" + inventory)
-    command = [ansible, "-i", str(scratch / "hosts"), "--diff", *options, str(playbook)]
+    command = [ansible, "-i", str(inventory), "--diff", *options, playbook]
     done = subprocess.run(command, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
     if bool(done.returncode) is not failing:
         raise AssertionError(

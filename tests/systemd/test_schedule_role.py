@@ -6,12 +6,17 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from tests.molecule_support.portrait import differences
+
+from .agent import dataplane, picture
 from .cluster import POD, Cluster, endpoint_slice, service
 from .cluster import node as node_object
-from .node import wait_for
+from .controller import Repository, install_ansible
+from .node import ROOT, wait_for
 
 TIMER = "kubenode-proxy-schedule.timer"
 RUN = "kubenode-proxy-schedule.service"
@@ -23,13 +28,31 @@ TRACES = (
 )
 
 
+OF_THE_DATAPLANE = re.compile("(iptables|ip6tables|nftables|rules of routing): ")
+PLACE_OF_METRICS = re.compile("paths: new: /var/lib/prometheus(/node-exporter)? ")
+
+
 @pytest.fixture(scope="module")
 def node(start):
     return start("schedule")
 
 
 @pytest.fixture(scope="module")
-def snapshot(node):
+def before(node):
+    """What the node looks like with nothing installed; the snapshot is the tests' own."""
+    node.write("/srv/snapshot.json", "")
+    return picture(node)
+
+
+@pytest.fixture(scope="module")
+def cluster(node):
+    cluster = Cluster(node.scratch, [node.name])
+    yield cluster
+    cluster.go_away()
+
+
+@pytest.fixture(scope="module")
+def snapshot(node, before):
     """A function that puts objects into the snapshot on the node."""
 
     def put(*items):
@@ -66,6 +89,20 @@ def metrics(node):
 
 def run_now(node, *, check=True):
     return node.run("systemctl", "start", RUN, check=check).returncode
+
+
+def reschedule(node, variables):
+    """Apply the role with what gives another unit, and wait for the run that the timer, started anew, makes at once."""
+    before = node.unit(RUN, "InvocationID")
+    result = node.role("schedule", variables)
+    assert "kubenode.proxy.schedule : Install the units" in result.changed_tasks
+
+    def has_run():
+        now = node.unit(RUN, "InvocationID", "ActiveState")
+        return now["InvocationID"] not in ("", before["InvocationID"]) and now["ActiveState"] in ("inactive", "failed")
+
+    wait_for("the timer's run", has_run, 120)
+    return result
 
 
 def test_timer_runs_the_convergence_and_metrics_tell(node, scheduled):
@@ -123,8 +160,101 @@ def test_failed_run_is_told_and_the_dataplane_stays(node, scheduled):
     node.run("mv", "/srv/away", "/srv/snapshot.json")
 
 
-def test_absent_leaves_nothing(node, scheduled, variables):
+def test_check_tells_the_drift_and_changes_nothing(node, scheduled, variables):
+    reschedule(node, {**variables, "schedule_check": True})
+    rules = dataplane(node)
+    node.run("iptables", "-t", "nat", "-F", "KUBE-SERVICES")
+    assert dataplane(node) != rules
+    flushed = dataplane(node)
+    run_now(node)
+    found = metrics(node)
+    assert found["success"] == 1 and found['changed_entries{kind="added"}'] > 0
+    assert dataplane(node) == flushed
+    reschedule(node, variables)
+    assert dataplane(node) == rules
+
+
+def test_runs_by_the_api_server(node, scheduled, variables, cluster):
+    cluster.store.put(endpoint_slice("web", [POD, "10.244.1.31"]))
+    given = {**variables, "schedule_snapshot": "", "agent_kubeconfig": str(cluster.kubeconfig)}
+    reschedule(node, given)
+    assert metrics(node)["success"] == 1
+    assert "--to-destination 10.244.1.31:8080" in node.output("iptables-save", "-t", "nat")
+    cluster.go_away()
+    rules = dataplane(node)
+    assert run_now(node, check=False) != 0
+    assert metrics(node)["success"] == 0
+    assert dataplane(node) == rules
+    cluster.come_back()
+
+
+def test_absent_leaves_nothing(node, before, scheduled, variables):
     node.role("schedule", {**variables, "schedule_state": "absent"})
-    assert node.run("ls", *TRACES, check=False).stdout == ""
-    assert node.run("getent", "passwd", "kubenode-proxy", check=False).stdout == ""
     assert node.unit(TIMER, "LoadState")["LoadState"] == "not-found"
+    left = [line for line in differences(before, picture(node)) if not OF_THE_DATAPLANE.match(line)]
+    # The directory of metrics is node_exporter's, and other programs put theirs into it.
+    assert [line for line in left if not PLACE_OF_METRICS.match(line)] == []
+
+
+@pytest.fixture(scope="module")
+def repository(node, tmp_path_factory):
+    install_ansible(node)
+    found = Repository(tmp_path_factory.mktemp("repository"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def pulled(node, cluster, repository):
+    """The repository is that of the examples; the node's kubeconfig is where a kubelet has its own."""
+    example = ROOT / "examples" / "pull"
+    repository.push({path.name: path.read_text() for path in example.iterdir()})
+    node.write("/etc/kubernetes/kubelet.conf", cluster.kubeconfig.read_text())
+    return reschedule(node, pull_variables(repository))
+
+
+def pull_variables(repository):
+    return {
+        "schedule_variant": "pull",
+        "schedule_pull_url": repository.url,
+        "schedule_pull_playbook": "proxy.yml",
+        "schedule_pull_arguments": ["--inventory", "hosts.yml"],
+        "schedule_interval": "1h",
+        "schedule_jitter": "1s",
+    }
+
+
+def test_ansible_pull_converges_the_node(node, pulled, cluster):
+    found = metrics(node)
+    assert found["success"] == 1 and found["failed_tasks"] == 0
+    assert "--to-destination 10.244.1.31:8080" in node.output("iptables-save", "-t", "nat")
+    assert node.unit(TIMER, "ActiveState") == {"ActiveState": "active"}
+    run_now(node)
+    assert metrics(node)["changed_tasks"] == 0
+    cluster.store.put(endpoint_slice("web", [POD, "10.244.1.32"]))
+    run_now(node)
+    assert metrics(node)["changed_tasks"] == 1
+    assert "--to-destination 10.244.1.32:8080" in node.output("iptables-save", "-t", "nat")
+
+
+def test_ansible_pull_takes_up_what_is_pushed(node, pulled, repository):
+    playbook = (ROOT / "examples/pull/proxy.yml").read_text()
+    repository.push({"proxy.yml": playbook.replace("mode: iptables", "mode: nftables")})
+    run_now(node)
+    assert metrics(node)["success"] == 1
+    assert "table ip kube-proxy" in node.output("nft", "list", "tables")
+    assert "KUBE-SERVICES" not in node.output("iptables-save", "-t", "nat")
+    repository.push({"proxy.yml": playbook.replace("mode: iptables", "mode: carrier pigeons")})
+    rules = dataplane(node)
+    assert run_now(node, check=False) != 0
+    found = metrics(node)
+    assert found["success"] == 0 and found["failed_tasks"] == 1
+    assert dataplane(node) == rules
+
+
+def test_ansible_pull_again_changes_nothing_and_is_removed(node, pulled, repository, before):
+    variables = pull_variables(repository)
+    assert node.role("schedule", variables).changed_tasks == []
+    node.role("schedule", {**variables, "schedule_state": "absent"})
+    assert node.unit(TIMER, "LoadState")["LoadState"] == "not-found"
+    assert node.run("ls", *TRACES, "/var/lib/kubenode-proxy-pull", check=False).stdout == ""

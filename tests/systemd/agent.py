@@ -1,0 +1,214 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent on a node, as tests look at it: its process, its log, what it has programmed, traffic through it."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Callable, Dict, List, Optional, Type
+
+from tests.molecule_support import portrait
+
+from .cluster import POD, Cluster
+from .node import Node, wait_for
+
+UNIT = "kubenode-proxy.service"
+INSIDE = Path(__file__).parent / "inside"
+
+
+def start_of(node: Node) -> Dict[str, str]:
+    """Which process the unit is, and when it was started."""
+    found = node.unit(UNIT, "MainPID", "ExecMainStartTimestampMonotonic")
+    assert found["MainPID"] != "0", node.journal()
+    return found
+
+
+def wait_for_activity(node: Node) -> None:
+    """Until the agent has told systemd that it is ready."""
+    wait_for(f"{UNIT} is active", lambda: node.unit(UNIT, "ActiveState")["ActiveState"] == "active")
+
+
+def differs(node: Node) -> bool:
+    """Whether the kernel differs from what the API server asks for, by the node's own command."""
+    done = node.run("kubenode-proxy", "diff", "--kubeconfig", "/etc/kubenode-proxy/kubeconfig", check=False)
+    assert done.returncode in (0, 3), done.stderr + node.journal()
+    return done.returncode == 3
+
+
+def wait_until_converged(node: Node, seconds: float = 120.0) -> None:
+    """Until the kernel equals the plan."""
+    wait_for("the kernel equals the plan", lambda: not differs(node), seconds)
+
+
+def status(node: Node) -> Dict[str, Any]:
+    """The agent's own account."""
+    return dict(json.loads(node.output("kubenode-proxy", "status", "--output", "json")))
+
+
+def dataplane(node: Node) -> List[str]:
+    """The rules of all programs, sorted, without counters and handles."""
+    lines = []
+    for program in ("iptables-save", "ip6tables-save"):
+        lines += [line for line in node.output(program).splitlines() if line.startswith("-A")]
+    text = node.output("nft", "--stateless", "list", "ruleset")
+    # What iptables keeps in nf_tables has been listed already, and nft prints it with counters.
+    tables = re.split(r"^(?=table )", text, flags=re.MULTILINE)
+    mine = [table for table in tables if not re.match(r"table ip6? (nat|filter|mangle|raw|security) ", table)]
+    # Elements of a set come in no order.
+    return sorted([*lines, *(word for table in mine for word in re.split(r"[\n,]", table))])
+
+
+def mark(node: Node) -> str:
+    """A place in the journal, for :func:`log_since`."""
+    return node.output("journalctl", "--no-pager", "-n", "0", "--show-cursor").rsplit(": ", 1)[1].strip()
+
+
+def log_since(node: Node, cursor: str) -> str:
+    """What the agent has logged since."""
+    return node.output("journalctl", "--no-pager", "-o", "cat", "-u", UNIT, f"--after-cursor={cursor}")
+
+
+def picture(node: Node) -> Dict[str, Any]:
+    """What the node looks like: its users, units, files, rules, and every path of its disk with mode and owner."""
+    found = dict(json.loads(node.output("python3", "-", text=Path(portrait.__file__).read_text())))
+    passing = ("/tmp", "/var/tmp", "/var/log", "/var/lib/systemd", "/root/.ansible", "/var/cache", "/run")
+    skip = [word for path in passing for word in ("-path", path, "-prune", "-o")]
+    listing = node.output("find", "/", "-xdev", *skip, "-not", "-name", "*-", "-printf", "%p %M %U:%G\n")
+    found["paths"] = sorted(listing.splitlines())
+    # Whoever calls iptables-legacy makes the lock; what counts is whom it belongs to.
+    found["run"] = node.output("find", "/run", "-name", "kubenode*").splitlines()
+    found["lock"] = (
+        node.run("stat", "-c", "%A %U:%G", "/run/xtables.lock", check=False).stdout or "-rw------- root:root\n"
+    )
+    found["users"] = node.output("getent", "passwd").splitlines() + node.output("getent", "group").splitlines()
+    return found
+
+
+def start_pod(node: Node) -> None:
+    """The pod that is the endpoint of the cluster's first Services, on a link of its own."""
+    node.write("/srv/pod.py", (INSIDE / "pod.py").read_text())
+    for command in (
+        "netns add pod",
+        "link add pod0 type veth peer name eth0 netns pod",
+        "addr add 169.254.1.1/32 dev pod0",
+        "link set pod0 up",
+        f"route add {POD}/32 dev pod0 src 169.254.1.1",
+        "-n pod link set lo up",
+        f"-n pod addr add {POD}/32 dev eth0",
+        "-n pod link set eth0 up",
+        "-n pod route add 169.254.1.1 dev eth0",
+        "-n pod route add default via 169.254.1.1 dev eth0",
+    ):
+        node.run("ip", *command.split())
+    pod = node.begin("ip", "netns", "exec", "pod", "python3", "/srv/pod.py")
+    assert pod.stdout is not None
+    assert pod.stdout.readline() == "ready\n"
+
+
+class Flows:
+    """A TCP connection and a UDP flow to a Service, in use until closed. The node has /srv/flows.py."""
+
+    def __init__(self, node: Node, address: str, port: int = 80) -> None:
+        self._node = node
+        self._address = address
+        self._process = node.begin("python3", "/srv/flows.py", address, str(port))
+
+    def _said(self) -> Dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("\n")
+        said = dict(json.loads(self._process.stdout.readline()))
+        assert said["error"] == "", said
+        return said
+
+    def exchanges(self) -> int:
+        """How many exchanges there were so far. Raises AssertionError if one has failed."""
+        return int(self._said()["exchanges"])
+
+    def wait_for_more(self) -> None:
+        """Until some more exchanges were successful."""
+        before = self.exchanges()
+        wait_for("traffic flows", lambda: self.exchanges() > before + 3)
+
+    def entries(self) -> List[str]:
+        """Protocols and identities of the two in the kernel's connection tracking."""
+        found = []
+        for protocol, port in zip(("tcp", "udp"), self._said()["ports"]):
+            only = ("-p", protocol, "-d", self._address, "--orig-port-src", str(port), "-o", "id")
+            for line in self._node.output("conntrack", "-L", *only).splitlines():
+                found.append(f"{protocol} {line.rsplit('id=', 1)[1].strip()}")
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._process.stdout.close()
+
+
+class Holder:
+    """The xtables lock, held by a process on the node that is not the agent."""
+
+    def __init__(self, node: Node) -> None:
+        self._process = node.begin("flock", "-x", "/run/xtables.lock", "sh", "-c", "echo held; read line")
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "held\n"
+
+    def release(self) -> None:
+        """Let others have it."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._process.stdout.close()
+
+
+class Churn:
+    """Changes of a cluster in a thread: ``change(number)`` gives the objects to put, ``rate`` times a second."""
+
+    def __init__(self, cluster: Cluster, change: Callable[[int], List[Dict[str, Any]]], rate: float) -> None:
+        self.cluster = cluster
+        self._change = change
+        self._rate = rate
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        number = 0
+        while not self._ending.wait(1 / self._rate):
+            for item in self._change(number):
+                self.cluster.store.put(item)
+            number += 1
+
+    def __enter__(self) -> Churn:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        problem: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        self._ending.set()
+        self._thread.join()
+
+
+def paced(rate: float, number: int, began: float) -> None:
+    """Wait until the time has come for that many changes since ``began`` at so many a second; late ones go at once."""
+    ahead = number / rate - (time.monotonic() - began)
+    if ahead > 0:
+        time.sleep(ahead)
+
+
+def resident_kibibytes(node: Node) -> int:
+    """Memory of the agent."""
+    text = node.output("cat", f"/proc/{start_of(node)['MainPID']}/status")
+    found = re.search(r"^VmRSS:\s+(\d+) kB", text, re.MULTILINE)
+    assert found is not None, text
+    return int(found.group(1))

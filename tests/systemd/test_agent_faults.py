@@ -1,0 +1,344 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent in three modes, installed by the playbook, upgraded under traffic, and through whatever may go wrong.
+
+One node for each mode of the agent's dataplane that works in a container. The tests follow each other on them. The
+API server of one node goes away early and comes back in the last tests, so that its absence costs no time.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import Any, Dict, NamedTuple
+
+import pytest
+
+from tests.molecule_support.portrait import differences
+
+from .agent import (
+    INSIDE,
+    UNIT,
+    Churn,
+    Flows,
+    Holder,
+    dataplane,
+    differs,
+    log_since,
+    mark,
+    paced,
+    picture,
+    resident_kibibytes,
+    start_of,
+    start_pod,
+    status,
+    wait_for_activity,
+    wait_until_converged,
+)
+from .cluster import POD, Cluster, endpoint_slice, numbered, service
+from .node import Node, collection, run_playbook, wait_for
+
+PLAYBOOK = "kubenode.proxy.agent"
+CACHE = "/var/lib/kubenode-proxy/cluster.json.gz"
+ECHO = "10.96.0.20"
+KILLS = 4
+OUTAGE_SECONDS = 65.0
+CHURN_SECONDS, CHURN_RATE, CHURN_SERVICES = 60, 200, 100
+# Python gives memory back in pieces; a leak of 1 kB with each change would be 10,000 kB.
+STEADY_KIBIBYTES = 6000
+CONFIGURATIONS: Dict[str, Dict[str, Any]] = {
+    "nftables": {"mode": "nftables", "nftables": {"minSyncPeriod": "10ms"}},
+    "iptables": {"mode": "iptables"},
+    "legacy": {"mode": "iptables", "iptables": {"minSyncPeriod": "100ms"}},
+}
+NO_KERNEL = ("-e", "proxy_prepare_kernel=false")
+# What the role kernel leaves for the next boot; agent_state=absent does not concern it.
+OF_THE_KERNEL = ("/etc/modules-load.d/kubenode-proxy.conf", "/etc/sysctl.d/99-kubenode-proxy.conf")
+
+
+class Member(NamedTuple):
+    """A node, its cluster, and what it looked like before anything was installed."""
+
+    node: Node
+    cluster: Cluster
+    before: Dict[str, Any]
+
+
+def _prepare(node: Node, variant: str) -> Member:
+    if variant == "legacy":
+        for program in ("iptables", "ip6tables"):
+            node.run("update-alternatives", "--set", program, f"/usr/sbin/{program}-legacy")
+        node.run("sh", "-c", "nft flush ruleset")
+    start_pod(node)
+    for name in ("kill_in_sync.py", "flows.py"):
+        node.write(f"/srv/{name}", (INSIDE / name).read_text())
+    cluster = Cluster(node.scratch, [node.name])
+    both = ("TCP", "UDP")
+    for item in (service("echo", ECHO, protocols=both), endpoint_slice("echo", [POD], both)):
+        cluster.store.put(item)
+    return Member(node, cluster, picture(node))
+
+
+@pytest.fixture(scope="module")
+def members(start):
+    """By variant, before anything is installed."""
+    found = {variant: _prepare(start(variant), variant) for variant in CONFIGURATIONS}
+    yield found
+    for member in found.values():
+        member.cluster.go_away()
+
+
+def run(members, *options, failing=False):
+    """The playbook, on all nodes."""
+    variables = {
+        "kernel_unchangeable": "warn",
+        "kernel_conntrack": {"max_per_core": 0, "min": 0},
+    }
+    of_hosts = {
+        member.node.name: {
+            "agent_kubeconfig": str(member.cluster.kubeconfig),
+            "agent_configuration": CONFIGURATIONS[variant],
+        }
+        for variant, member in members.items()
+    }
+    nodes = [member.node for member in members.values()]
+    return run_playbook(nodes, PLAYBOOK, variables, of_hosts, *options, failing=failing)
+
+
+@pytest.fixture(scope="module")
+def installed(members):
+    return run(members)
+
+
+@pytest.fixture(scope="module")
+def outage(members, installed):
+    """The API server of the node in mode iptables goes away, and much happens meanwhile. Gives when it was."""
+    _node, cluster, _before = members["iptables"]
+    cluster.go_away()
+    for item in numbered(1):
+        cluster.store.put(item)
+    cluster.store.delete("Service", "default", "web")
+    cluster.store.delete("EndpointSlice", "default", "web-1")
+    cluster.store.compact()
+    return time.monotonic()
+
+
+def test_playbook_runs_the_agent(members, installed):
+    for node, _cluster, _before in members.values():
+        assert installed[node.name].failed == 0
+        wait_for_activity(node)
+        flows = Flows(node, ECHO)
+        flows.wait_for_more()
+        flows.close()
+        assert not differs(node)
+    assert status(members["nftables"].node)["mode"] == "nftables"
+    for variant, kind in (("iptables", "nft"), ("legacy", "legacy")):
+        assert kind in status(members[variant].node)["families"]["IPv4"]["iptables"]
+
+
+def test_unit_is_the_same_in_every_mode(members, installed):
+    units = {member.node.output("cat", f"/etc/systemd/system/{UNIT}") for member in members.values()}
+    assert len(units) == 1
+    for node, _cluster, _before in members.values():
+        assert node.unit(UNIT, "User")["User"] == "kubenode-proxy"
+
+
+def test_playbook_again_changes_and_restarts_nothing(members, installed):
+    before = {variant: start_of(member.node) for variant, member in members.items()}
+    again = run(members)
+    assert {name: recap.changed_tasks for name, recap in again.items()} == {name: [] for name in again}
+    assert {variant: start_of(member.node) for variant, member in members.items()} == before
+
+
+def test_upgrade_leaves_the_dataplane_and_cuts_nothing(members, installed):
+    """A new archive: the agent is another process afterwards; connections and flows of before go on all the time."""
+    flows = {variant: Flows(member.node, ECHO) for variant, member in members.items()}
+    for flow in flows.values():
+        flow.wait_for_more()
+    before = {
+        variant: (dataplane(member.node), start_of(member.node), flows[variant].entries())
+        for variant, member in members.items()
+    }
+    engine = collection() / "ansible_collections/kubenode/proxy/plugins/module_utils"
+    kept = engine.with_name("module_utils.kept")
+    shutil.copytree(engine, kept)
+    try:
+        with (engine / "agent/__init__.py").open("a") as file:
+            file.write("# A version later.\n")
+        recaps = run(members, *NO_KERNEL)
+    finally:
+        shutil.rmtree(engine)
+        kept.rename(engine)
+    for variant, (node, _cluster, _before) in members.items():
+        rules, process, entries = before[variant]
+        assert "kubenode.proxy.agent : Restart" in recaps[node.name].changed_tasks
+        wait_for_activity(node)
+        assert start_of(node) != process
+        assert dataplane(node) == rules
+        flows[variant].wait_for_more()
+        assert flows[variant].entries() == entries
+        assert len(entries) == 2
+        flows[variant].close()
+
+
+def test_without_the_api_server_the_node_serves_and_repairs(members, outage):
+    node = members["iptables"].node
+    flows = Flows(node, ECHO)
+    flows.wait_for_more()
+    flows.close()
+    before = dataplane(node)
+    node.run("iptables", "-t", "nat", "-F", "KUBE-SERVICES")
+    wait_for("repaired", lambda: dataplane(node) == before)
+    health = node.output("curl", "--silent", "--show-error", "--fail", "http://127.0.0.1:10256/healthz")
+    assert '"healthy": true' in health or '"healthy":true' in health
+
+
+def test_200_changes_a_second_for_a_minute(members, outage):
+    """The kernel equals the plan at the end, and the memory is what it was after the first changes."""
+    node, cluster, _before = members["nftables"]
+    for number in range(CHURN_SERVICES):
+        for item in numbered(number):
+            cluster.store.put(item)
+    wait_until_converged(node)
+    process, early = start_of(node), 0
+    began = time.monotonic()
+    for number in range(CHURN_SECONDS * CHURN_RATE):
+        name = number * 7 % CHURN_SERVICES
+        # Never what it was the last time.
+        cluster.store.put(numbered(name, first=number // CHURN_SERVICES % 3, count=1 + number % 5)[1])
+        if number == 2000:
+            early = resident_kibibytes(node)
+        paced(CHURN_RATE, number, began)
+    wait_until_converged(node)
+    assert start_of(node) == process
+    assert status(node)["lastError"] == ""
+    growth = resident_kibibytes(node) - early
+    assert growth < STEADY_KIBIBYTES, f"{early} KiB have become {growth} KiB more"
+
+
+def test_dropped_watches_go_on_where_they_were(members):
+    node, cluster, _before = members["nftables"]
+    before, asked = start_of(node), len(cluster.server.requests)
+    cluster.server.drop_watches()
+    cluster.store.put(endpoint_slice("web", [POD, "10.244.1.77"]))
+    wait_for("the change", lambda: "10.244.1.77" in node.output("nft", "list", "ruleset"))
+    requests = cluster.server.requests[asked:]
+    slices = [path for path in requests if path.startswith("/apis/discovery.k8s.io/v1/endpointslices?")]
+    # The node command lists as well, and it has not run here.
+    assert slices and all("watch=" in path for path in slices), requests
+    assert start_of(node) == before
+
+
+def test_api_server_with_another_history(members):
+    """It starts anew with a later resourceVersion and no events: 410, a list, and only the differences count."""
+    node, cluster, _before = members["nftables"]
+    process = start_of(node)
+    flows = Flows(node, ECHO)
+    flows.wait_for_more()
+    cluster.go_away()
+    version = cluster.store.resource_version + 100_000
+    both = ("TCP", "UDP")
+    echo = [service("echo", ECHO, protocols=both), endpoint_slice("echo", [POD], both)]
+    cluster.forget_history([*cluster.nodes(), *echo, *numbered(5000), *numbered(3)], version)
+    cluster.come_back()
+    served = [item["spec"]["clusterIP"] for item in numbered(5000) if item["kind"] == "Service"]
+    wait_for("what is new", lambda: served[0] in node.output("nft", "list", "ruleset"), 120)
+    wait_until_converged(node)
+    assert "10.96.0.10" not in node.output("nft", "list", "ruleset")
+    paths = [path for path in cluster.server.requests if path.startswith("/api/v1/services?")]
+    assert "watch=" in paths[0] and f"resourceVersion={version}" not in paths[0], paths
+    assert any("watch=" not in path for path in paths), paths
+    flows.wait_for_more()
+    flows.close()
+    assert start_of(node) == process
+
+
+def test_killed_in_the_middle_of_syncs(members):
+    node, cluster, _before = members["legacy"]
+    for number in range(300):
+        for item in numbered(number):
+            cluster.store.put(item)
+    wait_until_converged(node)
+    flows = Flows(node, ECHO)
+    flows.wait_for_more()
+
+    def change(number):
+        return [numbered(number % 300, first=number // 300 % 3, count=1 + number % 4)[1]]
+
+    with Churn(cluster, change, rate=50):
+        for _round in range(KILLS):
+            wait_for_activity(node)
+            process = start_of(node)
+            node.run("python3", "/srv/kill_in_sync.py", process["MainPID"])
+            gone = process["MainPID"]
+            wait_for("a new process", lambda pid=gone: node.unit(UNIT, "MainPID")["MainPID"] not in ("0", pid))
+    wait_for_activity(node)
+    wait_until_converged(node)
+    assert int(node.unit(UNIT, "NRestarts")["NRestarts"]) >= KILLS
+    flows.wait_for_more()
+    flows.close()
+
+
+def test_lock_of_iptables_held_by_somebody_else(members):
+    """Changes that come meanwhile are applied after it is released; none is lost, and the log says so."""
+    node, cluster, _before = members["legacy"]
+    # The agent is not root: the lock is shared with its group.
+    assert node.output("stat", "-c", "%a %U %G", "/run/xtables.lock").split() == ["660", "root", "kubenode-proxy"]
+    since, process = mark(node), start_of(node)
+    holder = Holder(node)
+    cluster.store.put(service("late", "10.96.0.40"))
+    cluster.store.put(endpoint_slice("late", ["10.244.1.40"]))
+    wait_for("the agent complains", lambda: "xtables lock" in log_since(node, since))
+    cluster.store.put(endpoint_slice("late", ["10.244.1.41", "10.244.1.42"]))
+    cluster.store.delete("Service", "default", "svc-7")
+    cluster.store.delete("EndpointSlice", "default", "svc-7-1")
+    for item in numbered(400):
+        cluster.store.put(item)
+    assert "10.244.1.4" not in node.output("iptables-save", "-t", "nat")
+    holder.release()
+    wait_until_converged(node)
+    rules = node.output("iptables-save", "-t", "nat")
+    assert "10.244.1.41" in rules and "10.244.1.42" in rules
+    assert "10.244.1.40:" not in rules and "default/svc-7:" not in rules
+    assert start_of(node) == process
+
+
+def test_api_server_away_for_more_than_a_minute(members, outage):
+    node, cluster, _before = members["iptables"]
+    process = start_of(node)
+    time.sleep(max(0.0, OUTAGE_SECONDS - (time.monotonic() - outage)))
+    rules = node.output("iptables-save", "-t", "nat")
+    assert "default/web:" in rules and "default/svc-1:" not in rules
+    cluster.come_back()
+    wait_until_converged(node)
+    rules = node.output("iptables-save", "-t", "nat")
+    assert "default/web:" not in rules and "default/svc-1:" in rules
+    assert start_of(node) == process
+
+
+@pytest.mark.parametrize("damage", ["truncate --size=-20", "tee"])
+def test_damaged_disk_cache_is_told_and_leaves_the_dataplane(members, outage, damage):
+    """Cut short, or with nothing in it; and no API server to ask."""
+    node, cluster, _before = members["iptables"]
+    node.run("systemctl", "stop", UNIT)
+    rules = dataplane(node)
+    cluster.go_away()
+    node.run(*damage.split(), CACHE)
+    since = mark(node)
+    node.run("systemctl", "start", UNIT)
+    assert "no cluster state to start from" in log_since(node, since)
+    assert CACHE in log_since(node, since)
+    assert dataplane(node) == rules
+    cluster.store.put(endpoint_slice("svc-1", [f"10.244.1.{90 + len(damage)}"]))
+    cluster.come_back()
+    wait_until_converged(node)
+    assert f"10.244.1.{90 + len(damage)}:8080" in node.output("iptables-save", "-t", "nat")
+
+
+def test_playbook_removes_it(members):
+    """With the dataplane: the nodes look as before, but for what the role kernel has prepared for the next boot."""
+    run(members, *NO_KERNEL, "-e", "agent_state=absent", "-e", "agent_remove_dataplane=true")
+    for node, _cluster, before in members.values():
+        left = [line for line in differences(before, picture(node)) if not any(path in line for path in OF_THE_KERNEL)]
+        assert left == []
