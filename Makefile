@@ -79,7 +79,8 @@ systemd: setup-lab
 	$(PYTEST) -q tests/systemd
 
 molecule: setup-lab
-	@failed=; for scenario in $(SCENARIOS); do \
+	@failed=; trap 'exit 130' INT TERM; trap '$(PYTHON) -m tests.molecule_support down $$scenario' EXIT; \
+	for scenario in $(SCENARIOS); do \
 	  echo "== molecule $$scenario"; start=$$(date +%s); \
 	  molecule test --no-command-borders --scenario-name $$scenario || failed="$$failed $$scenario"; \
 	  echo "== molecule $$scenario took $$(( $$(date +%s) - start )) s"; \

@@ -12,6 +12,7 @@ root; on processors with AMX also a C compiler (see xstate.c).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
@@ -144,9 +145,11 @@ def stop(process: int) -> None:
         while time.monotonic() < deadline:
             try:
                 os.killpg(process, 0)
+            except ProcessLookupError:
+                return
+            # Where it was started by another process, that one or init takes note of its end.
+            with contextlib.suppress(ChildProcessError):
                 os.waitpid(process, os.WNOHANG)
-            except (ProcessLookupError, ChildProcessError):
-                break
             time.sleep(0.05)
 
 

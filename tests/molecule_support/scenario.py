@@ -104,7 +104,7 @@ class Scenario:
         self.down()
         for tool in ("podman", "ip", "openssl", "ssh-keygen"):
             if shutil.which(tool) is None:
-                raise LabError(f"{tool} is not installed: make setup-molecule")
+                raise LabError(f"{tool} is not installed: make setup-lab")
         self.directory.mkdir(parents=True)
         (self.directory / "platforms.json").write_text(json.dumps(platforms), encoding="utf-8")
         cluster.save(self.directory / "cluster.json", cluster.cluster(self.nodes))
@@ -150,7 +150,7 @@ class Scenario:
                 found.append({"instance": node.name, "address": str(self.process(node)), "connection": "container"})
         return found
 
-    def wait(self, node: LabNode, timeout: float = 120) -> None:
+    def wait(self, node: LabNode, timeout: float = 300) -> None:
         """Until the node's systemd has booted, its pods answer, and a machine accepts ssh."""
         _until(f"node {node.name} is up", lambda: self._is_up(node), timeout, self.place(node) / "console")
 
@@ -172,13 +172,13 @@ class Scenario:
         place.mkdir()
         argv = [sys.executable, "-m", "tests.molecule_support.traffic", self.name, str(self.directory)]
         self._background(argv, place)
-        _until("the client sends", (place / "started").exists, 20, place / "console")
+        _until("the client sends", (place / "started").exists, 120, place / "console")
 
     def stop_traffic(self) -> None:
         """End them and wait for ``traffic.json``."""
         place = self.directory / "traffic"
         os.kill(int((place / "process").read_text(encoding="ascii")), signal.SIGTERM)
-        _until("the client reports", (self.directory / "traffic.json").exists, 60, place / "console")
+        _until("the client reports", (self.directory / "traffic.json").exists, 120, place / "console")
 
     def watch(self) -> None:
         """Drop and count, from now on, what nodes send to anybody but the API server and the outside client."""
@@ -248,7 +248,7 @@ class Scenario:
     def _start_control(self) -> None:
         argv = [sys.executable, "-m", "tests.molecule_support.control", self.fabric, str(self.directory)]
         self._background(argv, self.directory)
-        _until("the API server listens", (self.directory / "kubeconfig").exists, 20, self.directory / "console")
+        _until("the API server listens", (self.directory / "kubeconfig").exists, 120, self.directory / "console")
 
     @staticmethod
     def _background(argv: Sequence[str], directory: Path) -> None:
@@ -291,7 +291,7 @@ class Scenario:
         options.append(f"--volume={self.place(node)}/shared:/opt/lab:ro")
         containers.podman("run", "--detach", "--name", name, *options, image)
         ip_batch([f"link set inner{node.number} netns {self.process(node)} name eth0"], self.fabric)
-        _until(f"systemd runs in {name}", lambda: self._booted(node), 60)
+        _until(f"systemd runs in {name}", lambda: self._booted(node), 180)
         units = {"lab-network": machine_image.NETWORK_UNIT, "lab-pods": machine_image.PODS_UNIT}
         for unit, text in units.items():
             put = f"cat >/etc/systemd/system/{unit}.service"

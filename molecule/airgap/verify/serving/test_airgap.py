@@ -23,7 +23,7 @@ def test_node_has_no_libraries_of_its_own(node):
 def test_agent_runs_and_serves(node):
     assert node.host.service("kubenode-proxy").is_running
     assert node.host.service("kubenode-proxy").is_enabled
-    within(20, "the Service answers", lambda: node.ask("10.96.0.10", 80, timeout=1).backend == "pod-1-2")
+    within(60, "the Service answers", lambda: node.ask("10.96.0.10", 80, timeout=1).backend == "pod-1-2")
     assert node.ask("198.51.100.20", 80).outcome == "answer"
     assert {answer.outcome for answer in node.ask_inside("10.96.0.20", 80, node.pods[0], 6)} == {"answer"}
 

@@ -31,7 +31,7 @@ def test_parameters_that_need_the_modules_were_set_by_the_boot(node):
 
 def test_agent_serves_again_by_itself(nodes):
     node = nodes["node1"]
-    within(90, "the Service answers", lambda: node.ask("10.96.0.10", 80, timeout=2).outcome == "answer")
+    within(180, "the Service answers", lambda: node.ask("10.96.0.10", 80, timeout=2).outcome == "answer")
     assert node.host.service("kubenode-proxy").is_running
 
 
