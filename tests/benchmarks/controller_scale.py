@@ -6,10 +6,11 @@
 ``python -m tests.benchmarks.controller_scale --nodes 1 10 50 [--services 1000] [--tasks]``
 
 Real playbook, real ssh: each node is a network namespace of this machine with an sshd and a file system of its own, and
-runs what Ansible sends it. For each number of nodes three runs: from empty, again without a change, and verify. Prints seconds by the clock,
-the processor time of ansible-playbook with all its workers and ssh clients (not of the nodes), the largest memory
-of these processes together (proportional set size), and the bytes on the wire to and from a node. Since the nodes
-run on the same processors, the seconds by the clock are worse than with real nodes; the processor time is not.
+runs what Ansible sends it. For each number of nodes three runs: from empty, again without a change, and verify.
+Prints seconds by the clock, the processor time of ansible-playbook with all its workers and ssh clients (not of the
+nodes), the largest memory of these processes together (proportional set size), the bytes on the wire to and from a
+node, and the machine's load. Since the nodes run on the same processors, the seconds by the clock are worse than with
+real nodes; the processor time hardly is.
 ``--tasks`` adds the seconds of each task by the clock. Needs root.
 """
 
@@ -63,7 +64,7 @@ kernel_unchangeable: warn
 
 
 class Measured(NamedTuple):
-    """One run of a playbook: seconds by the clock, processor seconds, MiB, bytes to and from the nodes, seconds per task."""
+    """One run: seconds by the clock, processor seconds, MiB, bytes to and from all nodes, seconds per task, load."""
 
     wall: float
     processor: float
@@ -131,10 +132,10 @@ class Bench:
         text = VARIABLES.format(directory=directory, mode=options.mode)
         (directory / "variables.yml").write_text(text, encoding="utf-8")
 
-    def play(self, fleet: Fleet, playbook: str, *options: str) -> Measured:
+    def play(self, fleet: Fleet, playbook: str) -> Measured:
         """Run a playbook against the whole fleet."""
         argv = ["ip", "netns", "exec", fleet.controller, str(ROOT / ".venv/bin/ansible-playbook")]
-        argv += ["-i", str(fleet.inventory), "-e", f"@{self.directory}/variables.yml", f"kubenode.proxy.{playbook}", *options]
+        argv += ["-i", str(fleet.inventory), "-e", f"@{self.directory}/variables.yml", f"kubenode.proxy.{playbook}"]
         environment = {
             **os.environ,
             "ANSIBLE_CONFIG": str(self.directory / "ansible.cfg"),
@@ -193,7 +194,8 @@ def report(title: str, count: int, measured: Measured) -> None:
     sys.stdout.write(
         f"{count:>5} {title:<15} {measured.wall:7.1f} s, processor {measured.processor:7.1f} s "
         f"({measured.processor / count:5.2f} per node), {measured.memory:6.0f} MiB, per node "
-        f"{measured.sent / count / 1024:7.0f} KiB to, {measured.received / count / 1024:5.0f} KiB from; load {measured.load:.1f}\n"
+        f"{measured.sent / count / 1024:7.0f} KiB to, {measured.received / count / 1024:5.0f} KiB from; "
+        f"load {measured.load:.1f}\n"
     )
     sys.stdout.flush()
 
