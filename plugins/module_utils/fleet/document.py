@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 from .nodes import AGENT, DIFFERS, DRIFTED, FAILED, OK, STALE, STATES, UNREACHABLE, WARNED, Node, natural_key
 
@@ -172,9 +172,16 @@ def _reasons(node: Node, about: About, majority: Mapping[str, str]) -> Tuple[Rea
     return tuple(found)
 
 
-def _state(reasons: Sequence[Reason]) -> str:
-    """Refused objects are the cluster's trouble, not the node's: they do not make a state."""
-    kinds = {reason.kind for reason in reasons}
+def _common_warnings(reasons: Sequence[Sequence[Reason]]) -> FrozenSet[Reason]:
+    """Warnings that more than half of the nodes that could be looked at share: they are about the cluster."""
+    looked = sum(1 for own in reasons if not any(reason.kind in (UNREACHABLE, FAILED) for reason in own))
+    shared = Counter(reason for own in reasons for reason in own if reason.kind == WARNED)
+    return frozenset(reason for reason, number in shared.items() if 2 * number > looked)
+
+
+def _state(reasons: Sequence[Reason], common: FrozenSet[Reason]) -> str:
+    """What is the cluster's trouble and not the node's makes no state: refused objects, and warnings of most nodes."""
+    kinds = {reason.kind for reason in reasons if reason not in common}
     return next((state for state in STATES if state in kinds), OK)
 
 
@@ -199,10 +206,11 @@ def make_report(nodes: Sequence[Node], about: About) -> Report:
     """The report of these nodes."""
     majority = _majority(nodes)
     reasons = tuple(_reasons(node, about, majority) for node in nodes)
+    common = _common_warnings(reasons)
     return Report(
         about=about,
         nodes=tuple(nodes),
-        states=tuple(map(_state, reasons)),
+        states=tuple(_state(own, common) for own in reasons),
         reasons=reasons,
         exceptions=_exceptions(nodes, reasons),
         majority=majority,

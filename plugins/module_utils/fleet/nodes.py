@@ -168,6 +168,11 @@ def _agent(value: Any) -> Optional[Agent]:
     )
 
 
+def _message(result: Mapping[Any, Any]) -> str:
+    """Why a task did not succeed, without what ansible-core 2.19 puts before every such message."""
+    return re.sub(r"^(?:Task failed: )+", "", text(result.get("msg")))
+
+
 def _node(name: str, found: Mapping[Any, Any], failure: str, message: str) -> Node:
     counts = _mapping(found.get("counts"))
     changes = tuple(
@@ -222,9 +227,9 @@ def read_node(entry: Any) -> Node:
     results = [result for result in map(_mapping, _list(item.get("results"))) if result and not result.get("skipped")]
     for result in results:
         if result.get("unreachable"):
-            return _node(name, {}, UNREACHABLE, text(result.get("msg")) or "cannot be reached")
+            return _node(name, {}, UNREACHABLE, _message(result) or "cannot be reached")
         if result.get("failed"):
-            return _node(name, result, FAILED, text(result.get("msg")) or "failed without a message")
+            return _node(name, result, FAILED, _message(result) or "failed without a message")
     found = results[-1] if results else {}
     if "programmed" not in found:
         return _node(name, {}, FAILED, "was not looked at: the play ended before")

@@ -26,7 +26,7 @@ STYLE = """
     --shade: #232b37; --focus: #86aef9; --bar: #47597a;
     --ok: #21493a; --ok-ink: #a9e2c6;
     --unreachable: #d5dae3; --unreachable-ink: #161b23;
-    --failed: #e0483f; --failed-ink: #fff;
+    --failed: #cf3a32; --failed-ink: #fff;
     --agent: #b784e0; --agent-ink: #1f0b30;
     --drifted: #f29a37; --drifted-ink: #2b1600;
     --stale: #e3c243; --stale-ink: #2d2300;
@@ -90,9 +90,9 @@ svg.tally rect { fill: var(--bar); }
 .s-warned { background: var(--warned); color: var(--warned-ink); }
 .s-differs { background: var(--differs); color: var(--differs-ink); }
 .k0 { background: #3f74c9; color: #fff; } .k1 { background: #e08a1e; color: #241400; }
-.k2 { background: #2f8f7b; color: #fff; } .k3 { background: #b94a73; color: #fff; }
-.k4 { background: #8a6fc2; color: #fff; } .k5 { background: #b9b03a; color: #262300; }
-.k6 { background: #5fb4d9; color: #06222e; } .k7 { background: #7d8796; color: #fff; }
+.k2 { background: #24796a; color: #fff; } .k3 { background: #b94a73; color: #fff; }
+.k4 { background: #7b5fb5; color: #fff; } .k5 { background: #b9b03a; color: #262300; }
+.k6 { background: #5fb4d9; color: #06222e; } .k7 { background: #667080; color: #fff; }
 .k8 { background: var(--shade); color: var(--soft); }
 
 .exceptions { display: grid; gap: 10px; }
