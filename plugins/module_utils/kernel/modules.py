@@ -157,7 +157,8 @@ def _built_in_by_configuration(names: Iterable[str], release: str, root: str) ->
     options = {_OPTIONS[name]: name for name in names if name in _OPTIONS}
     if not options:
         return set()
-    text = facts.read_text(f"{root}/boot/config-{release}")
+    # Distributions that keep /boot small, or replace it as a whole, have the file beside the modules.
+    text = facts.read_text(f"{root}/boot/config-{release}") or facts.read_text(f"{root}/lib/modules/{release}/config")
     if text is None:
         try:
             with gzip.open(f"{root}/proc/config.gz", "rt", encoding="utf-8", errors="replace") as stream:
