@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from typing import Deque, Dict, List, NamedTuple, Set, Tuple
+from typing import Deque, Dict, FrozenSet, List, NamedTuple, Set, Tuple
 
 from ...dataplane.iptables.canonical import canonical_rule, target_of
+from ...dataplane.iptables.portions import portions
 from ...dataplane.iptables.tables import (
     PRESENT,
     ChainKey,
@@ -22,7 +23,7 @@ from ...dataplane.iptables.tables import (
 )
 from ...resources import Change, Resource
 from .restore import DEFAULT_WAIT, restore, save
-from .variant import XtablesVariant
+from .variant import NFT, XtablesVariant
 
 KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT", "KUBE-MARK-DROP")
 
@@ -128,21 +129,30 @@ def _foreign_references(saved: SavedTables, family: str, ownership: Ownership, o
     return reached
 
 
-def _emptied(saved: SavedTables, going: ChainTable) -> Dict[str, int]:
-    """The tables that hold nothing but what is going, and how many chains go from each."""
-    names = {key.table for key in going}
+class Emptied(NamedTuple):
+    """What holds nothing but what is going: tables, with the number of chains that go, and (table, built-in chain)."""
+
+    tables: Dict[str, int]
+    builtin: FrozenSet[Tuple[str, str]]
+
+
+def _emptied(saved: SavedTables, going: ChainTable) -> Emptied:
+    """What the removal of all that is going leaves empty, of the tables and built-in chains that it is in."""
     jumps: Dict[Tuple[str, str], int] = {}
     for key, count in going.items():
         if isinstance(key, JumpKey) and isinstance(count, int):
             jumps[key.table, key.chain] = jumps.get((key.table, key.chain), 0) + count
+    builtin = frozenset(place for place, count in jumps.items() if len(saved.chains[place]) == count)
+    names = {key.table for key in going}
     for (table, chain), rules in saved.chains.items():
         if (table, chain) in saved.builtin:
-            stays = len(rules) > jumps.get((table, chain), 0)
+            stays = bool(rules) and (table, chain) not in builtin
         else:
             stays = ChainKey(table, chain) not in going
         if stays:
             names.discard(table)
-    return {name: sum(isinstance(key, ChainKey) and key.table == name for key in going) for name in names}
+    chains = [key.table for key in going if isinstance(key, ChainKey)]
+    return Emptied({name: chains.count(name) for name in names}, builtin)
 
 
 class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
@@ -151,8 +161,8 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
     ``wait``: seconds to wait for the xtables lock. ``for_removal``: what has to stay is not observed, so that an empty
     desired table removes all the rest. A shared chain (KUBE-FIREWALL) stays if kubelet has chains on the node or if it
     holds rules that are not ours; kube-proxy always leaves it. Chains that rules of others lead into stay as well.
-    ``kept`` lists what stays after observing, as ``table chain``. ``emptied``: tables that hold nothing but what goes,
-    each with the number of chains that go. ``processes``: the numbers that the last restore programs had, by which
+    ``kept`` lists what stays after observing, as ``table chain``. ``emptied`` tells what holds nothing else.
+    ``processes``: the numbers that the last restore programs had, by which
     notifications of the kernel tell our own changes.
     """
 
@@ -165,7 +175,7 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         self.variant = variant
         self.ownership = ownership
         self.kept: List[str] = []
-        self.emptied: Dict[str, int] = {}
+        self.emptied = Emptied({}, frozenset())
         self.processes: Deque[int] = deque(maxlen=64)
         self._wait = wait
         self._for_removal = for_removal
@@ -199,8 +209,13 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         return all(canonical_rule(rule, self.variant.family) in ours for rule in rules)
 
     def apply(self, change: Change[ChainTableKey, ChainTableValue]) -> None:
-        """Make the whole change in one iptables-restore: all or nothing per table. Raises KernelError."""
-        self.processes.append(restore(self.variant, restore_text(change), self._wait))
+        """Make the whole change in one iptables-restore: all or nothing per table. Raises KernelError.
+
+        With iptables-nft large changes go in portions, so that a failure may leave chains that nothing leads into.
+        """
+        parts = portions(change) if self.variant.name == NFT else [change]
+        text = "".join(map(restore_text, parts))
+        self.processes.append(restore(self.variant, text, self._wait))
 
     def describe(self, key: ChainTableKey, value: ChainTableValue) -> List[str]:
         """The lines of iptables-save for one chain or jump."""

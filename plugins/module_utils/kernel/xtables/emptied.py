@@ -1,16 +1,16 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tables of iptables-nft in which nothing is left once our chains have gone.
+"""Tables and built-in chains of iptables-nft in which nothing is left once our chains have gone.
 
-iptables-nft makes a table with its built-in chains when the first rule comes, and never deletes it again. Legacy
+iptables-nft makes a table and a built-in chain when the first rule for it comes, and never deletes them again. Legacy
 tables cannot be deleted at all while their module is loaded. Source: linux/netfilter/nf_tables.h.
 """
 
 from __future__ import annotations
 
 import errno
-from typing import Dict, List, NamedTuple, Set, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Tuple
 
 from ...errors import KernelError
 from ...resources import Change, Resource
@@ -36,17 +36,18 @@ _ACCEPT = 1
 _OVERTAKEN = frozenset((errno.EBUSY, errno.ENOENT))
 
 
-class BuiltinChains(NamedTuple):
-    """The names of a table's built-in chains."""
+class EmptiedKey(NamedTuple):
+    """A table, or with ``chain`` a built-in chain of it."""
 
-    names: Tuple[str, ...]
+    table: str
+    chain: str = ""
 
 
-class EmptiedTablesResource(Resource[str, BuiltinChains]):
-    """The tables that the removal of our chains leaves empty, by name: for taking them away afterwards.
+class EmptiedTablesResource(Resource[EmptiedKey, bool]):
+    """The tables and built-in chains that the removal of our chains leaves empty: for taking them away afterwards.
 
-    ``chains``: the resource, made for removal, whose removal it is. A table in which there is nothing of ours now is
-    never touched, nor is one with a policy other than ACCEPT.
+    ``chains``: the resource, made for removal, whose removal it is. Where there is nothing of ours now nothing is
+    touched, nor is anything with a policy other than ACCEPT.
     """
 
     def __init__(self, chains: ChainsResource) -> None:
@@ -54,22 +55,28 @@ class EmptiedTablesResource(Resource[str, BuiltinChains]):
         self._chains = chains
         self._family = chains.variant.family
 
-    def observe(self) -> Dict[str, BuiltinChains]:
-        """Those tables. ``chains`` has to be observed before. Raises KernelError."""
-        if not self._chains.emptied:
+    def observe(self) -> Dict[EmptiedKey, bool]:
+        """Those tables and chains. ``chains`` has to be observed before. Raises KernelError."""
+        emptied = self._chains.emptied
+        if not emptied.tables and not emptied.builtin:
             return {}
         with NetlinkSocket(NETLINK_NETFILTER) as sock:
             try:
-                uses = self._uses(sock)
-                builtin, strict = self._builtin(sock)
+                uses, policies = self._uses(sock), self._policies(sock)
             except NetlinkRefusal as refusal:
                 raise KernelError(f"{self.name}: cannot be read: {refusal}") from refusal
         found = {}
-        for table in self._chains.emptied:
-            chains = builtin.get(table, [])
-            if table not in strict and uses.get(table) == len(chains) + self._chains.emptied[table]:
-                found[table] = BuiltinChains(tuple(sorted(chains)))
+        for (table, chain), policy in policies.items():
+            whole = self._is_emptied(table, uses, policies)
+            if whole or ((table, chain) in emptied.builtin and policy == _ACCEPT):
+                found[EmptiedKey(table, chain)] = True
+        found.update({EmptiedKey(table): True for table in emptied.tables if self._is_emptied(table, uses, policies)})
         return found
+
+    def _is_emptied(self, table: str, uses: Mapping[str, int], policies: Mapping[Tuple[str, str], int]) -> bool:
+        going = self._chains.emptied.tables.get(table)
+        builtin = [policy for (owner, _chain), policy in policies.items() if owner == table]
+        return going is not None and uses.get(table) == len(builtin) + going and set(builtin) <= {_ACCEPT}
 
     def _uses(self, sock: NetlinkSocket) -> Dict[str, int]:
         """How many things (chains, sets and others) each table of the family holds."""
@@ -80,33 +87,37 @@ class EmptiedTablesResource(Resource[str, BuiltinChains]):
             found[attribute_text(attributes[_TABLE_NAME])] = use
         return found
 
-    def _builtin(self, sock: NetlinkSocket) -> Tuple[Dict[str, List[str]], Set[str]]:
-        """The built-in chains of each table, and the tables in which one has a policy other than ACCEPT."""
-        found: Dict[str, List[str]] = {}
-        strict: Set[str] = set()
+    def _policies(self, sock: NetlinkSocket) -> Dict[Tuple[str, str], int]:
+        """The policies of all chains with a hook."""
+        found = {}
         for payload, _kind, start, end in sock.dump(GET_CHAIN, family_header(self._family)):
             attributes = parse_attributes(payload, start + 4, end)
-            if _CHAIN_HOOK not in attributes:
-                continue
-            table = attribute_text(attributes[_CHAIN_TABLE])
-            found.setdefault(table, []).append(attribute_text(attributes[_CHAIN_NAME]))
-            if int.from_bytes(attributes.get(_CHAIN_POLICY, b""), "big") != _ACCEPT:
-                strict.add(table)
-        return found, strict
+            if _CHAIN_HOOK in attributes:
+                key = (attribute_text(attributes[_CHAIN_TABLE]), attribute_text(attributes[_CHAIN_NAME]))
+                found[key] = int.from_bytes(attributes.get(_CHAIN_POLICY, b""), "big")
+        return found
 
-    def apply(self, change: Change[str, BuiltinChains]) -> None:
-        """Delete them, each as a whole and only if it is really empty. Raises KernelError."""
+    def apply(self, change: Change[EmptiedKey, bool]) -> None:
+        """Delete them, each table as a whole, and only what is really empty. Raises KernelError."""
         header = family_header(self._family)
         with NetlinkSocket(NETLINK_NETFILTER) as sock:
-            for table, chains in change.removed.items():
+            for keys in _together(change.removed):
                 batch: List[Message] = [BATCH_BEGIN]
-                for name in chains.names:
-                    batch.append((DELETE_CHAIN, _NOT_RECURSIVE, header + text(1, table) + text(3, name)))
-                batch += [(DELETE_TABLE, _NOT_RECURSIVE, header + text(1, table)), BATCH_END]
-                errors = sock.transact(batch, single_send=True, acknowledge=False).errors
+                for key in keys:
+                    what = (DELETE_CHAIN, text(_CHAIN_NAME, key.chain)) if key.chain else (DELETE_TABLE, b"")
+                    batch.append((what[0], _NOT_RECURSIVE, header + text(1, key.table) + what[1]))
+                errors = sock.transact([*batch, BATCH_END], single_send=True, acknowledge=False).errors
                 if errors and not {error.errno for error in errors} & _OVERTAKEN:
-                    raise KernelError(f"{self.name}: {table}: cannot be deleted: {errors[0]}")
+                    raise KernelError(f"{self.name}: {keys[-1].table}: cannot be deleted: {errors[0]}")
 
-    def describe(self, key: str, value: BuiltinChains) -> List[str]:
-        """The table and its chains as iptables-save begins them."""
-        return [f"*{key}", *(f"{key}: :{name} ACCEPT [0:0]" for name in value.names)]
+    def describe(self, key: EmptiedKey, value: bool) -> List[str]:
+        """The table or chain as iptables-save begins it."""
+        return [f"{key.table}: :{key.chain} ACCEPT [0:0]" if key.chain else f"*{key.table}"]
+
+
+def _together(keys: Iterable[EmptiedKey]) -> List[List[EmptiedKey]]:
+    """What has to go in one transaction: a table after its chains; chains of a table that stays, each alone."""
+    listed = list(keys)
+    tables = [key.table for key in listed if not key.chain]
+    found = [[key for key in listed if key.table == table and key.chain] + [EmptiedKey(table)] for table in tables]
+    return found + [[key] for key in listed if key.table not in tables]
