@@ -17,10 +17,7 @@ BRIEF_LENGTH = 150
 
 @dataclass
 class Row:
-    """One case: flows equal and compared, how long it took, what differs, and why it could not be run, if so.
-
-    ``tries``: 2 if it had to be run again.
-    """
+    """One case: flows equal and compared, how long it took, what differs, and why it could not be run, if so."""
 
     case: str
     mode: str
@@ -29,7 +26,6 @@ class Row:
     seconds: float = 0.0
     differences: list[Difference] = field(default_factory=list)
     error: str | None = None
-    tries: int = 1
 
     @property
     def whole(self) -> bool:
@@ -49,7 +45,7 @@ class Row:
     def lines(self, verbose: bool = False) -> list[str]:
         """The row of the table with the first difference; with *verbose*, the other differences below it."""
         texts = [_describe(difference) for difference in self.differences]
-        first = self.error or (texts[0] if texts else "second try" if self.tries > 1 else "")
+        first = self.error or (texts[0] if texts else "")
         row = f"{self.case:<44} {self.equal:>3}/{self.total:<3} {self.seconds:>5.1f}s  {first}".rstrip()
         return [row, *("    " + text for text in texts[1:])] if verbose else [row]
 
@@ -84,10 +80,9 @@ class Report:
 
     def summary(self) -> str:
         """The last line of the table."""
-        again = sum(row.tries > 1 for row in self.rows)
         return (
             f"{self.mode}: {self.equal}/{self.total} flows equal, {self.whole_cases}/{len(self.rows)} cases,"
-            f" {self.seconds:.0f}s" + (f", {again} at the second try" if again else "")
+            f" {self.seconds:.0f}s"
         )
 
     def to_json(self) -> str:

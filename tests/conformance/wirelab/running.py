@@ -27,18 +27,10 @@ def run_cases(
     save: str | None,
     on_row: Callable[[Row], None],
 ) -> list[Row]:
-    """One case after the other; *on_row* is called as soon as a case is done.
-
-    A case that differs is run once more, from its beginning: on a busy machine a packet can get lost in the lab itself.
-    What differs twice differs; what does not is said to have needed a second try.
-    """
+    """One case after the other; *on_row* is called as soon as a case is done."""
     rows = []
     for case in cases:
         row = run_case(case, options, rules, against, save)
-        if not row.whole:
-            again = run_case(case, options, rules, against, save)
-            again.tries = 2
-            row = again if again.whole else row
         rows.append(row)
         on_row(row)
     return rows

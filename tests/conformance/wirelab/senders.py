@@ -31,6 +31,7 @@ TRY_SECONDS = 0.9
 # The second try of what looks dropped waits longer, so that a busy machine is not mistaken for a firewall.
 SECOND_TRY_FACTOR = 2
 AT_ONCE, AT_ONCE_SLOW = 60, 24
+FULL_QUEUE_PAUSE = 0.05
 
 DROP = "drop"
 
@@ -79,6 +80,8 @@ class Senders:
             outcome = await asyncio.wait_for(send(flow, made), seconds)
         except asyncio.TimeoutError:
             outcome = DROP
+        except PermissionError as error:
+            outcome = failure(made, await self._refusal(made, SECOND_TRY_FACTOR * seconds) or error)
         except OSError as error:
             outcome = failure(made, error)
         else:
@@ -105,6 +108,26 @@ class Senders:
             made.bind((source or ANY[family], port))
         return made
 
+    async def _refusal(self, made: socket.socket, seconds: float) -> OSError | None:
+        """The error that an ICMP message brings to a socket whose packet a filter of its own host did not let out.
+
+        Sending then fails with EPERM, whether the packet was refused or dropped: only the message tells. It comes over
+        the loopback device, mostly before send() returns, but later where ksoftirqd has been given the received packets
+        because there were many of them. None if no message comes within so many seconds.
+        """
+
+        async def receive() -> None:
+            while True:  # a raw socket gets packets of other flows as well
+                await self._loop.sock_recv(made, 4096)
+
+        try:
+            await asyncio.wait_for(receive(), seconds)
+        except asyncio.TimeoutError:
+            return None
+        except OSError as error:
+            return error
+        return None
+
     def close(self) -> None:
         """Close the connections that flows left open."""
         for connection in self.open_connections.values():
@@ -127,9 +150,20 @@ class Senders:
             self.open_connections[name] = made
         return _answered(line)
 
+    async def _send(self, made: socket.socket, data: bytes) -> None:
+        """Send a datagram, again and again while a full queue of this very machine keeps it from leaving."""
+        while True:
+            try:
+                made.send(data)
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+            await asyncio.sleep(FULL_QUEUE_PAUSE)
+
     async def _udp(self, flow: Flow, made: socket.socket) -> str:
         nonce = b"%x" % random.getrandbits(60)
-        made.send(nonce + b" ")
+        await self._send(made, nonce + b" ")
         while True:
             got, _, line = (await self._loop.sock_recv(made, 2048)).partition(b" ")
             if got == nonce:  # not the late answer to an earlier try from the same port
@@ -138,7 +172,7 @@ class Senders:
     async def _sctp(self, flow: Flow, made: socket.socket) -> str:
         port = flow.source_port or random.randrange(20000, 60000)
         tag = random.getrandbits(32) | 1
-        made.send(sctp.packet(port, flow.port, 0, sctp.init(tag)))
+        await self._send(made, sctp.packet(port, flow.port, 0, sctp.init(tag)))
         while True:
             data = await self._loop.sock_recv(made, 4096)
             packet = sctp.parse(sctp.strip_ipv4_header(data) if flow.version == 4 else data)
