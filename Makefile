@@ -22,7 +22,7 @@ export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
 .PHONY: help setup setup-lab demo docs record test extended .steps lint unit pythons kernel uml systemd molecule modules sanity ansible-units \
-	build cores importer played conformance clean
+	build packed cores importer played conformance clean
 
 help:
 	@sed -n 's/^| `\(make [a-z-]*\)` | \([^|]*\) |.*/\1\t\2/p' CONTRIBUTING.md | expand -t 20
@@ -99,14 +99,17 @@ ansible-units: setup
 build: setup
 	.ci/build
 
-cores: build
+cores: packed
 	.ci/cores
 
-played: build setup-lab
+played: packed setup-lab
 	.ci/play-installed
 
-importer: build
+importer: packed
 	.ci/importer
+
+packed: setup
+	@.ci/build --if-needed
 
 pythons: setup
 	.ci/pythons
