@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 from .selectors import Predicate, field_predicate, label_predicate
 from .store import KINDS, Compacted, Event, Kind, Object, Store
 from .tls import Certificates
+from .writes import place_of, write
 
 _EXPIRED = (
     "The provided continue parameter is too old to display a consistent list result. You can start a new list without "
@@ -114,7 +115,7 @@ class ApiServer:
         self.controllers: List[Callable[[Store], None]] = []
         self.generation = 0
         handler = type("Handler", (_Handler,), {"api": self})
-        self._server = _TlsServer(address, handler, certificates)
+        self._server = TlsServer(address, handler, certificates)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
         self._thread.start()
 
@@ -139,7 +140,9 @@ class ApiServer:
         self._thread.join()
 
 
-class _TlsServer(http.server.ThreadingHTTPServer):
+class TlsServer(http.server.ThreadingHTTPServer):
+    """Answers each connection over TLS in a thread of its own."""
+
     daemon_threads = True
     request_queue_size = 64
 
@@ -201,16 +204,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(failure.code, failure.body, headers)
 
     def do_POST(self) -> None:
-        """Accept an event and keep it for the test to see."""
-        length = int(self.headers.get("Content-Length", "0"))
+        """Write an object of a kind that the store has; anything else, an event say, is kept for the test to see."""
+        length = int(self.headers.get("Content-Length") or "0")
         body = json.loads(self.rfile.read(length) or b"{}")
         try:
             self._authorize()
         except Failure as failure:
             self._send(failure.code, failure.body)
             return
+        place = place_of(urllib.parse.urlsplit(self.path).path)
+        if place is not None:
+            self._send(*write(self.api.store, self.command, place, body))
+            return
         self.api.posted.append(body)
         self._send(201, body)
+
+    do_PUT = do_DELETE = do_POST
 
     def do_PATCH(self) -> None:
         """Apply a merge patch (RFC 7386), with the resourceVersion in it as a precondition."""
