@@ -1,0 +1,167 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How long the agent takes to put back what somebody alters by hand, and what it costs while nothing happens.
+
+    unshare -n python -m tests.benchmarks.agent_repair --mode nftables
+    unshare -n python -m tests.benchmarks.agent_repair --mode iptables --variant legacy --services 100,1000,5000
+    python -m tests.lab.uml --memory 2G -- python -m tests.benchmarks.agent_repair --mode ipvs [--without-tap]
+
+The agent is the real process, the API server the test one. For each number of Services: one line of JSON with the
+processor seconds (user and system, children included) that a minute of idleness takes, and the seconds from each
+foreign command's start until everything is as before. ``--without-tap``: ipvs without a netlink monitoring device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+from tests import conftest  # noqa: F401  (makes the collection importable)
+from tests.lab import system
+
+# isort: split
+
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, service, wait_for
+
+SETTLE_SECONDS, IDLE_SECONDS, GIVE_UP_SECONDS = 90.0, 60.0, 120.0
+
+Commands = List[Sequence[str]]
+
+
+def ipvs_commands() -> Dict[str, Commands]:
+    """What may be done to virtual servers, ipsets and addresses."""
+    server, real = f"{cluster_ip(2)}:80", f"{endpoint_ip(2, 0)}:8080"
+    return {
+        "virtual server deleted": [("ipvsadm", "-D", "-t", server)],
+        "virtual server altered": [("ipvsadm", "-E", "-t", server, "-s", "lc")],
+        "real server deleted": [("ipvsadm", "-d", "-t", server, "-r", real)],
+        "weight altered": [("ipvsadm", "-e", "-t", server, "-r", real, "-m", "-w", "7")],
+        "ipset entry deleted": [("ipset", "del", "KUBE-CLUSTER-IP", f"{cluster_ip(2)},tcp:80")],
+        "ipset entry exchanged": [
+            ("ipset", "add", "KUBE-CLUSTER-IP", "10.99.9.9,tcp:80"),
+            ("ipset", "del", "KUBE-CLUSTER-IP", f"{cluster_ip(2)},tcp:80"),
+        ],
+        "address deleted": [("ip", "address", "del", f"{cluster_ip(3)}/32", "dev", "kube-ipvs0")],
+    }
+
+
+def iptables_commands(program: str) -> Dict[str, Commands]:
+    """What may be done to chains and rules that every mode with iptables has."""
+    chain = ("-t", "nat", "KUBE-MARK-MASQ")
+    return {
+        "jump deleted": [(program, "-t", "nat", "-D", "PREROUTING", "1")],
+        "chain flushed": [(program, "-t", "nat", "-F", "KUBE-POSTROUTING")],
+        "rule deleted": [(program, "-t", "nat", "-D", "KUBE-MARK-MASQ", "1")],
+        "rule altered, same size": [(program, *chain[:2], "-R", chain[2], "1", "-j", "MARK", "--or-mark", "0x1000")],
+    }
+
+
+def nftables_commands() -> Dict[str, Commands]:
+    """What may be done to the table."""
+    table = ("ip", "kube-proxy")
+    return {
+        "map flushed": [("nft", "flush", "map", *table, "service-ips")],
+        "chain flushed": [("nft", "flush", "chain", *table, "services")],
+        "rule added": [("nft", "insert", "rule", *table, "services", "ip", "daddr", "198.51.100.9", "drop")],
+        "table deleted": [("nft", "delete", "table", *table)],
+    }
+
+
+def _digest(*command: str) -> Tuple[str, ...]:
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    # Chains of built-in tables and counters vary; the order of chains and elements too.
+    return tuple(sorted(line for line in text.splitlines() if not line.startswith((":", "#"))))
+
+
+def content(mode: str, variant: str) -> Tuple[Tuple[str, ...], ...]:
+    """Everything that the mode has programmed."""
+    if mode == "nftables":
+        return (_digest("nft", "-s", "list", "table", "ip", "kube-proxy"),)
+    found = (_digest(f"iptables-{variant}-save"),)
+    if mode == "ipvs":
+        addresses = _digest("ip", "-4", "-o", "address", "show", "dev", "kube-ipvs0")
+        words = tuple(line.split()[3] for line in addresses)
+        found += (_digest("ipvsadm", "-Sn"), _digest("ipset", "save"), tuple(sorted(words)))
+    return found
+
+
+def repaired(node: AgentNode, commands: Commands) -> float:
+    """Seconds until the agent has counted a repair; then everything is as before."""
+    known = node.status()["driftRepaired"]
+    started = time.monotonic()
+    for command in commands:
+        subprocess.run(command, check=True)
+    wait_for(lambda: node.status()["driftRepaired"] > known, GIVE_UP_SECONDS, 0.02)
+    return round(time.monotonic() - started, 2)
+
+
+def measure(node: AgentNode, services: int, endpoints: int, commands: Dict[str, Commands]) -> Dict[str, Any]:
+    """Fill the cluster, start the agent, let it idle, and then damage the node in every way."""
+    for number in range(1, services + 1):
+        node.store.put(service(number))
+        node.store.put(endpoint_slice(number, count=endpoints))
+    node.start()
+    time.sleep(SETTLE_SECONDS)
+    load, processor = os.getloadavg()[0], node.processor_seconds()
+    time.sleep(IDLE_SECONDS)
+    idle = node.processor_seconds() - processor
+    before = content(node.mode, node.kernel_variant)
+    seconds = {}
+    for what, lines in commands.items():
+        seconds[what] = repaired(node, lines)
+        if content(node.mode, node.kernel_variant) != before:
+            raise SystemExit(f"{what}: not everything is as before")
+    return {
+        "mode": node.mode,
+        "variant": node.kernel_variant,
+        "services": services,
+        "idle_processor_s_per_minute": round(idle * 60 / IDLE_SECONDS, 2),
+        "repair_s": seconds,
+        "rss_mib": round(node.resident_mebibytes(), 1),
+        "load": round(load, 1),
+    }
+
+
+def main() -> int:
+    """Measure as the arguments say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", default="nftables", choices=["iptables", "ipvs", "nftables"])
+    parser.add_argument("--variant", default="", choices=["", "nft", "legacy"], help="which iptables")
+    parser.add_argument("--services", default="100,1000,5000")
+    parser.add_argument("--endpoints", type=int, default=5, help="for each Service")
+    parser.add_argument("--without-tap", action="store_true", help="ipvs: no netlink monitoring device")
+    arguments = parser.parse_args()
+    system.ip_batch(["link set lo up"])
+    if arguments.without_tap:
+        # What has the name but is of another kind is left alone.
+        system.ip_batch(["link add kube-nlmon0 type dummy"])
+    variant = arguments.variant or ("legacy" if arguments.mode == "ipvs" else "")
+    make: Dict[str, Callable[[], Dict[str, Commands]]] = {
+        "nftables": nftables_commands,
+        "iptables": lambda: iptables_commands(f"iptables-{variant}"),
+        "ipvs": lambda: {**ipvs_commands(), **iptables_commands(f"iptables-{variant}")},
+    }
+    for services in map(int, arguments.services.split(",")):
+        with tempfile.TemporaryDirectory() as scratch:
+            node = AgentNode(Path(scratch), arguments.mode, variant)
+            try:
+                result = measure(node, services, arguments.endpoints, make[arguments.mode]())
+                sys.stdout.write(json.dumps(result) + "\n")
+                sys.stdout.flush()
+                node.stop()
+                node.run("cleanup", "--state-directory", str(Path(scratch) / "run"))
+            finally:
+                node.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

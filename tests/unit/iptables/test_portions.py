@@ -1,0 +1,102 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Large changes of chains, divided: what is reachable changes at once, and no rule leads to a missing chain."""
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.canonical import target_of
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.portions import (
+    PORTION,
+    WHOLE,
+    callees_first,
+    portions,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import (
+    PRESENT,
+    ChainKey,
+    JumpKey,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
+
+JUMP = JumpKey("nat", "PREROUTING", "-j KUBE-SERVICES")
+
+
+def nat(name):
+    return ChainKey("nat", name)
+
+
+def table(services):
+    """Chains of numbered Services in the order in which they are rendered: callers first."""
+    found = {nat("KUBE-SERVICES"): tuple(f"-d 10.96.0.{n}/32 -j KUBE-SVC-{n}" for n in range(services)), JUMP: 1}
+    for number in range(services):
+        endpoints = [f"KUBE-SEP-{number}-{index}" for index in range(2)]
+        found[nat(f"KUBE-SVC-{number}")] = tuple(f"-m comment --comment x -j {name}" for name in endpoints)
+        for name in endpoints:
+            found[nat(name)] = ("-s 10.0.0.1/32 -j KUBE-MARK-MASQ", "-j DNAT --to-destination 10.0.0.1:80")
+    found[nat("KUBE-MARK-MASQ")] = ("-j MARK --or-mark 0x4000",)
+    found[nat("KUBE-FIREWALL")] = PRESENT
+    return found
+
+
+def applied(parts, before):
+    """The table after each part, checked: every jump leads to a chain that is there."""
+    state = dict(before)
+    for part in parts:
+        for key in part.removed:
+            del state[key]
+        state.update(part.added)
+        state.update({key: new for key, (_old, new) in part.replaced.items()})
+        for key, rules in state.items():
+            targets = [target_of(key.rule)] if isinstance(key, JumpKey) else map(target_of, rules)
+            for target in targets if rules != PRESENT else ():
+                assert not target.startswith("KUBE-") or nat(target) in state, (key, target)
+        yield dict(state)
+
+
+def reachable(state):
+    return JUMP in state and state[nat("KUBE-SERVICES")]
+
+
+@pytest.mark.parametrize("services", [1, WHOLE // 3 - 1])
+def test_small_changes_stay_whole(services):
+    change = Change(added=table(services))
+    assert portions(change) == [change]
+    change = Change(removed=table(services))
+    assert portions(change) == [change]
+
+
+def test_new_chains_come_ahead_and_nothing_meets_them_before_the_last_part():
+    wanted = table(1000)
+    parts = portions(Change(added=wanted))
+    assert len(parts) > 3000 // PORTION and max(map(len, parts)) <= PORTION
+    *earlier, last = applied(parts, {})
+    assert last == wanted
+    assert not any(map(reachable, earlier))
+
+
+def test_chains_that_go_are_unreachable_first():
+    before = table(1000)
+    parts = portions(Change(removed=before))
+    first, *_others, last = applied(parts, before)
+    assert JUMP not in first and last == {} and max(map(len, parts)) <= PORTION
+
+
+def test_a_large_change_of_what_is_reachable_happens_at_once():
+    before, after = table(10), table(1000)
+    services = nat("KUBE-SERVICES")
+    added = {key: value for key, value in after.items() if key not in before}
+    change = Change(added=added, replaced={services: (before[services], after[services])})
+    seen = [state[services] for state in applied(portions(change), before)]
+    assert seen[-1] == after[services] and set(seen[:-1]) == {before[services]}
+    back = Change(removed=added, replaced={services: (after[services], before[services])})
+    states = list(applied(portions(back), after))
+    assert states[0][services] == before[services] and states[-1] == before
+
+
+def test_order_of_calls_also_where_siblings_call_each_other():
+    chains = {nat(name): rules for name, rules in {"A": ("-j B", "-j C"), "B": (), "C": ("-j B",)}.items()}
+    order = [key.chain for key in callees_first(chains)]
+    assert order.index("B") < order.index("C") < order.index("A")
