@@ -8,7 +8,7 @@
 Real playbook, real ssh: each node is a network namespace of this machine with an sshd and a file system of its own, and
 runs what Ansible sends it. For each number of nodes three runs: from empty, again without a change, and verify.
 Prints seconds by the clock, the processor time of ansible-playbook with all its workers and ssh clients (not of the
-nodes), the largest memory of these processes together (proportional set size), the bytes on the wire to and from a
+nodes) and of its first process alone, which no further processor makes faster; the largest memory of these processes together (proportional set size), the bytes on the wire to and from a
 node, and the machine's load. Since the nodes run on the same processors, the seconds by the clock are worse than with
 real nodes; the processor time hardly is.
 ``--tasks`` adds the seconds of each task by the clock. Needs root.
@@ -31,7 +31,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Dict, List, NamedTuple, Sequence
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
 from tests.benchmarks.controller_fleet import ROOT, Fleet
@@ -43,6 +43,7 @@ from tests.lab.system import LabError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot import canonical_snapshot
 
 PR_SET_CHILD_SUBREAPER = 36
+PLAYS = {"from empty": "converge", "without change": "converge", "verify": "verify"}
 #: As in examples/inventory-1000/ansible.cfg, except for what is about the screen.
 CONFIGURATION = """\
 [defaults]
@@ -64,10 +65,11 @@ kernel_unchangeable: warn
 
 
 class Measured(NamedTuple):
-    """One run: seconds by the clock, processor seconds, MiB, bytes to and from all nodes, seconds per task, load."""
+    """One run: seconds by the clock, of processors, of the first process; MiB, bytes to and from nodes, tasks, load."""
 
     wall: float
     processor: float
+    first: float
     memory: float
     sent: int
     received: int
@@ -83,12 +85,14 @@ class Memory(threading.Thread):
         self.process = process
         self.others = set(others)
         self.peak = 0.0
+        self.seconds = 0.0
         self.ended = threading.Event()
 
     def run(self) -> None:
         """Look four times a second."""
         while not self.ended.wait(0.25):
             self.peak = max(self.peak, sum(map(_memory, self._family())) / 1024)
+            self.seconds = max(self.seconds, _seconds(self.process))
 
     def _family(self) -> List[int]:
         parents: Dict[int, int] = {}
@@ -111,6 +115,16 @@ def _memory(process: int) -> int:
         return 0
     found = re.search(r"^Pss: +(\d+)", text, re.MULTILINE)
     return int(found.group(1)) if found else 0
+
+
+def _seconds(process: int) -> float:
+    """Processor seconds of a process without its children."""
+    try:
+        status = Path("/proc", str(process), "stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0.0
+    user, system = status.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _children_seconds() -> float:
@@ -170,6 +184,7 @@ class Bench:
         return Measured(
             wall,
             _children_seconds() - before,
+            memory.seconds,
             memory.peak,
             after[0] - traffic[0],
             after[1] - traffic[1],
@@ -193,7 +208,8 @@ def report(title: str, count: int, measured: Measured) -> None:
     """Print one line."""
     sys.stdout.write(
         f"{count:>5} {title:<15} {measured.wall:7.1f} s, processor {measured.processor:7.1f} s "
-        f"({measured.processor / count:5.2f} per node), {measured.memory:6.0f} MiB, per node "
+        f"({measured.processor / count:5.2f} per node; first process {measured.first:.1f} s), "
+        f"{measured.memory:6.0f} MiB, per node "
         f"{measured.sent / count / 1024:7.0f} KiB to, {measured.received / count / 1024:5.0f} KiB from; "
         f"load {measured.load:.1f}\n"
     )
@@ -209,8 +225,7 @@ def measure(directory: Path, options: argparse.Namespace) -> None:
         place.mkdir()
         names = [node_name(number) if count <= 20 else f"worker-{number:04}" for number in range(count)]
         with Fleet(place, names) as fleet:
-            runs: List[Any] = [("from empty", "converge"), ("without change", "converge"), ("verify", "verify")]
-            for title, playbook in runs:
+            for title, playbook in list(PLAYS.items())[: options.plays]:
                 measured = bench.play(fleet, playbook)
                 report(title, count, measured)
                 if options.tasks:
@@ -226,6 +241,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--services", type=int, default=1000)
     parser.add_argument("--endpoints", type=int, default=5, help="of each Service (default: 5)")
     parser.add_argument("--mode", choices=("iptables", "nftables"), default="nftables")
+    parser.add_argument("--plays", type=int, default=len(PLAYS), help="how many of these: " + ", ".join(PLAYS))
     parser.add_argument("--tasks", action="store_true", help="also print the longest tasks")
     options = parser.parse_args(arguments)
     if os.geteuid() != 0:
