@@ -1,0 +1,375 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The Grafana dashboard as data: rows of panels, each with its expressions. The JSON is written from here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+PATH = Path("examples/monitoring/dashboard.json")
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+NODE = 'job=~"$job", instance=~"$instance"'
+_WIDTH = 24
+
+
+class Panel(NamedTuple):
+    """One panel: ``queries`` are (expression, legend); ``kind`` is stat or timeseries; sizes are Grafana's."""
+
+    title: str
+    about: str
+    queries: Tuple[Tuple[str, str], ...]
+    kind: str = "timeseries"
+    unit: str = "short"
+    width: int = 8
+    height: int = 8
+    # From this value on a number is shown in red; None: never.
+    alarm: Optional[float] = None
+
+
+def selected(metric: str, more: str = "") -> str:
+    """A metric of the nodes that are chosen."""
+    return f"{metric}{{{NODE}{', ' if more else ''}{more}}}"
+
+
+def rate(metric: str, more: str = "") -> str:
+    """The rate per second of a counter."""
+    return f"rate({selected(metric, more)}[$__rate_interval])"
+
+
+def quantile(share: float, metric: str, by: str = "le") -> str:
+    """A quantile of a histogram over all chosen nodes."""
+    return f"histogram_quantile({share}, sum by ({by}) ({rate(metric + '_bucket')}))"
+
+
+_SYNC = "kubeproxy_sync_proxy_rules"
+_PROGRAMMING = "kubeproxy_network_programming_duration_seconds"
+REPAIRED = f"increase({selected('kubenode_proxy_drift_repaired_total')}[1h])"
+
+ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
+    (
+        "At a glance",
+        (
+            Panel(
+                "Nodes down",
+                "Nodes whose service proxy cannot be scraped. They serve what they were last given.",
+                ((f"count({selected('up')} == 0) or vector(0)", ""),),
+                "stat",
+                width=4,
+                height=4,
+                alarm=1,
+            ),
+            Panel(
+                "Cut off from the API server",
+                "Nodes of whose watches not all are open.",
+                ((f"count({selected('kubenode_proxy_api_connected')} == 0) or vector(0)", ""),),
+                "stat",
+                width=4,
+                height=4,
+                alarm=1,
+            ),
+            Panel(
+                "Longest wait for a sync",
+                "How long the node that is most behind has waited for a sync to succeed.",
+                (
+                    (
+                        f"max(({selected(_SYNC + '_last_queued_timestamp_seconds')}"
+                        f" - {selected(_SYNC + '_last_timestamp_seconds')}) > 0) or vector(0)",
+                        "",
+                    ),
+                ),
+                "stat",
+                "s",
+                width=4,
+                height=4,
+                alarm=60,
+            ),
+            Panel(
+                "Programming latency, p99",
+                "From the change of endpoints to their being programmed, over all chosen nodes.",
+                ((quantile(0.99, _PROGRAMMING), ""),),
+                "stat",
+                "s",
+                width=4,
+                height=4,
+                alarm=30,
+            ),
+            Panel(
+                "Repaired in an hour",
+                "Entries that others had changed or removed and that were put back.",
+                ((f"sum({REPAIRED}) or vector(0)", ""),),
+                "stat",
+                width=4,
+                height=4,
+                alarm=1,
+            ),
+            Panel(
+                "Objects refused",
+                "Objects of the cluster that are left out because they are not valid.",
+                ((f"sum(max by (kind) ({selected('kubenode_proxy_objects_refused')})) or vector(0)", ""),),
+                "stat",
+                width=4,
+                height=4,
+                alarm=1,
+            ),
+        ),
+    ),
+    (
+        "Syncs",
+        (
+            Panel(
+                "Duration of a sync",
+                "Median and 99th percentile of all syncs of the chosen nodes.",
+                (
+                    (quantile(0.5, _SYNC + "_duration_seconds", "le, ip_family"), "p50 {{ip_family}}"),
+                    (quantile(0.99, _SYNC + "_duration_seconds", "le, ip_family"), "p99 {{ip_family}}"),
+                ),
+                unit="s",
+            ),
+            Panel(
+                "Syncs per second",
+                "Partial syncs cost as much as the change; a full one observes everything.",
+                (
+                    (f"sum({rate('kubeproxy_sync_partial_proxy_rules_duration_seconds_count')})", "partial"),
+                    (f"sum({rate('kubeproxy_sync_full_proxy_rules_duration_seconds_count')})", "full"),
+                ),
+                unit="ops",
+            ),
+            Panel(
+                "Slowest nodes",
+                "99th percentile of the duration of a sync on the ten slowest nodes.",
+                ((f"topk(10, {quantile(0.99, _SYNC + '_duration_seconds', 'le, instance')})", "{{instance}}"),),
+                unit="s",
+            ),
+            Panel(
+                "Programming latency",
+                "From the change of endpoints to their being programmed.",
+                (
+                    (quantile(0.5, _PROGRAMMING), "p50"),
+                    (quantile(0.9, _PROGRAMMING), "p90"),
+                    (quantile(0.99, _PROGRAMMING), "p99"),
+                ),
+                unit="s",
+            ),
+            Panel(
+                "Changes per second",
+                "Changes of Services and of their endpoints that nodes have seen.",
+                (
+                    (f"max({rate(_SYNC + '_service_changes_total')})", "Services"),
+                    (f"max({rate(_SYNC + '_endpoint_changes_total')})", "endpoints"),
+                ),
+                unit="ops",
+            ),
+            Panel(
+                "Changes that wait",
+                "The most changes on any node that no sync has taken up yet.",
+                (
+                    (f"max({selected(_SYNC + '_service_changes_pending')})", "Services"),
+                    (f"max({selected(_SYNC + '_endpoint_changes_pending')})", "endpoints"),
+                ),
+            ),
+        ),
+    ),
+    (
+        "The kernel",
+        (
+            Panel(
+                "Entries per table",
+                "The most entries on any node, by resource table.",
+                ((f"max by (table) ({selected('kubenode_proxy_table_entries')})", "{{table}}"),),
+            ),
+            Panel(
+                "Repaired, by table",
+                "Entries found altered or missing and put back, per hour.",
+                ((f"sum by (table) ({REPAIRED}) > 0", "{{table}}"),),
+            ),
+            Panel(
+                "Repaired, by node",
+                "The ten nodes on which others change most, per hour.",
+                ((f"topk(10, sum by (instance) ({REPAIRED}) > 0)", "{{instance}}"),),
+            ),
+            Panel(
+                "Failed transactions",
+                "Transactions that the kernel refused, in a quarter of an hour.",
+                (
+                    (
+                        f"sum(increase({selected(_SYNC + '_iptables_restore_failures_total')}[15m]))",
+                        "iptables-restore",
+                    ),
+                    (f"sum(increase({selected(_SYNC + '_nftables_sync_failures_total')}[15m]))", "nftables"),
+                ),
+                alarm=1,
+            ),
+            Panel(
+                "Longest kernel call",
+                "The longest single call since the start of the agent, on the ten nodes where it was longest.",
+                ((f"topk(10, {selected('kubenode_proxy_longest_kernel_call_seconds')})", "{{instance}}"),),
+                unit="s",
+            ),
+            Panel(
+                "Connection tracking",
+                "Stale entries that were deleted per second, and how long the search for them takes.",
+                (
+                    (
+                        f"sum by (ip_family) ({rate('kubeproxy_conntrack_reconciler_deleted_entries_total')})",
+                        "deleted {{ip_family}}",
+                    ),
+                    (quantile(0.99, "kubeproxy_conntrack_reconciler_sync_duration_seconds"), "p99 of the search, s"),
+                ),
+            ),
+        ),
+    ),
+    (
+        "The cluster and the agents",
+        (
+            Panel(
+                "Refused objects",
+                "By kind; kubenode-proxy status on any node names them.",
+                ((f"max by (kind) ({selected('kubenode_proxy_objects_refused')})", "{{kind}}"),),
+            ),
+            Panel(
+                "Local policy without local endpoints",
+                "The most Service ports on any node that have endpoints but, with a Local traffic policy, none there.",
+                (
+                    (
+                        f"max by (traffic_policy, ip_family) ({selected(_SYNC + '_no_local_endpoints_total')})",
+                        "{{traffic_policy}} {{ip_family}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Health answers per second",
+                "Answers of /healthz and /livez by status.",
+                (
+                    (f"sum by (code) ({rate('kubeproxy_proxy_healthz_total')})", "healthz {{code}}"),
+                    (f"sum by (code) ({rate('kubeproxy_proxy_livez_total')})", "livez {{code}}"),
+                ),
+                unit="ops",
+            ),
+            Panel(
+                "Age of the state on disk",
+                "Of the ten oldest. It is written when the cluster changes.",
+                ((f"topk(10, {selected('kubenode_proxy_cluster_cache_age_seconds')})", "{{instance}}"),),
+                unit="s",
+            ),
+            Panel(
+                "Memory of the agent",
+                "Of the ten largest.",
+                ((f"topk(10, {selected('process_resident_memory_bytes')})", "{{instance}}"),),
+                unit="bytes",
+            ),
+            Panel(
+                "Processor of the agent",
+                "Share of one processor, of the ten busiest.",
+                ((f"topk(10, {rate('process_cpu_seconds_total')})", "{{instance}}"),),
+                unit="percentunit",
+            ),
+        ),
+    ),
+)
+
+
+def _thresholds(panel: Panel) -> Dict[str, Any]:
+    steps: List[Dict[str, Any]] = [{"color": "green", "value": None}]
+    if panel.alarm is not None:
+        steps.append({"color": "red", "value": panel.alarm})
+    return {"mode": "absolute", "steps": steps}
+
+
+def _panel(panel: Panel, number: int, x: int, y: int) -> Dict[str, Any]:
+    options: Dict[str, Any] = {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}}
+    custom: Dict[str, Any] = {"fillOpacity": 8, "lineWidth": 1, "showPoints": "never"}
+    if panel.kind == "stat":
+        options = {"colorMode": "value", "graphMode": "area", "reduceOptions": {"calcs": ["lastNotNull"]}}
+        custom = {}
+    return {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.about,
+        "datasource": DATASOURCE,
+        "gridPos": {"x": x, "y": y, "w": panel.width, "h": panel.height},
+        "fieldConfig": {
+            "defaults": {"unit": panel.unit, "min": 0, "thresholds": _thresholds(panel), "custom": custom},
+            "overrides": [],
+        },
+        "options": options,
+        "targets": [
+            {
+                "refId": chr(ord("A") + place),
+                "datasource": DATASOURCE,
+                "editorMode": "code",
+                "expr": expression,
+                "legendFormat": legend or "__auto",
+                "range": True,
+            }
+            for place, (expression, legend) in enumerate(panel.queries)
+        ],
+    }
+
+
+def _panels(rows: Sequence[Tuple[str, Sequence[Panel]]]) -> List[Dict[str, Any]]:
+    found: List[Dict[str, Any]] = []
+    y = 0
+    for title, panels in rows:
+        place = {"x": 0, "y": y, "w": _WIDTH, "h": 1}
+        found.append(
+            {"id": len(found) + 1, "type": "row", "title": title, "collapsed": False, "gridPos": place, "panels": []}
+        )
+        x, y, height = 0, y + 1, 0
+        for panel in panels:
+            if x + panel.width > _WIDTH:
+                x, y, height = 0, y + height, 0
+            found.append(_panel(panel, len(found) + 1, x, y))
+            x, height = x + panel.width, max(height, panel.height)
+        y += height
+    return found
+
+
+def _variable(name: str, label: str, query: str) -> Dict[str, Any]:
+    return {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": DATASOURCE,
+        "query": {"query": query, "refId": name},
+        "definition": query,
+        "refresh": 2,
+        "sort": 7,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".+",
+        "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+    }
+
+
+def dashboard() -> Dict[str, Any]:
+    """The dashboard as Grafana's import takes it."""
+    source = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1}
+    # A metric that kube-proxy has as well, so that both can be looked at side by side.
+    jobs = "label_values(kubeproxy_sync_proxy_rules_last_timestamp_seconds, job)"
+    nodes = 'label_values(kubeproxy_sync_proxy_rules_last_timestamp_seconds{job=~"$job"}, instance)'
+    return {
+        "uid": "kubenode-proxy",
+        "title": "Service proxy",
+        "description": "Nodes served by the agent of kubenode.proxy.",
+        "tags": ["kubernetes", "kube-proxy"],
+        "schemaVersion": 39,
+        "version": 1,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": "30s",
+        "time": {"from": "now-3h", "to": "now"},
+        "timezone": "browser",
+        "templating": {"list": [source, _variable("job", "Job", jobs), _variable("instance", "Node", nodes)]},
+        "annotations": {"list": []},
+        "links": [],
+        "panels": _panels(ROWS),
+    }
+
+
+def dashboard_text() -> str:
+    """The dashboard as the file holds it."""
+    return json.dumps(dashboard(), indent=2) + "\n"
