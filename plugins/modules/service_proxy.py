@@ -20,6 +20,7 @@ description:
 extends_documentation_fragment:
   - kubenode.proxy.attributes
   - kubenode.proxy.proxy_options
+  - kubenode.proxy.history_options
   - kubenode.proxy.kubernetes_api
 options:
   state:
@@ -39,6 +40,22 @@ options:
       - By default the addresses of the Node object, and the loopback addresses.
     type: list
     elements: str
+  keep_states:
+    description:
+      - How many saved states are kept. The oldest are removed. With V(0) the node's state is not saved.
+      - It is saved before something is changed, with O(state=present) only. M(kubenode.proxy.service_proxy_rollback)
+        goes back to it.
+    type: int
+    default: 5
+  confirm_timeout:
+    description:
+      - Seconds within which M(kubenode.proxy.service_proxy_confirm) has to confirm a change. Otherwise the node goes
+        back to the state before it by itself, even if nobody can reach it any more.
+      - The node must have been booted by systemd, which gets a timer for it before the change. While a change waits,
+        another convergence is refused.
+      - With V(0) a change stays.
+    type: float
+    default: 0.0
 notes:
   - Needs root, except for O(state=rendered).
   - A convergence of the same node that is already running is waited for, O(lock_timeout) seconds at most.
@@ -48,6 +65,8 @@ requirements:
   - iptables and iptables-restore, except in mode V(nftables)
   - the Python package kubernetes, only to read from an API server
 seealso:
+  - module: kubenode.proxy.service_proxy_confirm
+  - module: kubenode.proxy.service_proxy_rollback
   - module: kubenode.proxy.cluster_snapshot
   - module: kubenode.proxy.service_proxy_info
 """
@@ -177,6 +196,24 @@ kernel:
     strict_arp: false
     route_localnet: false
     conntrack: {max_per_core: 32768, min: 131072, tcp_established_timeout: 86400, tcp_close_wait_timeout: 3600}
+saved_state:
+  description: Number of the state that was saved before the change. V(null) if none was.
+  type: int
+  returned: O(state) is V(present) or V(absent)
+  sample: 12
+confirm_until:
+  description: When the node goes back unless the change is confirmed, in UTC. Empty if the change stays.
+  type: str
+  returned: O(state) is V(present) or V(absent)
+  sample: "2026-05-04T03:02:01Z"
+probes:
+  description:
+    - Probes for O(kubenode.proxy.service_proxy_confirm#module:probes), of the ClusterIP of the API server and of the
+      cluster's DNS, as far as the cluster's state has them with endpoints.
+  type: list
+  elements: str
+  returned: O(state) is V(present) or V(absent)
+  sample: ["tcp://10.96.0.1:443", "dns://10.96.0.10:53/kubernetes.default.svc.cluster.local"]
 rendered:
   description:
     - Text by the tool that takes it as input, C(iptables-restore) and C(ip6tables-restore), or C(nft) with a family; in
@@ -186,8 +223,8 @@ rendered:
   sample: {ipvsadm IPv4: "-A -t 10.96.0.10:53 -s rr\n..."}
 error_kind:
   description:
-    - The kind of failure, for conditions in playbooks, one of V(snapshot), V(api), V(configuration), V(preflight) or
-      V(kernel).
+    - The kind of failure, for conditions in playbooks, one of V(snapshot), V(api), V(configuration), V(preflight),
+      V(history) or V(kernel).
   type: str
   returned: failure
   sample: preflight
@@ -205,6 +242,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.argu
     source_spec,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.history import history_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.requests import engine_request
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import (
     kernel_settings,
@@ -230,9 +268,19 @@ def rendered(module: AnsibleModule) -> Dict[str, Any]:
 def converged(module: AnsibleModule) -> Dict[str, Any]:
     """Make the node serve, or no longer serve, and return what was done."""
     request, warnings = engine_request(module, source="unused" if module.params["state"] == "absent" else "required")
-    report = converge(request)
+    keep = module.params["keep_states"]
+    if keep:
+        request = request._replace(history_directory=module.params["history_directory"], keep_states=keep)
+    report = converge(request._replace(confirm_timeout=module.params["confirm_timeout"]))
     warn(module, [*warnings, *report.warnings], report.refused)
-    result = {"changed": report.changed, "conntrack_deleted": report.conntrack_deleted, **report_result(report)}
+    result = {
+        "changed": report.changed,
+        "conntrack_deleted": report.conntrack_deleted,
+        "saved_state": report.saved_state,
+        "confirm_until": report.confirm_until,
+        "probes": list(report.probes),
+        **report_result(report),
+    }
     if request.state == "present":
         result["kernel"] = kernel_settings(request.configuration.with_mode(report.mode))
     if request.describe:
@@ -246,8 +294,10 @@ def main() -> None:
         argument_spec={
             "state": {"type": "str", "choices": ["present", "absent", "rendered"], "default": "present"},
             "node_addresses": {"type": "list", "elements": "str"},
+            "confirm_timeout": {"type": "float", "default": 0.0},
             **source_spec(),
             **proxy_spec(),
+            **history_spec(),
         },
         mutually_exclusive=SOURCES_EXCLUDE,
         supports_check_mode=True,

@@ -22,7 +22,7 @@ from typing import Any, Dict, List, Sequence
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 # What modules may write to on the node; hidden behind empty directories in memory.
-HIDDEN = ("/etc/modules-load.d", "/etc/sysctl.d", "/run")
+HIDDEN = ("/etc/modules-load.d", "/etc/sysctl.d", "/run", "/var/lib")
 
 Task = Dict[str, Any]
 Result = Dict[str, Any]
@@ -42,7 +42,7 @@ class Node:
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
-        script = "".join(f"mkdir -p {path} && mount -t tmpfs node-test {path} && " for path in HIDDEN)
+        script = "".join(f"mkdir -p {path} && mount -t tmpfs -o mode=0755 node-test {path} && " for path in HIDDEN)
         # A namespace starts with the host's settings, which a container engine may have changed.
         script += "echo 0 >/proc/sys/net/ipv4/ip_forward && echo 0 >/proc/sys/net/ipv4/conf/all/route_localnet && "
         script += "ip link set lo up && echo ready && exec sleep infinity"

@@ -18,7 +18,7 @@ and applies the difference; with ``check`` it changes nothing::
 Without ``to`` it goes to the newest state that was saved before a convergence, so that a second rollback changes
 nothing.
 
-Confirmation. ``converge(Request(..., history_directory=DIR, confirm_timeout=60))`` has systemd revert the change after a
+Confirmation. ``converge(Request(..., history_directory=DIR, confirm_timeout=60))`` has systemd revert the change in a
 minute (``Report.confirm_until``), unless ``confirm(state=Report.saved_state) -> ConfirmReport`` comes before. While a
 change waits, another convergence is refused with HistoryError.
 
