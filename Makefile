@@ -12,7 +12,7 @@ PYTEST := $(PYTHON) -m pytest
 WIRE := tests/conformance/lab
 # What `make test` runs, in this order; all are run even if one fails. `make extended` runs the rest: whole nodes under
 # systemd, Molecule, the same unit tests under ansible-test, the oldest ansible-core, the playbooks from the tarball.
-STEPS := lint unit pythons kernel uml modules sanity build importer conformance
+STEPS := lint unit pythons monitoring browser kernel uml modules sanity build importer conformance
 EXTENDED := systemd molecule ansible-units cores played
 # What `make molecule` runs; for one: make molecule SCENARIOS=ipvs
 SCENARIOS ?= default ipvs modes airgap
@@ -21,7 +21,7 @@ export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup setup-lab demo docs record test extended .steps lint unit pythons kernel uml systemd molecule modules sanity ansible-units \
+.PHONY: help setup setup-lab demo docs record test extended .steps lint unit pythons kernel monitoring browser uml systemd molecule modules sanity ansible-units \
 	build packed cores importer played conformance clean
 
 help:
@@ -41,6 +41,7 @@ docs: setup
 
 record: setup-lab
 	$(PYTHON) -m tests.documentation --record
+	$(PYTHON) -m tests.fleet
 
 test: setup-lab
 	@$(MAKE) --no-print-directory .steps RUN="$(STEPS)"
@@ -58,7 +59,8 @@ extended: setup-lab
 
 lint: setup
 	$(BIN)/ruff check .
-	$(BIN)/mypy plugins/module_utils tests/lab tests/conformance tests/documentation tests/molecule_support
+	$(BIN)/mypy plugins/module_utils tests/lab tests/conformance tests/documentation tests/molecule_support tests/monitoring/dashboard.py \
+	  tests/monitoring/expressions.py tests/fleet/browser.py tests/fleet/samples.py tests/fleet/__main__.py
 	$(BIN)/yamllint --strict .
 	$(BIN)/ansible-lint --offline --profile production
 	$(BIN)/antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs=all .
@@ -68,6 +70,13 @@ lint: setup
 
 unit: setup
 	$(PYTEST) -q tests/unit
+
+# Alert rules and dashboard, with Prometheus' own tool.
+monitoring: setup
+	$(PYTEST) -q tests/monitoring
+
+browser: setup-lab
+	$(PYTEST) -q tests/fleet
 
 kernel: setup-lab
 	$(PYTEST) -q tests/kernel -m "not uml"

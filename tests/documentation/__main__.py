@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
 from tests.conftest import ROOT
+from tests.monitoring import dashboard
 
 from . import collection, module_reference, session, variables
 
@@ -27,6 +28,7 @@ def generated(root: Path = ROOT) -> Dict[Path, str]:
     files[Path("docs/variables.md")] = variables.page(collection.roles(root), root)
     recording = (root / RECORDING).read_text(encoding="utf-8")
     files[PICTURE] = session.picture(session.excerpt(recording, SECTIONS), "make demo (extract)")
+    files[dashboard.PATH] = dashboard.dashboard_text()
     return files
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.monitoring import expressions
-from tests.monitoring.dashboard import PATH, dashboard_text
 from tests.monitoring.expressions import dashboard_expressions, exported, metrics_of, panels, rules
 
 # Prometheus itself makes this one.
@@ -72,10 +71,6 @@ def test_alerts_have_a_severity_and_say_what_is_wrong():
 def test_every_alert_is_documented():
     text = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
     assert [rule["alert"] for rule in rules() if f"`{rule['alert']}`" not in text] == []
-
-
-def test_the_dashboard_is_written_by_its_generator():
-    assert (ROOT / PATH).read_text(encoding="utf-8") == dashboard_text(), "run make dashboard"
 
 
 def test_the_dashboard_is_one_that_grafana_takes():

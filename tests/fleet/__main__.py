@@ -1,0 +1,42 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``python -m tests.fleet``: take the picture of the fleet report for the documentation, of a made-up fleet."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.conftest import ROOT  # makes the collection importable, before the samples need it
+
+from .browser import Browser
+
+PICTURE = Path("docs/fleet-report.png")
+WIDTH, NODES = 1280, 1000
+
+
+def main() -> int:
+    """Write the picture: all above the table of the nodes."""
+    from ansible_collections.kubenode.proxy.plugins.module_utils.fleet.page import page
+
+    from .samples import fleet, report
+
+    with tempfile.TemporaryDirectory() as scratch, Browser(WIDTH, 800) as browser:
+        file = Path(scratch) / "fleet-report.html"
+        file.write_text(page(report(fleet(NODES))), encoding="utf-8")
+        browser.emulate()
+        browser.open(file)
+        bottom = browser.run("document.getElementById('nodes').getBoundingClientRect().bottom + window.scrollY")
+        browser.resize(WIDTH, round(bottom) + 24)
+        (ROOT / PICTURE).write_bytes(browser.picture())
+        if browser.complaints:
+            sys.stderr.write("".join(f"error: {complaint}\n" for complaint in browser.complaints))
+            return 1
+    sys.stdout.write(f"{PICTURE} written\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
