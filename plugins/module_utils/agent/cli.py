@@ -4,8 +4,8 @@
 """The node command ``kubenode-proxy``: its arguments and its exit codes.
 
 Exit codes: 0 all is well; 1 something failed, with one line on standard error; 2 the command line is wrong; 3 the node
-differs from what it should be (``diff``, ``converge --check``) or nothing was found (``explain``); 4 no agent runs, or
-it is not healthy (``status``).
+differs from what it should be (``diff``, ``converge --check``, ``rollback --check``) or nothing was found
+(``explain``); 4 no agent runs, or it is not healthy (``status``).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import os
 import sys
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, TextIO
 
+from ..convergence.history.store import DEFAULT_DIRECTORY as DEFAULT_HISTORY
 from ..errors import ProxyError
-from . import commands, completion
+from . import commands, completion, history_commands
 from .commands import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_STATE, FAILED, USAGE, Outcome
 
 CONFIGURATION_PATHS = ("/etc/kubenode-proxy/config.yaml",)
@@ -81,6 +82,10 @@ def _add_output_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", "-o", default="text", choices=["text", "json"], help="for people or for programs")
 
 
+def _add_history_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--history", default=DEFAULT_HISTORY, metavar="DIR", help="where saved states are")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = _Parser(prog="kubenode-proxy", description="Serve Kubernetes Services on this node without kube-proxy.")
@@ -99,6 +104,13 @@ def make_parser() -> argparse.ArgumentParser:
     converge = command("converge", "bring this node once to what the cluster says")
     converge.add_argument("--check", action="store_true", help="change nothing; exit with 3 if something differs")
     converge.add_argument("--diff", action="store_true", help="show every entry that changes")
+    _add_history_option(converge)
+    converge.add_argument(
+        "--keep-states", type=int, default=None, metavar="N", help="how many saved states to keep (5, 0 if not root)"
+    )
+    converge.add_argument(
+        "--confirm-timeout", type=float, default=0.0, metavar="SECONDS", help="go back unless it is confirmed by then"
+    )
     diff = command("diff", "show how this node differs from what the cluster says")
     for item in (converge, diff):
         _add_node_options(item)
@@ -119,6 +131,22 @@ def make_parser() -> argparse.ArgumentParser:
     cleanup.add_argument("--check", action="store_true", help="change nothing; exit with 3 if something is there")
     _add_node_options(cleanup)
     _add_output_option(cleanup)
+    confirm = command("confirm", "keep a change that waits to be confirmed")
+    confirm.add_argument("--state", type=int, default=None, metavar="N", help="only the change after this saved state")
+    confirm.add_argument("--probe", action="append", default=[], metavar="URL", help="what has to answer before")
+    confirm.add_argument("--probe-timeout", type=float, default=15.0, metavar="SECONDS", help="for all probes")
+    _add_history_option(confirm)
+    _add_output_option(confirm)
+    rollback = command("rollback", "go back to a state that was saved before a change")
+    rollback.add_argument("--to", type=int, default=None, metavar="N", help="number of the state (default: the newest)")
+    rollback.add_argument("--list", action="store_true", help="only list the saved states")
+    rollback.add_argument("--check", action="store_true", help="change nothing; exit with 3 if something differs")
+    rollback.add_argument("--diff", action="store_true", help="show every entry that changes")
+    _add_history_option(rollback)
+    rollback.add_argument("--keep-states", type=int, default=5, metavar="N", help="how many saved states to keep")
+    rollback.add_argument("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="where the lock is")
+    rollback.add_argument("--lock-timeout", type=float, default=30.0, metavar="SECONDS", help="how long to wait for it")
+    _add_output_option(rollback)
     shells = command("completion", "print the completion script of a shell")
     shells.add_argument("shell", choices=["bash", "zsh"])
     return parser
@@ -130,6 +158,8 @@ _COMMANDS: Dict[str, Callable[[argparse.Namespace], Outcome]] = {
     "status": commands.show_status,
     "explain": commands.show_explanation,
     "cleanup": commands.clean_up,
+    "confirm": history_commands.confirm_change,
+    "rollback": history_commands.roll_back,
 }
 
 

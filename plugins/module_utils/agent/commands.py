@@ -118,6 +118,8 @@ def report_document(report: Report) -> Dict[str, Any]:
         "refused": [str(refusal) for refusal in report.refused],
         "durations": {name: round(seconds, 6) for name, seconds in report.durations.items()},
         "conntrackDeleted": report.conntrack_deleted,
+        "savedState": report.saved_state,
+        "confirmUntil": report.confirm_until,
     }
 
 
@@ -139,6 +141,12 @@ def _report_lines(report: Report, checking: bool, with_entries: bool) -> List[st
         lines.append(f"mode {report.mode} on {report.node_name}: {where}")
     if not report.changed:
         lines.append("nothing differs")
+    if report.confirm_until:
+        lines.append(
+            f"to be confirmed by {report.confirm_until}, else the node goes back to state {report.saved_state}"
+        )
+    elif report.saved_state is not None:
+        lines.append(f"the state before is saved as {report.saved_state}")
     return lines
 
 
@@ -148,11 +156,21 @@ def _converged(arguments: argparse.Namespace, check: bool, describe: bool, absen
     request = _request(arguments, cluster, configuration)._replace(
         check=check, describe=describe, state="absent" if absent else "present"
     )
-    report = converge(request)
+    report = converge(request if absent or "keep_states" not in arguments else _with_history(request, arguments))
     code = DIFFERENT if check and report.changed else OK
     refused = tuple(f"left out: {refusal}" for refusal in report.refused)
     lines = _report_lines(report, check, describe)
     return Outcome(code, lines, report_document(report), (*warnings, *report.warnings, *refused))
+
+
+def _with_history(request: Request, arguments: argparse.Namespace) -> Request:
+    """The request with what the arguments say of saved states; only root may keep them."""
+    keep = arguments.keep_states
+    if keep is None:
+        keep = 0 if os.geteuid() else request.keep_states
+    if keep:
+        request = request._replace(history_directory=arguments.history, keep_states=keep)
+    return request._replace(confirm_timeout=arguments.confirm_timeout)
 
 
 def converge_once(arguments: argparse.Namespace) -> Outcome:

@@ -1,0 +1,105 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The commands ``rollback`` and ``confirm``: the way back to saved states, and keeping a change."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Dict, List, Sequence
+
+from ..convergence.history.confirm import confirm
+from ..convergence.history.restore import RollbackRequest, rollback
+from ..convergence.history.store import History, SavedState
+from ..convergence.probes import parse_probe, run_probes
+from ..convergence.request import TableChange
+from ..errors import HistoryError
+from .commands import DIFFERENT, OK, Outcome
+
+
+def _state_line(item: SavedState) -> str:
+    if item.problem:
+        return f"{item.number:>6}  cannot be used: {item.problem}"
+    counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in item.counts.items() if count)
+    outcome = f"; the change after it was {item.outcome}" if item.outcome else ""
+    what = f"{item.mode}: {counts}" if item.mode else counts or "nothing programmed"
+    return f"{item.number:>6}  {item.created}  {item.reason}  {what}{outcome}"
+
+
+def list_states(directory: str) -> Outcome:
+    """The saved states, newest first. Raises HistoryError."""
+    states = History(directory).list()
+    lines = [_state_line(item) for item in states] or [f"no saved states in {directory}"]
+    return Outcome(OK, lines, {"states": [item._asdict() for item in states]})
+
+
+def _change_lines(changes: Sequence[TableChange], checking: bool, with_entries: bool) -> List[str]:
+    words = ("to add", "to replace", "to remove") if checking else ("added", "replaced", "removed")
+    lines = []
+    for change in changes:
+        if with_entries:
+            lines += [f"--- {change.table}", *(f"-{line}" for line in change.before)]
+            lines += [f"+{line}" for line in change.after]
+        else:
+            numbers = (change.added, change.replaced, change.removed)
+            parts = (f"{number} {word}" for number, word in zip(numbers, words))
+            lines.append(f"{change.table}: {', '.join(parts)}")
+    return lines
+
+
+def roll_back(arguments: argparse.Namespace) -> Outcome:
+    """``rollback``: go back to a saved state, with --check only tell what it would do, with --list only list them."""
+    if arguments.list:
+        return list_states(arguments.history)
+    request = RollbackRequest(
+        to=arguments.to,
+        history_directory=arguments.history,
+        keep=arguments.keep_states,
+        check=arguments.check,
+        describe=arguments.diff,
+        state_directory=arguments.state_directory,
+        lock_timeout=arguments.lock_timeout,
+    )
+    report = rollback(request)
+    lines = _change_lines(report.changes, arguments.check, arguments.diff)
+    if report.stopped:
+        verb = "would stop" if arguments.check else "stopped"
+        lines.append(f"{verb} {', '.join(report.stopped)}: starting it again undoes the rollback")
+    number = report.record.number
+    if not report.changed:
+        lines.append(f"the node is as state {number} says")
+    elif not arguments.check:
+        lines.append(f"the node is back to state {number}; the state before is saved as {report.saved}")
+    document: Dict[str, Any] = {
+        "state": number,
+        "changed": report.changed,
+        "changes": [change._asdict() for change in report.changes],
+        "savedState": report.saved,
+        "stopped": list(report.stopped),
+        "durations": {name: round(seconds, 6) for name, seconds in report.durations.items()},
+    }
+    code = DIFFERENT if arguments.check and report.changed else OK
+    return Outcome(code, lines, document, report.warnings)
+
+
+def confirm_change(arguments: argparse.Namespace) -> Outcome:
+    """``confirm``: probe, then keep the change that waits. Raises HistoryError if a probe fails."""
+    probes = [parse_probe(text) for text in arguments.probe]
+    results = run_probes(probes, arguments.probe_timeout) if probes else []
+    failed = [item for item in results if not item.answered]
+    if failed:
+        reasons = "; ".join(f"{item.probe}: {item.reason}" for item in failed)
+        raise HistoryError(f"not confirmed, since probes failed: {reasons}")
+    report = confirm(arguments.state, history_directory=arguments.history)
+    lines = [f"{item.probe}: answers" for item in results]
+    if report.changed:
+        lines.append(f"the change after state {report.state} is kept; {report.remaining:g} seconds were left")
+    else:
+        lines.append("nothing waits to be confirmed")
+    document = {
+        "state": report.state,
+        "changed": report.changed,
+        "remainingSeconds": report.remaining,
+        "probes": [{**item._asdict(), "probe": str(item.probe)} for item in results],
+    }
+    return Outcome(OK, lines, document, report.warnings)
