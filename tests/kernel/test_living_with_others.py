@@ -248,12 +248,24 @@ class Node(AgentNode):
         rules = COUNTERS.sub("", run(f"iptables-{self.kernel_variant}-save"))
         found = {"chains": sorted(line for line in rules.splitlines() if OURS.search(line))}
         if self.mode == "ipvs":
+            # In this mode the chain that kubelet has as well is kubelet's alone.
+            found["chains"] = [line for line in found["chains"] if "KUBE-FIREWALL" not in line]
             addresses = run("ip", "-4", "-o", "address", "show")
             found["servers"] = sorted(run("ipvsadm", "-Sn").splitlines())
             sets = run("ipset", "save").splitlines()
             found["elements"] = sorted(line for line in sets if line.startswith("add KUBE"))
             found["addresses"] = sorted(re.findall(r"kube-ipvs0 +inet (\S+)", addresses))
         return found
+
+    def wait_until_all_is(self, expected: Dict[str, List[str]], after: str) -> None:
+        """Wait until what the mode has programmed is this again. Raises AssertionError with what is missing."""
+        deadline = time.monotonic() + PATIENCE
+        while self.ours() != expected:
+            now = self.ours()
+            missing = [line for kind, lines in expected.items() for line in lines if line not in now.get(kind, [])]
+            more = [line for kind, lines in now.items() for line in lines if line not in expected.get(kind, [])]
+            assert time.monotonic() < deadline, f"after {after}: missing {missing}, more {more}:\n{self.log[-2000:]}"
+            time.sleep(0.05)
 
     def foreign(self) -> List[str]:
         """All rules of others, in their order; built-in chains count by their policy if that is not ACCEPT."""
@@ -312,7 +324,7 @@ def test_services_answer_again_whatever_others_do(node) -> None:
         if event.log:
             wait_for(lambda known=told, word=event.log: word in " ".join(node.repair_lines()[known:]), PATIENCE, 0.02)
             assert node.metric("kubenode_proxy_drift_repaired_total") > repaired, event.name
-        wait_for(lambda expected=before: node.ours() == expected, PATIENCE, 0.05)
+        node.wait_until_all_is(before, event.name)
         restored_after = time.monotonic() - moment
         wait_for(lambda since=moment + restored_after: node.client.answered_since(since), PATIENCE, 0.05)
         assert node.foreign() == left, event.name

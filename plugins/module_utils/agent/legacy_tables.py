@@ -177,10 +177,13 @@ class LegacyTables:
         return digests
 
     def changed(self, lock_used: bool) -> bool:
-        """Whether somebody changed them."""
+        """Whether somebody changed them since this was last asked, or since we did."""
         if not self._infos:
             return False
-        if self._infos != self._read_infos():
+        infos = self._read_infos()
+        if self._infos != infos:
+            self._infos, self._digests = infos, ()
+            self._reader.forget()
             return True
         if not self._digests:
             # Unknown since our own last change: if somebody used the lock since, look this once, and remember.
@@ -190,7 +193,9 @@ class LegacyTables:
             return lock_used
         if not lock_used and self._clock() < self._compare_at:
             return False
-        return self._digests != self._read_digests()
+        # What others have changed in rules of their own is nothing to repair, and told only once.
+        before, self._digests = self._digests, self._read_digests()
+        return before != self._digests
 
     def settled(self, by_us: bool, observed: bool) -> None:
         """A sync has ended; ``by_us``: we changed them just now; ``observed``: they have been compared."""

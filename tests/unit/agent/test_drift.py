@@ -148,6 +148,19 @@ def test_altered_rules_of_equal_size_are_noticed_with_and_without_the_lock(legac
     assert legacy.tables.changed(lock_used) is True
 
 
+def test_a_change_of_others_that_needs_no_repair_is_told_once(legacy):
+    legacy.tables.settled(True, True)
+    assert legacy.tables.changed(False) is False
+    for rules in (b"RULES", b"more rules"):
+        legacy.rules = rules
+        assert legacy.tables.changed(True) is True
+        legacy.tables.settled(False, False)
+        legacy.now += 1000.0
+        assert legacy.tables.changed(False) is False
+        legacy.now += 1000.0
+        assert legacy.tables.changed(True) is False
+
+
 def test_after_own_changes_a_use_of_the_lock_is_looked_at_once(legacy):
     legacy.tables.settled(True, True)
     assert legacy.tables.changed(True) is True

@@ -1,0 +1,271 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Leaving a node: what the usual tools print afterwards is what they printed before, whoever else has rules there.
+
+Legacy tables of iptables cannot be deleted while their module is loaded, and kernel parameters are not put back, save
+the one that would be dangerous; both are told apart here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
+from tests.conformance.wirelab.cases import load_case
+from tests.kernel import foreign_rules
+from tests.kernel.agent_node import AgentNode, endpoint_slice, service
+from tests.kernel.foreign_rules import run, variants
+from tests.kernel.test_convergence import cluster, has_ipvs, remove
+from tests.lab import recorded
+
+UML = pytest.mark.uml
+ROOT = Path(__file__).resolve().parents[2]
+FOREIGN_SERVER = "198.51.100.77"
+MODES = [
+    ("iptables", "legacy"),
+    ("iptables", "nft"),
+    ("nftables", "nft"),
+    pytest.param("iptables", "legacy", marks=UML, id="iptables-uml"),
+    pytest.param("ipvs", "legacy", marks=UML, id="ipvs-uml"),
+]
+#: Kernel parameters that stay as a mode has set them; ip_forward brings others with it.
+STAY = re.compile(
+    r"/net/ipv4/vs/|/net/ipv4/ip_forward |/net/ipv4/conf/[a-z0-9]+/(forwarding|accept_redirects) |/net/netfilter/"
+    r"|/net/nf_conntrack_max |/net/ipv4/conf/all/arp_"
+)
+COUNTERS = re.compile(r"\[\d+:\d+\]|counter packets \d+ bytes \d+")
+HANDLES = re.compile(r" # handle \d+| initval \w+")
+EMPTY_TABLE = re.compile(r"\*\w+\n(?::[A-Z]+ ACCEPT \n)+COMMIT\n")
+
+
+def dumps() -> Dict[str, List[str]]:
+    """By command, what it prints; counters, handles, comments with the time and numbers of devices aside."""
+    found = {}
+    for variant in variants():
+        for program in ("iptables", "ip6tables"):
+            text = "".join(f"{line}\n" for line in run(f"{program}-{variant}-save").splitlines() if line[:1] != "#")
+            text = COUNTERS.sub("", text)
+            found[f"{program}-{variant}-save"] = EMPTY_TABLE.sub("", text) if variant == "legacy" else text
+    if foreign_rules.has_nftables():
+        found["nft"] = HANDLES.sub("", COUNTERS.sub("", run("nft", "-a", "list", "ruleset")))
+    if has_ipvs():
+        found["ipvsadm"] = run("ipvsadm", "-Sn")
+        found["ipset"] = HANDLES.sub("", run("ipset", "save"))
+    for what in ("address", "link", "route"):
+        found[what] = re.sub(r"^\d+: ", "", run("ip", "-o", what), flags=re.MULTILINE)
+    return {command: text.splitlines() for command, text in found.items()}
+
+
+def differing(before: Dict[str, List[str]]) -> List[str]:
+    """How what the tools print now differs from before, in lines."""
+    now = dumps()
+    assert sorted(now) == sorted(before)
+    return [
+        f"{command}: {line}"
+        for command, lines in before.items()
+        for line in difflib.unified_diff(lines, now[command], lineterm="", n=0)
+    ]
+
+
+def parameters() -> Dict[str, str]:
+    """Every kernel parameter of networking, by its file."""
+    found = {}
+    for path in sorted(Path("/proc/sys/net").rglob("*")):
+        if (
+            path.is_file()
+            and os.stat(path).st_mode & 0o444
+            and not re.search("count|expect|flush|sctp|random|stat", path.name)
+        ):
+            try:
+                found[f"{path} "] = path.read_text(errors="replace")
+            except OSError:
+                continue  # some parameters can only be written
+    return found
+
+
+def add_others(variant: str, kubelet: str = foreign_rules.KUBELET) -> None:
+    """Everybody else whom one finds on a node, in the variant of iptables in use."""
+    rules = (foreign_rules.UFW, kubelet, foreign_rules.DOCKER, foreign_rules.NETWORK_PLUGIN)
+    foreign_rules.everybody(variant, *filter(None, rules))
+    if has_ipvs():
+        run("ipvsadm", "-A", "-f", "7", "-s", "rr")
+        run("ipvsadm", "-A", "-t", f"{FOREIGN_SERVER}:443", "-s", "wlc")
+        run("ipvsadm", "-a", "-t", f"{FOREIGN_SERVER}:443", "-r", "192.0.2.9:6443", "-m")
+        run("ipset", "create", "cali40masq-ipam-pools", "hash:net")
+        run("ipset", "add", "cali40masq-ipam-pools", "10.244.0.0/16")
+
+
+def request(mode: str, directory: Path, variant: str) -> Request:
+    """A convergence with every kind of Service, in a mode, with the virtual server of somebody else left alone."""
+    document = {
+        "mode": mode,
+        "nodePortAddresses": ["primary"],
+        "ipvs": {"excludeCIDRs": [f"{FOREIGN_SERVER}/32"], "strictARP": True, "tcpTimeout": "900s"},
+    }
+    return Request(
+        cluster=cluster(),
+        configuration=load(document).configuration,
+        node_name="node-1",
+        state_directory=str(directory / "state"),
+    )
+
+
+def leave(directory: Path) -> Report:
+    """Clean up, after a check that must tell exactly what is removed; then nothing is left to do."""
+    checked = converge(
+        Request(
+            cluster(), load({}).configuration, state="absent", check=True, describe=True, state_directory="/nowhere"
+        )
+    )
+    done = remove(directory / "state")
+    described = {change.table: (change.added, change.replaced, change.removed) for change in checked.changes}
+    assert {change.table: (change.added, change.replaced, change.removed) for change in done.changes} == described
+    assert not remove(directory / "state").changed
+    return done
+
+
+@pytest.mark.parametrize("others", (False, True), ids=("alone", "among-others"))
+@pytest.mark.parametrize(("mode", "variant"), MODES)
+def test_a_node_is_as_it_was(tmp_path, mode, variant, others) -> None:
+    if others:
+        add_others(variant)
+    before, values = dumps(), parameters()
+    assert converge(request(mode, tmp_path, variant)).changed
+    assert dumps() != before
+    assert leave(tmp_path).changed
+    assert differing(before) == []
+    assert list(tmp_path.iterdir()) == []
+    after = parameters()
+    changed = [path for path, value in values.items() if after.get(path) != value and not STAY.search(path)]
+    # kubelet's rule goes on protecting loopback addresses.
+    assert changed == (["/proc/sys/net/ipv4/conf/all/route_localnet "] if others and mode == "iptables" else [])
+
+
+@pytest.mark.parametrize(
+    "modes",
+    (
+        pytest.param(("iptables", "nftables", "iptables"), id="iptables-nftables-iptables"),
+        pytest.param(("nftables", "iptables", "nftables"), id="nftables-iptables-nftables"),
+        pytest.param(("iptables", "ipvs"), marks=UML, id="iptables-ipvs"),
+        pytest.param(("ipvs", "iptables"), marks=UML, id="ipvs-iptables"),
+    ),
+)
+def test_nothing_of_any_mode_is_left_after_switches(tmp_path, modes) -> None:
+    variant = variants()[-1]
+    add_others(variant)
+    before = dumps()
+    for mode in modes:
+        assert converge(request(mode, tmp_path, variant)).changed
+    leave(tmp_path)
+    assert differing(before) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("others", (False, True), ids=("alone", "among-others"))
+@pytest.mark.parametrize(
+    ("modes", "variant"),
+    [
+        (("iptables",), "legacy"),
+        (("iptables",), "nft"),
+        (("nftables",), "nft"),
+        (("iptables", "nftables"), "nft"),
+        pytest.param(("ipvs",), "legacy", marks=UML, id="ipvs-uml"),
+        pytest.param(("iptables", "ipvs"), "legacy", marks=UML, id="iptables-ipvs-uml"),
+    ],
+)
+def test_nothing_of_kube_proxy_is_left(tmp_path, modes, variant, others) -> None:
+    """What kube-proxy had programmed when a case was recorded, in one mode, or in two after a switch.
+
+    Without kubelet: the chain that the two share would be added to it a second time.
+    """
+    if others:
+        add_others(variant, kubelet="")
+        for program in ("iptables", "ip6tables"):
+            # The recordings name this chain, so loading them makes it, which kube-proxy does not.
+            run(f"{program}-{variant}", "-t", "nat", "-P", "INPUT", "ACCEPT")
+    before = dumps()
+    case = load_case(str(ROOT / "tests" / "conformance" / "cases" / "nodeport-cluster"))
+    for mode in modes:
+        state = Path(case.file(f"state-{mode}.txt"))
+        recorded.load(state, lambda command, text=None: run(*command, text=text), variant)
+    assert dumps() != before
+    leave(tmp_path)
+    assert differing(before) == []
+
+
+def test_a_node_left_with_a_killed_agent(tmp_path) -> None:
+    """Its socket and lock go as well; a lock that is held by a running agent is respected."""
+    add_others("nft")
+    before = dumps()
+    node = AgentNode(tmp_path, "nftables")
+    node.control = str(tmp_path / "run" / "agent.sock")
+    node.store.put(service(1))
+    node.store.put(endpoint_slice(1))
+    cleaning = ("cleanup", "--state-directory", str(tmp_path / "run"), "--lock-timeout", "0.2", "-o", "json")
+    try:
+        node.start()
+        refused = node.run(*cleaning)
+        assert refused.returncode == 1 and "the agent (kubenode-proxy run)" in refused.stderr
+        assert (tmp_path / "run" / "lock").exists() and node.differences()["changed"] is False
+        node.stop(signal.SIGKILL)
+        (tmp_path / "run" / "agent.sock").touch()
+        done = node.run(*cleaning)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["changed"] is True
+    finally:
+        node.close()
+    assert differing(before) == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_somebody_else_uses_of_an_iptables_table_stays(tmp_path) -> None:
+    """A policy, a set and a rule each keep a table; built-in chains that only we used go from it."""
+    run("iptables-nft", "-t", "filter", "-P", "FORWARD", "DROP")
+    run("nft", "add", "table", "ip", "mangle")
+    run("nft", "add", "set", "ip", "mangle", "kept", "{ type ipv4_addr; }")
+    run("ip6tables-nft", "-t", "nat", "-A", "POSTROUTING", "-j", "ACCEPT")
+    run("ip6tables-nft", "-t", "filter", "-N", "OTHERS")
+    before = dumps()
+    converge(request("iptables", tmp_path, "nft"))
+    leave(tmp_path)
+    assert differing(before) == []
+
+
+def test_an_empty_table_of_somebody_else_stays(tmp_path) -> None:
+    for mode in ("nftables", "iptables"):
+        run("iptables-nft", "-t", "raw", "-P", "OUTPUT", "ACCEPT")
+        run("nft", "add", "table", "ip", "security")
+        before = dumps()
+        converge(request(mode, tmp_path, "nft"))
+        leave(tmp_path)
+        assert differing(before) == [], mode
+
+
+def test_loopback_is_not_opened_by_leaving(tmp_path) -> None:
+    """route_localnet stays on only as long as the rule that makes it safe is there."""
+    parameter = Path("/proc/sys/net/ipv4/conf/all/route_localnet")
+    for mode in ("absent", "nftables"):
+        assert parameter.read_text().strip() == "0"
+        converge(request("iptables", tmp_path, "nft"))
+        assert parameter.read_text().strip() == "1" and "block incoming localnet" in run("iptables-save")
+        if mode == "absent":
+            leave(tmp_path)
+        else:
+            converge(request(mode, tmp_path, "nft"))
+        assert parameter.read_text().strip() == "0" and "block incoming localnet" not in run("iptables-save")
+    leave(tmp_path)
+    foreign_rules.restore("nft", foreign_rules.KUBELET)
+    converge(request("iptables", tmp_path, "nft"))
+    leave(tmp_path)
+    assert parameter.read_text().strip() == "1" and "block incoming localnet" in run("iptables-save")
