@@ -28,6 +28,8 @@ def main() -> int:
         file.write_text(page(report(fleet(NODES))), encoding="utf-8")
         browser.emulate()
         browser.open(file)
+        # A node that has something to tell.
+        browser.run("document.querySelector('#matrix .s-drifted').click()")
         bottom = browser.run("document.getElementById('nodes').getBoundingClientRect().bottom + window.scrollY")
         browser.resize(WIDTH, round(bottom) + 24)
         (ROOT / PICTURE).write_bytes(browser.picture())

@@ -189,14 +189,20 @@ def _exceptions(nodes: Sequence[Node], reasons: Sequence[Sequence[Reason]]) -> T
     found = []
     for kind in KINDS:
         groups: Dict[Tuple[str, str], List[str]] = {}
+        weights: Dict[Tuple[str, str], int] = {}
         for node, own in zip(nodes, reasons):
             for reason in own:
                 if reason.kind == kind:
-                    names = groups.setdefault((reason.subject, reason.words), [])
+                    key = (reason.subject, reason.words)
+                    names = groups.setdefault(key, [])
+                    weights[key] = max(weights.get(key, 0), node.drift_entries if kind == DRIFTED else 0)
                     if not names or names[-1] != node.name:
                         names.append(node.name)
-        items = [Item(subject, words, tuple(names)) for (subject, words), names in groups.items()]
-        items.sort(key=lambda item: (-len(item.nodes), natural_key(item.subject), natural_key(item.words)))
+        # What most nodes have comes first, then what has drifted most.
+        order = sorted(
+            groups, key=lambda key: (-len(groups[key]), -weights[key], natural_key(key[0]), natural_key(key[1]))
+        )
+        items = [Item(subject, words, tuple(groups[subject, words])) for subject, words in order]
         if items:
             found.append(Exceptions(kind, len({name for item in items for name in item.nodes}), tuple(items)))
     return tuple(found)

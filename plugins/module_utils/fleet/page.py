@@ -326,7 +326,8 @@ def _nodes(report: Report) -> str:
         '<p class="nothing" id="nothing" hidden>No node matches.</p></div>'
         '<aside class="panel" id="panel" aria-label="Details of a node" aria-live="polite"></aside>'
         "</div></div></section>"
-        '<section class="card" id="table" aria-label="Table of all nodes"><div class="wide"><table class="nodes">'
+        '<section class="card" id="table" aria-label="Table of all nodes">'
+        '<div class="wide" tabindex="0" role="region" aria-label="Table"><table class="nodes">'
         "<caption>All nodes. Drift counts entries of kernel tables that are missing, different or too much.</caption>"
         f'<thead><tr>{heads}</tr></thead><tbody id="rows">\n{rows}\n</tbody></table></div></section>'
         '<div class="tip" id="tip" role="status" aria-hidden="true" hidden></div>'

@@ -111,7 +111,8 @@ svg.tally rect { fill: var(--bar); }
 .kind thead th { color: var(--soft); font-weight: 500; font-size: 12.5px; }
 .kind td.number, .kind th.number { text-align: right; width: 64px; white-space: nowrap; overflow-wrap: normal; }
 .kind td.who { width: 34%; padding-right: 0; }
-.kind tbody th { font-weight: 600; width: 26%; }
+.kind tbody th { font-weight: 600; width: 14%; }
+#kind-refused tbody th { width: 28%; }
 .names a { white-space: nowrap; margin-right: 9px; }
 details.more { display: inline; }
 details.more > summary { display: inline; cursor: pointer; color: var(--accent); }
