@@ -47,7 +47,7 @@ PLAYS = {"from empty": "converge", "without change": "converge", "verify": "veri
 #: As in examples/inventory-1000/ansible.cfg, except for what is about the screen.
 CONFIGURATION = """\
 [defaults]
-forks = 100
+forks = {forks}
 timeout = 60
 [connection]
 pipelining = true
@@ -142,7 +142,9 @@ class Bench:
         snapshot = gzip.compress(canonical_snapshot(objects)[0])
         self.size = len(snapshot)
         (directory / "cluster.json.gz").write_bytes(snapshot)
-        (directory / "ansible.cfg").write_text(CONFIGURATION.format(directory=directory), encoding="utf-8")
+        (directory / "ansible.cfg").write_text(
+            CONFIGURATION.format(directory=directory, forks=options.forks), encoding="utf-8"
+        )
         text = VARIABLES.format(directory=directory, mode=options.mode)
         (directory / "variables.yml").write_text(text, encoding="utf-8")
 
@@ -240,6 +242,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 10, 50])
     parser.add_argument("--services", type=int, default=1000)
     parser.add_argument("--endpoints", type=int, default=5, help="of each Service (default: 5)")
+    parser.add_argument("--forks", type=int, default=100, help="of Ansible (default: 100)")
     parser.add_argument("--mode", choices=("iptables", "nftables"), default="nftables")
     parser.add_argument("--plays", type=int, default=len(PLAYS), help="how many of these: " + ", ".join(PLAYS))
     parser.add_argument("--tasks", action="store_true", help="also print the longest tasks")
