@@ -175,7 +175,11 @@ def _uml(arguments: argparse.Namespace, words: list[str]) -> int:
             modules=UML_MODULES,
             timeout=arguments.timeout,
             writable=list(filter(None, writable)),
-            environment={name: value for name, value in os.environ.items() if name.startswith("LAB_")},
+            # bytecode goes to the guest's memory: every convergence of a runner would have to compile it anew
+            environment={
+                "PYTHONDONTWRITEBYTECODE": "",
+                **{name: value for name, value in os.environ.items() if name.startswith("LAB_")},
+            },
         )
 
     if inner[0] != "run":
