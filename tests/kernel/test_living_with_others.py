@@ -78,12 +78,25 @@ def firewalld_reload(_variant: str) -> None:
     run("nft", "delete", "table", "inet", "firewalld_policy_drop")
 
 
-def firewalld_reload_iptables(variant: str) -> None:
-    """With its iptables backend: every table of iptables is flushed, chains of others included."""
-    for table in ("mangle", "nat", "filter"):
-        for option in ("-F", "-X", "-Z"):
-            run(f"iptables-{variant}", "-w", "-t", table, option)
-    restored("*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\nCOMMIT\n", "-n")(variant)
+FLUSHED = "*{table}\n-F\n-X\n-Z\nCOMMIT\n"
+
+
+def flushed(*tables: str) -> Callable[[str], None]:
+    """Delete all rules and chains of tables in one call: between two of them the agent would fill them again."""
+    return restored("".join(FLUSHED.format(table=table) for table in tables), "--noflush")
+
+
+def sets_destroyed(variant: str) -> None:
+    """Destroy all sets, which must not be in use by then; the agent may be faster, so this is tried until it works."""
+    deadline = time.monotonic() + PATIENCE
+    flush = "".join(FLUSHED.format(table=table) for table in ("nat", "filter"))
+    while True:
+        for program in ("iptables", "ip6tables"):
+            run(f"{program}-{variant}-restore", "--noflush", text=flush)
+        done = subprocess.run(["ipset", "destroy"], capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return
+        assert time.monotonic() < deadline, done.stderr
 
 
 def without_ours(variant: str) -> None:
@@ -96,8 +109,8 @@ CHAINS = "KUBE-SERVICES"
 IPTABLES: Tuple[Event, ...] = (
     Event("iptables -F", iptables("-F"), "KUBE-FORWARD"),
     Event("iptables -t nat -F", iptables("-t nat -F"), CHAINS),
-    Event("iptables -t nat -F and -X", iptables("-t nat -F", "-t nat -X"), CHAINS),
-    Event("iptables -F and -X in all tables", firewalld_reload_iptables, CHAINS),
+    Event("iptables -t nat -F and -X", flushed("nat"), CHAINS),
+    Event("firewalld reload, backend iptables", flushed("mangle", "nat", "filter"), CHAINS),
     Event("iptables-restore of a file without our chains", without_ours, CHAINS),
     Event("jump deleted", iptables("-t nat -D PREROUTING 1"), "PREROUTING"),
 )
@@ -110,19 +123,7 @@ FIREWALLD_EVENT = Event("firewalld reload, backend nftables", firewalld_reload, 
 IPVS: Tuple[Event, ...] = (
     Event("ipvsadm -C", commands(("ipvsadm", "-C")), "virtual server"),
     Event("ipset flush", commands(("ipset", "flush")), "KUBE-CLUSTER-IP"),
-    Event(
-        "iptables -F and -X, ipset destroy",
-        commands(
-            *(
-                (program, "-t", table, option)
-                for program in ("iptables-legacy", "ip6tables-legacy")
-                for table in ("filter", "nat")
-                for option in ("-F", "-X")
-            ),
-            ("ipset", "destroy"),
-        ),
-        "KUBE-CLUSTER-IP",
-    ),
+    Event("iptables -F and -X, ipset destroy", sets_destroyed, "KUBE-CLUSTER-IP"),
     Event("ip link del kube-ipvs0", commands(("ip", "link", "del", "kube-ipvs0")), "kube-ipvs0"),
     Event("ip addr flush dev kube-ipvs0", commands(("ip", "addr", "flush", "dev", "kube-ipvs0")), "address"),
 )
@@ -301,13 +302,6 @@ def node(request, tmp_path) -> Iterator[Node]:
         made.close()
 
 
-def settled(node: Node) -> Dict[str, List[str]]:
-    """Wait until the node serves and nothing is left to do; what is programmed then."""
-    wait_for(lambda: node.client.answered_since(time.monotonic() - 5.0), PATIENCE, 0.05)
-    wait_for(lambda: node.differences()["changed"] is False, PATIENCE, 0.5)
-    return node.ours()
-
-
 def test_services_answer_again_whatever_others_do(node) -> None:
     variant = node.kernel_variant or "nft"
     if foreign_rules.has_nftables():
@@ -315,8 +309,11 @@ def test_services_answer_again_whatever_others_do(node) -> None:
     foreign_rules.restore(variant, foreign_rules.UFW)
     foreign_rules.restore(variant, foreign_rules.KUBELET)
     node.start()
+    wait_for(lambda: node.client.answered_since(time.monotonic() - 5.0), PATIENCE, 0.05)
+    wait_for(lambda: node.differences()["changed"] is False, PATIENCE, 0.5)
+    before = node.ours()
     for event in events(node.mode, variant):
-        before, repaired, told = settled(node), node.repairs(), len(node.repair_lines())
+        repaired, told = node.repairs(), len(node.repair_lines())
         foreign = node.foreign()
         moment = time.monotonic()
         event.do(variant)
@@ -334,6 +331,7 @@ def test_services_answer_again_whatever_others_do(node) -> None:
         if not event.log:
             assert (node.repairs(), len(node.repair_lines())) == (repaired, told), event.name
             assert set(foreign) <= set(left) or event.name == NFT_FLUSH.name
+    wait_for(lambda: node.differences()["changed"] is False, PATIENCE, 0.5)
     assert node.status()["lastError"] == ""
     for line in node.repair_lines():
         print(line)
