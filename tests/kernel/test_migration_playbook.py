@@ -1,0 +1,270 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The playbook migrate.yml: three nodes are taken over from kube-proxy and given back, and a failure stops it.
+
+Each node is a network and mount namespace with what a real kube-proxy had programmed. Its kube-proxy is a process of
+that name without a function, which lives as long as the DaemonSet controller of the test API server has a pod for it.
+The tests follow each other: each starts from what the one before has left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, Iterator, List, Tuple
+
+import pytest
+
+from tests.apiserver.daemonsets import DaemonSetController, kube_proxy_daemon_set
+from tests.apiserver.server import ApiServer
+from tests.apiserver.store import Store
+from tests.apiserver.tls import make_certificates, write_kubeconfig
+from tests.conformance.wirelab.cases import load_case
+from tests.lab import recorded, system
+
+ROOT = Path(__file__).resolve().parents[2]
+CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "nodeport-cluster"))
+STATE = Path(CASE.file("state-iptables.txt"))
+LABEL = "kubenode.proxy/managed"
+NODES = ("node-a", "node-b", "node-c")
+# What the modules may write to; hidden behind empty directories in memory.
+HIDDEN = ("/etc/modules-load.d", "/etc/sysctl.d", "/run", "/var/lib")
+SERVICE = ("10.96.2.1", 80)
+ANSWERING = ["socat", "TCP-LISTEN:8080,fork,reuseaddr", "EXEC:/bin/true"]
+ENDPOINTS = ("10.244.1.11", "10.244.2.11")
+
+
+class Node:
+    """Namespaces that a process keeps alive, endpoints that answer in them, and kube-proxy's process."""
+
+    def __init__(self, name: str, scratch: Path) -> None:
+        self.name = name
+        self.processes: Dict[str, subprocess.Popen] = {}
+        script = "".join(f"mkdir -p {path} && mount -t tmpfs node-test {path} && " for path in HIDDEN)
+        script += "ip link set lo up && echo ready && exec sleep 1800"
+        self.holder = subprocess.Popen(
+            ["unshare", "-n", "-m", "--propagation", "private", "sh", "-c", script], stdout=subprocess.PIPE, text=True
+        )
+        assert self.holder.stdout is not None and self.holder.stdout.readline().strip() == "ready"
+        self.enter = ["nsenter", "-t", str(self.holder.pid), "-n", "-m", "--wd=/"]
+        self.interpreter = scratch / f"python-{name}"
+        self.interpreter.write_text(f'#!/bin/sh\nexec {" ".join(self.enter)} {sys.executable} "$@"\n', encoding="ascii")
+        self.interpreter.chmod(0o755)
+        for address in ENDPOINTS:
+            self.run(["ip", "address", "add", f"{address}/32", "dev", "lo"])
+        self.run(["ip", "route", "add", "default", "dev", "lo"])
+        # A namespace starts with the host's settings; kube-proxy has set this one.
+        self.run(["sh", "-c", "echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet"])
+        recorded.load(STATE, self.run, "nft")
+        self.start("endpoint", ANSWERING)
+
+    def run(self, command, text=None) -> str:
+        done = subprocess.run([*self.enter, *command], input=text, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout
+
+    def start(self, what: str, command: List[str]) -> None:
+        self.processes[what] = subprocess.Popen([*self.enter, *command], stdin=subprocess.DEVNULL)
+
+    def stop(self, what: str) -> None:
+        process = self.processes.pop(what)
+        process.kill()
+        process.wait()
+
+    def set_kube_proxy(self, wanted: bool) -> None:
+        """Follow the DaemonSet controller."""
+        if wanted and "kube-proxy" not in self.processes:
+            self.start("kube-proxy", ["bash", "-c", "exec -a kube-proxy sleep 1800"])
+        elif not wanted and "kube-proxy" in self.processes:
+            self.stop("kube-proxy")
+
+    def rules(self) -> List[str]:
+        """Chains and rules of both families, without counters."""
+        text = self.run(["iptables-nft-save"]) + self.run(["ip6tables-nft-save"])
+        return [re.sub(r"\[\d+:\d+\]", "", line) for line in text.splitlines() if line[:1] in ("-", ":")]
+
+    def files(self) -> List[str]:
+        found = self.run(["find", *HIDDEN, "-type", "f", "-o", "-type", "s"]).split()
+        return [path for path in found if "kubenode" in path]
+
+    def close(self) -> None:
+        for what in list(self.processes):
+            self.stop(what)
+        self.holder.kill()
+        self.holder.wait()
+
+
+class Cluster:
+    """Three nodes, an API server with a DaemonSet controller, and ansible-playbook run against them."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self.nodes = {name: Node(name, scratch) for name in NODES}
+        certificates = make_certificates(scratch / "tls")
+        self.store = Store()
+        for item in CASE.snapshots()[0]:
+            if item["kind"] != "Node":
+                self.store.put(item)
+        for name in NODES:
+            metadata = {"name": name, "labels": {}}
+            addresses = [{"type": "InternalIP", "address": "172.18.0.2"}]
+            self.store.put(
+                {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": {"addresses": addresses}}
+            )
+        self.store.put(kube_proxy_daemon_set())
+        self.api = ApiServer(self.store, certificates)
+        controller = DaemonSetController()
+        self.api.controllers += [controller, self._follow]
+        for each in self.api.controllers:
+            each(self.store)
+        self.kubeconfig = write_kubeconfig(scratch / "kubeconfig", self.api.url, certificates.authority, self.api.token)
+        self._write_inventory()
+
+    def _follow(self, store: Store) -> None:
+        where = self.with_kube_proxy()
+        for name, node in self.nodes.items():
+            node.set_kube_proxy(name in where)
+
+    def with_kube_proxy(self) -> List[str]:
+        return [pod["spec"]["nodeName"] for pod in self.store.list("/api/v1/pods")[0]]
+
+    def labelled(self) -> List[str]:
+        nodes = self.store.list("/api/v1/nodes")[0]
+        return [node["metadata"]["name"] for node in nodes if LABEL in node["metadata"].get("labels", {})]
+
+    def _write_inventory(self) -> None:
+        configuration = CASE.proxy_configuration("iptables", "", None)
+        del configuration["hostnameOverride"]
+        variables = {
+            "ansible_connection": "local",
+            "ansible_become": False,
+            "service_proxy_mode": "iptables",
+            "service_proxy_configuration": configuration,
+            "service_proxy_kubeconfig": str(self.kubeconfig),
+            "kernel_install_packages": False,
+            "kernel_unchangeable": "warn",
+            "migrate_agent": False,
+            "migrate_probes": [{"host": SERVICE[0], "port": SERVICE[1], "timeout": 3}],
+            "migrate_wait_timeout": 20,
+        }
+        hosts = {name: {"ansible_python_interpreter": str(node.interpreter)} for name, node in self.nodes.items()}
+        inventory = {"all": {"hosts": hosts, "vars": variables}}
+        (self.scratch / "inventory.json").write_text(json.dumps(inventory), encoding="utf-8")
+
+    def migrate(self, *options: str) -> Tuple[int, str]:
+        """The playbook's status and what it printed."""
+        environment = {
+            **os.environ,
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
+            "ANSIBLE_LOCAL_TEMP": str(self.scratch / "local"),
+            "ANSIBLE_REMOTE_TEMP": str(self.scratch / "remote"),
+            "ANSIBLE_PIPELINING": "1",
+            "ANSIBLE_NOCOLOR": "1",
+            "TMPDIR": str(self.scratch),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        playbook = str(Path(sys.executable).with_name("ansible-playbook"))
+        argv = [playbook, "-i", str(self.scratch / "inventory.json"), "kubenode.proxy.migrate", *options]
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    def close(self) -> None:
+        self.api.close()
+        for node in self.nodes.values():
+            node.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[Cluster]:
+    """The cluster, made in a network namespace of its own as everything in these tests."""
+    descriptor = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    system.unshare(system.CLONE_NEWNET)
+    system.ip_batch(["link set lo up"])
+    made = None
+    try:
+        made = Cluster(tmp_path_factory.mktemp("migration"))
+        yield made
+    finally:
+        if made is not None:
+            made.close()
+        system.enter(f"/proc/self/fd/{descriptor}", system.CLONE_NEWNET)
+        os.close(descriptor)
+
+
+@pytest.fixture(autouse=True)
+def own_network_namespace() -> None:
+    """The cluster's namespace is that of all tests here."""
+
+
+@pytest.fixture(scope="module")
+def before(cluster) -> Dict[str, List[str]]:
+    """What kube-proxy had programmed."""
+    return {name: node.rules() for name, node in cluster.nodes.items()}
+
+
+def assert_untouched(cluster, before, *names: str) -> None:
+    for name in names:
+        assert cluster.nodes[name].rules() == before[name] and cluster.nodes[name].files() == []
+
+
+def test_what_stands_in_the_way_of_one_host_is_told_before_any_is_touched(cluster, before):
+    cluster.nodes["node-c"].start("rival", ["bash", "-c", "exec -a kube-router sleep 1800"])
+    status, text = cluster.migrate()
+    cluster.nodes["node-c"].stop("rival")
+    assert status != 0 and "kube-router runs its own service proxy on this node" in text, text
+    assert cluster.api.patched == [] and cluster.with_kube_proxy() == list(NODES)
+    assert_untouched(cluster, before, *NODES)
+
+
+def test_check_mode_shows_that_nothing_of_kube_proxy_differs_and_changes_nothing(cluster, before):
+    status, text = cluster.migrate("--check", "--diff")
+    assert status == 0, text
+    for name in NODES:
+        assert f"{name} would serve 3 Services by iptables: 0 entries added, 0 replaced, 0 removed" in text, text
+    assert cluster.api.patched == [] and cluster.with_kube_proxy() == list(NODES)
+    assert_untouched(cluster, before, *NODES)
+
+
+def test_a_first_host_that_does_not_answer_is_put_back_and_the_rollout_stops(cluster, before):
+    cluster.nodes["node-a"].stop("endpoint")
+    status, text = cluster.migrate()
+    cluster.nodes["node-a"].start("endpoint", ANSWERING)
+    assert status != 0 and "10.96.2.1 port 80 does not answer from node-a" in text, text
+    assert "kube-proxy serves this host again" in text
+    assert cluster.labelled() == [] and cluster.with_kube_proxy() == list(NODES)
+    assert f"/api/v1/nodes/{NODES[0]}" in {path for path, _body in cluster.api.patched}
+    assert f"/api/v1/nodes/{NODES[1]}" not in {path for path, _body in cluster.api.patched}
+    assert cluster.nodes["node-a"].rules() == before["node-a"]
+    assert_untouched(cluster, before, "node-b", "node-c")
+
+
+def test_all_hosts_are_taken_over_as_they_are(cluster, before):
+    status, text = cluster.migrate("-e", json.dumps({"proxy_serial": [1, "100%"]}))
+    assert status == 0, text
+    assert cluster.labelled() == list(NODES) and cluster.with_kube_proxy() == []
+    for name, node in cluster.nodes.items():
+        assert node.rules() == before[name]
+        assert "/var/lib/kubenode-proxy/snapshot.json.gz" in node.files()
+
+
+def test_all_hosts_are_given_back(cluster, before):
+    cluster.nodes["node-a"].run(["nft", "flush", "chain", "ip", "nat", "KUBE-SERVICES"])
+    given = {
+        "migrate_direction": "back",
+        "migrate_remove_rule": True,
+        "migrate_kube_proxy_mode": "iptables",
+        "proxy_serial": "100%",
+    }
+    status, text = cluster.migrate("-e", json.dumps(given))
+    assert status == 0, text
+    assert cluster.labelled() == [] and cluster.with_kube_proxy() == list(NODES)
+    daemon_set = cluster.store.list("/apis/apps/v1/daemonsets")[0][0]
+    assert "affinity" not in daemon_set["spec"]["template"]["spec"]
+    for name, node in cluster.nodes.items():
+        assert sorted(node.rules()) == sorted(before[name])
+        assert not [path for path in node.files() if "history" not in path and not path.startswith("/run/")]
