@@ -18,6 +18,7 @@ from ..configuration.model import IPVS, NODE_CIDR
 from ..convergence.handles import KernelHandles
 from ..convergence.request import Request
 from ..errors import ProxyError
+from ..kernel.xtables.nfacct import nfacct_packets
 from ..routing.node import node_name
 from .drift import DriftWatch
 from .events import WARNING, EventPoster, node_reference, service_reference
@@ -141,6 +142,7 @@ class AgentCore:
         if self._node is not None:
             self.health.node_seen(self._node)
         self.surface.configuration = proxy.configuration
+        self.metrics.packets = nfacct_packets if proxy.view.nfacct_counters else dict
         self.configuration = proxy.configuration
         self.schedule = self._make_schedule()
         for family in proxy.families:

@@ -8,12 +8,14 @@ prometheus_client is needed to run the agent, not to import this module.
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, Callable, Iterator, Mapping, Tuple
 
+from ..dataplane.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
 from ..errors import ConfigurationError
 
 try:
     import prometheus_client
+    import prometheus_client.core
 
     HAS_PROMETHEUS_CLIENT = True
 except ImportError:
@@ -29,7 +31,44 @@ PROGRAMMING_BUCKETS: Tuple[float, ...] = (
 )
 
 _SYNC = "kubeproxy_sync_proxy_rules_"
+_PACKET_COUNTERS = (
+    (
+        INVALID_COUNTER,
+        "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+        "Packets dropped because connection tracking finds them invalid",
+    ),
+    (
+        LOCALHOST_COUNTER,
+        "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
+        "Packets to node ports on a loopback address that were accepted",
+    ),
+)
 _FAMILY = ("ip_family",)
+
+
+class Sampled:
+    """A registry as kube-proxy shows one: metrics of which there is nothing to tell yet are left out."""
+
+    def __init__(self, registry: Any) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Any]:
+        """What there is."""
+        return (metric for metric in self._registry.collect() if metric.samples)
+
+
+class PacketCounters:
+    """The packets of nfacct counters, read from the kernel whenever the metrics are asked for."""
+
+    def __init__(self, read: Callable[[], Mapping[str, int]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Any]:
+        """One metric for each counter that exists."""
+        packets = self._read()
+        for counter, name, text in _PACKET_COUNTERS:
+            if counter in packets:
+                yield prometheus_client.core.CounterMetricFamily(name, text, value=packets[counter])
 
 
 class Metrics:
@@ -49,8 +88,12 @@ class Metrics:
         self.registry = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=self.registry)
         prometheus_client.PlatformCollector(registry=self.registry)
+        #: The packets of nfacct counters by name; the agent replaces it in the mode that has them.
+        self.packets: Callable[[], Mapping[str, int]] = dict
+        self.registry.register(PacketCounters(lambda: self.packets()))
         self._kube_proxy()
         self._own()
+        self._service_levels()
 
     def _histogram(
         self, name: str, text: str, labels: Tuple[str, ...] = _FAMILY, buckets: Tuple[float, ...] = LATENCY_BUCKETS
@@ -137,7 +180,29 @@ class Metrics:
             "kubenode_proxy_api_connected", "1 while all watches of the API server are open"
         )
 
-    def text(self) -> bytes:
-        """Everything in the Prometheus text format."""
-        result: bytes = prometheus_client.generate_latest(self.registry)
+    def _service_levels(self) -> None:
+        self.slis = prometheus_client.CollectorRegistry()
+        self.health_check = prometheus_client.Gauge(
+            "kubernetes_healthcheck", "Result of the last health check", ("name", "type"), registry=self.slis
+        )
+        self.health_checks = prometheus_client.Counter(
+            "kubernetes_healthchecks_total",
+            "Results of health checks",
+            ("name", "type", "status"),
+            registry=self.slis,
+        )
+
+    def observe_health(self, kind: str, good: bool) -> None:
+        """A health check (``kind``: healthz or livez) has been answered; KEP-3466."""
+        self.health_check.labels("proxy", kind).set(int(good))
+        self.health_checks.labels("proxy", kind, "success" if good else "error").inc()
+
+    def reset_slis(self) -> None:
+        """Forget the health checks so far."""
+        self._service_levels()
+
+    def text(self, slis: bool = False) -> bytes:
+        """Everything in the Prometheus text format, or the service level indicators alone."""
+        shown: Any = Sampled(self.slis if slis else self.registry)
+        result: bytes = prometheus_client.generate_latest(shown)
         return result

@@ -30,10 +30,11 @@ class _Server(http.server.ThreadingHTTPServer):
     allow_reuse_address = True
     request_queue_size = 64
 
-    def __init__(self, address: Tuple[str, int], responder: Responder, both_families: bool) -> None:
+    def __init__(self, address: Tuple[str, int], responder: Responder, both_families: bool, delete: Responder) -> None:
         self.both_families = both_families
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.responder = responder
+        self.delete = delete
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -54,7 +55,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer one request by the server's responder."""
-        answer = self.server.responder(self.path.partition("?")[0]) or _NOT_FOUND
+        self._send(self.server.responder(self.path.partition("?")[0]) or _NOT_FOUND)
+
+    do_HEAD = do_GET
+
+    def do_DELETE(self) -> None:
+        """Have the server's other responder do what the path stands for."""
+        self._send(self.server.delete(self.path.partition("?")[0]) or _NOT_FOUND)
+
+    def _send(self, answer: Answer) -> None:
         self.send_response(answer.code)
         for name, value in answer.headers:
             self.send_header(name, value)
@@ -63,8 +72,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(answer.body)
 
-    do_HEAD = do_GET
-
     def log_message(self, format: str, *args: object) -> None:
         """Requests are counted by metrics, not logged one by one."""
 
@@ -72,12 +79,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 class HttpServer:
     """A threaded HTTP server on one address; binds in the constructor and raises KernelError if that fails.
 
-    ``both_families``: ``::`` stands for IPv4 as well.
+    ``both_families``: ``::`` stands for IPv4 as well. ``delete`` answers DELETE requests.
     """
 
-    def __init__(self, address: str, port: int, responder: Responder, both_families: bool = True) -> None:
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        responder: Responder,
+        both_families: bool = True,
+        delete: Responder = lambda _path: None,
+    ) -> None:
         try:
-            self._server = _Server((address, port), responder, both_families)
+            self._server = _Server((address, port), responder, both_families, delete)
         except OSError as error:
             raise KernelError(f"cannot listen on {address} port {port}: {error.strerror}") from error
         self.port: int = self._server.server_port

@@ -9,7 +9,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ..cluster.model import Node
 from ..cluster.state import ClusterState
-from ..configuration.model import NFTABLES, KubeProxyConfiguration
+from ..configuration.model import IPTABLES, NFTABLES, KubeProxyConfiguration
 from ..convergence.handles import KernelHandles
 from ..convergence.modes import choose_mode
 from ..convergence.node import NodeView, family_settings, removal_plans, view_node
@@ -17,10 +17,15 @@ from ..convergence.prepare import check_node, node_modules, node_sysctls
 from ..convergence.request import Request
 from ..convergence.stages import FamilyPlan, leftover_stages
 from ..dataplane.build_settings import routing_context
+from ..dataplane.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
 from ..dataplane.ipvs.model import DEVICE
 from ..kernel.facts import interface_addresses
+from ..kernel.xtables.nfacct import make_nfacct_counters, usable_nfacct_counters
 from ..resources import apply_plan, plan
 from .family import FamilyProxy
+
+#: Made at the start of iptables mode where the kernel can have them, as kube-proxy does; nothing ever removes them.
+NFACCT_COUNTERS = (INVALID_COUNTER, LOCALHOST_COUNTER)
 
 
 class NodeProxy(NamedTuple):
@@ -44,6 +49,9 @@ def set_up(request: Request, handles: KernelHandles) -> NodeProxy:
     plans = [_empty_plan(request.cluster, configuration, view, family) for family in view.families]
     warnings = [*chosen.warnings, *view.warnings, *check_node(configuration, plans, request.ignore_findings)]
     apply_plan(plan([node_modules(configuration, view)]))
+    if configuration.mode == IPTABLES and make_nfacct_counters(NFACCT_COUNTERS):
+        view = view._replace(nfacct_counters=usable_nfacct_counters())
+        plans = [_empty_plan(request.cluster, configuration, view, family) for family in view.families]
     sysctls, sysctl_warnings = node_sysctls(configuration, view, plans)
     apply_plan(plan([sysctls]))
     zone = view.node.zone if view.node is not None else ""

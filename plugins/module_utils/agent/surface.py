@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..addresses import IPV6
 from ..cluster.model import NamespacedName
@@ -16,7 +16,7 @@ from ..errors import KernelError
 from .family import FamilyProxy
 from .health import Answer, ProxyHealth
 from .metrics import Metrics
-from .servers import HttpServer, ServiceHealthServers
+from .servers import HttpServer, Responder, ServiceHealthServers
 
 RETRY_SECONDS = 5.0
 
@@ -43,11 +43,14 @@ def parse_address(text: str) -> Optional[Address]:
 class Listener:
     """One server that is opened as soon as its address is free."""
 
-    def __init__(self, name: str, address: Optional[Address], respond: Callable[[str], Optional[Answer]]) -> None:
+    def __init__(
+        self, name: str, address: Optional[Address], respond: Responder, delete: Responder = lambda _path: None
+    ) -> None:
         self.name = name
         self.address = address
         self.failure = ""
         self._respond = respond
+        self._delete = delete
         self._server: Optional[HttpServer] = None
 
     @property
@@ -55,11 +58,16 @@ class Listener:
         """Whether it should be open and is not."""
         return self.address is not None and self._server is None
 
+    @property
+    def port(self) -> int:
+        """The port on which it is open; 0 if it is not."""
+        return 0 if self._server is None else self._server.port
+
     def open(self) -> bool:
         """Try to open it; returns whether it is open or not wanted. ``failure`` says why not."""
         if self.pending and self.address is not None:
             try:
-                self._server = HttpServer(self.address.host, self.address.port, self._respond)
+                self._server = HttpServer(self.address.host, self.address.port, self._respond, delete=self._delete)
                 self.failure = ""
             except KernelError as error:
                 self.failure = str(error)
@@ -81,7 +89,7 @@ class Surface:
         self._metrics = metrics
         self.listeners = [
             Listener("healthz", parse_address(configuration.healthz_bind_address), self._health_answer),
-            Listener("metrics", parse_address(configuration.metrics_bind_address), self._metrics_answer),
+            Listener("metrics", parse_address(configuration.metrics_bind_address), self._metrics_answer, self._reset),
         ]
         self._service_health: Dict[str, ServiceHealthServers] = {}
 
@@ -91,11 +99,20 @@ class Surface:
         answer = self.health.answer(with_eligibility=path == "/healthz")
         counter = self._metrics.healthz if path == "/healthz" else self._metrics.livez
         counter.labels(str(answer.code)).inc()
+        self._metrics.observe_health(path[1:], answer.code == 200)
         return answer
+
+    def _reset(self, path: str) -> Optional[Answer]:
+        if path != "/metrics/slis":
+            return None
+        self._metrics.reset_slis()
+        return Answer(200, _TEXT, b"metrics reset\n")
 
     def _metrics_answer(self, path: str) -> Optional[Answer]:
         if path == "/metrics":
             return Answer(200, _METRICS, self._metrics.text())
+        if path == "/metrics/slis":
+            return Answer(200, _METRICS, self._metrics.text(slis=True))
         if path in ("/healthz", "/healthz/ping"):
             return Answer(200, _TEXT, b"ok")
         if path == "/proxyMode":

@@ -13,6 +13,7 @@ from ..configuration.model import IPTABLES, IPVS, NFTABLES
 from ..dataplane.iptables.tables import ChainKey
 from ..dataplane.ipvs.model import CHAINS
 from ..errors import KernelError, ProxyError
+from ..kernel.xtables.restore import RestoreError
 from .attribution import attributed
 from .family import FamilyProxy, SyncResult
 from .health import ProxyHealth
@@ -85,6 +86,7 @@ class Syncer:
         self.surface = surface
         self._log = log
         self._longest = 0.0
+        self._filling: Dict[str, float] = {}
         # Families whose repair failed, because others went on changing things in the middle of it; and what told of it.
         self._unrepaired: Dict[str, str] = {}
 
@@ -103,16 +105,23 @@ class Syncer:
         return self.sync(proxy)
 
     def _fill(self, proxy: NodeProxy, services: List[NamespacedName]) -> None:
-        """Program an empty kernel step by step; a failure is left to the full sync that follows."""
+        """Program an empty kernel step by step; a failure is left to the full sync that follows.
+
+        That sync counts in the metrics with the time that this has taken.
+        """
         started = time.monotonic()
         for number, batch in enumerate(cold_batches(services, _COLD_BATCH[proxy.configuration.mode])):
             for family in proxy.families:
-                family.take(self.view.state, batch)
+                began = time.monotonic()
                 try:
+                    family.take(self.view.state, batch)
                     family.full() if number == 0 else family.partial()
                 except KernelError as error:
                     self._log.error("sync failed", family=family.family, kind=COLD, error=error)
+                    self._count_failure(proxy, family, FULL, error)
                     return
+                finally:
+                    self._filling[family.family] = self._filling.get(family.family, 0.0) + time.monotonic() - began
             if batch and batch[0] in FIRST_SERVICES:
                 seconds = round(time.monotonic() - started, 3)
                 self._log.info("API server and DNS are served", services=len(batch), seconds=seconds)
@@ -129,6 +138,7 @@ class Syncer:
         observed = all(family.needs_full or family.family in suspects for family in proxy.families)
         for family in proxy.families:
             suspicion = suspects.get(family.family, "")
+            kind = FULL if family.needs_full else PARTIAL
             try:
                 family.take(self.view.state, dirty)
                 changes += self._sync_family(proxy, family, dirty, suspicion)
@@ -136,7 +146,8 @@ class Syncer:
                 succeeded = False
                 if suspicion:
                     self._unrepaired[family.family] = suspicion
-                self._family_failed(proxy, family, str(error))
+                self._count_failure(proxy, family, kind, error)
+                self._family_failed(family, str(error))
                 continue
             failed += [FailedService(*item) for item in self.surface.sync_service_health(family)]
         self._finish(proxy, succeeded)
@@ -153,9 +164,10 @@ class Syncer:
                 self._tell_of_repair(family, unrepaired, result, time.monotonic() - started)
         elif suspicion:
             repaired = self._repair(family, suspicion)
-        seconds = time.monotonic() - started
+        filling = self._filling.pop(family.family, 0.0)
+        seconds = time.monotonic() - started + filling
         conntrack = self._clean_conntrack(family)
-        self._measure(proxy, family, kind, seconds, result)
+        self._measure(proxy, family, FULL if filling else kind, seconds, result)
         self._health.updated(family.family)
         changed = result.added + result.replaced + result.removed
         if changed or kind == FULL or conntrack:
@@ -230,6 +242,7 @@ class Syncer:
         metrics.longest_kernel_call.set(self._longest)
         if kind == FULL:
             self.count_rules(proxy, family)
+        self._count_written(proxy, family, kind, result)
 
     def count_rules(self, proxy: NodeProxy, family: FamilyProxy) -> None:
         """Bring the gauge of iptables rules up to date; it costs O(cluster), so it is not done with every sync."""
@@ -237,17 +250,33 @@ class Syncer:
             for table, rules in rules_by_table(family.tables.desired[CHAINS]).items():
                 self._metrics.iptables_rules.labels(table, family.family).set(rules)
 
-    def _family_failed(self, proxy: NodeProxy, family: FamilyProxy, error: str) -> None:
+    def _count_written(self, proxy: NodeProxy, family: FamilyProxy, kind: str, result: SyncResult) -> None:
+        """Rules that the last sync of iptables mode has written; a full one answers for all of them."""
+        if proxy.configuration.mode != IPTABLES:
+            return
+        written: Dict[Any, Any] = dict(family.tables.desired[CHAINS]) if kind == FULL else {}
+        for _name, change in result.changes:
+            written.update(change.added)
+            written.update({key: new for key, (_old, new) in change.replaced.items()})
+        for table, rules in rules_by_table(written).items():
+            self._metrics.iptables_rules_last.labels(table, family.family).set(rules)
+
+    def _count_failure(self, proxy: NodeProxy, family: FamilyProxy, kind: str, error: ProxyError) -> None:
+        metrics, mode = self._metrics, proxy.configuration.mode
+        if mode == NFTABLES and isinstance(error, KernelError):
+            metrics.nftables_sync_failures.labels(family.family).inc()
+        elif isinstance(error, RestoreError):
+            metrics.iptables_restore_failures.labels(family.family).inc()
+            if mode == IPTABLES and kind == PARTIAL:
+                metrics.iptables_partial_restore_failures.labels(family.family).inc()
+
+    def _family_failed(self, family: FamilyProxy, error: str) -> None:
         self.last_error = error
         self._log.error("sync failed", family=family.family, error=error)
-        if proxy.configuration.mode == NFTABLES:
-            self._metrics.nftables_sync_failures.labels(family.family).inc()
-        else:
-            self._metrics.iptables_restore_failures.labels(family.family).inc()
 
     def _failure(self, proxy: NodeProxy, error: str) -> Outcome:
         for family in proxy.families:
-            self._family_failed(proxy, family, error)
+            self._family_failed(family, error)
         return Outcome(False, [], 0, False)
 
     def _finish(self, proxy: NodeProxy, succeeded: bool) -> None:

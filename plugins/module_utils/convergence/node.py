@@ -12,13 +12,14 @@ from ..addresses import FAMILIES, IPV6
 from ..cluster.model import Node
 from ..cluster.state import ClusterState
 from ..configuration.consistency import check_consistency
-from ..configuration.model import NFTABLES, KubeProxyConfiguration
+from ..configuration.model import IPTABLES, NFTABLES, KubeProxyConfiguration
 from ..dataplane.build_settings import dataplane_settings, routing_context
 from ..dataplane.ipvs.model import DEVICE
 from ..dataplane.settings import DataplaneSettings
 from ..errors import KernelError, PreflightError
 from ..kernel.facts import NodeFacts, interface_addresses, node_facts
 from ..kernel.nftables.probe import unsupported_reason as nftables_unsupported_reason
+from ..kernel.xtables.nfacct import usable_nfacct_counters
 from ..kernel.xtables.variant import VARIANTS, Survey, XtablesVariant, detect_variant, unsupported_reason
 from ..routing.node import node_addresses, node_name
 from ..routing.table import all_routes
@@ -31,7 +32,7 @@ class NodeView(NamedTuple):
 
     ``node``: its Node object, None if the cluster state has none. ``addresses``: (interface, address) of all interfaces
     except the proxy's own. ``families``: those that can be served, the primary one first. ``variants``: the iptables of
-    each family, in modes that need it.
+    each family, in modes that need it. ``nfacct_counters``: names of those that rules of iptables mode count with.
     """
 
     name: str
@@ -41,6 +42,7 @@ class NodeView(NamedTuple):
     families: Tuple[str, ...]
     variants: Mapping[str, XtablesVariant]
     warnings: Tuple[str, ...]
+    nfacct_counters: Tuple[str, ...] = ()
 
 
 def view_node(request: Request, configuration: KubeProxyConfiguration) -> NodeView:
@@ -68,7 +70,8 @@ def view_node(request: Request, configuration: KubeProxyConfiguration) -> NodeVi
         known = ", ".join(sorted(request.cluster.nodes)[:5])
         warnings.append(f"no Node is named {name}: no endpoint counts as local (the cluster state has {known})")
     warnings += check_consistency(configuration, primary, families, node.pod_cidrs if node else ())
-    return NodeView(name, node, addresses, facts, families, variants, tuple(warnings))
+    counters = usable_nfacct_counters() if configuration.mode == IPTABLES else ()
+    return NodeView(name, node, addresses, facts, families, variants, tuple(warnings), counters)
 
 
 def _variants(families: Tuple[str, ...]) -> Tuple[Dict[str, XtablesVariant], Dict[str, str]]:
@@ -104,6 +107,7 @@ def family_settings(
         service_cidrs=cluster.service_cidr_list(family),
         conntrack_liberal=view.facts.conntrack_liberal,
         random_fully=variant is None or variant.random_fully,
+        nfacct_counters=view.nfacct_counters,
     )
 
 

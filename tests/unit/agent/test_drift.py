@@ -161,11 +161,13 @@ def test_a_change_of_others_that_needs_no_repair_is_told_once(legacy):
         assert legacy.tables.changed(True) is False
 
 
-def test_after_own_changes_a_use_of_the_lock_is_looked_at_once(legacy):
+def test_own_changes_of_legacy_tables_are_not_foreign(legacy):
     legacy.tables.settled(True, True)
-    assert legacy.tables.changed(True) is True
-    legacy.tables.settled(False, True)
+    legacy.rules = b"RULES"
+    legacy.tables.settled(True, False)
     assert legacy.tables.changed(True) is False
+    legacy.now += 600
+    assert legacy.tables.changed(False) is False
 
 
 def outcome(program, protocol, message):

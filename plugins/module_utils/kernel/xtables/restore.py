@@ -26,6 +26,10 @@ _MATCH = re.compile(r" -m ([A-Za-z0-9]+)(?= |$)", re.MULTILINE)
 _TARGET = re.compile(r" -j (DNAT|SNAT|MASQUERADE|MARK|REJECT|CONNMARK|REDIRECT|LOG|CT|TPROXY)(?= |$)", re.MULTILINE)
 
 
+class RestoreError(KernelError):
+    """iptables-restore has refused a text, or has not got the lock."""
+
+
 def _extensions(text: str) -> Set[str]:
     """Matches and targets (not chains) that a restore text uses, as /proc/net/ip_tables_* names them."""
     return {*_MATCH.findall(text), *_TARGET.findall(text)}
@@ -103,7 +107,7 @@ def restore(variant: XtablesVariant, text: str, wait: float = DEFAULT_WAIT) -> i
     """Apply a restore text in one call, without flushing anything it does not name; an empty text does nothing.
 
     ``wait``: seconds to wait for the xtables lock. Returns the number of the process that did it (0 if there was
-    nothing to do). Raises KernelError; a table whose part failed is unchanged.
+    nothing to do). Raises RestoreError; a table whose part failed is unchanged.
     """
     if not text:
         return 0
@@ -114,7 +118,7 @@ def restore(variant: XtablesVariant, text: str, wait: float = DEFAULT_WAIT) -> i
         with XtablesLock(wait):
             done = run(command, text)
     if done.status:
-        raise KernelError(explain(variant, text, done, wait))
+        raise RestoreError(explain(variant, text, done, wait))
     return done.process
 
 

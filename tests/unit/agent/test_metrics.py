@@ -1,0 +1,101 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Metrics beside those that kube-proxy 1.36 was recorded with: names, types, labels and buckets, mode by mode."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.health import ProxyHealth
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.metrics import Metrics
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface import Address, Surface
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+
+RECORDED = Path(__file__).parents[2] / "conformance" / "cases" / "health-and-metrics"
+SERIES = re.compile(r"^(kubeproxy_\w+)(?:\{(.*)\})? \S+$", re.MULTILINE)
+TYPE = re.compile(r"^# TYPE (kubeproxy_\w+) (\w+)$", re.MULTILINE)
+
+
+def types(text):
+    return dict(TYPE.findall(text))
+
+
+def series(text):
+    """Every series: name and labels, the latter in an order of their own and numbers in one form."""
+    found = set()
+    for name, labels in SERIES.findall(text):
+        pairs = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        if "le" in pairs:
+            pairs["le"] = float(pairs["le"])
+        found.add((name, tuple(sorted(pairs.items()))))
+    return found
+
+
+def observed(mode):
+    """The metrics after what happened in the recording: one full sync of both families, each health check asked."""
+    metrics = Metrics()
+    if mode == "iptables":
+        metrics.packets = lambda: {"ct_state_invalid_dropped_pkts": 0, "localhost_nps_accepted_pkts": 0, "others": 7}
+    for family in ("IPv4", "IPv6"):
+        metrics.sync_duration.labels(family).observe(0.05)
+        if mode != "ipvs":
+            metrics.full_sync_duration.labels(family).observe(0.05)
+        metrics.last_sync.labels(family).set_to_current_time()
+        metrics.last_queued.labels(family).set_to_current_time()
+        for policy in ("internal", "external"):
+            metrics.no_local_endpoints.labels(policy, family).set(0)
+        for table in ("filter", "nat") if mode == "iptables" else ():
+            metrics.iptables_rules.labels(table, family).set(5)
+            metrics.iptables_rules_last.labels(table, family).set(5)
+    metrics.healthz.labels("200").inc()
+    metrics.livez.labels("200").inc()
+    return metrics.text().decode()
+
+
+@pytest.mark.parametrize("mode", ["iptables", "ipvs", "nftables"])
+def test_names_types_labels_and_buckets_are_those_of_kube_proxy(mode):
+    recorded = (RECORDED / f"metrics-{mode}.txt").read_text()
+    ours = observed(mode)
+    assert types(ours) == types(recorded)
+    assert series(ours) == series(recorded)
+
+
+def test_what_has_not_happened_is_not_shown():
+    text = Metrics().text().decode()
+    assert "restore_failures" not in text and "nftables_sync_failures" not in text
+    assert "kubeproxy_sync_proxy_rules_service_changes_total 0.0" in text
+
+
+def fetch(port, path, method="GET"):
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
+        return answer.status, answer.read().decode()
+
+
+def test_service_levels_are_counted_and_reset():
+    metrics = Metrics()
+    surface = Surface(load({}).configuration, ProxyHealth(60.0), metrics)
+    listener = surface.listeners[1]
+    listener.address = Address("127.0.0.1", 0)
+    try:
+        assert listener.open()
+        metrics.observe_health("livez", True)
+        metrics.observe_health("livez", True)
+        metrics.observe_health("healthz", False)
+        port = listener.port
+        status, text = fetch(port, "/metrics/slis")
+        assert status == 200
+        assert 'kubernetes_healthcheck{name="proxy",type="healthz"} 0.0' in text
+        assert 'kubernetes_healthchecks_total{name="proxy",status="success",type="livez"} 2.0' in text
+        assert fetch(port, "/metrics/slis", "DELETE") == (200, "metrics reset\n")
+        assert fetch(port, "/metrics/slis") == (200, "")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            fetch(port, "/metrics", "DELETE")
+    finally:
+        surface.close()
