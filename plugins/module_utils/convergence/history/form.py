@@ -65,7 +65,7 @@ def encode_state(state: NodeState) -> Dict[str, Any]:
             {
                 "family": item.family,
                 "variant": item.variant,
-                "tables": list(item.tables),
+                "places": list(item.places),
                 "chains": [[*key, list(rules)] for key, rules in item.chains.items()],
             }
             for item in state.chains
@@ -137,7 +137,7 @@ def _decode_chains(reader: _Reader, document: Any) -> ChainsState:
     inner = _Reader(document)
     chains: Dict[SavedChainKey, Tuple[str, ...]] = {}
     family, variant = inner.take("family", str), inner.take("variant", str)
-    tables = tuple(map(inner.line, inner.take("tables", list)))
+    places = tuple(map(inner.line, inner.take("places", list)))
     for row in inner.take("chains", list):
         kind, table, chain, rules = inner.row(row, (str, str, str, list))
         if kind not in (CHAIN, BUILTIN) or not chain or not table or " " in table + chain:
@@ -148,7 +148,7 @@ def _decode_chains(reader: _Reader, document: Any) -> ChainsState:
         chains[SavedChainKey(kind, table, chain)] = tuple(rules)
     if family not in FAMILIES:
         raise reader.fail(f"a list of families: {family!r}")
-    return ChainsState(family, variant, tables, chains)
+    return ChainsState(family, variant, places, chains)
 
 
 def _decode_nftables(reader: _Reader, rows: Any) -> Dict[Tuple[Any, ...], Any]:

@@ -30,11 +30,13 @@ TIMEOUTS = ("tcp", "tcp_fin", "udp")
 
 
 class ChainsState(NamedTuple):
-    """One iptables variant of one family: the tables that exist, and the chains (see kernel.xtables.saved)."""
+    """One iptables variant of one family: the tables and built-in chains that exist, and the chains (see
+    kernel.xtables.saved).
+    """
 
     family: str
     variant: str
-    tables: Tuple[str, ...]
+    places: Tuple[str, ...]
     chains: Dict[SavedChainKey, Tuple[str, ...]]
 
 
@@ -107,7 +109,7 @@ def chains_resources(states: Sequence[ChainsState]) -> List[SavedChainsResource]
                     item.variant,
                     chain_ownership(item.settings, True),
                     state.chains if state is not None else {},
-                    state.tables if state is not None else (),
+                    state.places if state is not None else (),
                 )
             )
     return found
@@ -116,7 +118,7 @@ def chains_resources(states: Sequence[ChainsState]) -> List[SavedChainsResource]
 def _observed_chains(variant: XtablesVariant, settings: DataplaneSettings) -> ChainsState:
     resource = SavedChainsResource(variant, chain_ownership(settings, True))
     chains = resource.observe()
-    return ChainsState(variant.family, variant.name, resource.tables, chains)
+    return ChainsState(variant.family, variant.name, resource.places, chains)
 
 
 def _observed_ipvs(handles: KernelHandles, mode: str, exclude_cidrs: Sequence[str]) -> Dict[str, Dict[Any, Any]]:

@@ -17,12 +17,15 @@ from ...dataplane.iptables.canonical import canonical_rule, target_of
 from ...dataplane.iptables.tables import TABLE_ORDER, ChainKey, Ownership
 from ...errors import KernelError
 from ...resources import Change, Resource
-from .chains import KUBELET_CHAINS, SavedTables, parse_save
+from ..netlink import NETLINK_NETFILTER, NetlinkRefusal, NetlinkSocket, attribute_text, parse_attributes
+from ..nftables.messages import GET_CHAIN, GET_TABLE, family_header
+from .chains import KUBELET_CHAINS, Emptied, SavedTables, parse_save
 from .restore import DEFAULT_WAIT, restore, save
-from .variant import XtablesVariant
+from .variant import NFT, XtablesVariant
 
 CHAIN = "chain"
 BUILTIN = "builtin"
+_CHAIN_HOOK = 4
 
 Rules = Tuple[str, ...]
 
@@ -64,9 +67,32 @@ def merged_rules(observed: Sequence[str], saved: Sequence[str], ours: Callable[[
     return tuple(merged)
 
 
-def tables_in(text: str) -> Tuple[str, ...]:
-    """The tables that iptables-save text has, in its order."""
-    return tuple(line[1:].strip() for line in text.split("\n") if line[:1] == "*")
+def places_in(known: SavedTables) -> Tuple[str, ...]:
+    """The tables that there are, each followed by its built-in chains as ``TABLE CHAIN``."""
+    found: Dict[str, None] = {}
+    for table, chain in known.chains:
+        found[table] = None
+        if (table, chain) in known.builtin:
+            found[f"{table} {chain}"] = None
+    return tuple(found)
+
+
+def places_of_nft(family: str) -> Tuple[str, ...]:
+    """The same for iptables-nft, whose save program tells of built-in chains that do not exist. Raises KernelError."""
+    found: Dict[str, None] = {}
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        for kind in (GET_TABLE, GET_CHAIN):
+            try:
+                dumped = sock.dump(kind, family_header(family))
+            except NetlinkRefusal as refusal:
+                raise KernelError(f"nftables cannot be read: {refusal.error}") from refusal
+            for view, _kind, start, end in dumped:
+                attributes = parse_attributes(view, start + 4, end)
+                if kind == GET_TABLE:
+                    found[attribute_text(attributes[1])] = None
+                elif _CHAIN_HOOK in attributes:
+                    found[f"{attribute_text(attributes[1])} {attribute_text(attributes[3])}"] = None
+    return tuple(found)
 
 
 def restore_lines(change: Change[SavedChainKey, Rules], ours: Callable[[str, str], bool]) -> str:
@@ -106,9 +132,9 @@ def restore_lines(change: Change[SavedChainKey, Rules], ours: Callable[[str, str
 class SavedChainsResource(Resource[SavedChainKey, Rules]):
     """The chains of a service proxy in one iptables variant and family, and the built-in chains that lead to them.
 
-    ``saved``: what shall come back, and ``tables``, which tables there were then; None to save what is there now.
-    After observing, ``tables`` has those that there are now, and ``emptied`` those that were not there then and will
-    hold nothing once all is as it was, with the number of chains of ours in them now.
+    ``saved``: what shall come back, and ``places``, which tables and built-in chains (``TABLE CHAIN``) there were then;
+    None to save what is there now. After observing, ``places`` has those that there are now, and ``emptied`` those that
+    were not there then and will hold nothing once all is as it was.
     """
 
     atomic = True
@@ -118,17 +144,17 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
         variant: XtablesVariant,
         ownership: Ownership,
         saved: Optional[Mapping[SavedChainKey, Rules]] = None,
-        tables: Sequence[str] = (),
+        places: Sequence[str] = (),
         wait: float = DEFAULT_WAIT,
     ) -> None:
         self.variant = variant
         self.name = f"{'iptables' if variant.family == 'IPv4' else 'ip6tables'} chains ({variant.name})"
         self.ownership = ownership
         self.saved = dict(saved or {})
-        self.tables: Tuple[str, ...] = ()
+        self.places: Tuple[str, ...] = ()
         self._restoring = saved is not None
-        self._tables_then = frozenset(tables)
-        self.emptied: Dict[str, int] = {}
+        self._places_then = frozenset(places)
+        self.emptied = Emptied({}, frozenset())
         self._wait = wait
         self._stays: Set[ChainKey] = set()
 
@@ -144,9 +170,8 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
 
     def observe(self) -> SavedChainTable:
         """The chains with their rules, and the built-in chains that lead to them or did so. Raises KernelError."""
-        text = save(self.variant)
-        self.tables = tables_in(text)
-        known = parse_save(text)
+        known = parse_save(save(self.variant))
+        self.places = places_of_nft(self.variant.family) if self.variant.name == NFT else places_in(known)
         self._stays = self._staying(known)
         table: SavedChainTable = {}
         for (name, chain), rules in known.chains.items():
@@ -184,18 +209,23 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
                 used += [ChainKey(key.table, target_of(rule)) for rule in known.chains[key]]
         return reached
 
-    def _emptied(self, known: SavedTables, table: SavedChainTable) -> Dict[str, int]:
+    def _emptied(self, known: SavedTables, table: SavedChainTable) -> Emptied:
         ours: Dict[str, int] = {}
         occupied: Set[str] = set()
+        builtin: Set[Tuple[str, str]] = set()
         for (name, chain), rules in known.chains.items():
             if (name, chain) in known.builtin:
                 if not all(self._is_jump(name, rule) for rule in rules):
                     occupied.add(name)
+                elif rules:
+                    ours.setdefault(name, 0)
+                    builtin.add((name, chain))
             elif SavedChainKey(CHAIN, name, chain) in table:
                 ours[name] = ours.get(name, 0) + 1
             else:
                 occupied.add(name)
-        return {name: count for name, count in ours.items() if name not in self._tables_then and name not in occupied}
+        tables = {name: count for name, count in ours.items() if name not in {*self._places_then, *occupied}}
+        return Emptied(tables, frozenset(place for place in builtin if " ".join(place) not in self._places_then))
 
     def desired(self, observed: Mapping[SavedChainKey, Rules]) -> SavedChainTable:
         """What is observed, with what is ours in it replaced by what is saved; call it after :meth:`observe`."""

@@ -1,0 +1,308 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Rollback on a real kernel: whatever was programmed, by whomever, is there again, judged by the usual tools.
+
+The nodes start empty but for rules of others, with what kube-proxy had programmed when a conformance case was recorded,
+or with what this project programmed; they converge to another mode, or the same, and go back.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import revert
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import (
+    RollbackReport,
+    RollbackRequest,
+    rollback,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import (
+    BEFORE_CONVERGENCE,
+    BEFORE_ROLLBACK,
+    History,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError, KernelError, PreflightError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.saved import CHAIN, SavedChainKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.running import pack_running
+from tests.conformance.wirelab.cases import load_case
+from tests.lab import recorded
+
+ROOT = Path(__file__).resolve().parents[2]
+CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "nodeport-cluster"))
+UML = pytest.mark.uml
+
+# What the node starts with (none: nothing of a service proxy), the iptables in use, and the modes it converges to.
+JOURNEYS = [
+    ("none", "nft", ["nftables"]),
+    ("none", "nft", ["iptables"]),
+    ("none", "nft", ["iptables", "nftables"]),
+    ("none", "legacy", ["iptables", "nftables"]),
+    ("iptables", "nft", ["iptables"]),
+    ("iptables", "nft", ["nftables"]),
+    ("iptables", "legacy", ["nftables"]),
+    ("iptables", "legacy", ["nftables", "iptables"]),
+    ("nftables", "nft", ["nftables"]),
+    ("nftables", "nft", ["iptables"]),
+    ("nftables", "legacy", ["iptables"]),
+    pytest.param("none", "legacy", ["ipvs"], marks=UML),
+    pytest.param("none", "legacy", ["iptables", "ipvs"], marks=UML),
+    pytest.param("iptables", "legacy", ["ipvs"], marks=UML),
+    pytest.param("ipvs", "legacy", ["ipvs"], marks=UML),
+    pytest.param("ipvs", "legacy", ["iptables"], marks=UML),
+]
+FOREIGN = """\
+*nat
+:OTHER - [0:0]
+-A PREROUTING -p tcp -m tcp --dport 1 -j OTHER
+-A OUTPUT -p tcp -m tcp --dport 2 -j OTHER
+-A OTHER -p tcp -m tcp --dport 3 -j RETURN
+COMMIT
+*filter
+:OTHER - [0:0]
+-A INPUT -j OTHER
+-A FORWARD -p tcp -m tcp --dport 4 -j ACCEPT
+-A OTHER -p tcp -m tcp --dport 5 -j DROP
+COMMIT
+"""
+LATER = "*filter\n-A INPUT -p tcp -m tcp --dport 6 -j DROP\nCOMMIT\n"
+
+
+def run(*command: str, text: Optional[str] = None) -> str:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
+
+
+def has_nat_of_nft() -> bool:
+    sample = "table ip probe { chain probe { type nat hook output priority 0; }; }"
+    return subprocess.run(["nft", "--check", sample], capture_output=True, check=False).returncode == 0
+
+
+def blocks(listing: str) -> List[str]:
+    """The sets and chains of an nft listing in the order of their names: the kernel's is that of their making."""
+    found: List[str] = []
+    for line in listing.splitlines():
+        if re.match(r"\t(chain|set|map) ", line) or not found or not line.startswith("\t"):
+            found.append(line)
+        else:
+            found[-1] += f"\n{line}"
+    return sorted(text.rstrip() for text in found if text.strip())
+
+
+def saved_lines(program: str) -> List[str]:
+    """What iptables-save prints, without counters, and without tables that hold nothing."""
+    text = re.sub(r"^#.*\n|\[\d+:\d+\]", "", run(program), flags=re.MULTILINE)
+    tables = re.findall(r"^\*\w+\n.*?^COMMIT$", text, re.MULTILINE | re.DOTALL)
+    return [table for table in tables if re.search(r"^-A |^:\S+ -", table, re.MULTILINE)]
+
+
+def dump() -> Dict[str, Any]:
+    """All that a service proxy may have touched, as the usual tools print it."""
+    found: Dict[str, Any] = {}
+    variants = ("legacy", "nft") if has_nat_of_nft() else ("legacy",)
+    for program in (f"{family}-{variant}-save" for family in ("iptables", "ip6tables") for variant in variants):
+        found[program] = saved_lines(program)
+    if has_nat_of_nft():
+        for table in run("nft", "list", "tables").splitlines():
+            found[table] = blocks(run("nft", "-s", "list", *table.split()))
+    if Path("/proc/net/ip_vs").exists():
+        found["ipvs"] = sorted(run("ipvsadm", "-Sn").splitlines())
+        found["ipset"] = sorted(run("ipset", "save").splitlines())
+        found["timeouts"] = run("ipvsadm", "-L", "--timeout")
+    found["addresses"] = sorted(
+        " ".join(line.split(":", 1)[1].split()[:4]) for line in run("ip", "-o", "addr", "show").splitlines()
+    )
+    parameters = ("net.ipv4.conf.all.route_localnet", "net.ipv4.ip_forward", "net.ipv4.conf.all.arp_ignore")
+    found["sysctls"] = run("sysctl", *parameters)
+    return found
+
+
+def differences(before: Dict[str, Any], after: Dict[str, Any]) -> str:
+    """How two dumps differ, as a person wants to read it; empty if they do not."""
+    old, new = (
+        json.dumps(item, indent=1, sort_keys=True).replace(r"\n", "\n").splitlines() for item in (before, after)
+    )
+    return "\n".join(difflib.unified_diff(old, new, lineterm="", n=1))
+
+
+class Node:
+    """The test's network namespace as a node of the conformance case."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.history = str(directory / "history")
+
+    def load(self, start: str, variant: str) -> None:
+        for family in ("iptables", "ip6tables"):
+            run(f"{family}-{variant}-restore", "--noflush", text=FOREIGN)
+        if start != "none":
+            recorded.load(
+                Path(CASE.file(f"state-{start}.txt")), lambda command, text: run(*command, text=text), variant
+            )
+
+    def converge(self, mode: str, **fields: Any) -> Report:
+        request = Request(
+            ClusterState.from_objects(CASE.snapshots()[0]),
+            load(CASE.proxy_configuration(mode, "", None)).configuration,
+            node_name=CASE.node,
+            state_directory=str(self.directory / "run"),
+            history_directory=self.history,
+        )
+        return converge(request._replace(**fields))
+
+    def roll_back(self, to: Optional[int] = None, **fields: Any) -> RollbackReport:
+        request = RollbackRequest(
+            to, self.history, stop_units=False, state_directory=str(self.directory / "run"), **fields
+        )
+        return rollback(request)
+
+
+@pytest.fixture
+def node(tmp_path) -> Node:
+    return Node(tmp_path)
+
+
+def names(report: Sequence[Any]) -> List[str]:
+    return [change.table for change in report]
+
+
+@pytest.mark.parametrize(
+    ("start", "variant", "modes"), JOURNEYS, ids=lambda item: item if isinstance(item, str) else "-".join(item)
+)
+def test_all_is_there_again_after_a_rollback_and_undone_by_another(node, start, variant, modes) -> None:
+    node.load(start, variant)
+    before = dump()
+    for number, mode in enumerate(modes, 1):
+        assert node.converge(mode).saved_state == number
+        again = node.converge(mode)
+        assert (again.changed, again.saved_state) == (False, None)
+    between = dump()
+    assert between != before
+
+    preview = node.roll_back(1, check=True, describe=True)
+    assert preview.changed and preview.saved is None
+    assert differences(between, dump()) == ""
+    assert all(change.before or change.after for change in preview.changes)
+
+    report = node.roll_back(1)
+    assert differences(before, dump()) == ""
+    assert names(report.changes) == names(preview.changes)
+    assert report.saved == len(modes) + 1
+    second = node.roll_back(1)
+    assert (second.changed, second.saved) == (False, None)
+
+    node.roll_back(report.saved)
+    assert differences(between, dump()) == ""
+
+
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+def test_what_others_do_in_between_stays(node, variant) -> None:
+    node.load("iptables", variant)
+    node.converge("nftables")
+    run(f"iptables-{variant}-restore", "--noflush", text=LATER)
+    run("nft", "add table inet later { chain kept { tcp dport 7 drop; }; }")
+    jumps = [line for line in run(f"iptables-{variant}-save").splitlines() if "PREROUTING" in line and "OTHER" in line]
+    node.roll_back()
+    saved = run(f"iptables-{variant}-save")
+    assert "-A INPUT -p tcp -m tcp --dport 6 -j DROP" in saved
+    assert "tcp dport 7 drop" in run("nft", "list", "table", "inet", "later")
+    rules = [line for line in saved.splitlines() if line.startswith("-A PREROUTING")]
+    # The jump of kube-proxy stood behind the rule of somebody else, and does so again.
+    assert rules[0] == jumps[0] and "KUBE-SERVICES" in rules[1]
+
+
+def test_a_chain_that_others_have_come_to_use_stays(node) -> None:
+    node.load("none", "nft")
+    node.converge("iptables")
+    run("iptables-nft", "-t", "nat", "-A", "OTHER", "-j", "KUBE-MARK-MASQ")
+    node.roll_back()
+    chains = re.findall(r"^:(KUBE-\S+)", run("iptables-nft-save"), re.MULTILINE)
+    assert chains == ["KUBE-MARK-MASQ"]
+    assert node.roll_back().changed is False
+
+
+def test_the_newest_state_before_a_convergence_is_the_default(node) -> None:
+    node.load("none", "nft")
+    empty = dump()
+    node.converge("iptables")
+    iptables = dump()
+    node.converge("nftables")
+    assert node.roll_back().record.number == 2
+    assert differences(iptables, dump()) == ""
+    assert node.roll_back().changed is False
+    node.roll_back(1)
+    assert differences(empty, dump()) == ""
+    reasons = [item.reason for item in History(node.history).list()]
+    assert reasons == [BEFORE_ROLLBACK, BEFORE_ROLLBACK, BEFORE_CONVERGENCE, BEFORE_CONVERGENCE]
+
+
+def test_only_the_last_states_are_kept_and_a_check_saves_none(node) -> None:
+    node.load("none", "nft")
+    for mode in ("iptables", "nftables", "iptables", "nftables"):
+        node.converge(mode, check=True, keep_states=2)
+        node.converge(mode, keep_states=2)
+    assert History(node.history).numbers() == [3, 4]
+    with pytest.raises(HistoryError, match=r"state 1: there is no such saved state in .* \(there are: 3, 4\)"):
+        node.roll_back(1)
+    assert sorted(path.stat().st_mode & 0o777 for path in Path(node.history).iterdir()) == [0o600, 0o600]
+    assert Path(node.history).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_state_that_the_kernel_refuses_leaves_the_table_as_it_is(node) -> None:
+    node.load("none", "nft")
+    node.converge("iptables")
+    history = History(node.history)
+    state = history.load(1).state
+    item = next(item for item in state.chains if (item.variant, item.family) == ("nft", "IPv4"))
+    wrong = {**item.chains, SavedChainKey(CHAIN, "nat", "KUBE-SERVICES"): ("-j NOWHERE-AT-ALL",)}
+    number = history.save(state._replace(chains=(item._replace(chains=wrong),))).number
+    between = dump()
+    with pytest.raises(KernelError, match="NOWHERE-AT-ALL"):
+        node.roll_back(number)
+    assert dump()["iptables-nft-save"] == between["iptables-nft-save"]
+
+
+def test_the_program_of_the_timer_goes_back_by_itself(node, tmp_path) -> None:
+    """It is one file, and needs nothing but Python."""
+    node.load("iptables", "nft")
+    before = dump()
+    node.converge("nftables")
+    program = tmp_path / "revert.pyz"
+    program.write_bytes(pack_running(revert.__name__))
+    waits = tmp_path / "waits"
+    waits.mkdir(mode=0o700)
+    directory = str(tmp_path / "run")
+    document = {"state": 1, "armed": 0, "timeout": 1, "deadline": "", "state_directory": directory}
+    (waits / "pending.json").write_text(json.dumps({**document, "history_directory": node.history}))
+    options = ["--to", "1", "--history", node.history, "--state-directory", directory, "--pending", str(waits)]
+    command = [sys.executable, "-I", "-S", "-B", str(program), *options]
+    between = dump()
+    assert "kubenode-proxy: state 1:" in run(*command, "--check")
+    assert differences(between, dump()) == ""
+    assert "not confirmed in time and is reverted: state 1:" in run(*command)
+    assert differences(before, dump()) == ""
+    assert not waits.exists()
+    assert "nothing waits" in run(*command)
+    assert History(node.history).outcome(1) == "reverted"
+
+
+def test_without_systemd_a_change_that_has_to_be_confirmed_is_refused_before_anything_is_touched(node) -> None:
+    node.load("iptables", "nft")
+    before = dump()
+    with pytest.raises(PreflightError, match=r"confirm_timeout: .*; set it to 0 to go without"):
+        node.converge("nftables", confirm_timeout=60.0)
+    assert differences(before, dump()) == ""
+    assert not Path(node.history).exists()
