@@ -11,9 +11,9 @@ PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
 WIRE := tests/conformance/lab
 # What `make test` runs, in this order; all are run even if one fails. `make extended` runs the rest: whole nodes under
-# systemd, Molecule, the same unit tests under ansible-test, the oldest ansible-core, the playbooks from the tarball.
-STEPS := lint unit pythons monitoring browser kernel uml modules sanity build importer conformance
-EXTENDED := systemd molecule ansible-units cores played
+# systemd, and Molecule.
+STEPS := lint unit pythons monitoring browser kernel uml modules sanity ansible-units build importer cores played conformance
+EXTENDED := systemd molecule
 # What `make molecule` runs; for one: make molecule SCENARIOS=ipvs
 SCENARIOS ?= default ipvs modes airgap
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
