@@ -305,6 +305,30 @@ def test_reload_takes_up_a_new_configuration_and_refuses_a_wrong_one(one_node):
     assert node.status()["healthy"] is True
 
 
+def test_reload_takes_up_another_name_of_the_node(one_node):
+    node = one_node
+    other = node_object()
+    other["metadata"] = {"name": "node2", "labels": {}}
+    other["spec"]["taints"] = [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]
+    node.store.put(other)
+    node.start()
+    assert node.process is not None
+    assert json.loads(node.fetch("/healthz", node.health_port))["nodeEligible"] is True
+    node.write_configuration(hostnameOverride="node2")
+    node.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: node.status().get("node") == "node2", 30.0)
+    wait_for(lambda: json.loads(node.fetch("/healthz", node.health_port))["nodeEligible"] is False, 30.0)
+    other["spec"]["taints"] = []
+    node.store.put(other)
+    wait_for(lambda: json.loads(node.fetch("/healthz", node.health_port))["nodeEligible"] is True, 30.0)
+    assert node.differences()["changed"] is False
+    node.stop_api()
+    node.write_configuration(hostnameOverride="node3")
+    node.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: "the earlier one stays in effect" in node.log, 60.0)
+    assert node.status()["node"] == "node2"
+
+
 def test_agent_and_single_convergence_exclude_each_other_by_name(one_node):
     node = one_node
     node.start()

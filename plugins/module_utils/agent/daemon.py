@@ -89,21 +89,36 @@ class Agent(AgentCore):
         self.log.warning(text)
 
     def _start_reflectors(self, known: Names) -> None:
-        own_node = f"metadata.name={self.node_name}"
-        for resource, selector in ((NODES, own_node), (SERVICES, ""), (ENDPOINT_SLICES, ""), (SERVICE_CIDRS, "")):
-            reflector = Reflector(
-                resource,
-                self._connect,
-                self._inbox.deliver,
-                self._warn,
-                field_selector=selector,
-                optional=resource is SERVICE_CIDRS,
-                reduce=small,
+        self.reflectors.append(self._node_reflector())
+        for resource in (SERVICES, ENDPOINT_SLICES, SERVICE_CIDRS):
+            optional = resource is SERVICE_CIDRS
+            self.reflectors.append(
+                Reflector(resource, self._connect, self._inbox.deliver, self._warn, optional=optional, reduce=small)
             )
-            reflector.known.assume(known.get(resource.kind, ()))
-            self.reflectors.append(reflector)
         for reflector in self.reflectors:
+            reflector.known.assume(known.get(reflector.resource.kind, ()))
             reflector.start()
+
+    def _node_reflector(self) -> Reflector:
+        selector = f"metadata.name={self.node_name}"
+        return Reflector(
+            NODES, self._connect, self._inbox.deliver, self._warn, field_selector=selector, reduce=small
+        )
+
+    def _read_node(self, name: str) -> List[Dict[str, Any]]:
+        """The Node of that name, or nothing if there is none. Raises ApiError."""
+        with contextlib.closing(self._connect()) as client:
+            return client.list(NODES, f"metadata.name={name}", reduce=small).items
+
+    def _follow_node(self, old_name: str) -> None:
+        """Watch another Node object: this node goes by another name from now on."""
+        old = next(reflector for reflector in self.reflectors if reflector.resource is NODES)
+        old.stop()
+        self.reflectors.remove(old)
+        self.view.take(Batch(NODES.kind, [], [{"kind": NODES.kind, "metadata": {"name": old_name}}]))
+        self.reflectors.append(self._node_reflector())
+        self.reflectors[-1].start()
+        self.log.info("this node has another name", node=self.node_name, before=old_name)
 
     def _await_cluster(self, cached: List[Dict[str, Any]]) -> None:
         patience = time.monotonic() + API_PATIENCE_SECONDS
@@ -304,17 +319,21 @@ class Agent(AgentCore):
         if configuration == self._read_configuration:
             self.log.info("the configuration has not changed")
             return
+        name = node_name(self.options.node_name or configuration.hostname_override, os.uname().nodename)
+        if name != self.node_name:
+            self.view.take(Batch(NODES.kind, self._read_node(name), []))
         before, self.configuration = self.configuration, configuration
+        old_name, self.node_name = self.node_name, name
         try:
-            self.node_name = node_name(
-                self.options.node_name or configuration.hostname_override, os.uname().nodename
-            )
             if proxy is not None:
                 self._rebuild()
         except ProxyError:
             self.configuration = before
+            self.node_name = old_name
             self.proxy = proxy
             raise
+        if name != old_name:
+            self._follow_node(old_name)
         self._read_configuration = configuration
         self.health.timeout = 2 * self.configuration.sync_period
         if (before.healthz_bind_address, before.metrics_bind_address) != (

@@ -167,6 +167,11 @@ class Reflector(threading.Thread):
                 self.connected = False
                 client.close()
 
+    def _give(self, batch: Batch) -> None:
+        """Whoever has stopped this one wants no more of it."""
+        if not self._ending.is_set():
+            self._hand_on(batch)
+
     def _failed(self, error: ProxyError) -> None:
         self.connected = False
         pause = self._backoff.pause()
@@ -191,13 +196,13 @@ class Reflector(threading.Thread):
             found = client.list(self.resource, self._field_selector, self._minimum, self._reduce)
         except ApiStatusError as error:
             if error.code == _NOT_FOUND and self._optional:
-                self._hand_on(self.known.replace([]))
+                self._give(self.known.replace([]))
             elif error.code == _GATEWAY_TIMEOUT and self._minimum:
                 # The server has not got, and may never get, what this node has seen already.
                 self._minimum = ""
             raise
         self._version = self._minimum = found.resource_version
-        self._hand_on(self.known.replace(found.items))
+        self._give(self.known.replace(found.items))
         self._succeeded()
 
     def _succeeded(self) -> None:
@@ -217,9 +222,9 @@ class Reflector(threading.Thread):
                 self._version, self._minimum = "", ""
                 return
             if event.type in ("ADDED", "MODIFIED"):
-                self._hand_on(self.known.put(self._reduce(event.object)))
+                self._give(self.known.put(self._reduce(event.object)))
             elif event.type == "DELETED":
-                self._hand_on(self.known.delete(event.object))
+                self._give(self.known.delete(event.object))
             self._version = self._minimum = version or self._version
             if self.error:
                 self._succeeded()

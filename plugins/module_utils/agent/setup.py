@@ -9,13 +9,13 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ..cluster.model import Node
 from ..cluster.state import ClusterState
-from ..configuration.model import IPTABLES, NFTABLES, KubeProxyConfiguration
+from ..configuration.model import IPTABLES, IPVS, NFTABLES, KubeProxyConfiguration
 from ..convergence.handles import KernelHandles
 from ..convergence.modes import choose_mode
 from ..convergence.node import NodeView, family_settings, removal_plans, view_node
 from ..convergence.prepare import check_node, node_modules, node_sysctls
 from ..convergence.request import Request
-from ..convergence.stages import FamilyPlan, leftover_stages
+from ..convergence.stages import FamilyPlan, leftover_stages, shared_chain_stages
 from ..dataplane.build_settings import routing_context
 from ..dataplane.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
 from ..dataplane.ipvs.model import DEVICE
@@ -78,7 +78,10 @@ def remove_leftovers(proxy: NodeProxy) -> int:
     """Take away what other modes left on the node; returns the number of entries. Raises KernelError."""
     others = removal_plans(proxy.view.families) if proxy.configuration.mode == NFTABLES else ()
     with KernelHandles() as handles:
-        planned = plan(leftover_stages(proxy.configuration.mode, handles, others))
+        stages = leftover_stages(proxy.configuration.mode, handles, others)
+        if proxy.configuration.mode == IPVS:
+            stages += shared_chain_stages([FamilyPlan(item.settings, {}, item.variant) for item in proxy.families])
+        planned = plan(stages)
         apply_plan(planned)
     return sum(len(item.change) for item in planned)
 

@@ -11,7 +11,7 @@ Leftovers of other modes come after the resources of the mode in effect, so that
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union, cast
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union, cast
 
 from ..addresses import FAMILIES, IPV4, Network, parse_network
 from ..configuration.model import IPVS, NFTABLES, KubeProxyConfiguration
@@ -36,6 +36,7 @@ from ..kernel.xtables.variant import NFT, XtablesVariant
 from ..resources import Change, Resource, Stage
 from ..routing.routes import ServicePortName, ServicePortRoute
 from .handles import KernelHandles
+from .leftovers import StillConnected, node_ports, replaces_iptables_mode
 from .localnet import localnet_stage
 
 Routes = Mapping[ServicePortName, ServicePortRoute]
@@ -95,11 +96,11 @@ class OnlyOurServers(Resource[Any, Any]):
     def observe(self) -> Dict[Any, Any]:
         """The servers that are ours. Raises KernelError."""
         addresses = self._addresses.observe()
-        node_ports = _node_ports(self._elements.observe())
+        known_ports = node_ports(self._elements.observe())
         found = {}
         for key, value in self._resource.observe().items():
             server = key.server if isinstance(key, ipvs.RealServerKey) else key
-            if server.address in addresses or (server.protocol, server.port) in node_ports:
+            if server.address in addresses or (server.protocol, server.port) in known_ports:
                 found[key] = value
         return found
 
@@ -110,16 +111,6 @@ class OnlyOurServers(Resource[Any, Any]):
     def describe(self, key: Any, value: Any) -> List[str]:
         """As the resource itself describes it."""
         return self._resource.describe(key, value)
-
-
-def _node_ports(elements: Mapping[Any, bool]) -> FrozenSet[Tuple[str, int]]:
-    """(protocol, port) of the node ports in set elements."""
-    found = set()
-    for name, element in elements:
-        for protocol in ("tcp", "udp", "sctp"):
-            if "NODE-PORT" in name and protocol.upper() in name:
-                found.add((protocol, int(element.rsplit(":", 1)[-1])))
-    return frozenset(found)
 
 
 def _named(resource: Resource[Any, Any], family: str) -> Resource[Any, Any]:
@@ -221,31 +212,50 @@ def _ipvs_family_stages(plan: FamilyPlan, resources: IpvsResources) -> List[Stag
     return [
         Stage(resources.sets, tables[ipvs.SETS]),
         Stage(resources.elements, tables[ipvs.SET_ELEMENTS]),
-        *_chains(plan, tables[ipvs.CHAINS], with_shared=False),
+        # Where the chains of iptables mode go, these serve until everything else is there.
+        *(item._replace(postponed=replaces_iptables_mode) for item in _chains(plan, tables[ipvs.CHAINS], False)),
         Stage(resources.servers, all_servers),
         Stage(resources.real_servers, all_real_servers),
         Stage(resources.addresses, tables[ipvs.ADDRESSES]),
     ]
 
 
-def ipvs_removal_stages(handles: KernelHandles) -> List[Stage]:
-    """Stages that take away what ipvs mode made, chains aside, in both families; nothing if IPVS was never loaded."""
-    stages: List[Stage] = [Stage(DummyDeviceResource(handles.route), {})]
+def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[Stage]:
+    """Stages that take away what ipvs mode made, chains aside, in both families; nothing if IPVS was never loaded.
+
+    With ``draining``, what open connections go through stays as long as they do. Raises KernelError.
+    """
+    device = DummyDeviceResource(handles.route)
     if not handles.has_ipset():
-        return stages
+        return [Stage(device, {})]
+    found: List[StillConnected] = []
+    stages: List[Stage] = []
     for family in FAMILIES:
-        resources = ipvs_resources(handles, family) if handles.has_ipvs() else None
         known = definitions(family)
-        elements = _named(SetElementsResource(handles.ipset, known), family)
-        stages += [Stage(_named(SetsResource(handles.ipset, known), family), {}), Stage(elements, {})]
-        if resources is not None:
-            owned = resources.addresses, resources.elements
-            stages += [
-                Stage(OnlyOurServers(resources.servers, *owned), {}),
-                Stage(OnlyOurServers(resources.real_servers, *owned), {}),
-                Stage(resources.addresses, {}),
-            ]
-    return stages
+        sets, elements = SetsResource(handles.ipset, known), SetElementsResource(handles.ipset, known)
+        if not handles.has_ipvs():
+            stages += [Stage(_named(sets, family), {}), Stage(_named(elements, family), {})]
+            continue
+        resources = ipvs_resources(handles, family)
+        owned = resources.addresses, resources.elements
+        servers, real_servers = (
+            OnlyOurServers(resources.servers, *owned),
+            OnlyOurServers(resources.real_servers, *owned),
+        )
+        kept = StillConnected(real_servers, resources.connections, draining)
+        found.append(kept)
+        stages += [
+            Stage(resources.sets, kept.sets),
+            Stage(resources.elements, kept.elements),
+            Stage(servers, kept.servers),
+            Stage(real_servers, kept.real_servers),
+            Stage(resources.addresses, kept.addresses),
+        ]
+
+    def devices(observed: Mapping[str, str]) -> Mapping[str, str]:
+        return observed if any(kept.any() for kept in found) else {}
+
+    return [Stage(device, devices), *stages]
 
 
 def nftables_stages(plans: Sequence[FamilyPlan], handles: KernelHandles) -> List[Stage]:
@@ -300,11 +310,11 @@ def leftover_stages(mode: str, handles: KernelHandles, others: Sequence[FamilyPl
     ``others``: the iptables of the node, in which nftables mode looks for chains that another mode made. The chains of
     iptables and ipvs mode are one table, so these two need nothing for each other. Raises KernelError.
     """
-    stages = [] if mode == IPVS else ipvs_removal_stages(handles)
+    stages = [] if mode == IPVS else ipvs_removal_stages(handles, draining=True)
     return [*stages, *(chain_removal_stages(others) if mode == NFTABLES else nftables_removal_stages(handles))]
 
 
-def _shared_chain_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
+def shared_chain_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
     """Stages that take away the chain that iptables mode shares with kubelet, where kubelet does not use it."""
     stages = []
     for plan in plans:
@@ -334,7 +344,7 @@ def mode_stages(
     """
     loaded = not check or (handles.has_ipvs() and handles.has_ipset())
     stages = own_stages(configuration, plans, handles, loaded)
-    shared = _shared_chain_stages(plans) if configuration.mode == IPVS else ()
+    shared = shared_chain_stages(plans) if configuration.mode == IPVS else ()
     return [*stages, *shared, *leftover_stages(configuration.mode, handles, others)]
 
 
