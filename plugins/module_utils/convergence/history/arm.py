@@ -36,8 +36,7 @@ def refuse_if_pending(check: bool = False) -> Optional[str]:
 
     With ``check`` only warn, and leave the file of the latter.
     """
-    directory = pending.DIRECTORY
-    waiting = pending.read(directory)
+    waiting = pending.read()
     if waiting is None:
         return None
     if check:
@@ -47,9 +46,11 @@ def refuse_if_pending(check: bool = False) -> Optional[str]:
             raise HistoryError(
                 f"{waiting}: confirm it (service_proxy_confirm or kubenode-proxy confirm), roll it back, or wait"
             )
-        pending.clear(directory)
+        pending.clear()
         return f"the change after state {waiting.state} was never confirmed, and its timer is gone: it counts as kept"
-    raise HistoryError(f"{waiting}: {directory} has to be removed by hand, since its timer cannot be seen from here")
+    raise HistoryError(
+        f"{waiting}: {pending.DIRECTORY} has to be removed by hand, since its timer cannot be seen from here"
+    )
 
 
 def arm(number: int, seconds: float, history_directory: str, state_directory: str) -> Pending:

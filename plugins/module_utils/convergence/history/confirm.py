@@ -68,9 +68,7 @@ def _nothing_waits(waiting: Optional[pending.Pending], state: Optional[int], his
         raise HistoryError(f"the change after state {state} was rolled back before it was confirmed")
     if waiting is not None:
         raise HistoryError(f"state {state}: not this change but another one waits: {waiting}")
-    raise HistoryError(
-        f"no change after state {state} waits to be confirmed: the node was rebooted since, or never made it"
-    )
+    raise HistoryError(f"no change after state {state} waits to be confirmed: the node was rebooted, or never made one")
 
 
 def withdraw() -> Optional[int]:

@@ -1,0 +1,196 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Changes that have to be confirmed, on a node with a real systemd: reverted by the node itself, or kept."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from .cluster import endpoint_slice, service
+from .cluster import node as node_object
+from .node import Node, play, run_playbook, wait_for
+
+TIMER = "kubenode-proxy-revert.timer"
+SERVICE = "kubenode-proxy-revert.service"
+HISTORY = "/var/lib/kubenode-proxy-history"
+PENDING = "/run/kubenode-proxy-confirm"
+MANAGEMENT_PORT = 2222
+# Long enough that a loaded machine gets through with it, where the test does not wait for the end of it.
+LONG = 900
+SERVER = """\
+import http.server
+http.server.ThreadingHTTPServer(("0.0.0.0", {port}), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def node(start):
+    found = start("confirm")
+    found.write("/srv/server.py", SERVER.format(port=MANAGEMENT_PORT))
+    found.run("systemd-run", "--unit=management", "python3", "/srv/server.py")
+    found.run("iptables", "-A", "INPUT", "-p", "tcp", "--dport", "9", "-j", "DROP")
+    wait_for("the management port", lambda: reachable(found))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_waits(node):
+    """Each test begins without a change that waits, and without anything programmed."""
+    yield
+    wait_for("what waits is over", lambda: node.run("test", "-e", PENDING, check=False).returncode, 180)
+    converge(node, {"service_proxy_state": "absent"})
+
+
+def address_of(node: Node) -> str:
+    return node.output("hostname", "-I").split()[0]
+
+
+def reachable(node: Node) -> bool:
+    """Whether this machine, the controller, reaches the node's management port over the network."""
+    try:
+        with socket.create_connection((address_of(node), MANAGEMENT_PORT), 2):
+            return True
+    except OSError:
+        return False
+
+
+def snapshot(node: Node, *items) -> str:
+    path = node.scratch / "snapshot.json"
+    objects = [node_object(node.name, address_of(node)), *items]
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+    return str(path)
+
+
+def web() -> list:
+    return [service("web", "10.96.0.10", 30080), endpoint_slice("web", ["10.244.1.2"])]
+
+
+def converge(node: Node, variables, *, failing: bool = False):
+    return node.role("service_proxy", {"service_proxy_mode": "nftables", **variables}, failing=failing)
+
+
+def programmed(node: Node) -> str:
+    """All that iptables and nftables hold, without counters."""
+    programs = ("iptables-legacy-save", "ip6tables-legacy-save", "iptables-nft-save", "ip6tables-nft-save")
+    texts = [node.output(program) for program in programs] + [node.output("nft", "-s", "list", "ruleset")]
+    lines = [line for text in texts for line in text.splitlines() if not line.startswith("#")]
+    return "\n".join(line.rsplit(" [", 1)[0] for line in lines)
+
+
+def outcome_of(node: Node, state: int) -> str:
+    return json.loads(node.output("cat", f"{HISTORY}/outcomes.json"))[str(state)]["outcome"]
+
+
+def last_state(node: Node) -> int:
+    names = node.output("ls", HISTORY).split()
+    return max(int(name[6:12]) for name in names if name.startswith("state-"))
+
+
+def timer_is(node: Node) -> str:
+    return node.run("systemctl", "is-active", TIMER, check=False).stdout.strip()
+
+
+def test_a_change_that_cuts_the_controller_off_is_reverted_by_the_node(node):
+    before = programmed(node)
+    # The Service takes the node's own address and management port for its endpoints, which do not exist.
+    captured = service("captured", "10.96.0.77")
+    captured["spec"]["externalIPs"] = [address_of(node)]
+    captured["spec"]["ports"][0]["port"] = MANAGEMENT_PORT
+    path = snapshot(node, captured, endpoint_slice("captured", ["192.0.2.1"]))
+    failed = converge(
+        node,
+        {
+            "service_proxy_snapshot": path,
+            "service_proxy_confirm_timeout": 25,
+            # What the controller would do by itself: see whether it can still connect.
+            "service_proxy_probes": [f"tcp://{address_of(node)}:{MANAGEMENT_PORT}"],
+            "service_proxy_probe_timeout": 3,
+        },
+        failing=True,
+    )
+    assert "not confirmed, since probes failed" in failed.output
+    wait_for("the node is reachable again", lambda: reachable(node), 240)
+    wait_for("the revert is over", lambda: node.run("test", "-e", PENDING, check=False).returncode, 120)
+    assert programmed(node) == before
+    state = last_state(node) - 1  # The revert saved what it took away.
+    assert outcome_of(node, state) == "reverted"
+    assert "is reverted: state" in node.output("journalctl", "--no-pager", "-u", SERVICE)
+    late = play([node], [{"kubenode.proxy.service_proxy_confirm": {"state": state}}], {}, failing=True)[node.name]
+    assert "was not confirmed in time: the node has gone back to it" in late.output
+
+
+def test_a_confirmed_change_stays_and_confirming_again_changes_nothing(node):
+    path = snapshot(node, *web())
+    variables = {"service_proxy_snapshot": path, "service_proxy_confirm_timeout": LONG}
+    recap = converge(node, variables)
+    assert any("Keep the change if all that is probed answers" in task for task in recap.changed_tasks)
+    assert timer_is(node) != "active"
+    assert node.run("test", "-e", PENDING, check=False).returncode != 0
+    state = last_state(node)
+    assert outcome_of(node, state) == "confirmed"
+    assert "10.96.0.10" in programmed(node)
+    again = play([node], [{"kubenode.proxy.service_proxy_confirm": {"state": state}}], {})[node.name]
+    assert again.changed == 0
+    # Nothing differs now, so nothing is saved, armed or confirmed.
+    assert converge(node, variables).changed == 0
+    assert last_state(node) == state
+
+
+def test_a_second_change_is_refused_while_one_waits_and_a_rollback_withdraws_it(node):
+    before = programmed(node)
+    path = snapshot(node, *web())
+    node.copy(node.scratch / "snapshot.json", "/srv/snapshot.json")
+    options = {"snapshot": "/srv/snapshot.json", "mode": "nftables", "node_name": node.name}
+    change = {"kubenode.proxy.service_proxy": {**options, "confirm_timeout": LONG}}
+    assert play([node], [change], {})[node.name].changed == 1
+    assert timer_is(node) == "active"
+    refused = converge(node, {"service_proxy_snapshot": path}, failing=True)
+    assert "waits to be confirmed until" in refused.output and "kubenode-proxy confirm" in refused.output
+    checked = play([node], [{"kubenode.proxy.service_proxy": options}], {}, "--check")[node.name]
+    assert "waits to be confirmed until" in checked.output
+    state = last_state(node)
+    run_playbook([node], "kubenode.proxy.rollback", {"ansible_become": False}, {})
+    assert programmed(node) == before
+    assert timer_is(node) != "active"
+    assert outcome_of(node, state) == "rolled back"
+
+
+def test_rollback_stops_what_would_undo_it_and_tells(node):
+    before = programmed(node)
+    converge(node, {"service_proxy_snapshot": snapshot(node, *web())})
+    between = programmed(node)
+    node.write("/run/systemd/system/kubenode-proxy.service", "[Service]\nExecStart=/usr/bin/sleep infinity\n")
+    node.run("systemctl", "daemon-reload")
+    node.run("systemctl", "start", "kubenode-proxy.service")
+    try:
+        preview = run_playbook([node], "kubenode.proxy.rollback", {"ansible_become": False}, {}, "--check")[node.name]
+        assert "stopped: kubenode-proxy.service" in preview.output and "table ip kube-proxy" in preview.output
+        assert programmed(node) == between
+        assert node.unit("kubenode-proxy.service", "ActiveState")["ActiveState"] == "active"
+        done = run_playbook([node], "kubenode.proxy.rollback", {"ansible_become": False}, {})[node.name]
+        assert "stopped: kubenode-proxy.service" in done.output
+        assert node.unit("kubenode-proxy.service", "ActiveState")["ActiveState"] == "inactive"
+        assert programmed(node) == before
+        assert run_playbook([node], "kubenode.proxy.rollback", {"ansible_become": False}, {})[node.name].changed == 0
+    finally:
+        node.run("rm", "-f", "/run/systemd/system/kubenode-proxy.service")
+        node.run("systemctl", "daemon-reload")
+
+
+def test_after_a_reboot_nothing_waits_and_a_late_confirmation_says_so(node):
+    snapshot(node, *web())
+    node.copy(node.scratch / "snapshot.json", "/srv/snapshot.json")
+    change = {"snapshot": "/srv/snapshot.json", "mode": "nftables", "node_name": node.name, "confirm_timeout": LONG}
+    play([node], [{"kubenode.proxy.service_proxy": change}], {})
+    state = last_state(node)
+    node.restart()
+    assert node.run("test", "-e", PENDING, check=False).returncode != 0
+    assert timer_is(node) != "active"
+    late = play([node], [{"kubenode.proxy.service_proxy_confirm": {"state": state}}], {}, failing=True)[node.name]
+    assert "the node was rebooted" in late.output
+    converge(node, {"service_proxy_snapshot": str(node.scratch / "snapshot.json")})
+    assert "10.96.0.10" in programmed(node)

@@ -1,0 +1,196 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Saved states as files: what was saved is read again, and what is not a saved state is refused in one line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import form, store
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import ChainsState, NodeState
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs import model as ipvs
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.raw import RawChain, RawSet
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.saved import SavedChainKey
+
+WORDS = st.text(alphabet="abcXYZ-0189", min_size=1, max_size=12)
+LINES = st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=0x2FF), max_size=30)
+ADDRESSES = st.one_of(
+    st.ip_addresses(v=4).map(str), st.integers(1, 0xFFFF).map(lambda number: f"fd00:1:2:3:4:5:6:{number:x}")
+)
+PORTS = st.integers(0, 65535)
+RAW = st.binary(max_size=40)
+SERVERS = st.builds(ipvs.VirtualServerKey, st.sampled_from(["tcp", "udp", "sctp"]), ADDRESSES, PORTS)
+NFT = st.one_of(
+    st.tuples(st.just(("table",)), RAW),
+    st.tuples(st.tuples(st.just("chain"), WORDS), st.builds(RawChain, RAW, st.lists(RAW, max_size=3).map(tuple))),
+    st.tuples(st.tuples(st.just("set"), WORDS), st.builds(RawSet, RAW, st.lists(RAW, max_size=3).map(tuple))),
+    st.tuples(st.tuples(st.just("object"), st.integers(1, 9), WORDS), RAW),
+)
+CHAINS = st.builds(
+    ChainsState,
+    st.sampled_from(["IPv4", "IPv6"]),
+    st.sampled_from(["nft", "legacy"]),
+    st.lists(WORDS, max_size=3).map(tuple),
+    st.dictionaries(
+        st.builds(SavedChainKey, st.sampled_from(["chain", "builtin"]), WORDS, WORDS),
+        st.lists(LINES, max_size=4).map(tuple),
+        max_size=4,
+    ),
+)
+STATES = st.builds(
+    NodeState,
+    chains=st.lists(CHAINS, max_size=3).map(tuple),
+    nftables=st.dictionaries(st.sampled_from(["IPv4", "IPv6"]), st.lists(NFT, max_size=5).map(dict)),
+    sets=st.dictionaries(WORDS, st.builds(ipvs.SetDefinition, WORDS, st.sampled_from(["", "IPv4"]), PORTS), max_size=3),
+    set_elements=st.dictionaries(st.builds(ipvs.SetElementKey, WORDS, WORDS), st.just(True), max_size=3),
+    virtual_servers=st.dictionaries(SERVERS, st.builds(ipvs.VirtualServer, WORDS, PORTS, PORTS, PORTS), max_size=3),
+    real_servers=st.dictionaries(
+        st.builds(ipvs.RealServerKey, SERVERS, ADDRESSES, PORTS), st.builds(ipvs.RealServer, PORTS, WORDS), max_size=3
+    ),
+    devices=st.dictionaries(WORDS, WORDS, max_size=1),
+    addresses=st.dictionaries(ADDRESSES, st.just(True), max_size=3),
+    timeouts=st.dictionaries(WORDS, PORTS, max_size=3),
+    sysctls=st.dictionaries(WORDS, LINES, max_size=3),
+    exclude_cidrs=st.lists(WORDS, max_size=2).map(tuple),
+)
+SAMPLE = NodeState(
+    chains=(ChainsState("IPv4", "nft", ("nat",), {SavedChainKey("chain", "nat", "KUBE-SERVICES"): ("-j RETURN",)}),),
+    nftables={"IPv4": {("table",): b"\x00", ("chain", "services"): RawChain(b"\x01", (b"\x02",))}, "IPv6": {}},
+    virtual_servers={ipvs.VirtualServerKey("tcp", "10.96.0.1", 443): ipvs.VirtualServer("rr", 0, 0, 32)},
+    sysctls={"net.ipv4.ip_forward": "1"},
+)
+
+
+def record(state: NodeState, number: int = 1) -> form.StateRecord:
+    return form.StateRecord(number, "2026-01-02T03:04:05Z", store.BEFORE_CONVERGENCE, "6.1.0", "abc", "boot", state)
+
+
+def changed(**fields: Any) -> bytes:
+    """The file of the sample with other values in its state, its checksum right."""
+    state = {**form.encode_state(SAMPLE), **fields}
+    body = json.dumps({**record(SAMPLE)._asdict(), "state": state}).encode()
+    return packed({"sha256": form.hashlib.sha256(body).hexdigest()}, body)
+
+
+def packed(head: Dict[str, Any], body: bytes) -> bytes:
+    return gzip.compress(json.dumps({"format": form.FORMAT, "version": 1, **head}).encode() + b"\n" + body)
+
+
+@settings(max_examples=150, deadline=None)
+@given(state=STATES, number=st.integers(1, 999_999))
+def test_what_is_packed_is_unpacked_again(state, number):
+    assert form.unpack_record(form.pack_record(record(state, number))) == record(state, number)
+
+
+def test_the_same_state_gives_the_same_bytes():
+    assert form.pack_record(record(SAMPLE)) == form.pack_record(record(SAMPLE))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "not a saved state, or cut short"),
+        (b"kube-proxy", "not a saved state, or cut short"),
+        (form.pack_record(record(SAMPLE))[:-9], "not a saved state, or cut short"),
+        (gzip.compress(b"{}\n{}"), "not a saved state of kubenode-proxy"),
+        (packed({"version": 2}, b"{}"), "its version is 2, this engine reads version 1"),
+        (packed({"sha256": "0"}, b"{}"), "does not match its checksum"),
+        (changed(sets=[["KUBE-X", "hash:ip", "IPv4"]]), "field sets: is not a list of entries with 4 values each"),
+        (changed(sysctls=[]), "field sysctls: is not a mapping"),
+        (changed(sysctls={"net.ipv4.ip_forward": 1}), "field sysctls: is not a list of entries: 1 is not text"),
+        (changed(timeouts={"tcp": -1}), "field timeouts: is not a list of entries: -1 is not a number"),
+        (changed(addresses=["10.96.0.1 dev eth0"]), "field addresses: is not a list of addresses"),
+        (changed(nftables={"IPv4": [[["chain", "x"], "no base64!", []]]}), "field nftables: is not in Base64"),
+        (changed(virtual_servers=[["tcp", "10.96.0.1", "80", "rr", 0, 0, 32]]), "'80' is not a number"),
+        (changed(chains=[{"family": "IPv4"}]), "field variant: is not text"),
+        (changed(chains="x"), "field chains: is not a list"),
+    ],
+)
+def test_what_is_not_a_saved_state_is_refused_in_one_line(content, reason):
+    with pytest.raises(HistoryError) as raised:
+        form.unpack_record(content)
+    assert reason in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
+@settings(max_examples=200, deadline=None)
+def test_no_flipped_bit_goes_unnoticed(position, bit):
+    content = bytearray(form.pack_record(record(SAMPLE)))
+    # The header of gzip holds a time and the system, which mean nothing.
+    position = 10 + position % (len(content) - 10)
+    content[position] ^= 1 << bit
+    with pytest.raises(HistoryError):
+        form.unpack_record(bytes(content))
+
+
+@pytest.fixture
+def history(tmp_path) -> store.History:
+    return store.History(str(tmp_path / "history"), keep=3)
+
+
+def test_states_are_numbered_kept_and_forgotten(history):
+    for number in range(1, 6):
+        assert history.save(SAMPLE).number == number
+    assert history.numbers() == [3, 4, 5]
+    assert history.save(SAMPLE, store.BEFORE_ROLLBACK, kept=[3]).number == 6
+    assert history.numbers() == [3, 5, 6]
+    assert history.newest() == 5
+    assert history.load(3).state == SAMPLE
+    listed = history.list()
+    assert [item.number for item in listed] == [6, 5, 3]
+    assert listed[0].mode == "nftables" and listed[0].counts["virtual_servers"] == 1
+    assert not list(Path(history.directory).glob(".new-*"))
+
+
+def test_numbers_are_never_used_again_while_something_is_known_of_them(history):
+    history.save(SAMPLE)
+    history.note(1, store.CONFIRMED)
+    os.unlink(Path(history.directory) / "state-000001.json.gz")
+    assert history.save(SAMPLE).number == 2
+    assert (history.outcome(1), history.outcome(2)) == ("confirmed", None)
+
+
+def test_a_file_that_cannot_be_used_is_named_and_listed(history):
+    history.save(SAMPLE)
+    path = Path(history.directory) / "state-000001.json.gz"
+    path.write_bytes(b"nonsense")
+    with pytest.raises(HistoryError, match=r"state-000001\.json\.gz: not a saved state, or cut short"):
+        history.load(1)
+    assert "cut short" in history.list()[0].problem
+    path.write_bytes(form.pack_record(record(SAMPLE, 7)))
+    with pytest.raises(HistoryError, match="is the state 7, not 1"):
+        history.load(1)
+
+
+def test_a_directory_that_others_may_write_to_is_not_trusted(history):
+    history.save(SAMPLE)
+    os.chmod(history.directory, 0o770)
+    for use in (history.numbers, history.list, lambda: history.load(1), lambda: history.save(SAMPLE)):
+        with pytest.raises(HistoryError, match="trusted only where nobody else may write"):
+            use()
+
+
+def test_a_link_in_place_of_the_directory_is_not_followed(history, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    os.symlink(tmp_path / "elsewhere", history.directory)
+    with pytest.raises(HistoryError, match="is not a directory"):
+        history.save(SAMPLE)
+
+
+def test_without_a_directory_there_is_nothing(history):
+    assert (history.numbers(), history.list(), history.outcomes()) == ([], [], {})
+    with pytest.raises(HistoryError, match="no state saved before a convergence"):
+        history.newest()
+    with pytest.raises(HistoryError, match="at least 1 is needed"):
+        store.History("/nowhere", keep=0)

@@ -1,0 +1,150 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A change that waits to be confirmed: who decides first decides, and each end is told apart from the others."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import arm, confirm, pending, store
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import NodeState
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError, PreflightError
+
+
+@pytest.fixture
+def history(tmp_path) -> store.History:
+    found = store.History(str(tmp_path / "history"))
+    found.save(NodeState())
+    return found
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> str:
+    """The directory of what waits, for the functions that everybody calls without naming it."""
+    directory = str(tmp_path / "waits")
+    for name in ("read", "claim", "clear"):
+        monkeypatch.setattr(pending, name, functools.partial(getattr(pending, name), directory=directory))
+    monkeypatch.setattr(pending, "DIRECTORY", directory)
+    return directory
+
+
+@pytest.fixture
+def waiting(history, place) -> pending.Pending:
+    found = pending.Pending(1, time.monotonic(), 600.0, "2030-01-02T03:04:05Z", history.directory, "/run/x")
+    assert pending.write(found, b"engine", place) == f"{place}/revert.pyz"
+    return found
+
+
+def test_what_waits_is_read_again_and_only_root_sees_it(waiting, place):
+    assert pending.read() == waiting
+    assert os.stat(place).st_mode & 0o777 == 0o700
+    assert 0 < waiting.remaining <= 600
+    assert str(waiting) == "the change after state 1 waits to be confirmed until 2030-01-02T03:04:05Z"
+
+
+def test_confirming_ends_the_waiting_and_again_changes_nothing(waiting, place, history):
+    assert confirm.confirm(1, check=True, history_directory=history.directory).changed
+    assert pending.read() == waiting
+    report = confirm.confirm(1, history_directory=history.directory)
+    assert report.changed and report.state == 1 and report.remaining > 0
+    assert not os.path.exists(place)
+    assert history.outcome(1) == "confirmed"
+    for state in (1, None):
+        assert confirm.confirm(state, history_directory=history.directory).changed is False
+
+
+def test_only_one_of_those_who_decide_succeeds(waiting):
+    assert pending.claim(pending.REVERTING)
+    assert not pending.claim(pending.DECIDED)
+    with pytest.raises(HistoryError, match="is being reverted since it was not confirmed by 2030"):
+        confirm.confirm(1)
+    with pytest.raises(HistoryError, match="is being reverted"):
+        confirm.withdraw()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        (store.REVERTED, "was not confirmed in time: the node has gone back to it"),
+        (store.WITHDRAWN, "was rolled back before it was confirmed"),
+        ("", "the node was rebooted, or never made one"),
+    ],
+)
+def test_a_late_confirmation_says_what_became_of_the_change(history, place, outcome, reason):
+    if outcome:
+        history.note(1, outcome)
+    with pytest.raises(HistoryError, match=reason):
+        confirm.confirm(1, history_directory=history.directory)
+    assert confirm.confirm(None, history_directory=history.directory).changed is False
+
+
+def test_another_change_than_the_one_that_waits_is_not_confirmed(waiting, history):
+    with pytest.raises(HistoryError, match="state 2: not this change but another one waits"):
+        confirm.confirm(2, history_directory=history.directory)
+    assert pending.read() == waiting
+
+
+def test_a_rollback_withdraws_what_waits(waiting, place, history):
+    assert confirm.withdraw() == 1
+    assert history.outcome(1) == "rolled back"
+    assert not os.path.exists(place)
+    assert confirm.withdraw() is None
+
+
+def test_a_directory_that_is_not_ours_alone_is_not_trusted(waiting, place):
+    os.chmod(place, 0o755)
+    with pytest.raises(HistoryError, match="is not a directory of user"):
+        pending.read()
+
+
+def test_a_file_that_cannot_be_read_is_named(waiting, place):
+    with open(f"{place}/pending.json", "w", encoding="utf-8") as file:
+        file.write("{")
+    with pytest.raises(HistoryError, match=r"pending\.json: cannot be read"):
+        pending.read()
+
+
+@pytest.mark.parametrize(
+    ("active", "waits"),
+    [((), False), (("kubenode-proxy-revert.timer",), True), (("kubenode-proxy-revert.service",), True)],
+)
+def test_another_convergence_is_refused_while_the_timer_runs(waiting, place, monkeypatch, active, waits):
+    monkeypatch.setattr(arm.units, "why_not_systemd", lambda: "")
+    monkeypatch.setattr(arm.units, "is_active", lambda unit: unit in active)
+    assert "waits to be confirmed until" in (arm.refuse_if_pending(check=True) or "")
+    if waits:
+        with pytest.raises(HistoryError, match=r"confirm it .* roll it back, or wait"):
+            arm.refuse_if_pending()
+    else:
+        assert "its timer is gone" in (arm.refuse_if_pending() or "")
+        assert pending.read() is None
+        assert arm.refuse_if_pending() is None
+
+
+@pytest.mark.parametrize("seconds", [0.5, -1, 100_000])
+def test_a_time_that_makes_no_sense_is_refused(seconds):
+    with pytest.raises(PreflightError, match=r"confirm_timeout: .* is not between 1 and 86400 seconds"):
+        arm.check_timeout(seconds)
+
+
+def test_without_systemd_nothing_is_armed(monkeypatch):
+    monkeypatch.setattr(arm.units, "why_not_systemd", lambda: "this node was not booted by systemd")
+    with pytest.raises(PreflightError, match="not booted by systemd, so that nothing would revert the change"):
+        arm.check_timeout(60)
+
+
+def test_a_program_that_would_not_work_is_not_relied_on(history, place, tmp_path, monkeypatch):
+    write = functools.partial(pending.write, directory=place)
+    monkeypatch.setattr(arm.pending, "write", write)
+    monkeypatch.setattr(arm.units, "why_not_systemd", lambda: "")
+    monkeypatch.setattr(arm, "pack_running", lambda entry: b"not a zip application")
+    started = []
+    monkeypatch.setattr(arm.units, "start_timer", lambda *arguments: started.append(arguments))
+    with pytest.raises(HistoryError, match="going back to state 1 would not work"):
+        arm.arm(1, 60, history.directory, str(tmp_path / "run"))
+    assert not started and not os.path.exists(place)
