@@ -1,0 +1,110 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Rules of ours among those of others in a built-in chain, and the text that puts chains back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.saved import (
+    BUILTIN,
+    CHAIN,
+    SavedChainKey,
+    merged_rules,
+    restore_lines,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
+
+OTHERS = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=6)
+OURS = st.lists(st.sampled_from(["KUBE-1", "KUBE-2", "KUBE-3"]), max_size=3)
+
+
+def is_ours(rule: str) -> bool:
+    return "KUBE-" in rule
+
+
+def is_jump(table: str, rule: str) -> bool:
+    return is_ours(rule)
+
+
+def mixed(draw, others, ours) -> list:
+    rules = list(others)
+    for rule in ours:
+        rules.insert(draw(st.integers(0, len(rules))), rule)
+    return rules
+
+
+@given(data=st.data())
+def test_others_stay_as_they_are_and_ours_come_back(data):
+    saved = mixed(data.draw, data.draw(OTHERS), data.draw(OURS))
+    observed = mixed(data.draw, data.draw(OTHERS), data.draw(OURS))
+    merged = merged_rules(observed, saved, is_ours)
+    assert [rule for rule in merged if not is_ours(rule)] == [rule for rule in observed if not is_ours(rule)]
+    assert [rule for rule in merged if is_ours(rule)] == [rule for rule in saved if is_ours(rule)]
+    assert merged_rules(merged, saved, is_ours) == merged
+
+
+@given(data=st.data())
+def test_where_others_did_nothing_all_is_as_it_was(data):
+    others = data.draw(OTHERS)
+    saved = mixed(data.draw, others, data.draw(OURS))
+    observed = mixed(data.draw, others, data.draw(OURS))
+    assert merged_rules(observed, saved, is_ours) == tuple(saved)
+
+
+@pytest.mark.parametrize(
+    ("observed", "saved", "merged"),
+    [
+        (["a", "b"], ["a", "KUBE", "b"], ["a", "KUBE-", "b"]),
+        (["new", "a", "b"], ["a", "KUBE", "b"], ["new", "a", "KUBE-", "b"]),
+        (["b"], ["a", "KUBE", "b"], ["KUBE-", "b"]),
+        (["a", "KUBE-old", "b", "new"], ["a", "b", "KUBE"], ["a", "b", "KUBE-", "new"]),
+        ([], ["a", "KUBE"], ["KUBE-"]),
+        (["KUBE-old", "a"], ["a"], ["a"]),
+    ],
+)
+def test_ours_stand_behind_the_rule_they_stood_behind(observed, saved, merged):
+    saved = [rule.replace("KUBE", "KUBE-") for rule in saved]
+    assert merged_rules(observed, saved, is_ours) == tuple(merged)
+
+
+def test_the_text_names_no_rule_of_others_and_builds_before_it_leads_there():
+    change = Change(
+        added={SavedChainKey(CHAIN, "nat", "KUBE-B"): ("-j KUBE-A",), SavedChainKey(CHAIN, "filter", "KUBE-C"): ()},
+        replaced={
+            SavedChainKey(CHAIN, "nat", "KUBE-A"): (("-j OLD",), ("-j RETURN",)),
+            SavedChainKey(BUILTIN, "nat", "OUTPUT"): (
+                ("-j KUBE-OLD", "-j THEIRS"),
+                ("-j THEIRS", "-j KUBE-A", "-j KUBE-B"),
+            ),
+        },
+        removed={SavedChainKey(CHAIN, "nat", "KUBE-OLD"): ("-j RETURN",)},
+    )
+    assert restore_lines(change, is_jump).splitlines() == [
+        "*filter",
+        ":KUBE-C - [0:0]",
+        "COMMIT",
+        "*nat",
+        ":KUBE-OLD - [0:0]",
+        ":KUBE-B - [0:0]",
+        ":KUBE-A - [0:0]",
+        "-D OUTPUT -j KUBE-OLD",
+        "-A KUBE-A -j RETURN",
+        "-I OUTPUT 2 -j KUBE-A",
+        "-I OUTPUT 3 -j KUBE-B",
+        "-A KUBE-B -j KUBE-A",
+        "-X KUBE-OLD",
+        "COMMIT",
+    ]
+    assert restore_lines(Change(), is_jump) == ""
+
+
+@pytest.mark.parametrize("rule", ["-j RETURN\nCOMMIT", "-j RETURN\r", "-j \0RETURN"])
+def test_a_rule_cannot_smuggle_in_a_line(rule):
+    change = Change(added={SavedChainKey(CHAIN, "nat", "KUBE-A"): (rule,)})
+    with pytest.raises(KernelError, match="holds a line break or NUL"):
+        restore_lines(change, is_jump)
