@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Union
 
+from tests.apiserver.real import VARIABLE, Gate, RealStore
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
@@ -16,6 +18,7 @@ from tests.apiserver.tls import make_certificates, write_kubeconfig
 # The first address of podman's default network, which is this machine's on the bridge.
 BRIDGE = "10.88.0.1"
 POD = "10.244.1.2"
+TOKEN = "test-token"
 
 
 def service(name: str, address: str, node_port: int = 0, protocols: Sequence[str] = ("TCP",)) -> Dict[str, Any]:
@@ -69,14 +72,16 @@ def node(name: str, address: str) -> Dict[str, Any]:
 
 
 class Cluster:
-    """An API server with Services; ``kubeconfig`` is a file for containers, and works here too."""
+    """An API server with Services; ``kubeconfig`` is a file for containers, and works here too.
 
-    def __init__(self, scratch: Path, nodes: Sequence[str]) -> None:
-        self.store = Store()
+    With ``real`` the server is the one of the kubeconfig that ``KUBENODE_TEST_KUBECONFIG`` names, if it names one.
+    """
+
+    def __init__(self, scratch: Path, nodes: Sequence[str], *, real: bool = False) -> None:
         self._names = nodes
-        for item in self.nodes():
-            self.store.put(item)
-        for item in self.first_services():
+        self._real = os.environ.get(VARIABLE, "") if real else ""
+        self.store: Any = RealStore(self._real) if self._real else Store()
+        for item in [*self.nodes(), *self.first_services()]:
             self.store.put(item)
         self.certificates = make_certificates(scratch / "certificates", addresses=("127.0.0.1", BRIDGE))
         with socket.socket() as probe:
@@ -84,7 +89,7 @@ class Cluster:
             self._port = probe.getsockname()[1]
         self.server = self._serve()
         self.url = f"https://{BRIDGE}:{self._port}"
-        self.kubeconfig = write_kubeconfig(scratch / "kubeconfig", self.url, self.certificates.authority, "test-token")
+        self.kubeconfig = write_kubeconfig(scratch / "kubeconfig", self.url, self.certificates.authority, TOKEN)
 
     def nodes(self) -> List[Dict[str, Any]]:
         """The Nodes."""
@@ -106,8 +111,11 @@ class Cluster:
             item["metadata"]["resourceVersion"] = version
         self.store.restore(list(items), resource_version)
 
-    def _serve(self) -> ApiServer:
-        return ApiServer(self.store, self.certificates, address=("0.0.0.0", self._port))
+    def _serve(self) -> Union[ApiServer, Gate]:
+        address = ("0.0.0.0", self._port)
+        if self._real:
+            return Gate(self._real, self.certificates, TOKEN, address)
+        return ApiServer(self.store, self.certificates, TOKEN, address)
 
     def go_away(self) -> None:
         """Stop listening."""
@@ -116,3 +124,9 @@ class Cluster:
     def come_back(self) -> None:
         """Listen again at the same port."""
         self.server = self._serve()
+
+    def close(self) -> None:
+        """The end: nothing is left at a real server."""
+        self.go_away()
+        if self._real:
+            self.store.close()

@@ -86,7 +86,7 @@ def members(start):
     found = {variant: _prepare(start(variant), variant) for variant in CONFIGURATIONS}
     yield found
     for member in found.values():
-        member.cluster.go_away()
+        member.cluster.close()
 
 
 def run(members, *options, failing=False):

@@ -28,7 +28,7 @@ def node(start):
 def cluster(node):
     cluster = Cluster(node.scratch, [node.name])
     yield cluster
-    cluster.go_away()
+    cluster.close()
 
 
 @pytest.fixture(scope="module")

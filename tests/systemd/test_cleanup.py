@@ -1,0 +1,62 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The playbook cleanup on a node with everything: agent, timer, kernel settings, and rules of others."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel.foreign_rules import FIREWALLD
+from tests.molecule_support.portrait import differences
+
+from .agent import UNIT, dataplane, picture
+from .cluster import Cluster
+from .node import run_playbook, wait_for
+
+TIMER = "kubenode-proxy-schedule.timer"
+
+
+@pytest.fixture(scope="module")
+def node(start):
+    return start("cleanup")
+
+
+@pytest.fixture(scope="module")
+def cluster(node):
+    cluster = Cluster(node.scratch, [node.name], real=True)
+    yield cluster
+    cluster.close()
+
+
+@pytest.mark.parametrize("mode", ("iptables", "nftables"))
+def test_nothing_of_the_collection_is_left(node, cluster, mode):
+    node.run("nft", "-f", "-", text=FIREWALLD)
+    node.run("iptables", "-t", "nat", "-N", "DOCKER")
+    node.run("iptables", "-t", "nat", "-A", "PREROUTING", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "DOCKER")
+    before, rules = picture(node), dataplane(node)
+    variables = {
+        "agent_kubeconfig": str(cluster.kubeconfig),
+        "agent_configuration": {"mode": mode},
+        "schedule_interval": "1h",
+        "kernel_mode": mode,
+        "kernel_install_packages": False,
+        "kernel_unchangeable": "warn",
+    }
+    for role in ("kernel", "agent", "schedule"):
+        node.role(role, variables)
+    assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active"
+    assert node.unit(TIMER, "ActiveState")["ActiveState"] == "active"
+    wait_for("Services are served", lambda: dataplane(node) != rules)
+    preview = run_playbook([node], "kubenode.proxy.cleanup", variables, {}, "--check")[node.name]
+    assert preview.changed > 5
+    assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active"
+    done = run_playbook([node], "kubenode.proxy.cleanup", variables, {})[node.name]
+    assert done.changed > 5
+    assert dataplane(node) == rules
+    assert differences(before, picture(node)) == []
+    again = run_playbook([node], "kubenode.proxy.cleanup", variables, {})[node.name]
+    assert again.changed_tasks == []
+    node.run("nft", "delete", "table", "inet", "firewalld")
+    node.run("iptables", "-t", "nat", "-F")
+    node.run("iptables", "-t", "nat", "-X")
