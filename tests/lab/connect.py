@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> int:
     """Relay standard input and output to a TCP connection made inside the namespace."""
     namespace, host, port = arguments
     connection = socket_inside(f"/run/netns/{namespace}", socket.AF_INET, socket.SOCK_STREAM)
-    connection.settimeout(10)
+    connection.settimeout(60)
     connection.connect((host, int(port)))
     connection.settimeout(None)
     selector = selectors.DefaultSelector()

@@ -94,7 +94,7 @@ class Scenario:
     def testinfra(self, node: LabNode) -> str:
         """How testinfra reaches a node."""
         if node.own_kernel:
-            return f"ssh://root@{node.address}?ssh_config={self.directory}/ssh_config"
+            return f"ssh://root@{node.address}?ssh_config={self.directory}/ssh_config&timeout=120"
         return f"podman://{self.container(node)}"
 
     # ---- life
@@ -221,7 +221,7 @@ class Scenario:
             "StrictHostKeyChecking": "no",
             "UserKnownHostsFile": "/dev/null",
             "LogLevel": "ERROR",
-            "ConnectTimeout": "30",
+            "ConnectTimeout": "120",
             "ServerAliveInterval": "5",
             "ServerAliveCountMax": "6",
             "ControlMaster": "auto",
