@@ -84,8 +84,9 @@ kernel: setup-lab
 uml: setup-lab
 	$(PYTHON) -m tests.lab.uml --memory 1G -- $(PYTEST) -q -p no:cacheprovider tests/kernel tests/modules -m uml
 
+# Two files at a time: most of the time is Ansible waiting for a node, or a test for something that takes a minute.
 systemd: setup-lab
-	$(PYTEST) -q tests/systemd
+	$(PYTEST) -q -n 2 --dist loadfile tests/systemd
 
 molecule: setup-lab
 	@failed=; trap 'exit 130' INT TERM; trap '$(PYTHON) -m tests.molecule_support down $$scenario' EXIT; \
