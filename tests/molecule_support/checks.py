@@ -29,7 +29,7 @@ class Node:
         self.address = node.address
         self.host: Any = testinfra.get_host(scenario.testinfra(node))
 
-    def ask(self, address: str, port: int, protocol: str = "TCP", timeout: float = 4.0) -> Answer:
+    def ask(self, address: str, port: int, protocol: str = "TCP", timeout: float = 20.0) -> Answer:
         """One request of a client outside of the cluster, by way of this node."""
         return self.scenario.ask(self.name, protocol, address, port, timeout)
 
@@ -42,7 +42,7 @@ class Node:
     def ask_inside(self, address: str, port: int, pod: Optional[str] = None, count: int = 1) -> List[Answer]:
         """Requests of the node itself or of one of its pods."""
         place = f"--namespace /run/netns/{pod}" if pod else ""
-        words = f"python3 -m tests.lab.probe TCP {address} {port} --count {count} {place}"
+        words = f"python3 -m tests.lab.probe TCP {address} {port} --count {count} --timeout 20 {place}"
         text = self.host.check_output(f"env PYTHONPATH=/opt/lab PYTHONDONTWRITEBYTECODE=1 {words}")
         return [Answer(**entry) for entry in json.loads(text)]
 
