@@ -327,7 +327,7 @@ def test_damaged_disk_cache_is_told_and_leaves_the_dataplane(members, outage, da
     node.run(*damage.split(), CACHE)
     since = mark(node)
     node.run("systemctl", "start", UNIT)
-    assert "no cluster state to start from" in log_since(node, since)
+    wait_for("the log tells", lambda: "no cluster state to start from" in log_since(node, since))
     assert CACHE in log_since(node, since)
     assert dataplane(node) == rules
     cluster.store.put(endpoint_slice("svc-1", [f"10.244.1.{90 + len(damage)}"]))
