@@ -38,6 +38,8 @@ RELOADING = """table inet firewalld_policy_drop {
 PATIENCE = 60.0
 # A connection that the node cannot deliver is given up after this time, and tried again.
 CONNECT_SECONDS = 0.2
+# One that was made while rules were missing may get no answer.
+ANSWER_SECONDS = 5.0
 # kubelet has chains of its own, with names like ours.
 OURS = re.compile("KUBE-(?!KUBELET-CANARY|IPTABLES-HINT)")
 COUNTERS = re.compile(r"\[\d+:\d+\]|counter packets \d+ bytes \d+")
@@ -159,7 +161,7 @@ class Client(threading.Thread):
             problem = ""
             try:
                 with socket.create_connection((self._address, 80), CONNECT_SECONDS) as sock:
-                    sock.settimeout(PATIENCE)
+                    sock.settimeout(ANSWER_SECONDS)
                     sock.recv(1)
             except OSError as error:
                 problem = str(error) or type(error).__name__
@@ -171,8 +173,8 @@ class Client(threading.Thread):
         return len(last) == 3 and all(started > moment and not problem for started, _ended, problem in last)
 
     def outage(self, moment: float) -> float:
-        """Seconds from the moment until the last failure after it was over."""
-        return max([ended - moment for started, ended, problem in self.results if problem and ended > moment] or [0.0])
+        """Seconds from the moment until the last connection was begun that failed; 0 if none did."""
+        return max([started - moment for started, _ended, problem in self.results if problem] + [0.0])
 
     def close(self) -> None:
         self._end.set()
