@@ -169,3 +169,23 @@ def test_a_real_server_with_a_connection_is_drained(node):
         for process in (*clients, listener):
             process.kill()
             process.wait()
+
+
+def test_what_iptables_mode_left_goes_when_ipvs_mode_starts(node):
+    node.write_configuration(mode="iptables")
+    node.start()
+    assert node.fetch("/proxyMode") == "iptables"
+    assert "KUBE-FIREWALL" in output("iptables-legacy-save") and "KUBE-SEP-" in output("iptables-legacy-save")
+    assert "ct_state_invalid_dropped_pkts -j DROP" in output("iptables-legacy-save")
+    assert "kubeproxy_iptables_ct_state_invalid_dropped_packets_total 0.0" in node.fetch("/metrics")
+    node.write_configuration(mode="ipvs")
+    node.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: node.fetch("/proxyMode") == "ipvs" and f"{cluster_ip(5)}:80" in servers(), 60.0, 0.2)
+    wait_for(lambda: "KUBE-FIREWALL" not in output("iptables-legacy-save"), 60.0, 0.2)
+    assert "KUBE-SEP-" not in output("iptables-legacy-save")
+    assert "_dropped_packets_total" not in node.fetch("/metrics")
+    node.write_configuration(mode="iptables")
+    node.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: "KUBE-SEP-" in output("iptables-legacy-save") and servers().count("->") == 1, 60.0, 0.2)
+    wait_for(lambda: "kube-nlmon0" not in output("ip", "-o", "link", "show"), 30.0, 0.2)
+    assert node.differences()["changed"] is False
