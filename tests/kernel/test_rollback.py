@@ -120,7 +120,8 @@ def dump() -> Dict[str, Any]:
             found[table] = blocks(run("nft", "-s", "list", *table.split()))
     if Path("/proc/net/ip_vs").exists():
         found["ipvs"] = sorted(run("ipvsadm", "-Sn").splitlines())
-        found["ipset"] = sorted(run("ipset", "save").splitlines())
+        # The seed of a set's hash is drawn when it is made.
+        found["ipset"] = sorted(re.sub(r" initval \S+", "", run("ipset", "save")).splitlines())
         found["timeouts"] = run("ipvsadm", "-L", "--timeout")
     found["addresses"] = sorted(
         " ".join(line.split(":", 1)[1].split()[:4]) for line in run("ip", "-o", "addr", "show").splitlines()
