@@ -131,10 +131,13 @@ class Stage(NamedTuple):
 
     ``desired`` is a table, or a function from the observed table to the desired one where that depends on what is
     there: a real server with open connections is desired at weight 0 until they have ended.
+    ``postponed`` tells of a change whether it has to come after those of all other stages, because what it takes away
+    serves until they are made.
     """
 
     resource: Resource[Any, Any]
     desired: Union[Mapping[Any, Any], Callable[[Mapping[Any, Any]], Mapping[Any, Any]]]
+    postponed: Callable[[Change[Any, Any]], bool] = lambda _change: False
 
 
 class PlannedChange(NamedTuple):
@@ -147,12 +150,15 @@ class PlannedChange(NamedTuple):
 
 def plan(stages: Sequence[Stage]) -> List[PlannedChange]:
     """Observe every resource and compare it with its desired table; changes nothing. Raises KernelError."""
-    planned = []
-    for resource, desired in stages:
-        observed = resource.observe()
-        table = desired(observed) if callable(desired) else desired
-        planned.append(PlannedChange(resource, difference(observed, table), len(observed)))
-    return planned
+    planned: List[PlannedChange] = []
+    postponed: List[PlannedChange] = []
+    for stage in stages:
+        observed = stage.resource.observe()
+        table = stage.desired(observed) if callable(stage.desired) else stage.desired
+        change = difference(observed, table)
+        chosen = postponed if stage.postponed(change) else planned
+        chosen.append(PlannedChange(stage.resource, change, len(observed)))
+    return planned + postponed
 
 
 def apply_plan(planned: Sequence[PlannedChange], clock: Callable[[], float] = time.monotonic) -> Dict[str, float]:

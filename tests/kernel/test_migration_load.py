@@ -5,7 +5,8 @@
 
 500 requests a second (100 in user-mode Linux) go through the node of the conformance lab over new and over kept TCP
 connections and over UDP, in both families, from a pod, from outside and from the node itself. Every one has to be
-answered by an endpoint, without a packet sent again, while the node goes through what operators fear.
+answered by an endpoint, and every connection be made at the first attempt, while the node goes through what operators
+fear.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import re
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Iterator, List, Optional, Sequence
 
@@ -85,6 +87,13 @@ class LoadedNode:
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
 
+    def load_recorded(self, mode: str, variant: str) -> None:
+        """Program what kube-proxy had programmed."""
+        recorded.load(Path(CASE.file(f"state-{mode}.txt")), self.run, variant)
+        if mode == "ipvs":
+            for name, value in IPVS_SYSCTLS.items():
+                Path("/proc/sys/net/ipv4/vs", name).write_text(str(value), encoding="ascii")
+
     def all_answered(self, what: str) -> Tally:
         """Nothing was lost since the last call, and every flow goes on."""
         tally = self.load.take(KINDS, 5)
@@ -132,6 +141,30 @@ class LoadedNode:
         self.load.close()
 
 
+class UpgradedAgent(AgentNode):
+    """The agent on the loaded node, run from an archive as the role agent installs it."""
+
+    def __init__(self, scratch: Path, mode: str) -> None:
+        super().__init__(scratch, mode)
+        for item in CASE.snapshots()[0]:
+            self.store.put(item)
+        addresses = {name: self.configuration[name] for name in ("healthzBindAddress", "metricsBindAddress")}
+        self.configuration = {**CASE.proxy_configuration(mode, "", None), **addresses}
+        self.write_configuration()
+
+    def _command(self, *words: str) -> List[str]:
+        return [sys.executable, str(self.scratch / "kubenode-proxy.pyz"), *words]
+
+    def install(self, stamp: bytes) -> None:
+        """Put an archive in place of the one that is there; ``stamp`` makes it another one."""
+        content = pack(str(ROOT / "plugins" / "module_utils")).content
+        fresh = self.scratch / "new.pyz"
+        fresh.write_bytes(content)
+        with zipfile.ZipFile(fresh, "a") as archive:
+            archive.comment = stamp
+        fresh.rename(self.scratch / "kubenode-proxy.pyz")
+
+
 @pytest.fixture()
 def node(tmp_path) -> Iterator[LoadedNode]:
     topology = Topology(f"-load{os.getpid()}")
@@ -148,10 +181,7 @@ def node(tmp_path) -> Iterator[LoadedNode]:
 
 def go_through(node: LoadedNode, recorded_mode: str, variant: str, modes: Sequence[str]) -> None:
     """Adopt what kube-proxy has programmed, change through the modes, go back to what kube-proxy had programmed."""
-    recorded.load(Path(CASE.file(f"state-{recorded_mode}.txt")), node.run, variant)
-    if recorded_mode == "ipvs":
-        for name, value in IPVS_SYSCTLS.items():
-            Path("/proc/sys/net/ipv4/vs", name).write_text(str(value), encoding="ascii")
+    node.load_recorded(recorded_mode, variant)
     node.load.settle(KINDS)
     first = node.programmed(recorded_mode, variant)
     node.converge(recorded_mode)
@@ -179,6 +209,34 @@ def test_from_iptables_mode_to_nftables_mode_and_back(node, variant):
 
 def test_from_kube_proxy_in_nftables_mode_to_iptables_mode_and_back(node):
     go_through(node, "nftables", "nft", ("iptables", "nftables"))
+
+
+def upgrade(node: LoadedNode, mode: str, variant: str) -> None:
+    """Start the agent on what kube-proxy has programmed, then put a new one in its place, gently and by force."""
+    node.load_recorded(mode, variant)
+    node.load.settle(KINDS)
+    agent = UpgradedAgent(node.scratch, mode)
+    try:
+        for number, ending in enumerate((signal.SIGTERM, signal.SIGKILL)):
+            agent.install(b"%d" % number)
+            agent.start()
+            node.all_answered(f"agent {number} in {mode} mode")
+            agent.stop(ending)
+            node.all_answered(f"agent {number} ended by {ending.name}")
+    finally:
+        agent.close()
+    tally = node.load.rest()
+    assert tally.problems == [] and tally.waiting == 0
+
+
+@pytest.mark.parametrize(("mode", "variant"), [("iptables", "nft"), ("iptables", "legacy"), ("nftables", "nft")])
+def test_agent_is_upgraded(node, mode, variant):
+    upgrade(node, mode, variant)
+
+
+@pytest.mark.uml
+def test_agent_is_upgraded_in_ipvs_mode(node):
+    upgrade(node, "ipvs", "legacy")
 
 
 @pytest.mark.uml

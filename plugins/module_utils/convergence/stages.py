@@ -238,10 +238,8 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
             continue
         resources = ipvs_resources(handles, family)
         owned = resources.addresses, resources.elements
-        servers, real_servers = (
-            OnlyOurServers(resources.servers, *owned),
-            OnlyOurServers(resources.real_servers, *owned),
-        )
+        servers = OnlyOurServers(resources.servers, *owned)
+        real_servers = OnlyOurServers(resources.real_servers, *owned)
         kept = StillConnected(real_servers, resources.connections, draining)
         found.append(kept)
         stages += [
