@@ -31,7 +31,7 @@ from tests.lab import system
 
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, service, wait_for
 
-SETTLE_SECONDS, IDLE_SECONDS, GIVE_UP_SECONDS = 90.0, 60.0, 120.0
+SETTLE_SECONDS, IDLE_SECONDS, GIVE_UP_SECONDS = 45.0, 60.0, 120.0
 
 Commands = List[Sequence[str]]
 
