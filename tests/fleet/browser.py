@@ -94,6 +94,8 @@ class Browser:
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
+        # Events of the focus come whether or not the system thinks that this window has it.
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
         self.resize(*self.size)
         return self
 
@@ -180,10 +182,11 @@ class Browser:
         """Press and release a key by its name, such as ArrowRight."""
         codes = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Escape": 27, "End": 35, "Home": 36}
         codes.update({"Tab": 9, " ": 32, "Enter": 13})
-        for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key])
+        named = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
+        self.call("Input.dispatchKeyEvent", type="rawKeyDown", **named)
         if key == "Enter":
-            self.call("Input.dispatchKeyEvent", type="char", key=key, text="\r")
+            self.call("Input.dispatchKeyEvent", type="char", text="\r", **named)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **named)
 
     def write(self, text: str) -> None:
         """Put a text where the focus is."""

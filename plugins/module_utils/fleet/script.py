@@ -302,7 +302,11 @@ SCRIPT = """
     });
   });
   ['mouseleave', 'focusout'].forEach(function (name) { byId('matrix').addEventListener(name, hide); });
-  window.addEventListener('scroll', hide, { passive: true });
+  window.addEventListener('scroll', function () {
+    var focused = document.activeElement;
+    // Moving by keyboard scrolls the page; the hint goes along.
+    if (!tip.hidden && focused && focused.closest('#matrix')) { hint(focused); } else { hide(); }
+  }, { passive: true });
 
   clear();
   paint();
