@@ -49,6 +49,12 @@ HANDLES = re.compile(r" # handle \d+| initval \w+")
 EMPTY_TABLE = re.compile(r"\*\w+\n(?::[A-Z]+ ACCEPT \n)+COMMIT\n")
 
 
+@pytest.fixture(autouse=True)
+def own_lock(tmp_path_factory, monkeypatch) -> None:
+    """The lock file of legacy iptables is that of the machine, where other tests hold it."""
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path_factory.mktemp("lock") / "xtables.lock"))
+
+
 def dumps() -> Dict[str, List[str]]:
     """By command, what it prints; counters, handles, comments with the time and numbers of devices aside."""
     found = {}

@@ -73,7 +73,7 @@ def iptables(*given: str) -> Callable[[str], None]:
 
 
 def firewalld_reload(_variant: str) -> None:
-    """With its nftables backend: drop all, delete its table, make it anew, let through again."""
+    """Drop all, delete its table, make it anew, let through again. The tables of iptables are another event."""
     run("nft", "-f", "-", text=RELOADING)
     run("nft", "delete", "table", "inet", "firewalld")
     run("nft", "-f", "-", text=FIREWALLD)
@@ -112,7 +112,7 @@ IPTABLES: Tuple[Event, ...] = (
     Event("iptables -F", iptables("-F"), "KUBE-FORWARD"),
     Event("iptables -t nat -F", iptables("-t nat -F"), CHAINS),
     Event("iptables -t nat -F and -X", flushed("nat"), CHAINS),
-    Event("firewalld reload, backend iptables", flushed("mangle", "nat", "filter"), CHAINS),
+    Event("firewalld reload: the tables of iptables", flushed("mangle", "nat", "filter"), CHAINS),
     Event("iptables-restore of a file without our chains", without_ours, CHAINS),
     Event("jump deleted", iptables("-t nat -D PREROUTING 1"), "PREROUTING"),
 )
@@ -121,7 +121,7 @@ GUESTS: Tuple[Event, ...] = (
     Event("a network plugin inserts its chains", restored(foreign_rules.NETWORK_PLUGIN, "--noflush"), ""),
 )
 NFT_FLUSH = Event("nft flush ruleset", commands(("nft", "flush", "ruleset")), "")
-FIREWALLD_EVENT = Event("firewalld reload, backend nftables", firewalld_reload, "")
+FIREWALLD_EVENT = Event("firewalld reload: its own table", firewalld_reload, "")
 IPVS: Tuple[Event, ...] = (
     Event("ipvsadm -C", commands(("ipvsadm", "-C")), "virtual server"),
     Event("ipset flush", commands(("ipset", "flush")), "KUBE-CLUSTER-IP"),
@@ -296,7 +296,9 @@ class Node(AgentNode):
     ],
     ids=lambda item: "-".join(filter(None, item)) if isinstance(item, tuple) else None,
 )
-def node(request, tmp_path) -> Iterator[Node]:
+def node(request, tmp_path, monkeypatch) -> Iterator[Node]:
+    # Network namespaces have tables of their own, but the lock file of legacy iptables is that of the machine.
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "xtables.lock"))
     made = Node(tmp_path, *request.param)
     try:
         yield made
