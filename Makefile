@@ -22,7 +22,7 @@ export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
 .PHONY: help setup setup-lab demo docs record test extended .steps lint unit pythons kernel monitoring browser uml systemd molecule modules sanity ansible-units \
-	build packed cores importer played conformance clean
+	build .packed cores importer played conformance clean
 
 help:
 	@sed -n 's/^| `\(make [a-z-]*\)` | \([^|]*\) |.*/\1\t\2/p' CONTRIBUTING.md | expand -t 20
@@ -109,16 +109,16 @@ ansible-units: setup
 build: setup
 	.ci/build
 
-cores: packed
+cores: .packed
 	.ci/cores
 
-played: packed setup-lab
+played: .packed setup-lab
 	.ci/play-installed
 
-importer: packed
+importer: .packed
 	.ci/importer
 
-packed: setup
+.packed: setup
 	@.ci/build --if-needed
 
 pythons: setup
