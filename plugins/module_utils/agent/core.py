@@ -197,9 +197,12 @@ class AgentCore:
     def _clean_up(self, proxy: NodeProxy) -> None:
         """What other modes left goes once this mode serves; a failure here stops nothing."""
         try:
-            removed = remove_leftovers(proxy)
-            if removed:
-                self.log.info("removed what another mode had left", entries=removed)
+            found = remove_leftovers(proxy)
+            if found.removed:
+                self.log.info("removed what another mode had left", entries=found.removed)
+            if found.draining:
+                self.log.info("what ipvs mode left stays until connections end", real_servers=found.draining)
+                self._set_timer("leftovers", DRAIN_SECONDS)
             if proxy.configuration.mode != IPVS and remove_tap(self._handles):
                 self.log.info("removed the device that ipvs mode had left", device=TAP_DEVICE)
         except ProxyError as error:
@@ -207,6 +210,10 @@ class AgentCore:
         if self.drift is not None:
             self.drift.settled(True, False)
         trim_memory()
+
+    def _clean_up_again(self) -> None:
+        if self.proxy is not None:
+            self._clean_up(self.proxy)
 
     def _show_status(self) -> None:
         proxy = self.proxy

@@ -269,6 +269,7 @@ class Agent(AgentCore):
         tasks: Dict[str, Callable[[], None]] = {
             "cache": self._write_cache,
             "drain": self._drain,
+            "leftovers": self._clean_up_again,
             "addresses": self._refresh_addresses,
             "servers": self._open_servers,
             "gauges": self._refresh_gauges,

@@ -20,6 +20,7 @@ from ..dataplane.build_settings import routing_context
 from ..dataplane.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
 from ..dataplane.ipvs.model import DEVICE
 from ..kernel.facts import interface_addresses
+from ..kernel.ipvs import RealServersResource
 from ..kernel.xtables.nfacct import make_nfacct_counters, usable_nfacct_counters
 from ..resources import apply_plan, plan
 from .family import FamilyProxy
@@ -74,8 +75,15 @@ def make_family(
     return FamilyProxy(configuration, empty_plan, context, handles)
 
 
-def remove_leftovers(proxy: NodeProxy) -> int:
-    """Take away what other modes left on the node; returns the number of entries. Raises KernelError."""
+class Leftovers(NamedTuple):
+    """What other modes left: entries that were taken away, and real servers that stay until connections end."""
+
+    removed: int
+    draining: int
+
+
+def remove_leftovers(proxy: NodeProxy) -> Leftovers:
+    """Take away what other modes left on the node. Raises KernelError."""
     others = removal_plans(proxy.view.families) if proxy.configuration.mode == NFTABLES else ()
     with KernelHandles() as handles:
         stages = leftover_stages(proxy.configuration.mode, handles, others)
@@ -83,7 +91,10 @@ def remove_leftovers(proxy: NodeProxy) -> int:
             stages += shared_chain_stages([FamilyPlan(item.settings, {}, item.variant) for item in proxy.families])
         planned = plan(stages)
         apply_plan(planned)
-    return sum(len(item.change) for item in planned)
+    servers = [item for item in planned if item.resource.name.startswith(RealServersResource.name)]
+    return Leftovers(
+        sum(len(item.change) for item in planned), sum(item.entries - len(item.change.removed) for item in servers)
+    )
 
 
 def changed_plans(proxy: NodeProxy, cluster: ClusterState) -> Dict[str, FamilyPlan]:
