@@ -39,7 +39,7 @@ PATIENCE = 60.0
 # A connection that the node cannot deliver is given up after this time, and tried again.
 CONNECT_SECONDS = 0.2
 # One that was made while rules were missing may get no answer.
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 2.0
 # kubelet has chains of its own, with names like ours.
 OURS = re.compile("KUBE-(?!KUBELET-CANARY|IPTABLES-HINT)")
 COUNTERS = re.compile(r"\[\d+:\d+\]|counter packets \d+ bytes \d+")
@@ -173,8 +173,8 @@ class Client(threading.Thread):
         return len(last) == 3 and all(started > moment and not problem for started, _ended, problem in last)
 
     def outage(self, moment: float) -> float:
-        """Seconds from the moment until the last connection was begun that failed; 0 if none did."""
-        return max([started - moment for started, _ended, problem in self.results if problem] + [0.0])
+        """Seconds from the moment until the last failure after it was over; 0 if there was none."""
+        return max([ended - moment for _started, ended, problem in self.results if problem and ended > moment] + [0.0])
 
     def close(self) -> None:
         self._end.set()

@@ -12,7 +12,7 @@ from tests.molecule_support.portrait import differences
 
 from .agent import UNIT, dataplane, picture
 from .cluster import Cluster
-from .node import run_playbook, wait_for
+from .node import play, run_playbook, wait_for
 
 TIMER = "kubenode-proxy-schedule.timer"
 
@@ -29,22 +29,21 @@ def cluster(node):
     cluster.close()
 
 
-@pytest.mark.parametrize("mode", ("iptables", "nftables"))
-def test_nothing_of_the_collection_is_left(node, cluster, mode):
+def test_nothing_of_the_collection_is_left(node, cluster):
     node.run("nft", "-f", "-", text=FIREWALLD)
     node.run("iptables", "-t", "nat", "-N", "DOCKER")
     node.run("iptables", "-t", "nat", "-A", "PREROUTING", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "DOCKER")
     before, rules = picture(node), dataplane(node)
     variables = {
         "agent_kubeconfig": str(cluster.kubeconfig),
-        "agent_configuration": {"mode": mode},
+        "agent_configuration": {"mode": "iptables"},
         "schedule_interval": "1h",
-        "kernel_mode": mode,
+        "kernel_mode": "iptables",
         "kernel_install_packages": False,
         "kernel_unchangeable": "warn",
     }
-    for role in ("kernel", "agent", "schedule"):
-        node.role(role, variables)
+    roles = [f"kubenode.proxy.{name}" for name in ("kernel", "agent", "schedule")]
+    play([node], [{"ansible.builtin.include_role": {"name": role}} for role in roles], variables)
     assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active"
     assert node.unit(TIMER, "ActiveState")["ActiveState"] == "active"
     wait_for("Services are served", lambda: dataplane(node) != rules)
@@ -57,6 +56,3 @@ def test_nothing_of_the_collection_is_left(node, cluster, mode):
     assert differences(before, picture(node)) == []
     again = run_playbook([node], "kubenode.proxy.cleanup", variables, {})[node.name]
     assert again.changed_tasks == []
-    node.run("nft", "delete", "table", "inet", "firewalld")
-    node.run("iptables", "-t", "nat", "-F")
-    node.run("iptables", "-t", "nat", "-X")
