@@ -123,7 +123,7 @@ def test_foreign_changes_are_repaired_and_counted(node):
         for command in commands:
             run(*command)
         try:
-            wait_for(lambda known=known: repaired() > known, 90.0, 0.05)
+            wait_for(lambda known=known: repaired() > known, 240.0, 0.05)
             wait_for(lambda: content() == before, 30.0, 0.05)
         except AssertionError as error:
             raise AssertionError(f"{what}: {error}") from error

@@ -31,8 +31,8 @@ _ENTRIES_HEAD = 40
 _SIZE = struct.Struct("=I")
 _OFFSETS = struct.Struct("=HH")
 _IN_CLOSE = 0x8 | 0x10
-# Comparing contents without a reason takes at most a five-hundredth of a processor.
-_COST_FACTOR, _LONGEST_PAUSE = 500.0, 60.0
+# Comparing contents without a reason takes at most a thousandth of a processor.
+_COST_FACTOR, _LONGEST_PAUSE = 1000.0, 120.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
