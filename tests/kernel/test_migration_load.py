@@ -100,6 +100,7 @@ class LoadedNode:
         self.rounds.append(f"{what}: {tally}")
         print(self.rounds[-1])
         assert tally.problems == [], f"{what}: {tally.problems[:20]}"
+        assert tally.complete, f"{what}: {tally.answers}"
         return tally
 
     def converge(self, mode: str) -> Report:
@@ -197,7 +198,8 @@ def go_through(node: LoadedNode, recorded_mode: str, variant: str, modes: Sequen
     node.back_to(saved[0])
     node.all_answered(f"roll back to what was adopted in {recorded_mode}")
     if recorded_mode != "nftables":
-        assert [line for line in first if line not in node.programmed(recorded_mode, variant)] == []
+        last = node.programmed(recorded_mode, variant)
+        assert [line for line in first if line not in last] == []
     tally = node.load.rest()
     assert tally.problems == [] and tally.waiting == 0
 

@@ -63,12 +63,16 @@ class Endpoint(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """What became of requests since the last tally: answers by flow, problems in words, seconds, requests waiting."""
+    """What became of requests since the last tally: answers by flow, problems in words, seconds, requests waiting.
+
+    ``complete``: every flow that was waited for has had its answers.
+    """
 
     answers: Dict[str, int]
     problems: List[str]
     seconds: float
     waiting: int
+    complete: bool = True
 
     @property
     def requests(self) -> int:
@@ -367,21 +371,21 @@ class Load:
             if seconds != tally.seconds:
                 after.update(tally.answers)
             done = len([name for name, count in after.items() if count >= each]) >= flows
-            if (flows == 0 or done) or problems or time.monotonic() > deadline:
-                return Tally(dict(answers), problems, seconds, tally.waiting)
+            if flows == 0 or done or problems or time.monotonic() > deadline:
+                return Tally(dict(answers), problems, seconds, tally.waiting, flows == 0 or done)
             time.sleep(0.05)
 
-    def settle(self, flows: int, attempts: int = 50) -> None:
+    def settle(self, flows: int, timeout: float = 120.0) -> None:
         """Wait until every flow works: before, neighbours are unknown to each other and something may be lost."""
-        problems: List[str] = []
-        for _attempt in range(attempts):
+        deadline = time.monotonic() + timeout
+        while True:
             self._ask("forgive")
-            tally = self.take(flows, 5)
-            problems = tally.problems
-            if not problems:
+            tally = self.take(flows, 5, 20.0)
+            if not tally.problems and tally.complete:
                 self._ask("forgive")
                 return
-        raise RuntimeError(f"the load does not get through: {problems[:5]}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the load does not get through: {tally.answers}, {tally.problems[:5]}")
 
     def rest(self, timeout: float = LOST_SECONDS + 5) -> Tally:
         """Start no more requests, wait for those underway, and tell what became of them."""
