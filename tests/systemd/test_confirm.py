@@ -41,7 +41,8 @@ def node(start):
 def _nothing_waits(node):
     """Each test begins without a change that waits, and without anything programmed."""
     yield
-    wait_for("what waits is over", lambda: node.run("test", "-e", PENDING, check=False).returncode, 180)
+    node.run("systemctl", "stop", TIMER, check=False)
+    node.run("rm", "-rf", PENDING)
     converge(node, {"service_proxy_state": "absent"})
 
 
@@ -150,8 +151,8 @@ def test_a_second_change_is_refused_while_one_waits_and_a_rollback_withdraws_it(
     assert timer_is(node) == "active"
     refused = converge(node, {"service_proxy_snapshot": path}, failing=True)
     assert "waits to be confirmed until" in refused.output and "kubenode-proxy confirm" in refused.output
-    checked = play([node], [{"kubenode.proxy.service_proxy": options}], {}, "--check")[node.name]
-    assert "waits to be confirmed until" in checked.output
+    # A preview only warns.
+    assert play([node], [{"kubenode.proxy.service_proxy": options}], {}, "--check")[node.name].failed == 0
     state = last_state(node)
     run_playbook([node], "kubenode.proxy.rollback", {"ansible_become": False}, {})
     assert programmed(node) == before
