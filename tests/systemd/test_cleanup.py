@@ -38,6 +38,8 @@ def test_nothing_of_the_collection_is_left(node, cluster):
         "agent_kubeconfig": str(cluster.kubeconfig),
         "agent_configuration": {"mode": "iptables"},
         "schedule_interval": "1h",
+        # The directory of the node exporter, made where there is none, would stay.
+        "schedule_metrics_directory": "",
         "kernel_mode": "iptables",
         "kernel_install_packages": False,
         "kernel_unchangeable": "warn",
