@@ -19,6 +19,8 @@ from .legacy_tables import LegacyTables, LockWatch, kernel_copy
 from .notifications import XTABLES_TABLES, Watch
 
 _SHORTEST_INTERVAL = 1.2
+# Where something else tells of foreign changes.
+_NOTIFIED_INTERVAL = 10.0
 # Where nothing tells of foreign changes, reading and comparing contents may take a twentieth of a processor; where
 # something does, it only finds what that has missed, and may take a two-thousandth.
 _ALONE, _BESIDE = (20.0, 15.0), (2000.0, 60.0)
@@ -142,8 +144,6 @@ class PollWatch(Watch):
     changes of our own the content counts as right until it is verified.
     """
 
-    interval = _SHORTEST_INTERVAL
-
     def __init__(
         self,
         what: str,
@@ -164,6 +164,11 @@ class PollWatch(Watch):
         self._cost = 0.0
         self._read_at = float("-inf")
         self._verify_at = float("inf")
+
+    @property
+    def interval(self) -> float:  # type: ignore[override]
+        """See the base class."""
+        return _NOTIFIED_INTERVAL if self._notified() else _SHORTEST_INTERVAL
 
     def look(self, found: Dict[str, str]) -> None:
         """See the base class."""
