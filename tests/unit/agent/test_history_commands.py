@@ -1,0 +1,98 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The commands ``rollback`` and ``confirm`` as far as they need no kernel: what they list, refuse and say."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Tuple
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent import history_commands
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.cli import Streams, main
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.confirm import ConfirmReport
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.form import StateRecord
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import RollbackReport
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import ChainsState, NodeState
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import History
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import TableChange
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.saved import CHAIN, SavedChainKey
+
+CHAINS = ChainsState("IPv4", "nft", (), {SavedChainKey(CHAIN, "nat", "KUBE-SERVICES"): ()})
+
+
+def run(*arguments: str) -> Tuple[int, str, str]:
+    streams = Streams(io.StringIO(), io.StringIO())
+    status = main(list(arguments), streams)
+    return status, streams.output.getvalue(), streams.errors.getvalue()
+
+
+@pytest.fixture
+def directory(tmp_path) -> str:
+    return str(tmp_path / "history")
+
+
+def test_saved_states_are_listed_newest_first(directory):
+    history = History(directory)
+    history.save(NodeState())
+    history.save(NodeState(chains=(CHAINS,)))
+    history.note(2, "confirmed")
+    (Path(directory) / "state-000003.json.gz").write_bytes(b"x")
+    status, output, _errors = run("rollback", "--list", "--history", directory)
+    lines = output.splitlines()
+    assert status == 0 and len(lines) == 3
+    assert lines[0].startswith("     3  cannot be used: ") and "cut short" in lines[0]
+    assert lines[1].endswith("before a convergence  iptables: 1 chains; the change after it was confirmed")
+    assert lines[2].endswith("before a convergence  nothing programmed")
+    document = json.loads(run("rollback", "--list", "--output", "json", "--history", directory)[1])
+    assert [item["number"] for item in document["states"]] == [3, 2, 1]
+
+
+def test_without_saved_states_it_says_so(directory):
+    assert run("rollback", "--list", "--history", directory)[1] == f"no saved states in {directory}\n"
+
+
+@pytest.mark.parametrize(
+    ("check", "status", "last"),
+    [
+        (True, 3, "would stop kubenode-proxy.service: starting it again undoes the rollback"),
+        (False, 0, "the node is back to state 4; the state before is saved as 5"),
+    ],
+)
+def test_what_was_done_is_told(monkeypatch, check, status, last):
+    record = StateRecord(4, "", "", "", "", "", NodeState())
+    change = TableChange("iptables chains (nft)", 1, 2, 3, ("-old",), ("+new",))
+    report = RollbackReport(
+        record, True, (change,), None if check else 5, ("kubenode-proxy.service",), ("careful",), {}
+    )
+    monkeypatch.setattr(history_commands, "rollback", lambda request: report)
+    found, output, errors = run("rollback", *(["--check"] if check else []))
+    assert found == status and output.splitlines()[-1] == last
+    words = "1 to add, 2 to replace, 3 to remove" if check else "1 added, 2 replaced, 3 removed"
+    assert output.splitlines()[0] == f"iptables chains (nft): {words}"
+    assert errors == "kubenode-proxy: warning: careful\n"
+    assert "+new" not in output and "++new" in run("rollback", "--diff")[1]
+
+
+def test_a_change_is_confirmed_only_after_its_probes(monkeypatch, directory):
+    asked = []
+
+    def confirm(state, history_directory):
+        asked.append(state)
+        return ConfirmReport(7, True, 31.5)
+
+    monkeypatch.setattr(history_commands, "confirm", confirm)
+    # Nobody listens at port 1 of this machine.
+    status, _output, errors = run("confirm", "--probe", "tcp://127.0.0.1:1", "--probe-timeout", "0.2")
+    assert (status, asked) == (1, [])
+    assert (
+        errors == "kubenode-proxy: not confirmed, since probes failed: tcp://127.0.0.1:1: the connection was refused\n"
+    )
+    status, output, _errors = run("confirm", "--state", "7", "--history", directory)
+    assert (status, asked) == (0, [7])
+    assert output == "the change after state 7 is kept; 31.5 seconds were left\n"
+    assert run("confirm", "--probe", "nonsense")[0] == 1
