@@ -68,7 +68,7 @@ def nftables_commands() -> Dict[str, Commands]:
     """What may be done to the table."""
     table = ("ip", "kube-proxy")
     return {
-        "map flushed": [("nft", "flush", "map", *table, "service-ips")],
+        "map flushed": [("nft", "flush", "map", *table, "service-frontends")],
         "chain flushed": [("nft", "flush", "chain", *table, "services")],
         "rule added": [("nft", "insert", "rule", *table, "services", "ip", "daddr", "198.51.100.9", "drop")],
         "table deleted": [("nft", "delete", "table", *table)],
@@ -84,7 +84,9 @@ def _digest(*command: str) -> Tuple[str, ...]:
 def content(mode: str, variant: str) -> Tuple[Tuple[str, ...], ...]:
     """Everything that the mode has programmed."""
     if mode == "nftables":
-        return (_digest("nft", "-s", "list", "table", "ip", "kube-proxy"),)
+        # Elements are listed several to a line, in an order that may be another one after they were made anew.
+        lines = _digest("nft", "-s", "list", "table", "ip", "kube-proxy")
+        return (tuple(sorted(word.strip(",") for line in lines for word in line.split())),)
     found = (_digest(f"iptables-{variant}-save"),)
     if mode == "ipvs":
         addresses = _digest("ip", "-4", "-o", "address", "show", "dev", "kube-ipvs0")
