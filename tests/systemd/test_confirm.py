@@ -164,19 +164,20 @@ def test_rollback_stops_what_would_undo_it_and_tells(node):
     before = programmed(node)
     converge(node, {"service_proxy_snapshot": snapshot(node, *web())})
     between = programmed(node)
+    playbook = ("kubenode.proxy.rollback", {"ansible_become": False}, {})
     node.write("/run/systemd/system/kubenode-proxy.service", "[Service]\nExecStart=/usr/bin/sleep infinity\n")
     node.run("systemctl", "daemon-reload")
     node.run("systemctl", "start", "kubenode-proxy.service")
     try:
-        preview = run_playbook([node], "kubenode.proxy.rollback", {"ansible_become": False}, {}, "--check")[node.name]
-        assert "stopped: kubenode-proxy.service" in preview.output and "table ip kube-proxy" in preview.output
+        stopped = '"stopped": ["kubenode-proxy.service"]'
+        preview = run_playbook([node], *playbook, "--check", "-v")[node.name]
+        assert stopped in preview.output and "table ip kube-proxy" in preview.output
         assert programmed(node) == between
         assert node.unit("kubenode-proxy.service", "ActiveState")["ActiveState"] == "active"
-        done = run_playbook([node], "kubenode.proxy.rollback", {"ansible_become": False}, {})[node.name]
-        assert "stopped: kubenode-proxy.service" in done.output
+        assert stopped in run_playbook([node], *playbook, "-v")[node.name].output
         assert node.unit("kubenode-proxy.service", "ActiveState")["ActiveState"] == "inactive"
         assert programmed(node) == before
-        assert run_playbook([node], "kubenode.proxy.rollback", {"ansible_become": False}, {})[node.name].changed == 0
+        assert run_playbook([node], *playbook)[node.name].changed == 0
     finally:
         node.run("rm", "-f", "/run/systemd/system/kubenode-proxy.service")
         node.run("systemctl", "daemon-reload")
