@@ -22,20 +22,22 @@ def node_ports(elements: Mapping[Any, bool]) -> FrozenSet[Tuple[str, int]]:
 
 
 class StillConnected:
-    """What of ipvs mode still has connections, of one family: the desired tables of its leftovers.
+    """What of ipvs mode still has connections in use, of one family: the desired tables of its leftovers.
 
     New connections no longer get there once another mode serves. Those that are open go through IPVS to their end, and
     would be reset without their virtual server, and lost without its address. Its node port stays in its set, by which
-    the server is known as ours. ``draining`` False: nothing stays.
+    the server is known as ours. ``connections`` counts those in use. ``draining`` False: nothing stays.
     """
 
     def __init__(
         self,
         real_servers: Resource[Any, Any],
+        elements: Resource[Any, Any],
         connections: Callable[[], Mapping[ipvs.RealServerKey, int]],
         draining: bool,
     ) -> None:
         self._resource = real_servers
+        self._elements = elements
         self._connections = connections
         self._draining = draining
         self._kept: Optional[Dict[ipvs.RealServerKey, Any]] = None
@@ -43,7 +45,7 @@ class StillConnected:
     def _real_servers(self) -> Dict[ipvs.RealServerKey, Any]:
         if self._kept is None:
             observed = self._resource.observe() if self._draining else {}
-            counts = self._connections()
+            counts = self._connections() if observed else {}
             self._kept = {key: value for key, value in observed.items() if counts.get(key)}
         return self._kept
 
@@ -72,8 +74,9 @@ class StillConnected:
         return {key: value for key, value in observed.items() if kept and kept & node_ports({key: value})}
 
     def sets(self, observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """The sets that may hold such elements."""
-        return {key: value for key, value in observed.items() if self.any() and "NODE-PORT" in key}
+        """The sets that hold such elements."""
+        kept = {name for name, _element in self.elements(self._elements.observe())} if self.any() else set()
+        return {key: value for key, value in observed.items() if key in kept}
 
 
 def replaces_iptables_mode(change: Change[Any, Any]) -> bool:

@@ -29,6 +29,7 @@ from ..dataplane.nftables.tables import desired_tables as nftables_tables
 from ..dataplane.settings import DataplaneSettings
 from ..kernel.ipset import SetElementsResource, SetsResource
 from ..kernel.ipvs import RealServersResource, TimeoutsResource, VirtualServersResource
+from ..kernel.ipvs_connections import used_connections
 from ..kernel.links import AddressesResource, DummyDeviceResource
 from ..kernel.xtables.chains import ChainsResource
 from ..kernel.xtables.emptied import EmptiedTablesResource
@@ -223,7 +224,7 @@ def _ipvs_family_stages(plan: FamilyPlan, resources: IpvsResources) -> List[Stag
 def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[Stage]:
     """Stages that take away what ipvs mode made, chains aside, in both families; nothing if IPVS was never loaded.
 
-    With ``draining``, what open connections go through stays as long as they do. Raises KernelError.
+    With ``draining``, what connections in use go through stays as long as they are. Raises KernelError.
     """
     device = DummyDeviceResource(handles.route)
     if not handles.has_ipset():
@@ -240,7 +241,8 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
         owned = resources.addresses, resources.elements
         servers = OnlyOurServers(resources.servers, *owned)
         real_servers = OnlyOurServers(resources.real_servers, *owned)
-        kept = StillConnected(real_servers, resources.connections, draining)
+        used = functools.partial(used_connections, family)
+        kept = StillConnected(real_servers, resources.elements, used, draining)
         found.append(kept)
         stages += [
             Stage(resources.sets, kept.sets),

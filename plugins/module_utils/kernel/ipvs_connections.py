@@ -1,0 +1,63 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The connections of IPVS, from /proc/net/ip_vs_conn; netlink does not tell them.
+
+The counts that a real server has include connections that both sides have closed: for two minutes IPVS waits for
+stragglers of them (TIME_WAIT). Only the state of each connection tells those that somebody still uses.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Callable, Dict, Iterable
+
+from ..addresses import IPV4, unpacked
+from ..dataplane.ipvs.model import RealServerKey, VirtualServerKey
+from ..errors import KernelError
+
+# Those of the calling thread's network namespace.
+PROC_CONNECTIONS = "/proc/thread-self/net/ip_vs_conn"
+_PROTOCOLS = frozenset(("TCP", "UDP", "SCTP"))
+# Closed by both sides (TCP; SCTP), or a record of a client's affinity and no connection (NONE).
+_OVER = frozenset(("TIME_WAIT", "CLOSE", "CLOSED", "NONE"))
+
+
+def _reader(family: str) -> Callable[[str], str]:
+    if family == IPV4:
+        return lambda text: unpacked(bytes.fromhex(text))
+    return lambda text: unpacked(socket.inet_pton(socket.AF_INET6, text))
+
+
+def parse_connections(lines: Iterable[str], family: str) -> Dict[RealServerKey, int]:
+    """How many connections in use each real server of a family has, from the lines of the file.
+
+    A line holds protocol, client, virtual server and real server as address and port in hexadecimal, and the state.
+    Raises KernelError if a line is not understood.
+    """
+    found: Dict[RealServerKey, int] = {}
+    address = _reader(family)
+    for line in lines:
+        words = line.split()
+        if not words or words[0] not in _PROTOCOLS or (":" in words[3]) == (family == IPV4):
+            continue
+        try:
+            if words[7] in _OVER:
+                continue
+            server = VirtualServerKey(words[0].lower(), address(words[3]), int(words[4], 16))
+            key = RealServerKey(server, address(words[5]), int(words[6], 16))
+        except (ValueError, IndexError, OSError) as error:
+            raise KernelError(f"{PROC_CONNECTIONS}: a line is not understood: {line.strip()!r}") from error
+        found[key] = found.get(key, 0) + 1
+    return found
+
+
+def used_connections(family: str) -> Dict[RealServerKey, int]:
+    """How many connections in use each real server of a family has. Raises KernelError."""
+    try:
+        with open(PROC_CONNECTIONS, encoding="ascii") as lines:
+            return parse_connections(lines, family)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise KernelError(f"{PROC_CONNECTIONS}: {error.strerror}") from error
