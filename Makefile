@@ -10,10 +10,9 @@ BIN := .venv/bin
 PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
 WIRE := tests/conformance/lab
-# What `make test` runs, in this order; all are run even if one fails. `make extended` runs the rest: whole nodes under
-# systemd, and Molecule.
-STEPS := lint unit pythons monitoring browser kernel uml modules sanity ansible-units build importer cores played conformance
-EXTENDED := systemd molecule
+# What `make test` runs, in this order; all are run even if one fails. For some of them: make test STEPS="lint unit"
+STEPS ?= lint unit pythons monitoring browser kernel uml modules systemd sanity ansible-units build importer cores played \
+	molecule conformance
 # What `make molecule` runs; for one: make molecule SCENARIOS=ipvs
 SCENARIOS ?= default ipvs modes airgap
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
@@ -21,8 +20,8 @@ export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup setup-lab demo docs record test extended .steps lint unit pythons kernel monitoring browser uml systemd molecule modules sanity ansible-units \
-	build .packed cores importer played conformance clean
+.PHONY: help setup setup-lab demo docs record test .steps lint unit pythons kernel monitoring browser uml systemd molecule \
+	modules sanity ansible-units build .packed cores importer played conformance clean
 
 help:
 	@sed -n 's/^| `\(make [a-z-]*\)` | \([^|]*\) |.*/\1\t\2/p' CONTRIBUTING.md | expand -t 20
@@ -45,9 +44,6 @@ record: setup-lab
 
 test: setup-lab
 	@$(MAKE) --no-print-directory .steps RUN="$(STEPS)"
-
-extended: setup-lab
-	@$(MAKE) --no-print-directory .steps RUN="$(EXTENDED)"
 
 .steps:
 	@failed=; for step in $(RUN); do \
