@@ -245,6 +245,20 @@ def test_leftovers_are_repaired(variant: XtablesVariant) -> None:
     converge(chains, desired)
 
 
+def test_table_with_rules_that_only_nft_understands_is_an_error() -> None:
+    """Not one without anything of ours, when all of ours is to go."""
+    variant = detect_variant("IPv4", "nft")
+    iptables(variant, "-t", "nat", "-A", "PREROUTING", "-j", "ACCEPT")
+    rule = "add rule ip nat PREROUTING dnat to numgen random mod 2 map { 0 : 192.0.2.1, 1 : 192.0.2.2 }"
+    subprocess.run(["nft", rule], check=True)
+    assert resource(variant, for_removal=True).observe() == {}
+    with pytest.raises(KernelError, match=r"table nat of IPv4: .* only nft understands"):
+        resource(variant).observe()
+    iptables(variant, "-t", "nat", "-N", "KUBE-SERVICES")
+    with pytest.raises(KernelError, match=r"table nat of IPv4: .* only nft understands"):
+        resource(variant, for_removal=True).observe()
+
+
 def test_counters_of_unchanged_chains_stay(variant: XtablesVariant) -> None:
     def counted() -> List[str]:
         text = subprocess.run([variant.save, "-c"], capture_output=True, text=True, check=True).stdout

@@ -21,7 +21,10 @@ from ...dataplane.iptables.tables import (
     Ownership,
     restore_text,
 )
+from ...errors import KernelError
 from ...resources import Change, Resource
+from ..netlink import NETLINK_NETFILTER, NetlinkRefusal, NetlinkSocket, attribute_text, parse_attributes
+from ..nftables.messages import GET_CHAIN, family_header
 from .restore import DEFAULT_WAIT, restore, save
 from .variant import NFT, XtablesVariant
 
@@ -29,13 +32,19 @@ KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT", "KUBE-MARK-DROP")
 
 
 class SavedTables(NamedTuple):
-    """iptables-save text taken apart: (table, chain) to raw rule texts, and which chains have a policy (built-in)."""
+    """iptables-save text taken apart: (table, chain) to raw rule texts, and which chains have a policy (built-in).
+
+    ``unreadable``: tables that iptables-nft-save does not show, since they hold rules that only nft understands.
+    """
 
     chains: Dict[Tuple[str, str], List[str]]
     builtin: Set[Tuple[str, str]]
+    unreadable: Tuple[str, ...] = ()
 
 
 _QUOTED_PAIR = re.compile(r"\\.")
+_CHAIN_TABLE, _CHAIN_NAME = 1, 3  # linux/netfilter/nf_tables.h
+_UNREADABLE = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
 
 
 def _whole_lines(text: str) -> List[str]:
@@ -78,7 +87,21 @@ def parse_save(text: str) -> SavedTables:
                 builtin.add((table, name))
         elif head == "*":
             table, chain = line[1:].strip(), ""
-    return SavedTables(chains, builtin)
+    return SavedTables(chains, builtin, tuple(_UNREADABLE.findall(text)))
+
+
+def nft_chains(family: str, table: str) -> Set[str]:
+    """The names of the chains that nf_tables has in a table of iptables-nft. Raises KernelError."""
+    found = set()
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        try:
+            for payload, _kind, start, end in sock.dump(GET_CHAIN, family_header(family)):
+                attributes = parse_attributes(payload, start + 4, end)
+                if attribute_text(attributes[_CHAIN_TABLE]) == table:
+                    found.add(attribute_text(attributes[_CHAIN_NAME]))
+        except NetlinkRefusal as refusal:
+            raise KernelError(f"chains of table {table} cannot be listed: {refusal.error}") from refusal
+    return found
 
 
 def observed_table(saved: SavedTables, family: str, ownership: Ownership) -> ChainTable:
@@ -181,13 +204,27 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         self._for_removal = for_removal
 
     def observe(self) -> ChainTable:
-        """The chains and jumps of ours. Raises KernelError."""
+        """The chains and jumps of ours. Raises KernelError, also if a table with chains of ours cannot be read."""
         saved = parse_save(save(self.variant))
+        self._check_readable(saved)
         table = observed_table(saved, self.variant.family, self.ownership)
         if self._for_removal:
             self._leave_out(saved, table)
             self.emptied = _emptied(saved, table)
         return table
+
+    def _check_readable(self, saved: SavedTables) -> None:
+        """Where all of ours is to go, a table without anything of ours need not be read."""
+        for table in saved.unreadable:
+            if self._for_removal:
+                ours = any(self.ownership.owns(table, chain) for chain in nft_chains(self.variant.family, table))
+            else:
+                ours = any(chain.table == table for chain in self.ownership.fixed)
+            if ours:
+                raise KernelError(
+                    f"table {table} of {self.variant.family}: {self.variant.save} cannot show it, since it holds rules "
+                    "that only nft understands; move these to a table of their own"
+                )
 
     def _leave_out(self, saved: SavedTables, table: ChainTable) -> None:
         family = self.variant.family
