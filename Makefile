@@ -74,13 +74,13 @@ monitoring: setup
 browser: setup-lab
 	$(PYTEST) -q tests/fleet
 
+# Two files at a time, here and below: much of the time is Ansible waiting for a node, or a test for something to happen.
 kernel: setup-lab
-	$(PYTEST) -q tests/kernel -m "not uml"
+	$(PYTEST) -q -n 2 --dist loadfile tests/kernel -m "not uml"
 
 uml: setup-lab
 	$(PYTHON) -m tests.lab.uml --memory 1G -- $(PYTEST) -q -p no:cacheprovider tests/kernel tests/modules -m uml
 
-# Two files at a time: most of the time is Ansible waiting for a node, or a test for something that takes a minute.
 systemd: setup-lab
 	$(PYTEST) -q -n 2 --dist loadfile tests/systemd
 
@@ -94,7 +94,7 @@ molecule: setup-lab
 	if [ -n "$$failed" ]; then echo "error: failed:$$failed" >&2; exit 1; fi
 
 modules: setup-lab
-	$(PYTEST) -q tests/modules -m "not uml"
+	$(PYTEST) -q -n 2 --dist loadfile tests/modules -m "not uml"
 
 sanity: setup
 	.ci/ansible-test sanity

@@ -90,10 +90,13 @@ class Metrics:
         prometheus_client.PlatformCollector(registry=self.registry)
         #: The packets of nfacct counters by name; the agent replaces it in the mode that has them.
         self.packets: Callable[[], Mapping[str, int]] = dict
-        self.registry.register(PacketCounters(lambda: self.packets()))
+        self.registry.register(PacketCounters(self._packets_now))
         self._kube_proxy()
         self._own()
         self._service_levels()
+
+    def _packets_now(self) -> Mapping[str, int]:
+        return self.packets()
 
     def _histogram(
         self, name: str, text: str, labels: Tuple[str, ...] = _FAMILY, buckets: Tuple[float, ...] = LATENCY_BUCKETS
