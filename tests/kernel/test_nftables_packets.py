@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
 
 import pytest
@@ -109,7 +110,8 @@ class World:
             self._attach(place, names, number)
         self._run("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
         # Refusals are counted here, so none may be held back.
-        self._run("sysctl", "-qw", "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0")
+        self._run("sysctl", "-qw", "net.ipv4.icmp_ratemask=0")
+        Path("/proc/sys/net/ipv6/icmp/ratemask").write_text("\n", encoding="ascii")
         for names in NAMES.values():
             self._run("ip", "address", "add", names["N2"], "dev", "lo")
         for place in ("l", "r"):

@@ -40,11 +40,12 @@ TABLE_BACK_TO_NODE = 120
 _EVERYWHERE = {
     "ipv4/conf/all/rp_filter": 0,
     "ipv4/conf/default/rp_filter": 0,
-    # refusals are counted one by one, so none may be rate limited away
+    # Refusals are counted one by one, so none may be rate limited away. With an empty mask no type of ICMPv6 is limited;
+    # the kernel takes an empty line for one, but not an empty text.
     "ipv4/icmp_ratemask": 0,
     "ipv4/icmp_ratelimit": 0,
     "ipv6/icmp/ratelimit": 0,
-    "ipv6/icmp/ratemask": "",
+    "ipv6/icmp/ratemask": "\n",
     # addresses must be usable at once
     "ipv6/conf/all/accept_dad": 0,
     "ipv6/conf/default/accept_dad": 0,
