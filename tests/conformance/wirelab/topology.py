@@ -40,7 +40,7 @@ TABLE_BACK_TO_NODE = 120
 _EVERYWHERE = {
     "ipv4/conf/all/rp_filter": 0,
     "ipv4/conf/default/rp_filter": 0,
-    # Refusals are counted one by one, so none may be rate limited away. With an empty mask no type of ICMPv6 is limited;
+    # Refusals are counted one by one, so none may be rate limited away. An empty mask limits no type of ICMPv6;
     # the kernel takes an empty line for one, but not an empty text.
     "ipv4/icmp_ratemask": 0,
     "ipv4/icmp_ratelimit": 0,
