@@ -15,9 +15,9 @@ PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 ENGINE = PLUGINS / "module_utils"
 COLLECTION = "ansible_collections.kubenode.proxy.plugins."
 
-# Each layer may import those before it and itself; the first three are one layer.
+# Each layer may import those before it and itself; those of the first are one layer.
 ORDER = (
-    ("errors", "addresses", "resources"),
+    ("errors", "addresses", "resources", "timestamps", "whole_files"),
     ("cluster", "packaging"),
     ("configuration",),
     ("routing",),

@@ -10,16 +10,15 @@ renamed, so it is whole or absent.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import json
 import os
-import tempfile
 import time
 from typing import Any, Dict, Iterable, List, NamedTuple
 
 from ..errors import SnapshotError
+from ..whole_files import write_whole
 
 FORMAT = "kubenode-proxy-cluster-state"
 VERSION = 1
@@ -47,20 +46,9 @@ def write_encoded(path: str, objects: Iterable[bytes]) -> None:
         "sha256": hashlib.sha256(payload).hexdigest(),
         "written": time.time(),
     }
-    directory = os.path.dirname(path)
     try:
-        os.makedirs(directory, mode=0o750, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=".cluster-", dir=directory)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(json.dumps(header).encode() + b"\n" + payload)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
+        os.makedirs(os.path.dirname(path), mode=0o750, exist_ok=True)
+        write_whole(path, json.dumps(header).encode() + b"\n" + payload)
     except OSError as error:
         raise SnapshotError(f"{path}: the cluster state cannot be kept: {error.strerror}") from error
 

@@ -13,11 +13,11 @@ import hashlib
 import io
 import json
 import os
-import tempfile
 import zlib
 from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
 
 from ..errors import SnapshotError
+from ..whole_files import write_whole
 from .parse import is_read, object_key
 from .prune import prune
 
@@ -241,18 +241,8 @@ def _content_of(path: str) -> bytes:
 
 
 def _replace(path: str, content: bytes) -> None:
-    directory = os.path.dirname(os.path.abspath(path))
-    temporary = ""
     try:
         mode = os.stat(path).st_mode & 0o7777 if os.path.exists(path) else 0o600
-        handle, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=directory)
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
+        write_whole(path, content, mode)
     except OSError as error:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
         raise SnapshotError(f"{path}: cannot be written: {error.strerror or error}") from error

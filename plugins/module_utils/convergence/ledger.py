@@ -13,15 +13,17 @@ import glob
 import hashlib
 import json
 import os
-import tempfile
 from typing import Dict
 
 from ..cluster.state import ClusterState
 from ..errors import KernelError
+from ..kernel.files import remove_file
+from ..whole_files import write_whole
 
 _VERSION = 1
 _FILE = "ledger.json"
-_TEMPORARY = ".ledger-"
+#: How unfinished ones begin, those of earlier versions too.
+_TEMPORARY = ".ledger"
 #: What an agent that was killed leaves in the directory.
 _SOCKET = "agent.sock"
 
@@ -60,11 +62,9 @@ def read_ledger(directory: str) -> Dict[str, str]:
 def write_ledger(directory: str, endpoints: Dict[str, str]) -> None:
     """Record the UDP endpoints that have been programmed, atomically. Raises KernelError."""
     path = os.path.join(directory, _FILE)
+    record = json.dumps({"version": _VERSION, "udp_endpoints": endpoints}, sort_keys=True)
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=directory)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump({"version": _VERSION, "udp_endpoints": endpoints}, file, sort_keys=True)
-        os.replace(temporary, path)
+        write_whole(path, record.encode())
     except OSError as error:
         raise KernelError(f"{path}: cannot be written: {error.strerror}") from error
 
@@ -73,9 +73,4 @@ def forget(directory: str) -> None:
     """Remove what is remembered, and what a run that was killed left beside it. Raises KernelError."""
     names = [os.path.join(directory, name) for name in (_FILE, _SOCKET)]
     for path in [*names, *glob.glob(os.path.join(glob.escape(directory), f"{_TEMPORARY}*"))]:
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise KernelError(f"{path}: cannot be removed: {error.strerror}") from error
+        remove_file(path)

@@ -9,10 +9,10 @@ The same nodes give the same report, byte for byte; the time at which it was mad
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
+from ..timestamps import timestamp
 from .nodes import AGENT, DIFFERS, DRIFTED, FAILED, OK, STALE, STATES, UNREACHABLE, WARNED, Node, natural_key
 
 # Raised when a field is renamed, removed or changes its meaning; not when one is added.
@@ -91,11 +91,6 @@ class Report(NamedTuple):
     reasons: Tuple[Tuple[Reason, ...], ...]
     exceptions: Tuple[Exceptions, ...]
     majority: Dict[str, str]
-
-
-def timestamp(seconds: float) -> str:
-    """A time as RFC 3339 text in UTC, without fractions."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def duration(seconds: float) -> str:

@@ -17,6 +17,7 @@ import json
 from collections import Counter
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ..timestamps import timestamp
 from .document import (
     ENGINE_DIGITS,
     KINDS,
@@ -30,7 +31,6 @@ from .document import (
     duration,
     running_engine,
     summary,
-    timestamp,
 )
 from .nodes import AGENT, DIFFERS, DRIFTED, FAILED, OK, STALE, STATES, UNREACHABLE, WARNED, Agent, Node
 from .script import SCRIPT

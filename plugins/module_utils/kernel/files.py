@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-import tempfile
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from ..errors import KernelError
 from ..resources import Change, Resource
+from ..whole_files import write_whole
 
 
 def _reason(error: OSError) -> str:
@@ -42,43 +43,17 @@ def write_file(path: str, content: str, mode: int = 0o644) -> None:
     (0755). A symbolic link is followed: its target is replaced. Raises KernelError.
     """
     target = os.path.realpath(path)
-    directory = os.path.dirname(target)
-    temporary = ""
+    owner: Optional[Tuple[int, int]] = None
     try:
-        os.makedirs(directory, 0o755, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(target)}.", dir=directory)
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as stream:
-            stream.write(content)
-            stream.flush()
-            _copy_ownership(target, stream.fileno(), mode)
-            os.fsync(stream.fileno())
-        os.rename(temporary, target)
-        temporary = ""
-        _sync_directory(directory)
+        os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            existing = os.stat(target)
+            mode = stat.S_IMODE(existing.st_mode)
+            if (existing.st_uid, existing.st_gid) != (os.geteuid(), os.getegid()):
+                owner = existing.st_uid, existing.st_gid
+        write_whole(target, content.encode("utf-8", "surrogateescape"), mode, owner)
     except OSError as error:
         raise KernelError(f"{path}: cannot be written: {_reason(error)}") from error
-    finally:
-        if temporary:
-            os.unlink(temporary)
-
-
-def _copy_ownership(target: str, descriptor: int, mode: int) -> None:
-    try:
-        existing = os.stat(target)
-    except FileNotFoundError:
-        os.fchmod(descriptor, mode)
-        return
-    os.fchmod(descriptor, stat.S_IMODE(existing.st_mode))
-    if (existing.st_uid, existing.st_gid) != (os.geteuid(), os.getegid()):
-        os.fchown(descriptor, existing.st_uid, existing.st_gid)
-
-
-def _sync_directory(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def remove_file(path: str) -> None:

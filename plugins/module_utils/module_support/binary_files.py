@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-
 from ..errors import ConfigurationError
+from ..whole_files import write_whole
 
 
 def replace_file(path: str, content: bytes, *, check: bool) -> bool:
@@ -16,21 +14,13 @@ def replace_file(path: str, content: bytes, *, check: bool) -> bool:
 
     Raises ConfigurationError if the file or its directory cannot be read or written.
     """
-    temporary = ""
     try:
         if _holds(path, content):
             return False
         if not check:
-            handle, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path) or ".")
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(content)
-            os.rename(temporary, path)
-            temporary = ""
+            write_whole(path, content)
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        if temporary:
-            os.unlink(temporary)
     return True
 
 

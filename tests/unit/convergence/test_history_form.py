@@ -150,7 +150,7 @@ def test_states_are_numbered_kept_and_forgotten(history):
     listed = history.list()
     assert [item.number for item in listed] == [6, 5, 3]
     assert listed[0].mode == "nftables" and listed[0].counts["virtual_servers"] == 1
-    assert not list(Path(history.directory).glob(".new-*"))
+    assert sorted(os.listdir(history.directory)) == [f"state-{number:06d}.json.gz" for number in (3, 5, 6)]
 
 
 def test_numbers_are_never_used_again_while_something_is_known_of_them(history):

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import datetime
 import sys
 import time
 from typing import Optional
@@ -13,6 +12,7 @@ from typing import Optional
 from ...errors import HistoryError, PreflightError
 from ...kernel.xtables.variant import run
 from ...packaging.running import pack_running
+from ...timestamps import timestamp
 from . import pending, revert, units
 from .pending import Pending
 
@@ -60,8 +60,7 @@ def arm(number: int, seconds: float, history_directory: str, state_directory: st
     ConfigurationError.
     """
     check_timeout(seconds)
-    now = datetime.datetime.now(datetime.timezone.utc)
-    deadline = (now + datetime.timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    deadline = timestamp(time.time() + seconds)
     waiting = Pending(number, time.monotonic(), seconds, deadline, history_directory, state_directory)
     path = pending.write(waiting, pack_running(revert.__name__))
     command = [sys.executable or "/usr/bin/python3", "-I", "-B", path]

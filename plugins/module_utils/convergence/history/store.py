@@ -9,16 +9,16 @@ It is not below the agent's state directory: systemd gives that one, with all th
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import os
 import re
 import stat
-import tempfile
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional
 
 from ...errors import HistoryError
 from ...packaging.identity import engine_hash
+from ...timestamps import timestamp
+from ...whole_files import write_whole
 from .form import StateRecord, pack_record, unpack_record
 from .state import NodeState
 
@@ -33,7 +33,6 @@ CONFIRMED, REVERTED, WITHDRAWN = "confirmed", "reverted", "rolled back"
 
 _NAME = re.compile(r"state-(\d{6})\.json\.gz\Z")
 _OUTCOMES = "outcomes.json"
-_TEMPORARY = ".new-"
 _MOST = 999_999
 
 
@@ -113,8 +112,7 @@ class History:
         number = max([*numbers, *self.outcomes()], default=0) + 1
         if number > _MOST:
             raise HistoryError(f"{self.directory}: there is no number after {_MOST}; remove the directory")
-        now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        record = StateRecord(number, now, reason, os.uname().release, engine_hash(), boot_identity(), state)
+        record = StateRecord(number, timestamp(), reason, os.uname().release, engine_hash(), boot_identity(), state)
         self._write(self._path(number), pack_record(record))
         spared = {number, *kept}
         for old in [each for each in numbers if each not in spared][: max(0, len(numbers) + 1 - self.keep)]:
@@ -122,24 +120,10 @@ class History:
                 os.unlink(self._path(old))
         return record
 
-    def _write(self, path: str, content: bytes) -> None:
-        """Write a file so that at any time it is there as a whole or not at all."""
+    @staticmethod
+    def _write(path: str, content: bytes) -> None:
         try:
-            descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=self.directory)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, path)
-            except BaseException:
-                os.unlink(temporary)
-                raise
-            directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            write_whole(path, content)
         except OSError as error:
             raise HistoryError(f"{path}: cannot be written: {error.strerror}") from error
 
@@ -204,7 +188,6 @@ class History:
     def note(self, number: int, outcome: str) -> None:
         """Remember what became of a change; the last hundred are kept."""
         known = self.outcomes()
-        now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        known[number] = {"outcome": outcome, "time": now}
+        known[number] = {"outcome": outcome, "time": timestamp()}
         last = {str(key): known[key] for key in sorted(known)[-100:]}
         self._write(os.path.join(self.directory, _OUTCOMES), json.dumps(last, indent=1).encode())

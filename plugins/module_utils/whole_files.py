@@ -1,0 +1,50 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Files that are there as a whole or not at all, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from typing import Optional, Tuple
+
+#: A directory of which only names may be made, or on a file system that cannot write out directories.
+_NOT_SYNCABLE = frozenset((errno.EACCES, errno.EINVAL))
+
+
+def write_whole(path: str, content: bytes, mode: int = 0o600, owner: Optional[Tuple[int, int]] = None) -> None:
+    """Replace a file so that at any moment, power loss included, the old or the new content is there whole.
+
+    The new file has the permission bits ``mode`` and the ``owner`` (user, group), None for the caller. A symbolic link
+    is itself replaced, not what it leads to. What a killed writer leaves beside the file is named ``.NAME.*``.
+    Raises OSError.
+    """
+    directory = os.path.dirname(path) or "."
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=directory)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fchmod(descriptor, mode)
+            if owner is not None:
+                os.fchown(descriptor, *owner)
+            os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    _sync_directory(directory)
+
+
+def _sync_directory(directory: str) -> None:
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _NOT_SYNCABLE:
+            raise

@@ -1,0 +1,57 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Files are replaced whole, nothing is left beside them, and nothing is written through a link."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils import whole_files
+from ansible_collections.kubenode.proxy.plugins.module_utils.timestamps import timestamp
+from ansible_collections.kubenode.proxy.plugins.module_utils.whole_files import write_whole
+
+
+def test_a_new_file_is_for_its_owner_only(tmp_path: Path) -> None:
+    write_whole(str(tmp_path / "file"), b"\x00\xff")
+    assert (tmp_path / "file").read_bytes() == b"\x00\xff"
+    assert (tmp_path / "file").stat().st_mode & 0o7777 == 0o600
+    write_whole(str(tmp_path / "file"), b"new", 0o644)
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert (tmp_path / "file").stat().st_mode & 0o7777 == 0o644
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_name_without_a_directory_is_in_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_whole("file", b"x")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("of others")
+    (tmp_path / "file").symlink_to("other")
+    write_whole(str(tmp_path / "file"), b"ours")
+    assert not (tmp_path / "file").is_symlink()
+    assert (tmp_path / "other").read_text() == "of others"
+
+
+def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("old")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(whole_files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(str(tmp_path / "file"), b"new")
+    assert os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "old"
+
+
+def test_times_are_in_utc_without_fractions() -> None:
+    assert timestamp(0) == "1970-01-01T00:00:00Z"
+    assert timestamp(1_700_000_000.9) == "2023-11-14T22:13:20Z"
+    assert timestamp() >= "2025-01-01T00:00:00Z"
