@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from typing import Dict, NamedTuple
+from typing import Mapping, NamedTuple
 
 from ..errors import ConfigurationError
 from .identity import VERSION_FILE, content_hash, source_files
@@ -57,21 +57,29 @@ def interpreter_line(interpreter: str) -> bytes:
     return f"#!{interpreter}\n".encode()
 
 
+def zip_application(files: Mapping[str, bytes], main: str, first_line: bytes = b"") -> bytes:
+    """The engine's files, by path below its top package, as one file that runs ``main``, the text of a Python program.
+
+    The bytes depend on nothing else.
+    """
+    members = {f"{PACKAGE}/{path}": content for path, content in files.items()}
+    for path in list(members):
+        # A directory without an __init__.py is a package too, but not for every tool that looks into archives.
+        parts = path.split("/")
+        for depth in range(1, len(parts)):
+            members.setdefault("/".join([*parts[:depth], "__init__.py"]), b"")
+    members["__main__.py"] = main.encode()
+    buffer = io.BytesIO()
+    buffer.write(first_line)
+    with zipfile.ZipFile(buffer, "a") as archive:
+        for name in sorted(members):
+            archive.writestr(_entry(name), members[name])
+    return buffer.getvalue()
+
+
 def pack(directory: str, interpreter: str = DEFAULT_INTERPRETER) -> Archive:
     """Pack the engine whose top package is the directory. Raises ConfigurationError."""
     first_line = interpreter_line(interpreter)
     files = source_files(directory)
     version = content_hash(files)
-    members: Dict[str, bytes] = {f"{PACKAGE}/{path}": content for path, content in files.items()}
-    for path in list(members):
-        # A directory without an __init__.py is a package too, but not for every tool that looks into archives.
-        parent = path.rpartition("/")[0]
-        members.setdefault(f"{parent}/__init__.py", b"")
-    members[f"{PACKAGE}/{VERSION_FILE}"] = f"{version}\n".encode()
-    members["__main__.py"] = _MAIN.encode()
-    buffer = io.BytesIO()
-    buffer.write(first_line)
-    with zipfile.ZipFile(buffer, "a", compression=zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name in sorted(members):
-            archive.writestr(_entry(name), members[name])
-    return Archive(version, buffer.getvalue())
+    return Archive(version, zip_application({**files, VERSION_FILE: f"{version}\n".encode()}, _MAIN, first_line))

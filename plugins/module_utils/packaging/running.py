@@ -8,17 +8,14 @@ A module's files are gone when its task has ended; what shall act later needs a 
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import zipfile
 from typing import Dict
 
 from ..errors import ConfigurationError
-from .archive import PACKAGE
+from .archive import PACKAGE, zip_application
 from .identity import NOT_SHIPPED
-
-_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def _from_directory(top: str) -> Dict[str, bytes]:
@@ -70,15 +67,5 @@ def pack_running(entry: str) -> bytes:
     if not entry.startswith(f"{top}."):
         raise ConfigurationError(f"{entry}: is not a part of {top}")
     inside = f"{PACKAGE}.{entry[len(top) + 1 :]}"
-    members = {f"{PACKAGE}/{path}": content for path, content in running_files().items()}
-    for path in list(members):
-        parts = path.split("/")[:-1]
-        for depth in range(1, len(parts) + 1):
-            members.setdefault("/".join([*parts[:depth], "__init__.py"]), b"")
     main = f"import sys\n\nfrom {inside} import main\n\nsys.exit(main(sys.argv[1:]))\n"
-    members["__main__.py"] = main.encode()
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", compression=zipfile.ZIP_DEFLATED) as archive:
-        for name in sorted(members):
-            archive.writestr(zipfile.ZipInfo(name, _TIME), members[name], zipfile.ZIP_DEFLATED)
-    return buffer.getvalue()
+    return zip_application(running_files(), main)
