@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from typing import Deque, Dict, FrozenSet, List, NamedTuple, Set, Tuple
+from typing import Collection, Deque, Dict, FrozenSet, List, NamedTuple, Set, Tuple
 
 from ...dataplane.iptables.canonical import canonical_rule, target_of
 from ...dataplane.iptables.portions import portions
@@ -23,8 +23,8 @@ from ...dataplane.iptables.tables import (
 )
 from ...errors import KernelError
 from ...resources import Change, Resource
-from ..netlink import NETLINK_NETFILTER, NetlinkRefusal, NetlinkSocket, attribute_text, parse_attributes
-from ..nftables.messages import GET_CHAIN, family_header
+from ..netlink import NETLINK_NETFILTER, NetlinkSocket
+from ..nftables.listing import nft_chains
 from .restore import DEFAULT_WAIT, restore, save
 from .variant import NFT, XtablesVariant
 
@@ -43,7 +43,6 @@ class SavedTables(NamedTuple):
 
 
 _QUOTED_PAIR = re.compile(r"\\.")
-_CHAIN_TABLE, _CHAIN_NAME = 1, 3  # linux/netfilter/nf_tables.h
 _UNREADABLE = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
 
 
@@ -90,18 +89,23 @@ def parse_save(text: str) -> SavedTables:
     return SavedTables(chains, builtin, tuple(_UNREADABLE.findall(text)))
 
 
-def nft_chains(family: str, table: str) -> Set[str]:
-    """The names of the chains that nf_tables has in a table of iptables-nft. Raises KernelError."""
-    found = set()
+def check_readable(
+    variant: XtablesVariant, saved: SavedTables, ownership: Ownership, wanted: Collection[str] = ()
+) -> None:
+    """Raise KernelError if a table that the variant's save program does not show holds, or shall hold, chains of ours.
+
+    ``wanted``: the tables into which something of ours shall come. Any other may stay unread if nothing of ours is in.
+    """
+    if not saved.unreadable:
+        return
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
-        try:
-            for payload, _kind, start, end in sock.dump(GET_CHAIN, family_header(family)):
-                attributes = parse_attributes(payload, start + 4, end)
-                if attribute_text(attributes[_CHAIN_TABLE]) == table:
-                    found.add(attribute_text(attributes[_CHAIN_NAME]))
-        except NetlinkRefusal as refusal:
-            raise KernelError(f"chains of table {table} cannot be listed: {refusal.error}") from refusal
-    return found
+        ours = {chain.table for chain in nft_chains(sock, variant.family) if ownership.owns(chain.table, chain.name)}
+    for table in saved.unreadable:
+        if table in ours or table in wanted:
+            raise KernelError(
+                f"table {table} of {variant.family}: {variant.save} cannot show it, since it holds rules "
+                "that only nft understands; move these to a table of their own"
+            )
 
 
 def observed_table(saved: SavedTables, family: str, ownership: Ownership) -> ChainTable:
@@ -206,25 +210,13 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
     def observe(self) -> ChainTable:
         """The chains and jumps of ours. Raises KernelError, also if a table with chains of ours cannot be read."""
         saved = parse_save(save(self.variant))
-        self._check_readable(saved)
+        wanted = () if self._for_removal else {chain.table for chain in self.ownership.fixed}
+        check_readable(self.variant, saved, self.ownership, wanted)
         table = observed_table(saved, self.variant.family, self.ownership)
         if self._for_removal:
             self._leave_out(saved, table)
             self.emptied = _emptied(saved, table)
         return table
-
-    def _check_readable(self, saved: SavedTables) -> None:
-        """Where all of ours is to go, a table without anything of ours need not be read."""
-        for table in saved.unreadable:
-            if self._for_removal:
-                ours = any(self.ownership.owns(table, chain) for chain in nft_chains(self.variant.family, table))
-            else:
-                ours = any(chain.table == table for chain in self.ownership.fixed)
-            if ours:
-                raise KernelError(
-                    f"table {table} of {self.variant.family}: {self.variant.save} cannot show it, since it holds rules "
-                    "that only nft understands; move these to a table of their own"
-                )
 
     def _leave_out(self, saved: SavedTables, table: ChainTable) -> None:
         family = self.variant.family

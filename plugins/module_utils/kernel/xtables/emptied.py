@@ -14,24 +14,15 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Tuple
 
 from ...errors import KernelError
 from ...resources import Change, Resource
-from ..netlink import NETLINK_NETFILTER, Message, NetlinkRefusal, NetlinkSocket, attribute_text, parse_attributes
+from ..netlink import NETLINK_NETFILTER, Message, NetlinkSocket
 from ..netlink import text_attribute as text
-from ..nftables.messages import (
-    BATCH_BEGIN,
-    BATCH_END,
-    DELETE_CHAIN,
-    DELETE_TABLE,
-    GET_CHAIN,
-    GET_TABLE,
-    family_header,
-)
+from ..nftables.listing import ACCEPT, nft_chains, nft_tables
+from ..nftables.messages import BATCH_BEGIN, BATCH_END, DELETE_CHAIN, DELETE_TABLE, family_header
 from .chains import ChainsResource
 
 #: NLM_F_NONREC: refuse to delete what still holds something.
 _NOT_RECURSIVE = 0x100
-_TABLE_NAME, _TABLE_USE = 1, 3
-_CHAIN_TABLE, _CHAIN_NAME, _CHAIN_HOOK, _CHAIN_POLICY = 1, 3, 4, 5
-_ACCEPT = 1
+_TABLE, _CHAIN_NAME = 1, 3
 #: Somebody has put something into the table since we looked, or has deleted it.
 _OVERTAKEN = frozenset((errno.EBUSY, errno.ENOENT))
 
@@ -61,14 +52,13 @@ class EmptiedTablesResource(Resource[EmptiedKey, bool]):
         if not emptied.tables and not emptied.builtin:
             return {}
         with NetlinkSocket(NETLINK_NETFILTER) as sock:
-            try:
-                uses, policies = self._uses(sock), self._policies(sock)
-            except NetlinkRefusal as refusal:
-                raise KernelError(f"{self.name}: cannot be read: {refusal}") from refusal
+            uses = {table.name: table.uses for table in nft_tables(sock, self._family)}
+            chains = nft_chains(sock, self._family)
+        policies = {(chain.table, chain.name): chain.policy for chain in chains if chain.policy is not None}
         found = {}
         for (table, chain), policy in policies.items():
             whole = self._is_emptied(table, uses, policies)
-            if whole or ((table, chain) in emptied.builtin and policy == _ACCEPT):
+            if whole or ((table, chain) in emptied.builtin and policy == ACCEPT):
                 found[EmptiedKey(table, chain)] = True
         found.update({EmptiedKey(table): True for table in emptied.tables if self._is_emptied(table, uses, policies)})
         return found
@@ -76,26 +66,7 @@ class EmptiedTablesResource(Resource[EmptiedKey, bool]):
     def _is_emptied(self, table: str, uses: Mapping[str, int], policies: Mapping[Tuple[str, str], int]) -> bool:
         going = self._chains.emptied.tables.get(table)
         builtin = [policy for (owner, _chain), policy in policies.items() if owner == table]
-        return going is not None and uses.get(table) == len(builtin) + going and set(builtin) <= {_ACCEPT}
-
-    def _uses(self, sock: NetlinkSocket) -> Dict[str, int]:
-        """How many things (chains, sets and others) each table of the family holds."""
-        found = {}
-        for payload, _kind, start, end in sock.dump(GET_TABLE, family_header(self._family)):
-            attributes = parse_attributes(payload, start + 4, end)
-            use = int.from_bytes(attributes.get(_TABLE_USE, b""), "big")
-            found[attribute_text(attributes[_TABLE_NAME])] = use
-        return found
-
-    def _policies(self, sock: NetlinkSocket) -> Dict[Tuple[str, str], int]:
-        """The policies of all chains with a hook."""
-        found = {}
-        for payload, _kind, start, end in sock.dump(GET_CHAIN, family_header(self._family)):
-            attributes = parse_attributes(payload, start + 4, end)
-            if _CHAIN_HOOK in attributes:
-                key = (attribute_text(attributes[_CHAIN_TABLE]), attribute_text(attributes[_CHAIN_NAME]))
-                found[key] = int.from_bytes(attributes.get(_CHAIN_POLICY, b""), "big")
-        return found
+        return going is not None and uses.get(table) == len(builtin) + going and set(builtin) <= {ACCEPT}
 
     def apply(self, change: Change[EmptiedKey, bool]) -> None:
         """Delete them, each table as a whole, and only what is really empty. Raises KernelError."""
@@ -105,7 +76,7 @@ class EmptiedTablesResource(Resource[EmptiedKey, bool]):
                 batch: List[Message] = [BATCH_BEGIN]
                 for key in keys:
                     what = (DELETE_CHAIN, text(_CHAIN_NAME, key.chain)) if key.chain else (DELETE_TABLE, b"")
-                    batch.append((what[0], _NOT_RECURSIVE, header + text(1, key.table) + what[1]))
+                    batch.append((what[0], _NOT_RECURSIVE, header + text(_TABLE, key.table) + what[1]))
                 errors = sock.transact([*batch, BATCH_END], single_send=True, acknowledge=False).errors
                 if errors and not {error.errno for error in errors} & _OVERTAKEN:
                     raise KernelError(f"{self.name}: {keys[-1].table}: cannot be deleted: {errors[0]}")

@@ -17,15 +17,14 @@ from ...dataplane.iptables.canonical import canonical_rule, target_of
 from ...dataplane.iptables.tables import TABLE_ORDER, ChainKey, Ownership
 from ...errors import KernelError
 from ...resources import Change, Resource
-from ..netlink import NETLINK_NETFILTER, NetlinkRefusal, NetlinkSocket, attribute_text, parse_attributes
-from ..nftables.messages import GET_CHAIN, GET_TABLE, family_header
+from ..netlink import NETLINK_NETFILTER, NetlinkSocket
+from ..nftables.listing import nft_chains, nft_tables
 from .chains import KUBELET_CHAINS, Emptied, SavedTables, parse_save
 from .restore import DEFAULT_WAIT, restore, save
 from .variant import NFT, XtablesVariant
 
 CHAIN = "chain"
 BUILTIN = "builtin"
-_CHAIN_HOOK = 4
 
 Rules = Tuple[str, ...]
 
@@ -79,20 +78,10 @@ def places_in(known: SavedTables) -> Tuple[str, ...]:
 
 def places_of_nft(family: str) -> Tuple[str, ...]:
     """The same for iptables-nft, whose save program tells of built-in chains that do not exist. Raises KernelError."""
-    found: Dict[str, None] = {}
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
-        for kind in (GET_TABLE, GET_CHAIN):
-            try:
-                dumped = sock.dump(kind, family_header(family))
-            except NetlinkRefusal as refusal:
-                raise KernelError(f"nftables cannot be read: {refusal.error}") from refusal
-            for view, _kind, start, end in dumped:
-                attributes = parse_attributes(view, start + 4, end)
-                if kind == GET_TABLE:
-                    found[attribute_text(attributes[1])] = None
-                elif _CHAIN_HOOK in attributes:
-                    found[f"{attribute_text(attributes[1])} {attribute_text(attributes[3])}"] = None
-    return tuple(found)
+        tables = [table.name for table in nft_tables(sock, family)]
+        chains = [f"{chain.table} {chain.name}" for chain in nft_chains(sock, family) if chain.policy is not None]
+    return (*tables, *chains)
 
 
 def restore_lines(change: Change[SavedChainKey, Rules], ours: Callable[[str, str], bool]) -> str:

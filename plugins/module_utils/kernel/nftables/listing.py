@@ -1,0 +1,58 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which tables and chains nf_tables has, whoever made them. Source: linux/netfilter/nf_tables.h."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterator, List, NamedTuple, Optional
+
+from ...errors import KernelError
+from ..netlink import NetlinkRefusal, NetlinkSocket, attribute_text, parse_attributes
+from .messages import GET_CHAIN, GET_TABLE, family_header
+
+ACCEPT = 1
+_HEAD = 4
+_TABLE_NAME, _TABLE_USE = 1, 3
+_CHAIN_TABLE, _CHAIN_NAME, _CHAIN_HOOK, _CHAIN_POLICY = 1, 3, 4, 5
+
+
+class NftTable(NamedTuple):
+    """A table; ``uses``: how many things (chains, sets and others) it holds."""
+
+    name: str
+    uses: int
+
+
+class NftChain(NamedTuple):
+    """A chain of a table; ``policy``: None without a hook, else ACCEPT or that of nf_tables for dropping."""
+
+    table: str
+    name: str
+    policy: Optional[int]
+
+
+def _dump(sock: NetlinkSocket, kind: int, family: str, what: str) -> Iterator[Dict[int, memoryview]]:
+    try:
+        dumped = sock.dump(kind, family_header(family))
+    except NetlinkRefusal as refusal:
+        raise KernelError(f"{what} of nftables ({family}) cannot be listed: {refusal.error}") from refusal
+    for view, _kind, start, end in dumped:
+        yield parse_attributes(view, start + _HEAD, end)
+
+
+def nft_tables(sock: NetlinkSocket, family: str) -> List[NftTable]:
+    """All tables of a family, over a socket of NETLINK_NETFILTER. Raises KernelError."""
+    return [
+        NftTable(attribute_text(found[_TABLE_NAME]), int.from_bytes(found.get(_TABLE_USE, b""), "big"))
+        for found in _dump(sock, GET_TABLE, family, "tables")
+    ]
+
+
+def nft_chains(sock: NetlinkSocket, family: str) -> List[NftChain]:
+    """All chains of a family, over a socket of NETLINK_NETFILTER. Raises KernelError."""
+    chains = []
+    for found in _dump(sock, GET_CHAIN, family, "chains"):
+        policy = int.from_bytes(found.get(_CHAIN_POLICY, b""), "big") if _CHAIN_HOOK in found else None
+        chains.append(NftChain(attribute_text(found[_CHAIN_TABLE]), attribute_text(found[_CHAIN_NAME]), policy))
+    return chains
