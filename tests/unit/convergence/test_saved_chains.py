@@ -9,14 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import ChainKey, Ownership
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.listing import NftChain
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import chains as chains_module
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import saved as saved_module
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.saved import (
     BUILTIN,
     CHAIN,
     SavedChainKey,
+    SavedChainsResource,
     merged_rules,
     restore_lines,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import NFT, XtablesVariant
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
 
 OTHERS = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=6)
@@ -108,3 +114,31 @@ def test_a_rule_cannot_smuggle_in_a_line(rule):
     change = Change(added={SavedChainKey(CHAIN, "nat", "KUBE-A"): (rule,)})
     with pytest.raises(KernelError, match="holds a line break or NUL"):
         restore_lines(change, is_jump)
+
+
+@pytest.mark.parametrize(
+    ("existing", "saved", "refused"),
+    [
+        ([NftChain("nat", "KUBE-SERVICES", None)], None, True),
+        ([NftChain("nat", "KUBE-SERVICES", None)], {}, True),
+        ([NftChain("nat", "PREROUTING", 1)], {SavedChainKey(CHAIN, "nat", "KUBE-SERVICES"): ()}, True),
+        ([NftChain("nat", "PREROUTING", 1), NftChain("filter", "KUBE-SERVICES", None)], None, False),
+        ([NftChain("nat", "PREROUTING", 1)], {SavedChainKey(CHAIN, "filter", "KUBE-SERVICES"): ()}, False),
+    ],
+)
+def test_a_table_that_the_save_program_does_not_show_is_an_error_where_it_matters(
+    monkeypatch, existing, saved, refused
+) -> None:
+    """Where chains of ours are in it, or are to come back into it."""
+    text = "# Table `nat' is incompatible, use 'nft' tool.\n*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n"
+    monkeypatch.setattr(saved_module, "save", lambda variant: text)
+    monkeypatch.setattr(saved_module, "places_of_nft", lambda family: ())
+    monkeypatch.setattr(chains_module, "nft_chains", lambda sock, family: existing)
+    fixed = frozenset(ChainKey(table, "KUBE-SERVICES") for table in ("nat", "filter"))
+    variant = XtablesVariant("IPv4", NFT, "", (1, 8, 9), "iptables-nft", "iptables-nft-save", "iptables-nft-restore")
+    resource = SavedChainsResource(variant, Ownership(fixed, {}), saved)
+    if not refused:
+        assert resource.observe() == {}
+        return
+    with pytest.raises(KernelError, match="table nat of IPv4: iptables-nft-save cannot show it, .* only nft"):
+        resource.observe()

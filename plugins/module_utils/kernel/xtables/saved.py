@@ -19,7 +19,7 @@ from ...errors import KernelError
 from ...resources import Change, Resource
 from ..netlink import NETLINK_NETFILTER, NetlinkSocket
 from ..nftables.listing import nft_chains, nft_tables
-from .chains import KUBELET_CHAINS, Emptied, SavedTables, parse_save
+from .chains import KUBELET_CHAINS, Emptied, SavedTables, check_readable, parse_save
 from .restore import DEFAULT_WAIT, restore, save
 from .variant import NFT, XtablesVariant
 
@@ -158,8 +158,12 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
         return key not in self._stays
 
     def observe(self) -> SavedChainTable:
-        """The chains with their rules, and the built-in chains that lead to them or did so. Raises KernelError."""
+        """The chains with their rules, and the built-in chains that lead to them or did so.
+
+        Raises KernelError, also if a table with chains of ours, or to which such come back, cannot be read.
+        """
         known = parse_save(save(self.variant))
+        check_readable(self.variant, known, self.ownership, {key.table for key in self.saved})
         self.places = places_of_nft(self.variant.family) if self.variant.name == NFT else places_in(known)
         self._stays = self._staying(known)
         table: SavedChainTable = {}
