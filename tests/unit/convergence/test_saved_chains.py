@@ -140,5 +140,5 @@ def test_a_table_that_the_save_program_does_not_show_is_an_error_where_it_matter
     if not refused:
         assert resource.observe() == {}
         return
-    with pytest.raises(KernelError, match="table nat of IPv4: iptables-nft-save cannot show it, .* only nft"):
+    with pytest.raises(KernelError, match=r"table nat of IPv4: iptables-nft-save cannot show it, .* only nft"):
         resource.observe()
