@@ -126,6 +126,34 @@ class Resource(Generic[Key, Value]):
         return [f"{key} {value}"]
 
 
+class ObservedOnce(Resource[Key, Value]):
+    """A resource that several stages of one plan look at: it is read once, and again only after it was changed.
+
+    Made anew for every plan, so that nothing old is taken for what is there.
+    """
+
+    def __init__(self, resource: Resource[Key, Value]) -> None:
+        self.name = resource.name
+        self.atomic = resource.atomic
+        self._resource = resource
+        self._table: Optional[Dict[Key, Value]] = None
+
+    def observe(self) -> Dict[Key, Value]:
+        """The table of the resource, as the first call found it. Raises KernelError."""
+        if self._table is None:
+            self._table = self._resource.observe()
+        return dict(self._table)
+
+    def apply(self, change: Change[Key, Value]) -> None:
+        """Apply the change to the resource. Raises KernelError."""
+        self._table = None
+        self._resource.apply(change)
+
+    def describe(self, key: Key, value: Value) -> List[str]:
+        """As the resource itself describes it."""
+        return self._resource.describe(key, value)
+
+
 class Stage(NamedTuple):
     """A resource and the table it should hold.
 

@@ -10,12 +10,11 @@ put back when that rule goes.
 
 from __future__ import annotations
 
-from typing import Dict, List
+from typing import Any, Dict, List
 
 from ..dataplane.iptables.fixed import KUBE_FIREWALL
 from ..kernel.facts import read_text
 from ..kernel.sysctls import SYSCTL_FILE_HEAD, SysctlsResource, boot_values, unchangeable
-from ..kernel.xtables.chains import ChainsResource
 from ..resources import Change, Resource, Stage
 
 ROUTE_LOCALNET = "net.ipv4.conf.all.route_localnet"
@@ -29,7 +28,7 @@ class LocalnetRouting(Resource[str, str]):
 
     name = "sysctls"
 
-    def __init__(self, chains: ChainsResource) -> None:
+    def __init__(self, chains: Resource[Any, Any]) -> None:
         self._chains = chains
         self._sysctls = SysctlsResource([ROUTE_LOCALNET])
 
@@ -55,6 +54,6 @@ def _is_ours(path: str) -> bool:
     return (read_text(path) or "").startswith(SYSCTL_FILE_HEAD)
 
 
-def localnet_stage(chains: ChainsResource) -> Stage:
+def localnet_stage(chains: Resource[Any, Any]) -> Stage:
     """The stage that switches ``route_localnet`` off; it belongs before the one that takes the chains away."""
     return Stage(LocalnetRouting(chains), lambda observed: dict.fromkeys(observed, "0"))

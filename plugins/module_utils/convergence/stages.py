@@ -11,7 +11,7 @@ Leftovers of other modes come after the resources of the mode in effect, so that
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union, cast
+from typing import Any, Callable, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union, cast
 
 from ..addresses import FAMILIES, IPV4, Network, parse_network
 from ..configuration.model import IPVS, NFTABLES, KubeProxyConfiguration
@@ -34,7 +34,7 @@ from ..kernel.links import AddressesResource, DummyDeviceResource
 from ..kernel.xtables.chains import ChainsResource
 from ..kernel.xtables.emptied import EmptiedTablesResource
 from ..kernel.xtables.variant import NFT, XtablesVariant
-from ..resources import Change, Resource, Stage
+from ..resources import Change, ObservedOnce, Resource, Stage
 from ..routing.routes import ServicePortName, ServicePortRoute
 from .handles import KernelHandles
 from .leftovers import StillConnected, node_ports, replaces_iptables_mode
@@ -83,27 +83,34 @@ class OnlyOurServers(Resource[Any, Any]):
     """Virtual or real servers that belong to Services, seen without a record of them: for taking them away.
 
     IPVS has no mark of ownership. Those are ours whose address is on the dummy device, or is one of the node's own and
-    the port is one of the node ports that our sets hold. All others stay.
+    the port is one of the node ports that our sets hold. All others stay, except ``others``: virtual servers that are
+    known to be ours.
     """
 
     def __init__(
-        self, resource: Resource[Any, Any], addresses: Resource[str, bool], elements: Resource[Any, bool]
+        self,
+        resource: Resource[Any, Any],
+        addresses: Resource[str, bool],
+        elements: Resource[Any, bool],
+        others: Container[ipvs.VirtualServerKey] = (),
     ) -> None:
         self.name = resource.name
         self._resource = resource
         self._addresses = addresses
         self._elements = elements
+        self._others = others
 
     def observe(self) -> Dict[Any, Any]:
         """The servers that are ours. Raises KernelError."""
         addresses = self._addresses.observe()
         known_ports = node_ports(self._elements.observe())
-        found = {}
-        for key, value in self._resource.observe().items():
-            server = key.server if isinstance(key, ipvs.RealServerKey) else key
+
+        def is_ours(server: ipvs.VirtualServerKey) -> bool:
             if server.address in addresses or (server.protocol, server.port) in known_ports:
-                found[key] = value
-        return found
+                return True
+            return server in self._others
+
+        return {key: value for key, value in self._resource.observe().items() if is_ours(ipvs.server_of(key))}
 
     def apply(self, change: Change[Any, Any]) -> None:
         """Apply the change. Raises KernelError."""
@@ -164,6 +171,16 @@ def ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
         _named(real_servers, family),
         _named(AddressesResource(handles.route, family), family),
         lambda: real_servers.connections,
+    )
+
+
+def observed_once(resources: IpvsResources) -> IpvsResources:
+    """The same for one plan, in which several stages look at them."""
+    return resources._replace(
+        elements=ObservedOnce(resources.elements),
+        servers=ObservedOnce(resources.servers),
+        real_servers=ObservedOnce(resources.real_servers),
+        addresses=ObservedOnce(resources.addresses),
     )
 
 
@@ -237,7 +254,7 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
         if not handles.has_ipvs():
             stages += [Stage(_named(sets, family), {}), Stage(_named(elements, family), {})]
             continue
-        resources = ipvs_resources(handles, family)
+        resources = observed_once(ipvs_resources(handles, family))
         owned = resources.addresses, resources.elements
         servers = OnlyOurServers(resources.servers, *owned)
         real_servers = OnlyOurServers(resources.real_servers, *owned)
@@ -284,9 +301,10 @@ def chain_removal_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
         if item.variant is None:
             continue
         chains = ChainsResource(item.variant, chain_ownership(item.settings, True), for_removal=True)
+        going = ObservedOnce(chains)
         if item.family == IPV4:
-            stages.append(localnet_stage(chains))
-        stages.append(Stage(chains, {}))
+            stages.append(localnet_stage(going))
+        stages.append(Stage(going, {}))
         if item.variant.name == NFT:
             stages.append(Stage(EmptiedTablesResource(chains), {}))
     return stages
@@ -324,9 +342,10 @@ def shared_chain_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
         shared = ours._replace(fixed=frozenset(), prefixes={}, presence_only=frozenset())
         resource = ChainsResource(plan.variant, shared, for_removal=True)
         resource.name = f"{resource.name} shared with kubelet"
+        going = ObservedOnce(resource)
         if plan.family == IPV4:
-            stages.append(localnet_stage(resource))
-        stages.append(Stage(resource, {}))
+            stages.append(localnet_stage(going))
+        stages.append(Stage(going, {}))
     return stages
 
 

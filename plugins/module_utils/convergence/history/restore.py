@@ -14,7 +14,6 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from ...addresses import FAMILIES
 from ...configuration.model import IPVS
-from ...dataplane.ipvs import model as ipvs
 from ...dataplane.ipvs.draining import with_draining
 from ...errors import ProxyError
 from ...kernel.facts import node_facts
@@ -34,7 +33,7 @@ from ..ledger import write_ledger
 from ..lock import ConvergenceLock
 from ..report import Stopwatch, table_changes
 from ..request import TableChange
-from ..stages import IpvsResources, NotThereYet, OnlyOurServers, ipvs_resources, unloaded_ipvs_resources
+from ..stages import IpvsResources, OnlyOurServers, ipvs_resources, observed_once, unloaded_ipvs_resources
 from . import units
 from .confirm import withdraw
 from .form import StateRecord
@@ -81,25 +80,6 @@ class RollbackReport(NamedTuple):
     durations: Dict[str, float]
 
 
-class _TouchedServers(OnlyOurServers):
-    """Virtual or real servers that belong to Services now, or were saved: those of others since then stay."""
-
-    def __init__(self, resource: Resource[Any, Any], resources: IpvsResources, saved: NodeState) -> None:
-        super().__init__(resource, resources.addresses, resources.elements)
-        self._all = resource
-        self._saved = saved.virtual_servers
-
-    def observe(self) -> Dict[Any, Any]:
-        """Those servers. Raises KernelError."""
-        ours = super().observe()
-        found = {}
-        for key, value in self._all.observe().items():
-            server = key.server if isinstance(key, ipvs.RealServerKey) else key
-            if key in ours or server in self._saved:
-                found[key] = value
-        return found
-
-
 def _sysctl_stage(state: NodeState) -> Tuple[Stage, List[str]]:
     """The stage that sets back kernel parameters, and warnings about those that stay."""
     observed = SysctlsResource(state.sysctls).observe()
@@ -121,10 +101,12 @@ def _servers_stages(state: NodeState, resources: IpvsResources, family: str, loa
     def draining(observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
         return with_draining(real_servers, observed, resources.connections(), servers)
 
-    touched = (resources.servers, resources.real_servers)
-    if loaded:
-        touched = tuple(_TouchedServers(each, resources, state) for each in touched)  # type: ignore[assignment]
-    return [Stage(touched[0], servers), Stage(touched[1], draining)]
+    def touched(resource: Resource[Any, Any]) -> Resource[Any, Any]:
+        """Those that belong to Services now, or were saved: what others have made since then stays."""
+        owned = resources.addresses, resources.elements
+        return OnlyOurServers(resource, *owned, state.virtual_servers) if loaded else resource
+
+    return [Stage(touched(resources.servers), servers), Stage(touched(resources.real_servers), draining)]
 
 
 def restore_stages(state: NodeState, handles: KernelHandles, check: bool) -> Tuple[List[Stage], List[str]]:
@@ -142,11 +124,11 @@ def restore_stages(state: NodeState, handles: KernelHandles, check: bool) -> Tup
         stages.append(Stage(TimeoutsResource(handles.ipvs, state.timeouts), state.timeouts))
     after: List[Stage] = []
     for family in FAMILIES:
-        find = unloaded_ipvs_resources if check and not loaded else ipvs_resources
-        resources = find(handles, family)
+        there = loaded or not check
+        resources = observed_once((ipvs_resources if there else unloaded_ipvs_resources)(handles, family))
         stages.append(Stage(resources.sets, of_family(state.sets, family)))
         stages.append(Stage(resources.elements, of_family(state.set_elements, family)))
-        after += _servers_stages(state, resources, family, not isinstance(resources.servers, NotThereYet))
+        after += _servers_stages(state, resources, family, there)
         after.append(Stage(resources.addresses, of_family(state.addresses, family)))
     return [*stages, *tables, *after], warnings
 

@@ -24,7 +24,7 @@ from ...kernel.xtables.variant import XtablesVariant
 from ...resources import Resource
 from ..handles import KernelHandles
 from ..node import removal_plans
-from ..stages import OnlyOurServers, chain_ownership, ipvs_resources
+from ..stages import OnlyOurServers, chain_ownership, ipvs_resources, observed_once
 
 TIMEOUTS = ("tcp", "tcp_fin", "udp")
 
@@ -128,7 +128,7 @@ def _observed_ipvs(handles: KernelHandles, mode: str, exclude_cidrs: Sequence[st
         return found
     networks = [network for network in map(parse_network, exclude_cidrs) if network is not None]
     for family in FAMILIES:
-        resources = ipvs_resources(handles, family)
+        resources = observed_once(ipvs_resources(handles, family))
         found["sets"].update(resources.sets.observe())
         found["set_elements"].update(resources.elements.observe())
         for name, resource in (("virtual_servers", resources.servers), ("real_servers", resources.real_servers)):
@@ -137,8 +137,7 @@ def _observed_ipvs(handles: KernelHandles, mode: str, exclude_cidrs: Sequence[st
                 # Other modes leave alone what is not known to belong to a Service.
                 chosen = OnlyOurServers(resource, resources.addresses, resources.elements)
             for key, value in chosen.observe().items():
-                server = key.server if isinstance(key, ipvs.RealServerKey) else key
-                if not in_networks(server.address, networks):
+                if not in_networks(ipvs.server_of(key).address, networks):
                     found[name][key] = value
     return found
 

@@ -8,7 +8,7 @@ Addresses are canonical text, ports and seconds plain numbers, protocols lower c
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 from ...addresses import IPV6, address_and_port
 
@@ -104,6 +104,11 @@ class FirewalledPort(NamedTuple):
     address: str
     protocol: str
     port: int
+
+
+def server_of(key: Union[VirtualServerKey, RealServerKey]) -> VirtualServerKey:
+    """The virtual server itself, or that of a real server."""
+    return key.server if isinstance(key, RealServerKey) else key
 
 
 def host_prefix(family: str) -> int:

@@ -1,0 +1,118 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Within one plan a resource is read once, however many stages look at it, and which servers are ours."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import localnet
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages import (
+    IpvsResources,
+    OnlyOurServers,
+    observed_once,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.fixed import KUBE_FIREWALL
+from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.model import (
+    RealServer,
+    RealServerKey,
+    SetElementKey,
+    VirtualServer,
+    VirtualServerKey,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import (
+    Change,
+    ObservedOnce,
+    Resource,
+    Stage,
+    apply_plan,
+    plan,
+)
+
+
+class Counted(Resource[Any, Any]):
+    """A table that counts how often it is read."""
+
+    def __init__(self, name: str, table: Dict[Any, Any], atomic: bool = False) -> None:
+        self.name = name
+        self.atomic = atomic
+        self.table = table
+        self.reads = 0
+
+    def observe(self) -> Dict[Any, Any]:
+        self.reads += 1
+        return dict(self.table)
+
+    def apply(self, change: Change[Any, Any]) -> None:
+        self.table.update(change.added)
+        self.table.update({key: new for key, (_old, new) in change.replaced.items()})
+        for key in change.removed:
+            del self.table[key]
+
+    def describe(self, key: Any, value: Any) -> List[str]:
+        return [f"{self.name}: {key}"]
+
+
+def test_a_table_is_read_again_only_after_it_was_changed() -> None:
+    resource = Counted("table", {"a": 1}, atomic=True)
+    once = ObservedOnce(resource)
+    assert (once.name, once.atomic, once.describe("a", 1)) == ("table", True, ["table: a"])
+    once.observe()["b"] = 2
+    assert once.observe() == {"a": 1} and resource.reads == 1
+    once.apply(Change(added={"b": 2}))
+    assert once.observe() == {"a": 1, "b": 2} and resource.reads == 2
+
+
+SERVICE, NODE_PORT = VirtualServerKey("tcp", "10.96.0.10", 80), VirtualServerKey("udp", "192.0.2.1", 30080)
+OTHER, SAVED = VirtualServerKey("tcp", "192.0.2.1", 8080), VirtualServerKey("tcp", "192.0.2.1", 8081)
+
+
+def resources() -> IpvsResources:
+    servers = {key: VirtualServer("rr", 0, 0, 32) for key in (SERVICE, NODE_PORT, OTHER, SAVED)}
+    real = {RealServerKey(key, "10.1.0.1", 80): RealServer(1) for key in servers}
+    elements = {SetElementKey("KUBE-NODE-PORT-UDP", "30080"): True}
+    return IpvsResources(
+        Counted("sets", {}),
+        Counted("set elements", dict(elements)),
+        Counted("virtual servers", dict(servers)),
+        Counted("real servers", dict(real)),
+        Counted("addresses", {SERVICE.address: True}),
+        dict,
+    )
+
+
+def test_servers_are_told_by_address_node_port_or_what_is_known_besides() -> None:
+    found = resources()
+    ours = OnlyOurServers(found.servers, found.addresses, found.elements)
+    assert list(ours.observe()) == [SERVICE, NODE_PORT]
+    restored = OnlyOurServers(found.real_servers, found.addresses, found.elements, {SAVED: None})
+    assert [key.server for key in restored.observe()] == [SERVICE, NODE_PORT, SAVED]
+
+
+def test_one_plan_reads_each_ipvs_table_once() -> None:
+    read = resources()
+    once = observed_once(read)
+    owned = once.addresses, once.elements
+    stages = [
+        Stage(once.elements, {}),
+        Stage(OnlyOurServers(once.servers, *owned), {}),
+        Stage(OnlyOurServers(once.real_servers, *owned), {}),
+        Stage(once.addresses, {}),
+    ]
+    apply_plan(plan(stages))
+    assert [each.reads for each in read[1:5]] == [1, 1, 1, 1]
+    assert list(read.servers.table) == [OTHER, SAVED] and not read.addresses.table and not read.elements.table
+
+
+def test_loopback_routing_looks_at_the_chains_that_go(monkeypatch) -> None:
+    chains = Counted("iptables chains", {KUBE_FIREWALL: ("-j DROP",)}, atomic=True)
+    once = ObservedOnce(chains)
+    stage = localnet.localnet_stage(once)
+    monkeypatch.setattr(stage.resource._sysctls, "observe", lambda: {localnet.ROUTE_LOCALNET: "1"})
+    monkeypatch.setattr(localnet, "boot_values", lambda keys: {})
+    monkeypatch.setattr(localnet, "unchangeable", lambda keys: {})
+    planned = plan([stage, Stage(once, {})])
+    assert planned[0].change.replaced == {localnet.ROUTE_LOCALNET: ("1", "0")}
+    assert list(planned[1].change.removed) == [KUBE_FIREWALL]
+    assert chains.reads == 1
