@@ -25,7 +25,6 @@ from ..cluster.state import ClusterState
 from ..errors import ConfigurationError
 
 _PORTS = {"http": 80, "https": 443, "dns": 53}
-_SCHEMES = ("tcp", "udp", "http", "https", "dns")
 #: What a cluster's DNS is asked when the probe names nothing: every server answers it, also one of another domain.
 DEFAULT_NAME = "kubernetes.default.svc.cluster.local"
 _DNS_SERVICES = ("kube-dns", "coredns", "rke2-coredns-rke2-coredns", "dns-default")
@@ -64,11 +63,13 @@ def parse_probe(text: str) -> Probe:
         host, port = parts.hostname or "", parts.port
     except ValueError as error:
         raise ConfigurationError(f"probe {text!r}: {error}") from error
-    if parts.scheme not in _SCHEMES:
-        raise ConfigurationError(f"probe {text!r}: does not begin with one of {', '.join(_SCHEMES)} and ://")
+    if parts.scheme not in _WAYS:
+        raise ConfigurationError(f"probe {text!r}: does not begin with one of {', '.join(_WAYS)} and ://")
     port = port or _PORTS.get(parts.scheme, 0)
     if not host or not port or parts.username is not None:
         raise ConfigurationError(f"probe {text!r}: is not of the form {parts.scheme}://HOST:PORT")
+    if not _is_host(host):
+        raise ConfigurationError(f"probe {text!r}: {host!r} is not the name of a host")
     path = parts.path + (f"?{parts.query}" if parts.query else "")
     if parts.scheme in ("tcp", "udp") and path not in ("", "/"):
         raise ConfigurationError(f"probe {text!r}: {parts.scheme} has no path")
@@ -77,11 +78,24 @@ def parse_probe(text: str) -> Probe:
         _question(path, 0)
     elif parts.scheme in ("http", "https"):
         path = path or "/"
-        if any(not letter.isprintable() or letter == " " for letter in path):
-            raise ConfigurationError(f"probe {text!r}: the path holds a blank or a control character")
+        if any(not "!" <= letter <= "~" for letter in path):
+            raise ConfigurationError(
+                f"probe {text!r}: the path holds a blank or a control character, or one that is not ASCII"
+            )
     else:
         path = ""
     return Probe(parts.scheme, canonical_address(host) or host, port, path)
+
+
+def _is_host(name: str) -> bool:
+    """Whether the resolver can be asked for it: each label has 1 to 63 octets in ASCII or by IDNA (RFC 3490)."""
+    if not name.isprintable() or " " in name:
+        return False
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _question(name: str, number: int) -> bytes:
@@ -143,9 +157,9 @@ def _http(probe: Probe, seconds: float) -> str:
 _WAYS: Dict[str, Callable[[Probe, float], str]] = {
     "tcp": _tcp,
     "udp": _udp,
-    "dns": _dns,
     "http": _http,
     "https": _http,
+    "dns": _dns,
 }
 
 
