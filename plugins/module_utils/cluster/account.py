@@ -15,7 +15,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ..errors import ApiError, ConfigurationError
-from .api import ApiClient, ApiStatusError
+from .api import ApiClient, unless_absent
 
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
 MANAGED_BY = "kubenode.proxy"
@@ -106,12 +106,7 @@ def _head(
 
 
 def _read(client: ApiClient, item: Wanted) -> Optional[Object]:
-    try:
-        return client.send("GET", item.path, None, f"get {item}")
-    except ApiStatusError as error:
-        if error.code == 404:
-            return None
-        raise
+    return unless_absent(lambda: client.send("GET", item.path, None, f"get {item}"))
 
 
 def _merged(existing: Object, wanted: Object) -> Object:

@@ -12,7 +12,7 @@ import json
 import socket
 import time
 import urllib.parse
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, TypeVar
 
 from ..errors import ApiError
 from .connection import ApiConnection, make_client
@@ -26,6 +26,8 @@ _BUSY_ATTEMPTS = 3
 _BUSY = (429, 503)
 _LONGEST_PAUSE_SECONDS = 5.0
 _WATCH_GRACE_SECONDS = 15.0
+
+Item = TypeVar("Item")
 
 
 class ApiStatusError(ApiError):
@@ -366,6 +368,16 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, exceptions.ProtocolError):
         return f"the connection broke: {text}"
     return text
+
+
+def unless_absent(read: Callable[[], Item]) -> Optional[Item]:
+    """What ``read`` returns, or None if the API server answers that there is no such object. Raises ApiError."""
+    try:
+        return read()
+    except ApiStatusError as error:
+        if error.code == 404:
+            return None
+        raise
 
 
 def list_objects(connection: ApiConnection, timeout: float = 30.0) -> List[Dict[str, Any]]:

@@ -20,7 +20,7 @@ import urllib.parse
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import ApiError, ConfigurationError
-from .api import NODES, ApiClient, ApiStatusError, ResourceType
+from .api import NODES, ApiClient, ApiStatusError, ResourceType, unless_absent
 
 DEFAULT_LABEL = "kubenode.proxy/managed"
 LABEL_VALUE = "true"
@@ -222,15 +222,15 @@ class Placer:
         self._client.send("PATCH", target, patch, purpose, MERGE_PATCH)
 
     def _read(self) -> Object:
-        try:
-            return self._client.send("GET", self._placement.path, None, f"get {self._placement}")
-        except ApiStatusError as error:
-            if error.code != 404:
-                raise
+        daemon_set = unless_absent(
+            lambda: self._client.send("GET", self._placement.path, None, f"get {self._placement}")
+        )
+        if daemon_set is None:
             raise ConfigurationError(
                 f"{self._placement} is not there: where kube-proxy is no DaemonSet (a unit, a static pod, a part of"
                 " k3s), stop it there"
-            ) from error
+            )
+        return daemon_set
 
     def _set_rule(self, change: Callable[[Object, str], Object]) -> None:
         """Change the DaemonSet's affinity if need be, and wait until its pods have been replaced."""
@@ -265,12 +265,10 @@ class Placer:
         """The Nodes by name; all have to be there before anything is changed."""
         found = []
         for name in names:
-            try:
-                found.append(self._client.get(NODES, name))
-            except ApiStatusError as error:
-                if error.code != 404:
-                    raise
-                raise ConfigurationError(f"nodes: no Node is named {name}") from error
+            node = unless_absent(functools.partial(self._client.get, NODES, name))
+            if node is None:
+                raise ConfigurationError(f"nodes: no Node is named {name}")
+            found.append(node)
         return found
 
     def _set_label(self, node: Object, value: Optional[str]) -> None:

@@ -30,8 +30,10 @@ def callees_first(chains: Mapping[ChainTableKey, ChainTableValue]) -> List[Chain
     order: List[ChainKey] = []
     seen: Set[ChainKey] = set()
     for start in chains:
-        path = [] if isinstance(start, JumpKey) or start in seen else [(start, _callees(start, chains))]
-        seen.update(key for key, _callees_left in path)
+        if isinstance(start, JumpKey) or start in seen:
+            continue
+        seen.add(start)
+        path = [(start, _callees(start, chains))]
         while path:
             key, callees = path[-1]
             callee = next((callee for callee in callees if callee not in seen), None)
