@@ -23,7 +23,7 @@ from .family import FamilyProxy
 from .log import Log
 from .netlink_tap import NetlinkTap
 from .notifications import AddressWatch, NftablesWatch, Watch, XtablesNftWatch
-from .polls import LegacyWatch, PollWatch, ServersContent, ServersOutline, sets_content, sets_outline
+from .polls import LegacyWatch, PollWatch, ServersContent, ServersOutline, sets_digest
 
 # A burst of changes (iptables -F, ipvsadm -C) is waited for, and then repaired at once.
 _SETTLE_SECONDS = 0.1
@@ -71,7 +71,7 @@ class DriftWatch:
 
         outline = self._closing.enter_context(closing(ServersOutline()))
         self._watches.append(PollWatch("IPVS", families, ServersContent(), outline, notified))
-        content, numbers = sets_content(handles, families), sets_outline(handles, families)
+        content, numbers = (sets_digest(handles, families, header_only) for header_only in (False, True))
         self._watches.append(PollWatch("ipsets", families, content, numbers, notified))
 
     def _watch_chains(self, families: Sequence[FamilyProxy]) -> None:

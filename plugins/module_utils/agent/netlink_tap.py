@@ -14,34 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import socket
 import struct
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from ..convergence.handles import KernelHandles
 from ..errors import KernelError
-from ..kernel.links import find_link
-from ..kernel.netlink import (
-    NETLINK_GENERIC,
-    NETLINK_NETFILTER,
-    NLM_F_CREATE,
-    NLM_F_EXCL,
-    NLM_F_REQUEST,
-    NetlinkRefusal,
-    nested,
-    text_attribute,
-)
-from .notifications import Watch
+from ..kernel.links import find_link, make_device, remove_device, set_device_up
+from ..kernel.netlink import NETLINK_GENERIC, NETLINK_NETFILTER, NLM_F_REQUEST
+from .notifications import Watch, suspect
 
 #: The device is made when ipvs mode starts and goes with the agent.
 TAP_DEVICE = "kube-nlmon0"
 _KIND = "nlmon"
-
-_RTM_NEWLINK, _RTM_DELLINK = 16, 17
-_IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_INFO_KIND = 3, 18, 1
-_LINK = struct.Struct("=BxHiII")
-_IFF_UP = 1
 
 # A change of IPVS is any command but the questions: get service, destination, daemon, config, info.
 _IPVS_QUESTIONS = (4, 8, 11, 13, 15)
@@ -112,17 +97,8 @@ def remove_tap(handles: KernelHandles) -> bool:
     link = find_link(handles.route, TAP_DEVICE)
     if link is None or link.kind != _KIND:
         return False
-    _link_request(handles, _RTM_DELLINK, text_attribute(_IFLA_IFNAME, TAP_DEVICE), 0, 0)
+    remove_device(handles.route, TAP_DEVICE)
     return True
-
-
-def _link_request(handles: KernelHandles, kind: int, attributes: bytes, up: int, flags: int) -> None:
-    try:
-        handles.route.request(kind, _LINK.pack(socket.AF_UNSPEC, 0, 0, up, up) + attributes, flags)
-    except NetlinkRefusal as refusal:
-        if refusal.error.errno != errno.ENODEV:
-            hint = "; the kernel has no such devices (module nlmon)" if refusal.error.errno == errno.EOPNOTSUPP else ""
-            raise KernelError(f"device {TAP_DEVICE}: {refusal.error}{hint}") from refusal
 
 
 class NetlinkTap(Watch):
@@ -165,11 +141,9 @@ class NetlinkTap(Watch):
         link = find_link(self._handles.route, TAP_DEVICE)
         if link is not None and link.kind != _KIND:
             raise KernelError(f"device {TAP_DEVICE}: it is not of the kind {_KIND} but {link.kind or 'hardware'}")
-        attributes = text_attribute(_IFLA_IFNAME, TAP_DEVICE)
         if link is None:
-            attributes += nested(_IFLA_LINKINFO, text_attribute(_IFLA_INFO_KIND, _KIND))
-        flags = NLM_F_CREATE | NLM_F_EXCL if link is None else 0
-        _link_request(self._handles, _RTM_NEWLINK, attributes, _IFF_UP, flags)
+            make_device(self._handles.route, TAP_DEVICE, _KIND)
+        set_device_up(self._handles.route, TAP_DEVICE)
 
     def _remove_device(self) -> None:
         with contextlib.suppress(KernelError):
@@ -185,9 +159,9 @@ class NetlinkTap(Watch):
             return
         try:
             if self._read(self._socket):
-                self._suspect(found, "request of another program to IPVS or ipset")
+                suspect(found, self._families, "request of another program to IPVS or ipset")
         except OSError as error:
-            self._suspect(found, f"loss of the device {TAP_DEVICE} ({error.strerror})")
+            suspect(found, self._families, f"loss of the device {TAP_DEVICE} ({error.strerror})")
             self._socket.close()
             self._socket = None
             self._open()
@@ -201,10 +175,6 @@ class NetlinkTap(Watch):
                 seen = bool(sock.recv(_KEPT_BYTES)) or seen
             except (BlockingIOError, InterruptedError):
                 return seen
-
-    def _suspect(self, found: Dict[str, str], reason: str) -> None:
-        for family in self._families:
-            found.setdefault(family, reason)
 
     def close(self) -> None:
         """See the base class."""

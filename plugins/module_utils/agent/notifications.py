@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from typing import Dict, List, Sequence, Set, Tuple
+from typing import Dict, Iterable, List, Sequence, Set, Tuple
 
 from ..addresses import IPV4, IPV6, unpacked
 from ..dataplane.ipvs import model as ipvs
@@ -105,6 +105,12 @@ class Watch:
         """Stop."""
 
 
+def suspect(found: Dict[str, str], families: Iterable[str], reason: str) -> None:
+    """Add families that need to be observed, unless there is a reason already."""
+    for family in families:
+        found.setdefault(family, reason)
+
+
 def _by(reason: str, program: str) -> str:
     return f"{reason} ({program})" if program else reason
 
@@ -123,8 +129,8 @@ class NftablesWatch(Watch):
 
     def look(self, found: Dict[str, str]) -> None:
         """See the base class."""
-        for family in self._monitor.changes():
-            found.setdefault(family, _by("notification of nf_tables", self._monitor.author))
+        changed = self._monitor.changes()
+        suspect(found, changed, _by("notification of nf_tables", self._monitor.author))
 
     def close(self) -> None:
         """See the base class."""
@@ -154,15 +160,13 @@ class XtablesNftWatch(Watch):
                 attributes = parse_attributes(payload, 4, len(payload))
                 process = int.from_bytes(attributes.get(_GENERATION_PROCESS, b""), "big")
                 if not any(process in resource.processes for resource in self._resources):
-                    for family in self._touched:
-                        found.setdefault(family, _by("notification of nf_tables", author(attributes)))
+                    suspect(found, self._touched, _by("notification of nf_tables", author(attributes)))
                 self._touched.clear()
             elif self._concerns_us(number, payload):
                 self._touched.add(_FAMILIES[payload[0]])
         if self._events.lost:
             self._events.lost = False
-            for family in self._families:
-                found.setdefault(family, "lost notifications of nf_tables")
+            suspect(found, self._families, "lost notifications of nf_tables")
 
     def _concerns_us(self, number: int, payload: memoryview) -> bool:
         if _FAMILIES.get(payload[0]) not in self._families:
@@ -198,15 +202,13 @@ class AddressWatch(Watch):
             if kind == _RTM_DELLINK and self._families:
                 attributes = parse_attributes(payload, _LINK_BYTES, len(payload))
                 if _IFLA_IFNAME in attributes and attribute_text(attributes[_IFLA_IFNAME]) == ipvs.DEVICE:
-                    for name in self._families:
-                        found.setdefault(name, "notification of routing netlink")
+                    suspect(found, self._families, "notification of routing netlink")
             elif kind in (_RTM_NEWADDR, _RTM_DELADDR):
                 self._address(kind, payload, device, found)
         if self._events.lost:
             self._events.lost = False
             self.changed = True
-            for name in self._families:
-                found.setdefault(name, "lost notifications of routing netlink")
+            suspect(found, self._families, "lost notifications of routing netlink")
 
     def _address(self, kind: int, payload: memoryview, device: int, found: Dict[str, str]) -> None:
         number, _length, _flags, _scope, index = _ADDRESS.unpack_from(payload)

@@ -16,7 +16,7 @@ from ..convergence.handles import KernelHandles
 from ..dataplane.ipvs.sets import definitions
 from ..kernel.ipvs import PROC_TABLE
 from .legacy_tables import LegacyTables, LockWatch, kernel_copy
-from .notifications import XTABLES_TABLES, Watch
+from .notifications import XTABLES_TABLES, Watch, suspect
 
 _SHORTEST_INTERVAL = 1.2
 # Where something else tells of foreign changes.
@@ -35,6 +35,8 @@ _GET_SERVICES = _GET_INFO + 1
 _SERVICES_HEAD = 8
 #: struct ip_vs_service_entry in words of 8 bytes: what is configured, and after it the counters of traffic.
 _ENTRY_WORDS, _CONFIGURED_WORDS = 13, 6
+#: The connections of a real server, at the end of its line in /proc.
+_COUNTS = re.compile(rb" +\d+ +\d+ *$", re.MULTILINE)
 
 
 class LegacyWatch(Watch):
@@ -68,9 +70,6 @@ class LegacyWatch(Watch):
         self._lock.close()
         for tables in self._tables.values():
             tables.close()
-
-
-_COUNTS = re.compile(rb" +\d+ +\d+ *$", re.MULTILINE)
 
 
 def virtual_servers_text(path: str = PROC_TABLE) -> bytes:
@@ -118,7 +117,8 @@ class ServersOutline:
             return b""
         number = info[8:12]
         count = int.from_bytes(number, sys.byteorder)
-        entries = kernel_copy(self._socket, socket.IPPROTO_IP, _GET_SERVICES, number, self._size(count))
+        size = _SERVICES_HEAD + 8 * _ENTRY_WORDS * count
+        entries = kernel_copy(self._socket, socket.IPPROTO_IP, _GET_SERVICES, number, size)
         found = hashlib.blake2b(number, digest_size=16)
         # No entries: their number has changed since it was asked for, or this kernel packs them otherwise.
         if entries is not None and count:
@@ -126,10 +126,6 @@ class ServersOutline:
             for word in range(_CONFIGURED_WORDS):
                 found.update(words[word::_ENTRY_WORDS].tobytes())
         return found.digest()
-
-    @staticmethod
-    def _size(count: int) -> int:
-        return _SERVICES_HEAD + 8 * _ENTRY_WORDS * count
 
     def close(self) -> None:
         """Close the socket."""
@@ -207,8 +203,7 @@ class PollWatch(Watch):
 
     def _suspect(self, found: Dict[str, str], reason: str) -> None:
         self._digest = self._outlined = None
-        for family in self._families:
-            found.setdefault(family, reason)
+        suspect(found, self._families, reason)
 
     def settled(self, changed: bool, observed: bool) -> None:
         """See the base class."""
@@ -219,13 +214,10 @@ class PollWatch(Watch):
             self._digest = self._outlined = None
 
 
-def sets_content(handles: KernelHandles, families: Sequence[str]) -> Callable[[], bytes]:
-    """A function that gives a digest of all our ipsets and their elements."""
-    names = frozenset(name for family in families for name in definitions(family))
-    return lambda: handles.ipset.content_digest(names)
+def sets_digest(handles: KernelHandles, families: Sequence[str], header_only: bool) -> Callable[[], bytes]:
+    """A function that gives a digest of all our ipsets and their elements.
 
-
-def sets_outline(handles: KernelHandles, families: Sequence[str]) -> Callable[[], bytes]:
-    """A function that gives a digest of definitions, numbers of elements and memory sizes of all our ipsets."""
+    With ``header_only`` it is of definitions, numbers of elements and memory sizes.
+    """
     names = frozenset(name for family in families for name in definitions(family))
-    return lambda: handles.ipset.content_digest(names, header_only=True)
+    return lambda: handles.ipset.content_digest(names, header_only)

@@ -38,6 +38,7 @@ _RTM_NEWADDR, _RTM_DELADDR, _RTM_GETADDR = 20, 21, 22
 _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_INFO_KIND = 3, 18, 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _LINK = struct.Struct("=BxHiII")
+_IFF_UP = 1
 _ADDRESS = struct.Struct("=BBBBI")
 
 
@@ -66,6 +67,44 @@ def find_link(sock: NetlinkSocket, name: str) -> Optional[Link]:
     return None
 
 
+def make_device(sock: NetlinkSocket, name: str, kind: str) -> None:
+    """Make a device; one of that name that exists is fine. Raises KernelError."""
+    attributes = nested(_IFLA_LINKINFO, text_attribute(_IFLA_INFO_KIND, kind))
+    hint = f"; the kernel has no {kind} devices (module {kind})"
+    _change_device(sock, _RTM_NEWLINK, name, "made", attributes, NLM_F_CREATE | NLM_F_EXCL, hint=hint)
+
+
+def set_device_up(sock: NetlinkSocket, name: str) -> None:
+    """Bring a device up. Raises KernelError unless it is gone."""
+    _change_device(sock, _RTM_NEWLINK, name, "brought up", flag=_IFF_UP)
+
+
+def remove_device(sock: NetlinkSocket, name: str) -> None:
+    """Remove a device; one that is gone is fine. Raises KernelError."""
+    _change_device(sock, _RTM_DELLINK, name, "removed")
+
+
+def _change_device(
+    sock: NetlinkSocket,
+    message: int,
+    name: str,
+    verb: str,
+    attributes: bytes = b"",
+    flags: int = 0,
+    flag: int = 0,
+    hint: str = "",
+) -> None:
+    """``flag``: of the device, to be set; ``hint``: words to add if the kernel does not know such devices."""
+    head = _LINK.pack(socket.AF_UNSPEC, 0, 0, flag, flag) + text_attribute(_IFLA_IFNAME, name)
+    try:
+        sock.request(message, head + attributes, flags)
+    except NetlinkRefusal as refusal:
+        if refusal.error.errno in (errno.EEXIST, errno.ENODEV):
+            return
+        more = hint if refusal.error.errno == errno.EOPNOTSUPP else ""
+        raise KernelError(f"device {name} cannot be {verb}: {refusal.error}{more}") from refusal
+
+
 class DummyDeviceResource(Resource[str, str]):
     """One dummy device: its name -> the kind of device that is there (``dummy``).
 
@@ -89,21 +128,10 @@ class DummyDeviceResource(Resource[str, str]):
         occupied.update({key: old for key, old in change.removed.items() if old != "dummy"})
         for key, kind in occupied.items():
             raise KernelError(f"device {key}: it is not a dummy device but {kind}; remove or rename it")
-        dummy = nested(_IFLA_LINKINFO, text_attribute(_IFLA_INFO_KIND, "dummy"))
         for key in change.added:
-            attributes = text_attribute(_IFLA_IFNAME, key) + dummy
-            self._request(_RTM_NEWLINK, attributes, NLM_F_CREATE | NLM_F_EXCL, key, "made")
+            make_device(self._socket, key, "dummy")
         for key in change.removed:
-            self._request(_RTM_DELLINK, text_attribute(_IFLA_IFNAME, key), 0, key, "removed")
-
-    def _request(self, kind: int, attributes: bytes, flags: int, name: str, verb: str) -> None:
-        try:
-            self._socket.request(kind, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + attributes, flags)
-        except NetlinkRefusal as refusal:
-            if refusal.error.errno in (errno.EEXIST, errno.ENODEV):
-                return
-            hint = "; the kernel has no dummy devices (module dummy)" if refusal.error.errno == errno.EOPNOTSUPP else ""
-            raise KernelError(f"device {name} cannot be {verb}: {refusal.error}{hint}") from refusal
+            remove_device(self._socket, key)
 
     def describe(self, key: str, value: str) -> List[str]:
         """One line of arguments for ``ip``."""
