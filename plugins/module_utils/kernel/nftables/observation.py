@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import struct
 import time
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, TypeVar
 
 from ...dataplane.nftables.expressions import IGNORED, OPTIONAL, SCHEMA
 from ...dataplane.nftables.objects import (
@@ -49,6 +49,9 @@ _INCOMPLETE_ATTEMPTS = 20
 _RESIZE_SECONDS = 0.05
 #: So few elements fit into one datagram of a dump, and are read at once.
 _FEW_ELEMENTS = 300
+
+Element = TypeVar("Element")
+Data = TypeVar("Data")
 
 
 def _u32(found: Dict[int, memoryview], kind: int, default: int = 0) -> int:
@@ -165,6 +168,26 @@ def parse_hook(found: Dict[int, memoryview]) -> Optional[BaseHook]:
     return BaseHook(attribute_text(found[7]), name, priority, _u32(found, 5, 1))
 
 
+def added_up(dump: Callable[[], Iterable[Tuple[Element, Data]]], count: Optional[int]) -> Dict[Element, Data]:
+    """All elements of a set, in the order in which they come. ``count``: their number, where the kernel tells it.
+
+    While the kernel resizes a hash table, which it goes on doing for a while after a large load, a dump lacks
+    elements without saying so. What was seen once is there: so dumps are added up until they are complete,
+    or, where the kernel does not tell a number, until two large ones in a row bring nothing new.
+    """
+    found = dict(dump())
+    for _attempt in range(_INCOMPLETE_ATTEMPTS):
+        if len(found) == count or (count is None and len(found) < _FEW_ELEMENTS):
+            return found
+        before = len(found)
+        if count is not None:
+            time.sleep(_RESIZE_SECONDS)
+        found.update(dump())
+        if len(found) == before and count is None:
+            return found
+    return found
+
+
 class Reader:
     """Reads the table of one family over a socket."""
 
@@ -211,23 +234,8 @@ class Reader:
         return {name: ChainValue(tuple(found), hooks.get(name)) for name, found in rules.items()}
 
     def elements(self, name: str, count: Optional[int] = None) -> Dict[bytes, Any]:
-        """All elements of a set: key to True, verdict or data. ``count``: their number, where the kernel tells it.
-
-        While the kernel resizes a hash table, which it goes on doing for a while after a large load, a dump lacks
-        elements without saying so. What was seen once is there: so dumps are added up until they are complete,
-        or, where the kernel does not tell a number, until two large ones in a row bring nothing new.
-        """
-        found = dict(self._dumped_elements(name))
-        for _attempt in range(_INCOMPLETE_ATTEMPTS):
-            if len(found) == count or (count is None and len(found) < _FEW_ELEMENTS):
-                return found
-            before = len(found)
-            if count is not None:
-                time.sleep(_RESIZE_SECONDS)
-            found.update(self._dumped_elements(name))
-            if len(found) == before and count is None:
-                return found
-        return found
+        """All elements of a set: key to True, verdict or data. ``count``: their number, where the kernel tells it."""
+        return added_up(lambda: self._dumped_elements(name), count)
 
     def _dumped_elements(self, name: str) -> Iterator[Tuple[bytes, Any]]:
         payload = self._in_table + text_attribute(2, name)

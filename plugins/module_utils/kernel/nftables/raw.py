@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import errno
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from ...dataplane.nftables.objects import SET_EVAL, TABLE_NAME, ChainValue, Key, Rule
 from ...dataplane.nftables.text import chain_lines, element_texts, table_family
@@ -43,7 +43,7 @@ from ..netlink import (
     text_attribute,
 )
 from . import messages
-from .observation import parse_data, parse_expression, parse_hook
+from .observation import added_up, parse_data, parse_expression, parse_hook
 
 _NEW_OBJECT, _GET_OBJECT = messages.SUBSYSTEM | 18, messages.SUBSYSTEM | 19
 _HEAD = 4
@@ -65,9 +65,6 @@ _COUNTING_OBJECTS = {1: (1, 2, 3), 2: (4,)}
 _SET_INTERVAL = 0x4
 _ELEMENTS_BYTES = 60_000
 _ATTEMPTS = 5
-_INCOMPLETE_ATTEMPTS = 20
-_RESIZE_SECONDS = 0.05
-_FEW_ELEMENTS = 300
 
 
 class RawChain(NamedTuple):
@@ -87,9 +84,19 @@ class RawSet(NamedTuple):
 RawTable = Dict[Key, Any]
 
 
+def _without(raw: memoryview, numbers: Container[int]) -> bytes:
+    """Attributes, as they are, without those of some numbers."""
+    parts = each_attribute(raw, 0, len(raw))
+    return b"".join(attribute(number, bytes(part)) for number, part in parts if number not in numbers)
+
+
 def _kept(
-    raw: memoryview, kept: Any, start: int = 0, rewrite: Optional[Mapping[int, Callable[[memoryview], bytes]]] = None
+    raw: memoryview,
+    kept: Container[int],
+    start: int = 0,
+    rewrite: Optional[Mapping[int, Callable[[memoryview], bytes]]] = None,
 ) -> bytes:
+    """Attributes of the numbers ``kept``, those of ``rewrite`` as it makes them."""
     parts = []
     for number, part in each_attribute(raw, start, len(raw)):
         if number in kept:
@@ -105,11 +112,7 @@ def _expression(raw: memoryview) -> bytes:
     counting = _COUNTING.get(name)
     if counting is None or 2 not in outer:
         return bytes(raw)
-    data = outer[2]
-    rest = [attribute(number, bytes(part)) for number, part in each_attribute(data, 0, len(data))]
-    numbers = [number for number, _part in each_attribute(data, 0, len(data))]
-    left = b"".join(part for number, part in zip(numbers, rest) if number not in counting)
-    return text_attribute(1, name) + nested(2, left)
+    return text_attribute(1, name) + nested(2, _without(outer[2], counting))
 
 
 def _expressions(raw: memoryview) -> bytes:
@@ -125,12 +128,7 @@ def _object(raw: memoryview, start: int) -> Tuple[Key, bytes]:
     found = parse_attributes(raw, start, len(raw))
     number = int.from_bytes(found[_OBJECT_TYPE], "big")
     counting = _COUNTING_OBJECTS.get(number, ())
-
-    def without_counts(data: memoryview) -> bytes:
-        parts = each_attribute(data, 0, len(data))
-        return b"".join(attribute(kind, bytes(part)) for kind, part in parts if kind not in counting)
-
-    kept = _kept(raw, _OBJECT_KEPT, start, {_OBJECT_DATA: without_counts})
+    kept = _kept(raw, _OBJECT_KEPT, start, {_OBJECT_DATA: lambda data: _without(data, counting)})
     return ("object", number, attribute_text(found[_OBJECT_NAME])), kept
 
 
@@ -185,20 +183,10 @@ class RawReader:
         return table
 
     def _elements(self, name: str, interval: bool, count: Optional[int]) -> Tuple[bytes, ...]:
-        """The elements; while the kernel resizes a hash table a dump lacks some, so dumps are added up."""
-        found = dict.fromkeys(self._dumped_elements(name))
+        """The elements of a set; ``interval``: of ranges, which are no hash table and keep their order."""
         if interval:
-            return tuple(reversed(list(found)))
-        for _attempt in range(_INCOMPLETE_ATTEMPTS):
-            before = len(found)
-            if before == count or (count is None and before < _FEW_ELEMENTS):
-                break
-            if count is not None:
-                time.sleep(_RESIZE_SECONDS)
-            found.update(dict.fromkeys(self._dumped_elements(name)))
-            if len(found) == before and count is None:
-                break
-        return tuple(sorted(found))
+            return tuple(reversed(list(dict.fromkeys(self._dumped_elements(name)))))
+        return tuple(sorted(added_up(lambda: ((element, True) for element in self._dumped_elements(name)), count)))
 
     def _dumped_elements(self, name: str) -> Iterator[bytes]:
         rewrite = {_ELEMENT_EXPRESSION: _expression, _ELEMENT_EXPRESSIONS: _expressions}
