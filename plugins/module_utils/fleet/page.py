@@ -79,6 +79,8 @@ _COLUMNS: Tuple[Tuple[str, str, bool], ...] = (
     ("kernel", "Kernel", False),
     ("distribution", "System", False),
 )
+# The columns by which nodes may be coloured.
+_COLOURED = frozenset(("state", "mode", "engine", "kernel", "distribution"))
 
 
 def escape(value: Any) -> str:
@@ -238,7 +240,7 @@ def _exception(found: Exceptions, report: Report, places: Mapping[str, int]) -> 
             f"<table>{head}<tbody>{''.join(lines[_ITEMS_SHOWN:])}</tbody></table></details>"
         )
     if found.kind == REFUSED:
-        amount = f"{_plural(len({item.subject for item in found.items}), 'object', 'objects')}"
+        amount = _plural(len({item.subject for item in found.items}), "object", "objects")
     else:
         amount = _plural(found.nodes, "node", "nodes")
     opened = " open" if SEVERITIES[found.kind] == "error" else ""
@@ -302,16 +304,7 @@ def _nodes(report: Report) -> str:
         for key, name, number in _COLUMNS
     )
     orders = "".join(f'<option value="{key}">{name}</option>' for key, name, _number in _COLUMNS)
-    colours = "".join(
-        f'<option value="{key}">{name}</option>'
-        for key, name in (
-            ("state", "State"),
-            ("mode", "Mode"),
-            ("engine", "Engine"),
-            ("kernel", "Kernel"),
-            ("distribution", "System"),
-        )
-    )
+    colours = "".join(f'<option value="{key}">{name}</option>' for key, name, _number in _COLUMNS if key in _COLOURED)
     dense = " dense" if len(report.nodes) >= _DENSE_FROM else ""
     return (
         '<section id="nodes" aria-labelledby="h-nodes"><h2 id="h-nodes">Nodes</h2><div class="card">'

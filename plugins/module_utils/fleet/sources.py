@@ -40,7 +40,7 @@ def collection_version(engine: str) -> str:
         try:
             with open(os.path.join(top, name), encoding="utf-8") as file:
                 match = re.search(pattern, file.read())
-        except OSError:
+        except (OSError, UnicodeDecodeError):
             continue
         if match is not None:
             return match.group(1)
