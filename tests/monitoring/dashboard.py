@@ -44,6 +44,11 @@ def quantile(share: float, metric: str, by: str = "le") -> str:
     return f"histogram_quantile({share}, sum by ({by}) ({rate(metric + '_bucket')}))"
 
 
+def _number(title: str, about: str, queries: Tuple[Tuple[str, str], ...], alarm: float, unit: str = "short") -> Panel:
+    """A small panel with one number, red from ``alarm`` on."""
+    return Panel(title, about, queries, "stat", unit, width=4, height=4, alarm=alarm)
+
+
 _SYNC = "kubeproxy_sync_proxy_rules"
 _PROGRAMMING = "kubeproxy_network_programming_duration_seconds"
 REPAIRED = f"increase({selected('kubenode_proxy_drift_repaired_total')}[1h])"
@@ -52,25 +57,19 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
     (
         "At a glance",
         (
-            Panel(
+            _number(
                 "Nodes down",
                 "Nodes whose service proxy cannot be scraped. They serve what they were last given.",
                 ((f"count({selected('up')} == 0) or vector(0)", ""),),
-                "stat",
-                width=4,
-                height=4,
                 alarm=1,
             ),
-            Panel(
+            _number(
                 "Cut off from the API server",
                 "Nodes of whose watches not all are open.",
                 ((f"count({selected('kubenode_proxy_api_connected')} == 0) or vector(0)", ""),),
-                "stat",
-                width=4,
-                height=4,
                 alarm=1,
             ),
-            Panel(
+            _number(
                 "Longest wait for a sync",
                 "How long the node that is most behind has waited for a sync to succeed.",
                 (
@@ -80,38 +79,26 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
                         "",
                     ),
                 ),
-                "stat",
-                "s",
-                width=4,
-                height=4,
                 alarm=60,
+                unit="s",
             ),
-            Panel(
+            _number(
                 "Programming latency, p99",
                 "From the change of endpoints to their being programmed, over all chosen nodes.",
                 ((quantile(0.99, _PROGRAMMING), ""),),
-                "stat",
-                "s",
-                width=4,
-                height=4,
                 alarm=30,
+                unit="s",
             ),
-            Panel(
+            _number(
                 "Repaired in an hour",
                 "Entries that others had changed or removed and that were put back.",
                 ((f"sum({REPAIRED}) or vector(0)", ""),),
-                "stat",
-                width=4,
-                height=4,
                 alarm=1,
             ),
-            Panel(
+            _number(
                 "Objects refused",
                 "Objects of the cluster that are left out because they are not valid.",
                 ((f"sum(max by (kind) ({selected('kubenode_proxy_objects_refused')})) or vector(0)", ""),),
-                "stat",
-                width=4,
-                height=4,
                 alarm=1,
             ),
         ),
