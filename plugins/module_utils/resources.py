@@ -189,8 +189,13 @@ def plan(stages: Sequence[Stage]) -> List[PlannedChange]:
     return planned + postponed
 
 
-def apply_plan(planned: Sequence[PlannedChange], clock: Callable[[], float] = time.monotonic) -> Dict[str, float]:
-    """Apply planned changes in dependency order and return seconds spent per resource name. Raises KernelError."""
+def apply_plan(
+    planned: Sequence[PlannedChange], clock: Callable[[], float] = time.monotonic, removals: bool = True
+) -> Dict[str, float]:
+    """Apply planned changes in dependency order and return seconds spent per resource name. Raises KernelError.
+
+    ``removals`` False: what goes without anything in its place is left to a later plan.
+    """
     seconds: Dict[str, float] = {}
 
     def run(resource: Resource[Any, Any], change: Change[Any, Any]) -> None:
@@ -201,7 +206,7 @@ def apply_plan(planned: Sequence[PlannedChange], clock: Callable[[], float] = ti
 
     for resource, change, _entries in planned:
         run(resource, change if resource.atomic else change.without_removals())
-    for resource, change, _entries in reversed(planned):
+    for resource, change, _entries in reversed(planned if removals else ()):
         if not resource.atomic:
             run(resource, change.removals())
     return seconds

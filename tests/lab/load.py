@@ -298,7 +298,8 @@ class _Clients:
     @staticmethod
     def _name(request: _Request) -> str:
         flow = request.flow
-        return f"{request.begun:.3f} {flow.place.rpartition('-')[2]} {flow.kind} {flow.address} port {flow.port}"
+        place, source = flow.place.rpartition("-")[2], request.sock.getsockname()[1]
+        return f"{request.begun:.3f} {place} port {source} {flow.kind} {flow.address} port {flow.port}"
 
     def _fail(self, request: _Request, why: str) -> None:
         stage = "" if request.sent else " while connecting"

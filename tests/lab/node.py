@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a laboratory node does from inside: the first process of a namespace node and of a user-mode Linux guest.
+"""What a laboratory node does from inside: the first process of a namespace node and of a guest with its own kernel.
 
 ``python -m tests.lab.node SPECIFICATION [NETWORK_NAMESPACE]``
 
@@ -38,7 +38,8 @@ class Specification(NamedTuple):
     whose writes shall reach the host. ``network`` are lines for the ip tool, ``pods`` mappings
     with the keys name, address and address6. With ``command`` the node ends when
     the command ends; without, it runs sshd (``sshd``: its configuration file) and the echo servers (``echo``: their
-    configuration file) until it is killed.
+    configuration file) until it is killed. A guest finds its modules below ``kernel``, by release, and the
+    directories of the host by the file system ``shared``: hostfs (user-mode Linux) or 9p (QEMU).
     """
 
     hostname: str
@@ -54,6 +55,8 @@ class Specification(NamedTuple):
     command: Optional[List[str]] = None
     sshd: Optional[str] = None
     echo: Optional[str] = None
+    kernel: str = GUEST_MODULES
+    shared: str = "hostfs"
 
     def save(self, path: Path) -> None:
         """Write the specification where the node will read it."""
@@ -123,15 +126,25 @@ def _bind(path: str) -> None:
     system.mount(path, NEW_ROOT + path, "", system.MS_BIND | system.MS_REC)
 
 
+def shared_tag(number: int) -> str:
+    """What a guest of QEMU knows a shared directory by: the writable ones in order, then scratch."""
+    return f"shared{number}"
+
+
 def _guest_root(specification: Specification) -> None:
-    modules = os.path.join(GUEST_MODULES, os.uname().release)
+    modules = os.path.join(specification.kernel, os.uname().release)
+    user_mode = specification.shared == "hostfs"
     system.mount("proc", "/proc", "proc")
-    system.run(["insmod", modules + "/kernel/fs/overlayfs/overlay.ko"])
+    if user_mode:
+        system.run(["insmod", modules + "/kernel/fs/overlayfs/overlay.ko"])
     _overlay()
     system.mount("dev", NEW_ROOT + "/dev", "devtmpfs")
-    for path in [*specification.writable, specification.scratch]:
+    for number, path in enumerate([*specification.writable, specification.scratch]):
         os.makedirs(NEW_ROOT + path, exist_ok=True)
-        system.mount("none", NEW_ROOT + path, "hostfs", data=path)
+        if user_mode:
+            system.mount("none", NEW_ROOT + path, "hostfs", data=path)
+        else:
+            system.mount(shared_tag(number), NEW_ROOT + path, "9p", data="trans=virtio,version=9p2000.L,cache=none")
     system.pivot_root(NEW_ROOT)
     os.makedirs("/dev/pts", exist_ok=True)
     os.makedirs("/dev/shm", exist_ok=True)
@@ -139,7 +152,8 @@ def _guest_root(specification: Specification) -> None:
     system.mount("shm", "/dev/shm", "tmpfs")
     os.makedirs("/lib/modules", exist_ok=True)
     os.symlink(modules, "/lib/modules/" + os.uname().release)
-    _choose_legacy_iptables()
+    if user_mode:
+        _choose_legacy_iptables()
     if specification.modules:
         system.run(["modprobe", "-a", *specification.modules])
 

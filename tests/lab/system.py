@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
 import subprocess
-from typing import Optional, Sequence
+from typing import Iterator, Optional, Sequence
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
@@ -83,20 +84,26 @@ def power_off() -> None:
     _check(_libc.reboot(ctypes.c_int(REBOOT_POWER_OFF)), "power off")
 
 
-def socket_inside(namespace: Optional[str], family: int, kind: int) -> socket.socket:
-    """A socket that lives in the network namespace at ``namespace`` (a path; None for the own one)."""
-    if namespace is None:
-        return socket.socket(family, kind)
-    home = "/proc/self/ns/net"
-    descriptor = os.open(home, os.O_RDONLY | os.O_CLOEXEC)
+@contextlib.contextmanager
+def inside(namespace: str) -> Iterator[None]:
+    """Be in the network namespace at ``namespace`` (a path) for a while."""
+    descriptor = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         enter(namespace, CLONE_NEWNET)
         try:
-            return socket.socket(family, kind)
+            yield
         finally:
             _check(_libc.setns(descriptor, CLONE_NEWNET), "return to the own network namespace")
     finally:
         os.close(descriptor)
+
+
+def socket_inside(namespace: Optional[str], family: int, kind: int) -> socket.socket:
+    """A socket that lives in the network namespace at ``namespace`` (a path; None for the own one)."""
+    if namespace is None:
+        return socket.socket(family, kind)
+    with inside(namespace):
+        return socket.socket(family, kind)
 
 
 def run(argv: Sequence[str], stdin: Optional[str] = None) -> str:

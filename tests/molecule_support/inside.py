@@ -28,6 +28,9 @@ def _network(node: Any) -> None:
     for key, value in node["sysctls"].items():
         Path("/proc/sys", key).write_text(value, encoding="ascii")
     system.ip_batch(["link set lo up", *node["network"]])
+    if node["iptables"]:
+        for family in ("iptables", "ip6tables"):
+            system.run(["update-alternatives", "--set", family, f"/usr/sbin/{family}-{node['iptables']}"])
 
 
 def _pods(node: Any) -> None:

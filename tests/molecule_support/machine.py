@@ -1,39 +1,57 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A user-mode Linux machine that can reboot: ``python -m tests.molecule_support.machine DIRECTORY``.
+"""A machine that can reboot: ``python -m tests.molecule_support.machine DIRECTORY``.
 
-A guest that reboots by itself would open its network device a second time and fail; so the guest is told to end
-instead, and is started again here, on the same disk, until this process is ended. ``machine.json`` in the directory
-says what to start; the console's output is in ``console``.
+It runs in user-mode Linux, or emulated by QEMU on Debian's own kernel. A guest of user-mode Linux that reboots by
+itself would open its network device a second time and fail; so it is told to end instead, and is started again here,
+on the same disk, until this process is ended. ``machine.json`` in the directory says what to start; the console's
+output is in ``console``.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Sequence
+from typing import Any, Dict, List, Sequence
 
-from tests.lab import uml
+from tests.lab import qemu, uml
+from tests.lab.stock_kernel import stock_kernel
 
 MEMORY = "384M"
+
+
+def _user_mode(directory: Path, settings: Dict[str, Any]) -> List[str]:
+    # The guest does not outlive this process, however that ends.
+    argv = ["setpriv", "--pdeathsig", "KILL", "linux.uml", f"mem={MEMORY}", "root=/dev/ubda", "rw", "noreboot"]
+    argv += [f"ubd0={directory}/disk.cow,{settings['disk']}", "quiet", "con=null", "con0=null,fd:1", "ssl=null"]
+    argv += [f"umid={settings['name']}", f"uml_dir={directory}/run/", f"lab={settings['shared']}"]
+    return [*argv, f"vec0:transport=tap,ifname={settings['tap']},depth=64,gro=1,mac={settings['mac']}"]
+
+
+def _emulated(settings: Dict[str, Any]) -> List[str]:
+    kernel = stock_kernel()
+    root = ["root.type=ext4", "root.options=rw,noatime", "root.source=/dev/vda"]
+    root += ["share.modules=/usr/lib/modules", "share.lab=/opt/lab"]
+    argv = qemu.command(kernel, "768M", root, ["/sbin/init"])
+    argv += ["-serial", "stdio", "-drive", f"file={settings['disk']},if=virtio,format=raw,snapshot=on"]
+    argv += [*qemu.share(str(kernel.modules), "modules", ",readonly=on"), *qemu.share(settings["shared"], "lab")]
+    return [*argv, *qemu.network(0, f"ifname={settings['tap']},script=no,downscript=no", settings["mac"])]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the guest again and again."""
     directory = Path(arguments[0])
     settings = json.loads((directory / "machine.json").read_text(encoding="utf-8"))
-    # The guest does not outlive this process, however that ends.
-    argv = ["setpriv", "--pdeathsig", "KILL", "ip", "netns", "exec", settings["namespace"]]
-    argv += ["linux.uml", f"mem={MEMORY}"]
-    argv += ["root=/dev/ubda", "rw", "noreboot"]
-    argv += [f"ubd0={directory}/disk.cow,{settings['disk']}", "quiet", "con=null", "con0=null,fd:1", "ssl=null"]
-    argv += [f"umid={settings['name']}", f"uml_dir={directory}/run/", f"lab={settings['shared']}"]
-    argv.append(f"vec0:transport=tap,ifname={settings['tap']},depth=64,gro=1,mac={settings['mac']}")
-    environment = uml.environment(directory, MEMORY)
+    if settings["emulated"]:
+        guest, environment = _emulated(settings), dict(os.environ)
+    else:
+        guest, environment = _user_mode(directory, settings), uml.environment(directory, MEMORY)
+    argv = ["ip", "netns", "exec", settings["namespace"], *guest]
     while True:
         with open(directory / "console", "ab") as console:
             done = subprocess.run(

@@ -1,10 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The disk of a Debian 12 machine for user-mode Linux: made from packages, kept below .cache by a hash of its recipe.
+"""The disk of a Debian 12 machine, made from packages and kept below .cache by a hash of its recipe.
 
 Each machine writes to a copy-on-write file of its own. What concerns one scenario (keys, addresses, pods) is not in
-the disk: the machine mounts a directory of the host's for it, which the kernel's command line names.
+the disk: a directory of the host's is mounted for it. In user-mode Linux the kernel's command line names it, and the
+kernel's modules are the host's; QEMU has mounted both already.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MaxSessions 100
 """
 _FIND = 'sed "s/.*lab=//; s/ .*//" /proc/cmdline'
 MOUNT = f"""\
-ExecStartPre=/bin/sh -c 'mkdir -p /opt/lab; mount -t hostfs -o "$$({_FIND})" lab /opt/lab'
+ExecStartPre=/bin/sh -c 'mkdir -p /opt/lab; mountpoint -q /opt/lab || mount -t hostfs -o "$$({_FIND})" lab /opt/lab'
 """
 NETWORK_UNIT = """\
 [Unit]

@@ -7,7 +7,8 @@
 
 Everything lies in network namespaces named after the checkout and the scenario; this machine's own network is not
 touched. The fabric is also the controller's place: the API server listens at 172.30.0.1. There is no way out.
-Nodes are containers (systemd in podman, this machine's kernel) or machines (user-mode Linux, a kernel of their own).
+Nodes are containers (systemd in podman, this machine's kernel) or machines with a kernel of their own: in user-mode
+Linux, or emulated on Debian's own kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from tests.lab import uml
+from tests.lab import qemu, uml
 from tests.lab.probe import Answer, ask
 from tests.lab.system import LabError, ip_batch, run, socket_inside
 from tests.lab.topology import NODE_SYSCTLS, LabNode, client_network, fabric_network, node_network, pods_of
@@ -43,7 +44,7 @@ INSIDE = ("tests/__init__.py", "tests/lab/*.py", "tests/molecule_support/*.py")
 
 
 class Platform(NamedTuple):
-    """A node as molecule.yml lists it: ``kind`` is container or machine."""
+    """A node as molecule.yml lists it: ``kind`` is container, machine (user-mode Linux) or emulated (QEMU)."""
 
     name: str
     kind: str = "container"
@@ -72,8 +73,17 @@ class Scenario:
     @property
     def nodes(self) -> Tuple[LabNode, ...]:
         """The nodes, in the order of molecule.yml."""
+        return tuple(
+            LabNode(name, number, kind != "container") for number, (name, kind) in enumerate(self._platforms(), 1)
+        )
+
+    def _platforms(self) -> List[Platform]:
         listed = json.loads((self.directory / "platforms.json").read_text(encoding="utf-8"))
-        return tuple(LabNode(name, number, kind == "machine") for number, (name, kind) in enumerate(listed, 1))
+        return [Platform(*item) for item in listed]
+
+    def is_emulated(self, node: LabNode) -> bool:
+        """Whether a node runs on Debian's own kernel."""
+        return Platform(node.name, "emulated") in self._platforms()
 
     def node(self, name: str) -> LabNode:
         """The node with this name."""
@@ -273,10 +283,13 @@ class Scenario:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
         pods = pods_of(self.directory / "cluster.json", node)
+        device = "vec0" if node.own_kernel and not self.is_emulated(node) else "eth0"
         description = {
             "name": node.name,
             "sysctls": NODE_SYSCTLS,
-            "network": node_network(node, "vec0" if node.own_kernel else "eth0", self.nodes),
+            # Debian's default, which its kernel for user-mode Linux is not able to run.
+            "iptables": "nft" if self.is_emulated(node) else "",
+            "network": node_network(node, device, self.nodes),
             "pods": [{"name": pod.name, "address": pod.address, "address6": pod.address6} for pod in pods],
         }
         echo = [{"name": pod.name, "namespace": f"/run/netns/{pod.name}", "ports": pod.ports} for pod in pods]
@@ -303,11 +316,13 @@ class Scenario:
             containers.podman("exec", name, "systemctl", "enable", "--now", "--quiet", f"{unit}.service")
 
     def _start_machine(self, node: LabNode) -> None:
-        problem = uml.missing()
+        emulated = self.is_emulated(node)
+        problem = qemu.missing() if emulated else uml.missing()
         if problem:
             raise LabError(problem)
         place = self.place(node)
         settings = {
+            "emulated": emulated,
             "name": node.name,
             "namespace": self.fabric,
             "disk": str(machine_image.disk()),

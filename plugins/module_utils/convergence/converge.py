@@ -24,7 +24,7 @@ from .prepare import check_node, node_modules, node_sysctls
 from .probes import default_probes
 from .report import Stopwatch, counts, table_changes
 from .request import Report, Request
-from .stages import FamilyPlan, mode_stages, removal_stages
+from .stages import FamilyPlan, leftover_stages, mode_stages, removal_stages
 
 
 def converge(request: Request) -> Report:
@@ -85,9 +85,10 @@ class _Convergence:
         self._run([node_modules(configuration, view)])
         with self.watch.stage("render"):
             others = removal_plans(view.families) if configuration.mode == NFTABLES else ()
-            stages = mode_stages(configuration, plans, self.handles, request.check, others)
+            stages = mode_stages(configuration, plans, self.handles, request.check)
         self.guard.target(configuration)
         self._run([self._sysctls(configuration, view, plans), *stages])
+        self._run(leftover_stages(configuration.mode, self.handles, others))
         if not request.check:
             self._delete_stale_conntrack(plans)
         return self._report(chosen.mode, chosen.reason, view.name, plans)
@@ -118,8 +119,7 @@ class _Convergence:
                 with self.watch.stage("save"):
                     self.guard.before_change()
             with self.watch.stage("apply"), self.guard.explained():
-                for name, seconds in apply_plan(planned).items():
-                    self.watch.seconds[name] = self.watch.seconds.get(name, 0.0) + seconds
+                self.watch.add(apply_plan(planned))
         self.planned += planned
         for item in planned:
             growth = 0 if self.request.check else len(item.change.added) - len(item.change.removed)

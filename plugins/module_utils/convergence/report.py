@@ -27,7 +27,12 @@ class Stopwatch:
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+            self.add({name: time.monotonic() - started})
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Add seconds that were measured elsewhere."""
+        for name, value in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + value
 
 
 def _lines(resource: Resource[Any, Any], entries: Iterable[Tuple[Any, Any]]) -> List[str]:

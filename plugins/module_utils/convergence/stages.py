@@ -5,7 +5,8 @@
 
 The order is that of dependence: sets before the chains that match them, chains before the virtual servers whose
 connections they masquerade, and the addresses that make a Service reachable last. Removal goes the other way.
-Leftovers of other modes come after the resources of the mode in effect, so that what is new is there first.
+Leftovers of other modes come after the resources of the mode in effect, so that what is new is there first, and are
+looked at then: a connection that began meanwhile is not cut off.
 """
 
 from __future__ import annotations
@@ -350,21 +351,15 @@ def shared_chain_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
 
 
 def mode_stages(
-    configuration: KubeProxyConfiguration,
-    plans: Sequence[FamilyPlan],
-    handles: KernelHandles,
-    check: bool,
-    others: Sequence[FamilyPlan] = (),
+    configuration: KubeProxyConfiguration, plans: Sequence[FamilyPlan], handles: KernelHandles, check: bool
 ) -> List[Stage]:
-    """The stages of the configured mode, followed by those that take away what other modes left behind.
+    """The stages of the configured mode; those of :func:`leftover_stages` come after they have been applied.
 
-    ``others``: see :func:`leftover_stages`. In a check, subsystems that are not loaded yet count as empty instead of
-    being loaded. Raises KernelError.
+    In a check, subsystems that are not loaded yet count as empty instead of being loaded. Raises KernelError.
     """
     loaded = not check or (handles.has_ipvs() and handles.has_ipset())
     stages = own_stages(configuration, plans, handles, loaded)
-    shared = shared_chain_stages(plans) if configuration.mode == IPVS else ()
-    return [*stages, *shared, *leftover_stages(configuration.mode, handles, others)]
+    return [*stages, *(shared_chain_stages(plans) if configuration.mode == IPVS else ())]
 
 
 def removal_stages(plans: Sequence[FamilyPlan], handles: KernelHandles) -> List[Stage]:

@@ -9,7 +9,7 @@ together with its pods; ``fabric`` is the router between them; ``client`` holds 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from .addressing import (
     CLIENT_HOSTS,
@@ -28,7 +28,7 @@ from .addressing import (
     SUBNET_BITS,
     pod_address,
 )
-from .namespaces import NetworkNamespace, exists, ip_batch
+from .namespaces import NETNS_DIRECTORY, NetworkNamespace, exists, ip_batch
 
 VERSIONS = (4, 6)
 ROUTERS = ("node", "fabric", "peer", "peer3")
@@ -70,7 +70,8 @@ _ON_OTHER_ROUTERS = {
 _ON_FABRIC = {"ipv4/ip_early_demux": 0, "ipv4/tcp_early_demux": 0, "ipv4/udp_early_demux": 0}
 _WITH_BRIDGE = {"bridge/bridge-nf-call-iptables": 1, "bridge/bridge-nf-call-ip6tables": 1}
 
-# (namespace, device) at both ends of every cable
+# (namespace, device) at both ends of every cable. On a node with a kernel of its own the devices are eth0 and so on
+# before they get their names, so those that keep them come first.
 _CABLES = (
     ("node", "eth0", "fabric", "n-eth0"),
     ("node", "eth1", "fabric", "n-eth1"),
@@ -79,19 +80,32 @@ _CABLES = (
     ("client", "eth0", "fabric", "c-eth0"),
     *((pod, "eth0", "node", "veth" + pod) for pod in PODS),
 )
+_HOSTS = ("client", "peer", "peer3", *PODS)
 _UP = ["link set lo up", "link set eth0 up"]
+
+
+def _cable_of_node(cable: tuple[str, str, str, str]) -> tuple[str, str, str]:
+    """The node's device, the namespace at the other end and the device there."""
+    name, device, other, other_device = cable
+    return (device, other, other_device) if name == "node" else (other_device, name, device)
 
 
 class Topology:
     """The namespaces of one lab. *instance* keeps several labs on one machine apart; *pod_network* is ``ptp``
     (a routed veth for each pod) or ``bridge`` (all pods on the bridge cni0).
+
+    With *plug* the node is a machine of its own. There is no namespace ``node`` then: for each of the node's devices
+    *plug* is called with the namespace at the other end of its cable, and has to make the named device there. The
+    machine is to be given :attr:`node_devices` in their order, :meth:`node_sysctls` and :meth:`node_lines`.
     """
 
-    names = ("node", "fabric", "client", "peer", "peer3", *PODS)
+    node_devices = tuple(_cable_of_node(cable)[0] for cable in _CABLES if "node" in cable)
 
-    def __init__(self, instance: str, pod_network: str = "ptp") -> None:
+    def __init__(self, instance: str, pod_network: str = "ptp", plug: Callable[[str, str], None] | None = None) -> None:
         self._prefix = f"kpl{instance}-"
         self._bridge = pod_network == "bridge"
+        self._plug = plug
+        self.names = tuple(name for name in ("node", "fabric", *_HOSTS) if name != "node" or plug is None)
         self.namespaces: dict[str, NetworkNamespace] = {}
 
     def full_name(self, name: str) -> str:
@@ -105,13 +119,7 @@ class Topology:
         for name in self.names:
             self.namespaces[name] = NetworkNamespace(self.full_name(name))
         self._set_sysctls()
-        ip_batch(
-            [
-                f"link add {device} netns {self.full_name(name)} type veth"
-                f" peer name {other_device} netns {self.full_name(other)}"
-                for name, device, other, other_device in _CABLES
-            ]
-        )
+        self._make_cables()
         for name in self.names:
             ip_batch(list(self._links(name)), self.full_name(name))
             for version in VERSIONS:
@@ -125,18 +133,49 @@ class Topology:
         present = [name for name in map(self.full_name, self.names) if exists(name)]
         ip_batch(["netns del " + name for name in present], check=False)
 
+    def _make_cables(self) -> None:
+        lines = []
+        for cable in _CABLES:
+            if self._plug is not None and "node" in cable:
+                _device, other, other_device = _cable_of_node(cable)
+                self._plug(NETNS_DIRECTORY + self.full_name(other), other_device)
+            else:
+                name, device, other, other_device = cable
+                ends = (self.full_name(name), self.full_name(other))
+                lines.append(f"link add {device} netns {ends[0]} type veth peer name {other_device} netns {ends[1]}")
+        ip_batch(lines)
+
+    def node_sysctls(self) -> dict[str, str]:
+        """What the node's kernel parameters have to be, as paths below /proc/sys; its devices are eth0, eth1, ..."""
+        values = self._sysctls("node")
+        for number in range(len(self.node_devices)):
+            # What is set for all devices that come does not reach those that are there.
+            values.update({path.replace("default", f"eth{number}"): value for path, value in values.items()})
+        return {f"net/{path}": str(value) for path, value in values.items()}
+
+    def node_lines(self) -> list[str]:
+        """What the node has to tell ip(8), whose devices are eth0, eth1, ...; IPv6 lines begin with -6."""
+        lines = [f"link set eth{number} name {device}" for number, device in enumerate(self.node_devices)]
+        lines = [line for line in lines if line.split()[2] != line.split()[4]]
+        lines += self._links("node")
+        lines += self._addresses_and_routes("node", 4)
+        return lines + [f"-6 {line}" for line in self._addresses_and_routes("node", 6)]
+
     def _set_sysctls(self) -> None:
         for name, namespace in self.namespaces.items():
-            values: dict[str, object] = dict(_EVERYWHERE)
-            if name in ROUTERS:
-                values.update(_ON_ROUTERS)
-                if name != "node":
-                    values.update(_ON_OTHER_ROUTERS)
-            if name == "fabric":
-                values.update(_ON_FABRIC)
-            if name == "node" and self._bridge:
-                values.update(_WITH_BRIDGE)
-            namespace.set_sysctls(values)
+            namespace.set_sysctls(self._sysctls(name))
+
+    def _sysctls(self, name: str) -> dict[str, object]:
+        values: dict[str, object] = dict(_EVERYWHERE)
+        if name in ROUTERS:
+            values.update(_ON_ROUTERS)
+            if name != "node":
+                values.update(_ON_OTHER_ROUTERS)
+        if name == "fabric":
+            values.update(_ON_FABRIC)
+        if name == "node" and self._bridge:
+            values.update(_WITH_BRIDGE)
+        return values
 
     def _links(self, name: str) -> Iterator[str]:
         yield from _UP if name != "fabric" else _UP[:1]

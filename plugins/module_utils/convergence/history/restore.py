@@ -10,14 +10,16 @@ before what goes, each of nftables and iptables changes in one transaction per t
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
+import functools
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, cast
 
 from ...addresses import FAMILIES
 from ...configuration.model import IPVS
 from ...dataplane.ipvs.draining import with_draining
 from ...errors import ProxyError
 from ...kernel.facts import node_facts
-from ...kernel.ipvs import TimeoutsResource
+from ...kernel.ipvs import RealServersResource, TimeoutsResource
+from ...kernel.ipvs_connections import used_connections
 from ...kernel.links import AddressesResource, DummyDeviceResource
 from ...kernel.modules import ModulesResource, modules_for
 from ...kernel.nftables.raw import RawTableResource
@@ -30,6 +32,7 @@ from ...preflight.findings import judge
 from ...resources import PlannedChange, Resource, Stage, apply_plan, plan
 from ..handles import KernelHandles
 from ..ledger import write_ledger
+from ..leftovers import StillConnected
 from ..lock import ConvergenceLock
 from ..report import Stopwatch, table_changes
 from ..request import TableChange
@@ -40,6 +43,7 @@ from .form import StateRecord
 from .state import NodeState, chains_resources, observe_state, of_family
 from .store import BEFORE_ROLLBACK, DEFAULT_DIRECTORY, DEFAULT_KEEP, History
 
+Table = Mapping[Any, Any]
 _CONNTRACK_MAX = "net.netfilter.nf_conntrack_max"
 _CONNTRACK_COUNT = "net.netfilter.nf_conntrack_count"
 
@@ -95,42 +99,78 @@ def _sysctl_stage(state: NodeState) -> Tuple[Stage, List[str]]:
     return Stage(SysctlsResource(kept), kept), warnings
 
 
-def _servers_stages(state: NodeState, resources: IpvsResources, family: str, loaded: bool) -> List[Stage]:
-    servers, real_servers = of_family(state.virtual_servers, family), of_family(state.real_servers, family)
+class _IpvsStages(NamedTuple):
+    """The stages of ipvs mode for one family: those that come before the chains, those that come after; and what stays
+    besides what was saved.
+    """
 
-    def draining(observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        return with_draining(real_servers, observed, resources.connections(), servers)
+    before: List[Stage]
+    after: List[Stage]
+    kept: StillConnected
+
+
+def _ipvs_stages(state: NodeState, resources: IpvsResources, family: str, loaded: bool) -> _IpvsStages:
+    """Where the state is one of another mode, what has connections in use stays, as where the mode is changed."""
+    servers, real_servers = of_family(state.virtual_servers, family), of_family(state.real_servers, family)
+    used = functools.partial(used_connections, family)
+    owned = resources.addresses, resources.elements
 
     def touched(resource: Resource[Any, Any]) -> Resource[Any, Any]:
         """Those that belong to Services now, or were saved: what others have made since then stays."""
-        owned = resources.addresses, resources.elements
         return OnlyOurServers(resource, *owned, state.virtual_servers) if loaded else resource
 
-    return [Stage(touched(resources.servers), servers), Stage(touched(resources.real_servers), draining)]
+    going = touched(resources.real_servers)
+    kept = StillConnected(going, resources.elements, used, loaded and not state.virtual_servers)
+
+    def with_kept(saved: Table, still: Callable[[Table], Table]) -> Callable[[Table], Table]:
+        return lambda observed: {**still(observed), **saved}
+
+    def draining(observed: Table) -> Table:
+        return {
+            **kept.real_servers(observed),
+            **with_draining(real_servers, observed, resources.connections(), servers),
+        }
+
+    before = [
+        Stage(resources.sets, with_kept(of_family(state.sets, family), kept.sets)),
+        Stage(resources.elements, with_kept(of_family(state.set_elements, family), kept.elements)),
+    ]
+    after = [
+        Stage(touched(resources.servers), with_kept(servers, kept.servers)),
+        Stage(going, draining),
+        Stage(resources.addresses, with_kept(of_family(state.addresses, family), kept.addresses)),
+    ]
+    return _IpvsStages(before, after, kept)
 
 
 def restore_stages(state: NodeState, handles: KernelHandles, check: bool) -> Tuple[List[Stage], List[str]]:
-    """The stages that make the node what the state says, in order, and warnings. Raises KernelError."""
+    """The stages that make the node what the state says, in order, and warnings. Raises KernelError.
+
+    Kernel parameters go first to a state of ipvs mode and last to another: without net.ipv4.vs.conntrack, IPVS would
+    not masquerade what it still serves.
+    """
     sysctls, warnings = _sysctl_stage(state)
     tables = _table_stages(state, handles, warnings)
-    stages = [sysctls, Stage(DummyDeviceResource(handles.route), state.devices)]
-    wanted = bool(state.sets or state.virtual_servers)
+    first, last = ([sysctls], []) if state.virtual_servers else ([], [sysctls])
+    device = DummyDeviceResource(handles.route)
     loaded = handles.has_ipvs() and handles.has_ipset()
-    if not wanted and not loaded:
+    if not state.sets and not state.virtual_servers and not loaded:
         addresses = [AddressesResource(handles.route, family) for family in FAMILIES]
         own = [Stage(item, of_family(state.addresses, family)) for item, family in zip(addresses, FAMILIES)]
-        return [*stages, *tables, *own], warnings
-    if state.timeouts and (loaded or not check):
-        stages.append(Stage(TimeoutsResource(handles.ipvs, state.timeouts), state.timeouts))
-    after: List[Stage] = []
-    for family in FAMILIES:
-        there = loaded or not check
-        resources = observed_once((ipvs_resources if there else unloaded_ipvs_resources)(handles, family))
-        stages.append(Stage(resources.sets, of_family(state.sets, family)))
-        stages.append(Stage(resources.elements, of_family(state.set_elements, family)))
-        after += _servers_stages(state, resources, family, there)
-        after.append(Stage(resources.addresses, of_family(state.addresses, family)))
-    return [*stages, *tables, *after], warnings
+        return [*first, Stage(device, state.devices), *tables, *own, *last], warnings
+    there = loaded or not check
+    find = ipvs_resources if there else unloaded_ipvs_resources
+    families = [_ipvs_stages(state, observed_once(find(handles, family)), family, there) for family in FAMILIES]
+
+    def devices(observed: Table) -> Table:
+        return {**state.devices, **(observed if any(item.kept.any() for item in families) else {})}
+
+    first.append(Stage(device, devices))
+    if state.timeouts and there:
+        first.append(Stage(TimeoutsResource(handles.ipvs, state.timeouts), state.timeouts))
+    before = [stage for item in families for stage in item.before]
+    after = [stage for item in families for stage in item.after]
+    return [*first, *before, *tables, *after, *last], warnings
 
 
 def _table_stages(state: NodeState, handles: KernelHandles, warnings: List[str]) -> List[Stage]:
@@ -161,6 +201,16 @@ def _module_stages(state: NodeState) -> List[Stage]:
     schedulers = sorted({server.scheduler for server in state.virtual_servers.values()})
     modules = ModulesResource(modules_for(IPVS, schedulers, node_facts().kernel_version))
     return [Stage(modules, modules.desired())]
+
+
+def _staying(state: NodeState, planned: Sequence[PlannedChange]) -> List[str]:
+    """A warning if real servers stay behind for their connections."""
+    servers = [item for item in planned if item.resource.name.startswith(RealServersResource.name)]
+    count = sum(item.entries - len(item.change.removed) for item in servers)
+    if state.virtual_servers or not count:
+        return []
+    text = "stay with their virtual servers until their connections have ended; go back to the same state again then"
+    return [f"{count} real servers of IPVS {text}"]
 
 
 def _differs(planned: Sequence[PlannedChange]) -> bool:
@@ -209,14 +259,18 @@ def restore(
     with watch.stage("observe"):
         stages, more = restore_stages(state, handles, check)
         planned = plan(stages)
-    saved = None
+    saved, rest = None, planned
     if not check and _differs(planned):
         with watch.stage("save"):
             before = observe_state(handles, IPVS if state.mode() == IPVS else "", state.exclude_cidrs)
             saved = history.save(before, BEFORE_ROLLBACK, [record.number]).number
         with watch.stage("apply"):
-            watch.seconds.update(apply_plan(planned))
+            # What goes is looked at again when what comes is there: connections that began meanwhile are seen.
+            watch.add(apply_plan(planned, removals=False))
+            rest = plan(restore_stages(state, handles, check)[0])
+            watch.add(apply_plan(rest))
             # The next convergence looks for stale connection tracking entries of UDP Services.
             write_ledger(request.state_directory, {})
     changes = table_changes([*modules, *planned], request.describe)
+    more += _staying(state, rest)
     return RollbackReport(record, bool(changes), changes, saved, stopped, (*warnings, *more), dict(watch.seconds))

@@ -1,0 +1,135 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is done on the node through which the load of :mod:`tests.kernel.test_migration_load` goes.
+
+It runs in the node's network namespace, or on the node's own kernel (:mod:`tests.lab.calls`), so arguments and
+results are what JSON can say.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import List, Optional, Sequence
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import (
+    RollbackRequest,
+    rollback,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.archive import pack
+from tests.conformance.wirelab.cases import load_case
+from tests.kernel.agent_node import AgentNode
+from tests.lab import recorded
+
+ROOT = Path(__file__).resolve().parents[2]
+CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "nodeport-cluster"))
+COUNTERS = re.compile(r"\[\d+:\d+\]")
+IPVS_SYSCTLS = {"conntrack": 1, "expire_nodest_conn": 1, "expire_quiescent_template": 1}
+
+
+def _run(command: Sequence[str], text: Optional[str] = None) -> str:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command}: {done.stderr}")
+    return done.stdout
+
+
+class UpgradedAgent(AgentNode):
+    """The agent, run from an archive as the role agent installs it."""
+
+    def __init__(self, scratch: Path, mode: str) -> None:
+        super().__init__(scratch, mode)
+        for item in CASE.snapshots()[0]:
+            self.store.put(item)
+        addresses = {name: self.configuration[name] for name in ("healthzBindAddress", "metricsBindAddress")}
+        self.configuration = {**CASE.proxy_configuration(mode, "", None), **addresses}
+        self.write_configuration()
+
+    def _command(self, *words: str) -> List[str]:
+        return [sys.executable, str(self.scratch / "kubenode-proxy.pyz"), *words]
+
+    def install(self, stamp: str) -> None:
+        """Put an archive in place of the one that is there; ``stamp`` makes it another one."""
+        content = pack(str(ROOT / "plugins" / "module_utils")).content
+        fresh = self.scratch / "new.pyz"
+        fresh.write_bytes(content)
+        with zipfile.ZipFile(fresh, "a") as archive:
+            archive.comment = stamp.encode()
+        fresh.rename(self.scratch / "kubenode-proxy.pyz")
+
+
+class LoadedNode:
+    """The node of the conformance lab; what it needs to remember lies in ``scratch``."""
+
+    def __init__(self, scratch: str) -> None:
+        self._scratch = Path(scratch)
+        self._agent: Optional[UpgradedAgent] = None
+
+    def load_recorded(self, mode: str, variant: str) -> None:
+        """Program what kube-proxy had programmed."""
+        recorded.load(Path(CASE.file(f"state-{mode}.txt")), _run, variant)
+        if mode == "ipvs":
+            for name, value in IPVS_SYSCTLS.items():
+                Path("/proc/sys/net/ipv4/vs", name).write_text(str(value), encoding="ascii")
+
+    def converge(self, mode: str) -> int:
+        """Converge, and return the number of the state that was saved before."""
+        report = converge(
+            Request(
+                cluster=ClusterState.from_objects(CASE.snapshots()[0]),
+                configuration=load(CASE.proxy_configuration(mode, "", None)).configuration,
+                node_name=CASE.node,
+                mode=mode,
+                state_directory=str(self._scratch / "state"),
+                history_directory=str(self._scratch / "history"),
+                keep_states=20,
+            )
+        )
+        return report.saved_state or 0
+
+    def back_to(self, number: int) -> None:
+        """Go back to a saved state."""
+        rollback(
+            RollbackRequest(
+                to=number,
+                history_directory=str(self._scratch / "history"),
+                keep=20,
+                stop_units=False,
+                state_directory=str(self._scratch / "state"),
+            )
+        )
+
+    def programmed(self, mode: str, variant: str) -> List[str]:
+        """What is programmed, as the mode's own tools print it, without counters and in no order."""
+        if mode == "nftables":
+            return sorted(_run(["nft", "-s", "list", "ruleset"]).splitlines())
+        texts = [_run([f"{family}-{variant}-save"]) for family in ("iptables", "ip6tables")]
+        if mode == "ipvs":
+            texts += [_run(["ipvsadm", "-Sn"]), _run(["ipset", "save"])]
+        lines = [COUNTERS.sub("", line) for text in texts for line in text.splitlines() if not line.startswith("#")]
+        return sorted(re.sub(r" initval 0x\w+", "", line) for line in lines)
+
+    def start_agent(self, mode: str, stamp: str) -> None:
+        """Install an archive and start the agent from it; returns after its first sync."""
+        if self._agent is None:
+            self._agent = UpgradedAgent(self._scratch, mode)
+        self._agent.install(stamp)
+        self._agent.start()
+
+    def stop_agent(self, number: int) -> None:
+        """End the agent with this signal."""
+        assert self._agent is not None
+        self._agent.stop(number)
+
+    def close(self) -> None:
+        """End what still runs."""
+        if self._agent is not None:
+            self._agent.close()

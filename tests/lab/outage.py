@@ -1,0 +1,62 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A client that asks a Service again and again, and tells for how long it was not answered."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import List, Tuple
+
+from . import system
+
+# A connection that the node cannot deliver is given up after this time, and tried again.
+CONNECT_SECONDS = 0.2
+# One that was made while rules were missing may get no answer.
+ANSWER_SECONDS = 2.0
+
+
+class Client(threading.Thread):
+    """Connects to an address and port from a network namespace, with a pause of some milliseconds, until closed.
+
+    ``says``: what it sends first, if anything; then it waits for the first byte, or for the end of the connection.
+    """
+
+    def __init__(self, namespace: str, address: str, port: int = 80, says: bytes = b"") -> None:
+        super().__init__(daemon=True)
+        self._namespace, self._address, self._says = namespace, (address, port), says
+        self._end = threading.Event()
+        #: Of each connection: when it was begun and ended (time.monotonic), and what was wrong, if anything.
+        self.results: List[Tuple[float, float, str]] = []
+        self.start()
+
+    def run(self) -> None:
+        """Ask until the end."""
+        system.enter(self._namespace, system.CLONE_NEWNET)
+        while not self._end.wait(0.01):
+            started = time.monotonic()
+            problem = ""
+            try:
+                with socket.create_connection(self._address, CONNECT_SECONDS) as sock:
+                    sock.settimeout(ANSWER_SECONDS)
+                    sock.sendall(self._says)
+                    sock.recv(1)
+            except OSError as error:
+                problem = str(error) or type(error).__name__
+            self.results.append((started, time.monotonic(), problem))
+
+    def answered_since(self, moment: float) -> bool:
+        """Whether three connections in a row, begun after the moment, have been answered."""
+        last = self.results[-3:]
+        return len(last) == 3 and all(started > moment and not problem for started, _ended, problem in last)
+
+    def outage(self, moment: float) -> float:
+        """Seconds from the moment until the last failure after it was over; 0 if there was none."""
+        return max([ended - moment for _started, ended, problem in self.results if problem and ended > moment] + [0.0])
+
+    def close(self, seconds: float = 60.0) -> None:
+        """End it, within so many seconds."""
+        self._end.set()
+        self.join(seconds)

@@ -1,0 +1,174 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""QEMU: a node on Debian's own kernel, which has IPVS, iptables nft and nftables all together, unlike Debian's UML.
+
+The processor is emulated in software, so no support for virtualisation is needed: a few seconds from start to the
+first program, and programs at about a tenth of their speed. As in user-mode Linux the guest's root is the host's file
+system under an overlay in memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import List, Optional, Sequence
+
+from tests.lab.calls import Remote, RemoteError
+from tests.lab.node import Specification, shared_tag
+from tests.lab.stock_kernel import StockKernel, stock_kernel
+from tests.lab.system import LabError, inside, ip_batch
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# linux/if_tun.h
+_TUNSETIFF = 0x400454CA
+_IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
+# Of these the emulation has nothing to fear, and they are costly in it.
+_KERNEL = ("console=ttyS0", "quiet", "panic=-1", "mitigations=off")
+CALLS = "calls"
+
+
+def open_tap(namespace: str, name: str) -> int:
+    """Make a device in the network namespace at ``namespace`` (a path), the other end of a device of a guest.
+
+    Returns the descriptor that the guest's device is made of.
+    """
+    with inside(namespace):
+        descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
+        fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
+        # A guest that is held up for a moment, as on a busy machine, loses nothing.
+        ip_batch([f"link set {name} txqueuelen 10000"])
+    return descriptor
+
+
+def missing() -> Optional[str]:
+    """What this host lacks for QEMU nodes, as one line with the remedy; None if nothing."""
+    if os.uname().machine != "x86_64":
+        return f"the emulated node is an x86_64 machine, this host is {os.uname().machine}"
+    if os.geteuid() != 0:
+        return "emulated nodes need root (the host's files are their root): run as root"
+    if shutil.which("qemu-system-x86_64") is None:
+        return "qemu-system-x86_64 is not installed: apt-get install qemu-system-x86"
+    return None
+
+
+def command(kernel: StockKernel, memory: str, root: Sequence[str], program: Sequence[str]) -> List[str]:
+    """The command that starts a guest without devices. ``root``: see :data:`stock_kernel.FIRST_PROGRAM`, and variables
+    for the first program, which is ``program``.
+    """
+    # The guest does not outlive the process that started it, however that ends.
+    argv = [
+        "setpriv",
+        "--pdeathsig",
+        "KILL",
+        "qemu-system-x86_64",
+        "-accel",
+        "tcg,thread=multi",
+        "-cpu",
+        "max",
+        "-smp",
+        "2",
+        "-m",
+        memory,
+    ]
+    argv += ["-M", "q35", "-nodefaults", "-display", "none"]
+    argv += ["-kernel", str(kernel.image), "-initrd", str(kernel.first_root)]
+    return [*argv, "-append", " ".join([*_KERNEL, *root, "--", *program])]
+
+
+def share(path: str, tag: str, more: str = "") -> List[str]:
+    """Arguments that give a guest a directory of the host."""
+    return ["-virtfs", f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap{more}"]
+
+
+def network(number: int, backend: str, mac: str) -> List[str]:
+    """Arguments that give a guest a network device. ``backend``: how QEMU finds the tap device at its other end."""
+    device = f"virtio-net-pci,netdev=net{number},mac={mac},romfile="
+    return ["-netdev", f"tap,id=net{number},{backend}", "-device", device]
+
+
+def _own_root() -> List[str]:
+    """The words for a guest whose root is the host's."""
+    words = [
+        "root.type=9p",
+        "root.options=trans=virtio,version=9p2000.L,cache=loose,msize=512000,ro",
+        "root.source=root",
+    ]
+    return [*words, f"PYTHONPATH={ROOT}", "PYTHONDONTWRITEBYTECODE=1", f"PATH={os.environ['PATH']}"]
+
+
+class Machine:
+    """A running guest that becomes the specified node; a context manager.
+
+    ``devices`` are its network devices, eth0 and so on, as :func:`open_tap` returns them; they are closed here. The
+    guest's console is in ``console`` in the scratch directory.
+    """
+
+    def __init__(self, specification: Specification, devices: Sequence[int], memory: str) -> None:
+        problem = missing()
+        if problem:
+            raise LabError(problem)
+        self.scratch = Path(specification.scratch)
+        kernel = stock_kernel()
+        specification = specification._replace(kernel=str(kernel.modules), shared="9p")
+        specification.save(self.scratch / "specification.json")
+        program = [sys.executable, "-m", "tests.lab.node", f"{self.scratch}/specification.json"]
+        argv = command(kernel, memory, _own_root(), program)
+        argv += ["-no-reboot", "-serial", f"file:{self.scratch}/console", *share("/", "root", ",readonly=on")]
+        for number, path in enumerate([*specification.writable, specification.scratch]):
+            argv += share(path, shared_tag(number))
+        argv += ["-chardev", f"socket,id=calls,path={self.scratch}/calls,server=on,wait=off"]
+        argv += ["-device", "virtio-serial", "-device", f"virtserialport,chardev=calls,name={CALLS}"]
+        for number, descriptor in enumerate(devices):
+            argv += network(number, f"fd={descriptor}", f"02:4b:4e:00:01:{number:02x}")
+        with open(self.scratch / "qemu.log", "wb") as log:
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=devices
+            )
+        for descriptor in devices:
+            os.close(descriptor)
+
+    def __enter__(self) -> Machine:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def remote(self, timeout: float) -> Remote:
+        """The object that the guest serves at its port :data:`CALLS`.
+
+        ``timeout``: seconds to wait for it, and for any call.
+
+        Raises LabError with the guest's last words if it does not get so far.
+        """
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(timeout)
+        deadline = time.monotonic() + 30
+        try:
+            while connection.connect_ex(f"{self.scratch}/calls"):
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise LabError(f"the emulated machine did not start:\n{self._last_words()}")
+                time.sleep(0.05)
+            return Remote(connection, timeout)
+        except (OSError, RemoteError) as error:
+            connection.close()
+            raise LabError(f"the emulated machine does not answer: {error}:\n{self._last_words()}") from error
+
+    def _last_words(self) -> str:
+        files = [self.scratch / name for name in ("qemu.log", "console", "error", "output")]
+        return "\n".join(path.read_text(errors="replace")[-3000:] for path in files if path.exists())
+
+    def close(self) -> None:
+        """End the guest."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
