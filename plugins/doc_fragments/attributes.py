@@ -7,7 +7,11 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """``kubenode.proxy.attributes``: what every module supports, unless the module says otherwise itself."""
+    """``kubenode.proxy.attributes``: what every module supports, unless the module says otherwise itself.
+
+    ``attributes.posix``: the same for modules that run where the collection is.
+    ``attributes.cluster``: for modules that change the cluster.
+    """
 
     DOCUMENTATION = r"""
 attributes:
@@ -29,4 +33,26 @@ attributes:
     support: full
     platforms: linux
     description: Target operating system.
+"""
+
+    # What else holds for some modules is given before the above, since the first that names an attribute counts.
+    POSIX = r"""
+attributes:
+  platform:
+    description: Hosts on which it works.
+    support: full
+    platforms: posix
+"""
+
+    CLUSTER = r"""
+attributes:
+  check_mode:
+    description: Reads from the API server and tells what would change.
+    support: full
+  platform:
+    description: Hosts on which it works.
+    support: full
+    platforms: posix
+requirements:
+  - the Python package kubernetes
 """

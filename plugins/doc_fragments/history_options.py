@@ -7,19 +7,14 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """``kubenode.proxy.history_options``: where saved states are, and how many are kept."""
+    """``kubenode.proxy.history_options``: where saved states are."""
 
     DOCUMENTATION = r"""
 options:
   history_directory:
     description:
-      - Directory on the node for the states that are saved before changes. It must belong to root, and no one else may
-        write into it; it is made so if it does not exist.
+      - Directory on the node for the states that are saved before changes, the same for all modules. It must belong to
+        root, and no one else may write into it; it is made so if it does not exist.
     type: path
     default: /var/lib/kubenode-proxy-history
-  keep_states:
-    description:
-      - How many saved states are kept. The oldest are removed.
-    type: int
-    default: 5
 """

@@ -58,20 +58,4 @@ options:
     type: list
     elements: str
     default: []
-  lock_timeout:
-    description:
-      - Seconds to wait for another convergence of the same node, and for the lock of iptables.
-    type: float
-    default: 30.0
-  state_directory:
-    description:
-      - Directory for the lock and for what must be remembered from one convergence to the next. It should not outlive
-        a reboot.
-    type: path
-    default: /run/kubenode-proxy
-  diff_lines:
-    description:
-      - Up to how many lines per table a diff shows of each side; it says how many are left out. V(0) shows all.
-    type: int
-    default: 200
 """

@@ -17,6 +17,7 @@ description:
   - The rights are to list and watch Services, EndpointSlices, Nodes and ServiceCIDRs, and to create events.
   - Set C(no_log) on the task, or on what uses its result, because the result holds the token.
 extends_documentation_fragment:
+  - kubenode.proxy.attributes.cluster
   - kubenode.proxy.attributes
   - kubenode.proxy.kubernetes_api
 options:
@@ -36,18 +37,9 @@ options:
     choices: [present, absent]
     default: present
 attributes:
-  check_mode:
-    description: Reads from the API server and tells what would change.
-    support: full
   diff_mode:
     description: The result names what has changed.
     support: none
-  platform:
-    description: Hosts on which it works.
-    support: full
-    platforms: posix
-requirements:
-  - the Python package kubernetes
 seealso:
   - module: kubenode.proxy.agent_archive
 """
@@ -101,11 +93,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.account imp
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection, make_client
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
-    api_parameters,
-    api_spec,
-    has_api_source,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_connection, api_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
@@ -123,10 +111,7 @@ def _authority(connection: ApiConnection) -> str:
 def access(module: AnsibleModule) -> Dict[str, Any]:
     """Make or remove the account and return what a kubeconfig needs."""
     parameters = module.params
-    chosen = api_parameters(parameters, os.environ)
-    if not has_api_source(chosen):
-        raise ConfigurationError("no API server: give kubeconfig, context or host, or set K8S_AUTH_KUBECONFIG")
-    connection = ApiConnection(**chosen)
+    connection = api_connection(parameters, os.environ)
     client = ApiClient(connection, parameters["api_timeout"])
     account = Account(parameters["namespace"], parameters["name"])
     try:

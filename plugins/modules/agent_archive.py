@@ -16,6 +16,7 @@ description:
   - The same source gives the same bytes; the hash of the source is the version of the application.
   - Runs where the collection is, on the controller. The role P(kubenode.proxy.agent#role) uses it.
 extends_documentation_fragment:
+  - kubenode.proxy.attributes.posix
   - kubenode.proxy.attributes
 options:
   source:
@@ -38,10 +39,6 @@ attributes:
   diff_mode:
     description: The file is not text.
     support: none
-  platform:
-    description: Hosts on which it works.
-    support: full
-    platforms: posix
 seealso:
   - module: kubenode.proxy.agent_libraries
 """

@@ -18,6 +18,7 @@ description:
     uses it.
   - An archive that is already in O(directory) for the same target, requirements and wheels is taken as it is.
 extends_documentation_fragment:
+  - kubenode.proxy.attributes.posix
   - kubenode.proxy.attributes
 options:
   directory:
@@ -47,10 +48,6 @@ attributes:
   diff_mode:
     description: The archive is not text.
     support: none
-  platform:
-    description: Hosts on which it works.
-    support: full
-    platforms: posix
 requirements:
   - pip 22 or later
 seealso:

@@ -18,6 +18,7 @@ description:
   - What changes all the time and is of no use to a service proxy, such as the heartbeats of the nodes, is left out,
     so that an unchanged cluster gives an unchanged file.
 extends_documentation_fragment:
+  - kubenode.proxy.attributes.posix
   - kubenode.proxy.attributes
   - kubenode.proxy.kubernetes_api
 options:
@@ -54,10 +55,6 @@ attributes:
   diff_mode:
     description: Names the objects that differ.
     support: full
-  platform:
-    description: Hosts on which it works.
-    support: full
-    platforms: posix
 requirements:
   - the Python package kubernetes, only to read from an API server
   - the Python package PyYAML, only if O(source_file) is YAML

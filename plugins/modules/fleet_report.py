@@ -17,6 +17,7 @@ description:
   - The page is one file that loads nothing, so that it can be opened from a disk, sent by mail or kept.
   - Runs where the results are, on the controller. The playbook kubenode.proxy.report gathers them and calls it.
 extends_documentation_fragment:
+  - kubenode.proxy.attributes.posix
   - kubenode.proxy.attributes
 options:
   source:
@@ -56,10 +57,6 @@ attributes:
     support: none
   idempotent:
     support: none
-  platform:
-    description: Hosts on which it works.
-    support: full
-    platforms: posix
 seealso:
   - module: kubenode.proxy.service_proxy_info
 """

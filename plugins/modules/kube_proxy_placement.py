@@ -19,6 +19,7 @@ description:
   - Everything else in the DaemonSet stays as it is. Since the rule changes its pod template, the cluster replaces all
     pods of the DaemonSet once, a few at a time, when the rule is put in and when it is removed.
 extends_documentation_fragment:
+  - kubenode.proxy.attributes.cluster
   - kubenode.proxy.attributes
   - kubenode.proxy.kubernetes_api
 options:
@@ -60,23 +61,14 @@ options:
     type: float
     default: 300
 attributes:
-  check_mode:
-    description: Reads from the API server and tells what would change.
-    support: full
   diff_mode:
     description: Shows the affinity of the DaemonSet and the label of the nodes, before and after.
     support: full
-  platform:
-    description: Hosts on which it works.
-    support: full
-    platforms: posix
 notes:
   - Needs the rights to get and patch the DaemonSet, to get and patch nodes, to list pods in its namespace, and, for
     O(remove_rule), to list nodes.
   - What re-creates the DaemonSet from its own manifest (C(kubeadm upgrade), a managed add-on, a GitOps controller)
     removes the rule, and kube-proxy returns to all nodes. Tell it to leave kube-proxy alone, or give it the rule.
-requirements:
-  - the Python package kubernetes
 seealso:
   - module: kubenode.proxy.service_proxy
 """
@@ -124,7 +116,6 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.placement import (
     DEFAULT_LABEL,
     Placement,
@@ -132,24 +123,18 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.placement i
     Waiting,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
-    api_parameters,
-    api_spec,
-    has_api_source,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_connection, api_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
 def placed(module: AnsibleModule) -> Dict[str, Any]:
     """Keep kube-proxy off the nodes, or bring it back, and return what was changed."""
     parameters = module.params
-    chosen = api_parameters(parameters, os.environ)
-    if not has_api_source(chosen):
-        raise ConfigurationError("no API server: give kubeconfig, context or host, or set K8S_AUTH_KUBECONFIG")
+    connection = api_connection(parameters, os.environ)
     if parameters["remove_rule"] and parameters["state"] != "absent":
         raise ConfigurationError("remove_rule: goes with state absent only")
     placement = Placement(parameters["namespace"], parameters["name"], parameters["label"])
-    client = ApiClient(ApiConnection(**chosen), parameters["api_timeout"])
+    client = ApiClient(connection, parameters["api_timeout"])
     try:
         placer = Placer(client, placement, module.check_mode, Waiting(parameters["wait_timeout"]))
         if parameters["state"] == "present":

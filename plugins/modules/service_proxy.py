@@ -20,6 +20,7 @@ description:
 extends_documentation_fragment:
   - kubenode.proxy.attributes
   - kubenode.proxy.proxy_options
+  - kubenode.proxy.convergence_options
   - kubenode.proxy.history_options
   - kubenode.proxy.kubernetes_api
 options:

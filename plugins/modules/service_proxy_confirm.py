@@ -20,6 +20,7 @@ description:
     the node can still be reached. The role P(kubenode.proxy.service_proxy#role) does all of this.
 extends_documentation_fragment:
   - kubenode.proxy.attributes
+  - kubenode.proxy.history_options
 options:
   state:
     description:
@@ -41,10 +42,6 @@ options:
       - Seconds within which all probes have to succeed. They are repeated until then.
     type: float
     default: 15.0
-  history_directory:
-    description: The directory of saved states, the same as that of M(kubenode.proxy.service_proxy).
-    type: path
-    default: /var/lib/kubenode-proxy-history
 attributes:
   check_mode:
     description: Runs the probes, and tells whether a change waits, without confirming it.

@@ -18,6 +18,7 @@ description:
 extends_documentation_fragment:
   - kubenode.proxy.attributes
   - kubenode.proxy.proxy_options
+  - kubenode.proxy.convergence_options
   - kubenode.proxy.kubernetes_api
 attributes:
   check_mode:
@@ -27,10 +28,6 @@ attributes:
     description:
       - Returns what differs from the cluster state, one entry per table, in the syntax of the table's usual tool.
     support: full
-  platform:
-    description: Hosts on which it works.
-    support: full
-    platforms: linux
 notes:
   - Needs root, because the kernel shows its tables to nobody else.
 requirements:

@@ -21,6 +21,7 @@ description:
 extends_documentation_fragment:
   - kubenode.proxy.attributes
   - kubenode.proxy.history_options
+  - kubenode.proxy.convergence_options
 options:
   to:
     description:
@@ -33,19 +34,11 @@ options:
         run. They would undo the rollback. Whether they start at the next boot stays as it is.
     type: bool
     default: true
-  lock_timeout:
-    description: Seconds to wait for a convergence of the same node, and for the lock of iptables.
-    type: float
-    default: 30.0
-  state_directory:
-    description: Directory of the lock, the same as that of M(kubenode.proxy.service_proxy).
-    type: path
-    default: /run/kubenode-proxy
-  diff_lines:
+  keep_states:
     description:
-      - Up to how many lines per table a diff shows of each side; it says how many are left out. V(0) shows all.
+      - How many saved states are kept. The oldest are removed.
     type: int
-    default: 200
+    default: 5
 notes:
   - Needs root.
   - A change that waits to be confirmed is withdrawn by a rollback; see M(kubenode.proxy.service_proxy_confirm).
@@ -152,6 +145,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history
     rollback,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import History
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import convergence_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.history import (
     history_spec,
@@ -198,9 +192,7 @@ def main() -> None:
         argument_spec={
             "to": {"type": "int"},
             "stop_agent": {"type": "bool", "default": True},
-            "lock_timeout": {"type": "float", "default": 30.0},
-            "state_directory": {"type": "path", "default": "/run/kubenode-proxy"},
-            "diff_lines": {"type": "int", "default": 200},
+            **convergence_spec(),
             **history_spec(),
         },
         supports_check_mode=True,

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Tuple
 
+from ..cluster.connection import ApiConnection
+from ..errors import ConfigurationError
+
 Spec = Dict[str, Dict[str, Any]]
 
 # Option -> environment variables, first one set wins; the names that kubernetes.core uses, then those of kubectl.
@@ -64,6 +67,13 @@ def proxy_spec() -> Spec:
         "configuration": {"type": "dict"},
         "fallback": {"type": "str", "choices": ["iptables"]},
         "ignore_findings": {"type": "list", "elements": "str", "default": []},
+        **convergence_spec(),
+    }
+
+
+def convergence_spec() -> Spec:
+    """Options of all modules that change a node as a convergence does, or tell what one would change."""
+    return {
         "lock_timeout": {"type": "float", "default": 30.0},
         "state_directory": {"type": "path", "default": "/run/kubenode-proxy"},
         "diff_lines": {"type": "int", "default": 200},
@@ -102,3 +112,11 @@ def _is_true(text: str) -> bool:
 def has_api_source(chosen: Mapping[str, Any]) -> bool:
     """Whether the result of :func:`api_parameters` names an API server."""
     return any(chosen[option] for option in API_SOURCES)
+
+
+def api_connection(parameters: Mapping[str, Any], environment: Mapping[str, str]) -> ApiConnection:
+    """The connection that a module's options and the environment tell. Raises ConfigurationError if they tell none."""
+    chosen = api_parameters(parameters, environment)
+    if not has_api_source(chosen):
+        raise ConfigurationError("no API server: give kubeconfig, context or host, or set K8S_AUTH_KUBECONFIG")
+    return ApiConnection(**chosen)
