@@ -13,20 +13,15 @@ Service has ``--endpoints`` endpoints. Prints one line of JSON for each number o
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import select
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
-from tests.lab import system
 
 # isort: split
 
@@ -35,7 +30,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.notifications
 from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.model import VirtualServerKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import IpvsSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import NETLINK_NETFILTER
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service
+from tests.benchmarks import agent_runs
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice
 
 GIVE_UP_SECONDS = 120.0
 _NFTABLES_GROUP = 7
@@ -81,10 +77,7 @@ def servers_changed() -> Callable[[int], Callable[[], bool]]:
 
 
 def measure(node: AgentNode, services: int, endpoints: int, changes: int) -> dict[str, Any]:
-    """Fill the cluster, start the agent, and change one Service after the other."""
-    for number in range(1, services + 1):
-        node.store.put(service(number))
-        node.store.put(endpoint_slice(number, count=endpoints))
+    """Start the agent, and change one Service after the other."""
     began = time.monotonic()
     node.start()
     first_sync = time.monotonic() - began
@@ -127,27 +120,14 @@ def measure(node: AgentNode, services: int, endpoints: int, changes: int) -> dic
 
 def main() -> int:
     """Measure as the arguments say."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", default="iptables", choices=["iptables", "ipvs", "nftables"])
-    parser.add_argument("--variant", default="", choices=["", "nft", "legacy"], help="which iptables")
-    parser.add_argument("--services", default="100,1000,5000")
-    parser.add_argument("--endpoints", type=int, default=5, help="for each Service")
+    parser = agent_runs.parser(__doc__, "iptables")
     parser.add_argument("--changes", type=int, default=50)
     arguments = parser.parse_args()
-    system.ip_batch(["link set lo up"])
-    for services in map(int, arguments.services.split(",")):
-        with tempfile.TemporaryDirectory() as scratch:
-            node = AgentNode(Path(scratch), arguments.mode, arguments.variant)
-            node.kernel_variant = arguments.variant
-            try:
-                result = measure(node, services, arguments.endpoints, arguments.changes)
-                sys.stdout.write(json.dumps(result) + "\n")
-                sys.stdout.flush()
-                node.stop()
-                node.run("cleanup", "--state-directory", str(Path(scratch) / "run"))
-            finally:
-                node.close()
-    return 0
+    return agent_runs.run(
+        arguments,
+        arguments.variant,
+        lambda node, services: measure(node, services, arguments.endpoints, arguments.changes),
+    )
 
 
 if __name__ == "__main__":

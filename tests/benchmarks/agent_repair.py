@@ -14,14 +14,10 @@ foreign command's start until everything is as before. ``--without-tap``: ipvs w
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
@@ -29,7 +25,8 @@ from tests.lab import system
 
 # isort: split
 
-from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, service, wait_for
+from tests.benchmarks import agent_runs
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, wait_for
 
 SETTLE_SECONDS, IDLE_SECONDS, GIVE_UP_SECONDS = 45.0, 60.0, 120.0
 
@@ -105,11 +102,8 @@ def repaired(node: AgentNode, commands: Commands) -> float:
     return round(time.monotonic() - started, 2)
 
 
-def measure(node: AgentNode, services: int, endpoints: int, commands: Dict[str, Commands]) -> Dict[str, Any]:
-    """Fill the cluster, start the agent, let it idle, and then damage the node in every way."""
-    for number in range(1, services + 1):
-        node.store.put(service(number))
-        node.store.put(endpoint_slice(number, count=endpoints))
+def measure(node: AgentNode, services: int, commands: Dict[str, Commands]) -> Dict[str, Any]:
+    """Start the agent, let it idle, and then damage the node in every way."""
     node.start()
     time.sleep(SETTLE_SECONDS)
     load, processor = os.getloadavg()[0], node.processor_seconds()
@@ -134,14 +128,9 @@ def measure(node: AgentNode, services: int, endpoints: int, commands: Dict[str, 
 
 def main() -> int:
     """Measure as the arguments say."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", default="nftables", choices=["iptables", "ipvs", "nftables"])
-    parser.add_argument("--variant", default="", choices=["", "nft", "legacy"], help="which iptables")
-    parser.add_argument("--services", default="100,1000,5000")
-    parser.add_argument("--endpoints", type=int, default=5, help="for each Service")
+    parser = agent_runs.parser(__doc__, "nftables")
     parser.add_argument("--without-tap", action="store_true", help="ipvs: no netlink monitoring device")
     arguments = parser.parse_args()
-    system.ip_batch(["link set lo up"])
     if arguments.without_tap:
         # What has the name but is of another kind is left alone.
         system.ip_batch(["link add kube-nlmon0 type dummy"])
@@ -151,18 +140,7 @@ def main() -> int:
         "iptables": lambda: iptables_commands(f"iptables-{variant}"),
         "ipvs": lambda: {**ipvs_commands(), **iptables_commands(f"iptables-{variant}")},
     }
-    for services in map(int, arguments.services.split(",")):
-        with tempfile.TemporaryDirectory() as scratch:
-            node = AgentNode(Path(scratch), arguments.mode, variant)
-            try:
-                result = measure(node, services, arguments.endpoints, make[arguments.mode]())
-                sys.stdout.write(json.dumps(result) + "\n")
-                sys.stdout.flush()
-                node.stop()
-                node.run("cleanup", "--state-directory", str(Path(scratch) / "run"))
-            finally:
-                node.close()
-    return 0
+    return agent_runs.run(arguments, variant, lambda node, services: measure(node, services, make[arguments.mode]()))
 
 
 if __name__ == "__main__":
