@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Dict, List, Optional, Sequence, Tuple, Type
 
-from tests.lab import system
+from tests.lab import ssh, system
 from tests.lab.node import Specification
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,10 +74,7 @@ class Fleet:
     # ---- parts
 
     def _make(self) -> None:
-        for name in ("key", "hostkey"):
-            system.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", str(self.directory / name)])
-        public = (self.directory / "hostkey.pub").read_text(encoding="ascii")
-        (self.directory / "known_hosts").write_text(f"* {public}", encoding="ascii")
+        ssh.make_keys(self.directory, "*")
         lines = [f"netns add {self.controller}"]
         system.ip_batch(lines)
         system.ip_batch(
@@ -102,23 +98,6 @@ class Fleet:
         )
         scratch = self.directory / name
         scratch.mkdir()
-        for file in ("hostkey", "key.pub"):
-            (scratch / file).write_bytes((self.directory / file).read_bytes())
-        (scratch / "hostkey").chmod(0o600)
-        lines = [
-            f"ListenAddress {self.address(number)}",
-            f"HostKey {scratch}/hostkey",
-            f"AuthorizedKeysFile {scratch}/key.pub",
-            "PermitRootLogin prohibit-password",
-            "StrictModes no",
-            "UsePAM no",
-            "UseDNS no",
-            "PidFile none",
-            "MaxStartups 100",
-            "MaxSessions 100",
-            "Subsystem sftp internal-sftp",
-        ]
-        (scratch / "sshd_config").write_text("\n".join(lines) + "\n", encoding="ascii")
         specification = Specification(
             hostname=name,
             scratch=str(scratch),
@@ -129,32 +108,17 @@ class Fleet:
                 f"addr add {self.address(number)}/16 dev eth0",
                 f"route add default via {CONTROLLER}",
             ],
-            environment={"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/root", "LANG": "C.UTF-8"},
-            sshd=str(scratch / "sshd_config"),
+            environment=ssh.ENVIRONMENT,
+            sshd=str(ssh.prepare_server(self.directory, scratch, self.address(number))),
         )
-        specification.save(scratch / "specification.json")
-        argv = [sys.executable, "-m", "tests.lab.node", str(scratch / "specification.json"), f"/run/netns/{space}"]
-        with open(scratch / "console", "wb") as console:
-            self.processes.append(
-                subprocess.Popen(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=console,
-                    stderr=console,
-                    env={**os.environ, "PYTHONPATH": str(ROOT)},
-                    start_new_session=True,
-                )
-            )
+        self.processes.append(ssh.start_namespace_node(specification, f"/run/netns/{space}"))
 
     def _wait(self, number: int, name: str, timeout: float = 120) -> None:
         deadline = time.monotonic() + timeout
         while True:
-            with system.socket_inside(f"/run/netns/{self.controller}", socket.AF_INET, socket.SOCK_STREAM) as client:
-                client.settimeout(2)
-                with contextlib.suppress(OSError):
-                    client.connect((self.address(number), 22))
-                    if client.recv(64).startswith(b"SSH-"):
-                        return
+            with contextlib.suppress(OSError):
+                if ssh.greets(f"/run/netns/{self.controller}", self.address(number)):
+                    return
             if time.monotonic() > deadline:
                 words = (self.directory / name / "console").read_text(encoding="utf-8", errors="replace")
                 raise system.LabError(f"node {name} is not ready after {timeout:.0f} s:\n{words[-2000:]}")

@@ -11,7 +11,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,10 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Dict, List, Optional, Sequence, Tuple, Type
 
-from tests.lab import uml
+from tests.lab import ssh, uml
 from tests.lab.node import Specification
 from tests.lab.probe import Answer, ask
-from tests.lab.system import LabError, ip_batch, run, socket_inside
+from tests.lab.system import LabError, ip_batch, run
 from tests.lab.topology import NODE_SYSCTLS, NODES, LabNode, client_network, fabric_network, node_network, pods_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -121,7 +120,7 @@ class Lab:
         self.down()
         self.directory.mkdir(mode=0o700)
         try:
-            self._make_keys()
+            ssh.make_keys(self.directory, "lab")
             self._make_fabric()
             for node in sorted(self.nodes, key=lambda node: not node.own_kernel):
                 self._start(node)
@@ -183,12 +182,6 @@ class Lab:
             return []
         return [json.loads(path.read_text(encoding="utf-8")) for path in self.directory.glob("*/process.json")]
 
-    def _make_keys(self) -> None:
-        for name in ("key", "hostkey"):
-            run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", str(self.directory / name)])
-        public = (self.directory / "hostkey.pub").read_text(encoding="ascii")
-        (self.directory / "known_hosts").write_text(f"lab {public}", encoding="ascii")
-
     def _make_fabric(self) -> None:
         fabric, client = self.namespace("fabric"), self.namespace("client")
         plain = [node for node in self.nodes if not node.own_kernel]
@@ -216,10 +209,6 @@ class Lab:
             for pod in pods
         ]
         (scratch / "echo.json").write_text(json.dumps(echo, indent=1), encoding="ascii")
-        (scratch / "sshd_config").write_text(self._sshd_configuration(node), encoding="ascii")
-        (scratch / "hostkey").write_bytes((self.directory / "hostkey").read_bytes())
-        (scratch / "hostkey").chmod(0o600)
-        (scratch / "authorized_keys").write_bytes((self.directory / "key.pub").read_bytes())
         specification = Specification(
             hostname=node.name,
             scratch=str(scratch),
@@ -228,49 +217,17 @@ class Lab:
             sysctls=NODE_SYSCTLS,
             network=node_network(node, "vec0" if node.own_kernel else "eth0"),
             pods=[{"name": pod.name, "address": pod.address, "address6": pod.address6} for pod in pods],
-            environment={"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/root", "LANG": "C.UTF-8"},
+            environment=ssh.ENVIRONMENT,
             echo=str(scratch / "echo.json"),
-            sshd=str(scratch / "sshd_config"),
+            sshd=str(ssh.prepare_server(self.directory, scratch, node.address)),
         )
         if node.own_kernel:
             network = uml.Network(self.namespace("fabric"), node.device, f"02:4b:4e:00:00:{node.number:02x}")
             process = uml.start(specification, "512M", network).pid
         else:
-            process = self._start_namespace_node(node, specification)
+            process = ssh.start_namespace_node(specification, f"/run/netns/{self.namespace(node.name)}").pid
         record = {"node": node.name, "process": str(process), "kind": "uml" if node.own_kernel else "namespace"}
         (scratch / "process.json").write_text(json.dumps({**record, "scratch": str(scratch)}), encoding="ascii")
-
-    def _start_namespace_node(self, node: LabNode, specification: Specification) -> int:
-        scratch = Path(specification.scratch)
-        specification.save(scratch / "specification.json")
-        argv = [sys.executable, "-m", "tests.lab.node", str(scratch / "specification.json")]
-        argv.append(f"/run/netns/{self.namespace(node.name)}")
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        with open(scratch / "console", "wb") as console:
-            return subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=environment, start_new_session=True
-            ).pid
-
-    def _sshd_configuration(self, node: LabNode) -> str:
-        scratch = self.directory / node.name
-        return "\n".join(
-            [
-                f"ListenAddress {node.address}",
-                f"HostKey {scratch}/hostkey",
-                f"AuthorizedKeysFile {scratch}/authorized_keys",
-                "PermitRootLogin prohibit-password",
-                "PasswordAuthentication no",
-                "KbdInteractiveAuthentication no",
-                "StrictModes no",
-                "UsePAM no",
-                "UseDNS no",
-                "PidFile none",
-                "MaxStartups 100",
-                "MaxSessions 100",
-                "Subsystem sftp internal-sftp",
-                "",
-            ]
-        )
 
     def _ssh_options(self) -> List[str]:
         proxy = [sys.executable, "-m", "tests.lab.connect", self.namespace("fabric")]
@@ -296,14 +253,9 @@ class Lab:
         path = f"/run/netns/{self.namespace('fabric')}"
         while True:
             if (scratch / "ready").exists():
-                with socket_inside(path, socket.AF_INET, socket.SOCK_STREAM) as client:
-                    client.settimeout(2)
-                    try:
-                        client.connect((node.address, 22))
-                        if client.recv(64).startswith(b"SSH-") and self._echo_ready(scratch):
-                            return
-                    except OSError:
-                        pass
+                with contextlib.suppress(OSError):
+                    if ssh.greets(path, node.address) and self._echo_ready(scratch):
+                        return
             problem = scratch / "error"
             if problem.exists():
                 raise LabError(f"node {node.name} did not start:\n{problem.read_text(encoding='utf-8')}")
