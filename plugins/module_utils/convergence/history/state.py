@@ -21,7 +21,7 @@ from ...kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile,
 from ...kernel.sysctls import SysctlsResource
 from ...kernel.xtables.saved import SavedChainKey, SavedChainsResource
 from ...kernel.xtables.variant import XtablesVariant
-from ...resources import Resource
+from ...resources import ObservedOnce, Resource
 from ..handles import KernelHandles
 from ..node import removal_plans
 from ..stages import OnlyOurServers, chain_ownership, ipvs_resources, observed_once
@@ -121,14 +121,19 @@ def _observed_chains(variant: XtablesVariant, settings: DataplaneSettings) -> Ch
     return ChainsState(variant.family, variant.name, resource.places, chains)
 
 
-def _observed_ipvs(handles: KernelHandles, mode: str, exclude_cidrs: Sequence[str]) -> Dict[str, Dict[Any, Any]]:
-    """Sets, elements and servers; nothing is loaded for it. ``mode``: as for :func:`observe_state`."""
+def _observed_ipvs(
+    handles: KernelHandles, mode: str, exclude_cidrs: Sequence[str], addresses: Mapping[str, Resource[str, bool]]
+) -> Dict[str, Dict[Any, Any]]:
+    """Sets, elements and servers; nothing is loaded for it. ``mode``: as for :func:`observe_state`.
+
+    ``addresses``: by family those on the dummy device.
+    """
     found: Dict[str, Dict[Any, Any]] = {"sets": {}, "set_elements": {}, "virtual_servers": {}, "real_servers": {}}
     if not (handles.has_ipvs() and handles.has_ipset()):
         return found
     networks = [network for network in map(parse_network, exclude_cidrs) if network is not None]
     for family in FAMILIES:
-        resources = observed_once(ipvs_resources(handles, family))
+        resources = observed_once(ipvs_resources(handles, family))._replace(addresses=addresses[family])
         found["sets"].update(resources.sets.observe())
         found["set_elements"].update(resources.elements.observe())
         for name, resource in (("virtual_servers", resources.servers), ("real_servers", resources.real_servers)):
@@ -149,17 +154,15 @@ def observe_state(handles: KernelHandles, mode: str = "", exclude_cidrs: Sequenc
     ``exclude_cidrs`` for its own, so all of them are observed; else only those that evidently belong to Services.
     Raises KernelError.
     """
-    servers = _observed_ipvs(handles, mode, exclude_cidrs)
-    addresses: Dict[str, bool] = {}
-    for family in FAMILIES:
-        addresses.update(AddressesResource(handles.route, family).observe())
+    addresses = {family: ObservedOnce(AddressesResource(handles.route, family)) for family in FAMILIES}
+    servers = _observed_ipvs(handles, mode, exclude_cidrs, addresses)
     return NodeState(
         chains=tuple(
             _observed_chains(item.variant, item.settings) for item in removal_plans() if item.variant is not None
         ),
         nftables={family: RawTableResource(family).observe() if handles.has_nftables() else {} for family in FAMILIES},
         devices=DummyDeviceResource(handles.route).observe(),
-        addresses=addresses,
+        addresses={address: True for each in addresses.values() for address in each.observe()},
         timeouts=TimeoutsResource(handles.ipvs, TIMEOUTS).observe() if handles.has_ipvs() else {},
         sysctls=SysctlsResource(sysctl_keys()).observe(),
         exclude_cidrs=tuple(exclude_cidrs),
