@@ -41,6 +41,9 @@ class EmptiedTablesResource(Resource[EmptiedKey, bool]):
     touched, nor is anything with a policy other than ACCEPT.
     """
 
+    # It goes right after the chains: once these are gone, nobody can tell any more that it held chains of ours.
+    atomic = True
+
     def __init__(self, chains: ChainsResource) -> None:
         self.name = f"{chains.name}: emptied tables"
         self._chains = chains
