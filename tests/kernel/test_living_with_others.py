@@ -9,9 +9,7 @@ Nothing here depends on how long a repair takes; the seconds are printed (``pyte
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
-import threading
 import time
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
@@ -22,6 +20,7 @@ from tests.kernel import foreign_rules
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, service, wait_for
 from tests.kernel.foreign_rules import FIREWALLD, run
 from tests.lab import system
+from tests.lab.outage import Client
 
 UML = pytest.mark.uml
 SERVER = """
@@ -36,10 +35,6 @@ RELOADING = """table inet firewalld_policy_drop {
     chain filter_forward { type filter hook forward priority 9; policy drop; };
 }"""
 PATIENCE = 60.0
-# A connection that the node cannot deliver is given up after this time, and tried again.
-CONNECT_SECONDS = 0.2
-# One that was made while rules were missing may get no answer.
-ANSWER_SECONDS = 2.0
 # kubelet has chains of its own, with names like ours.
 OURS = re.compile("KUBE-(?!KUBELET-CANARY|IPTABLES-HINT)")
 COUNTERS = re.compile(r"\[\d+:\d+\]|counter packets \d+ bytes \d+")
@@ -142,43 +137,6 @@ def events(mode: str, variant: str) -> List[Event]:
         return [*found, *IPVS]
     flush = NFT_FLUSH._replace(log=CHAINS if variant == "nft" else "")
     return [FIREWALLD_EVENT, *found, flush]
-
-
-class Client(threading.Thread):
-    """Connects to a Service again and again, from outside the node."""
-
-    def __init__(self, namespace: str, address: str) -> None:
-        super().__init__(daemon=True)
-        self._namespace, self._address = namespace, address
-        self._end = threading.Event()
-        self.results: List[Tuple[float, float, str]] = []
-        self.start()
-
-    def run(self) -> None:
-        system.enter(self._namespace, system.CLONE_NEWNET)
-        while not self._end.wait(0.01):
-            started = time.monotonic()
-            problem = ""
-            try:
-                with socket.create_connection((self._address, 80), CONNECT_SECONDS) as sock:
-                    sock.settimeout(ANSWER_SECONDS)
-                    sock.recv(1)
-            except OSError as error:
-                problem = str(error) or type(error).__name__
-            self.results.append((started, time.monotonic(), problem))
-
-    def answered_since(self, moment: float) -> bool:
-        """Whether three connections in a row, begun after the moment, have been answered."""
-        last = self.results[-3:]
-        return len(last) == 3 and all(started > moment and not problem for started, _ended, problem in last)
-
-    def outage(self, moment: float) -> float:
-        """Seconds from the moment until the last failure after it was over; 0 if there was none."""
-        return max([ended - moment for _started, ended, problem in self.results if problem and ended > moment] + [0.0])
-
-    def close(self) -> None:
-        self._end.set()
-        self.join(PATIENCE)
 
 
 class Neighbour:

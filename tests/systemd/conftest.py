@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Containers for the tests of a module."""
+"""Containers for the tests of a module, and the cluster of the one that is called ``node``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 
 import pytest
 
+from .cluster import Cluster
 from .node import Node, remove_left_over
 
 
@@ -33,3 +34,11 @@ def start(tmp_path_factory, request):
     yield begin
     for node in started:
         node.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(node):
+    """The cluster that the module's node belongs to; with a real API server if the environment names one."""
+    found = Cluster(node.scratch, [node.name], real=True)
+    yield found
+    found.close()

@@ -21,10 +21,12 @@ SUITE = "bookworm"
 PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "kmod", "procps", "iproute2", "netbase", "ca-certificates", "curl"),
     *("python3", "python3-apt", "python3-yaml", "python3-kubernetes", "python3-prometheus-client"),
-    *("iptables", "nftables", "ipset", "conntrack", "git"),
+    *("iptables", "nftables", "ipset", "conntrack", "git", "firewalld"),
 )
-# udev in a privileged container would give every container the same hardware address; the others only cost time.
+# udev in a privileged container would give every container the same hardware address; firewalld is for the test that
+# unmasks it; the others only cost time.
 MASKED = (
+    "firewalld.service",
     *("systemd-udevd.service", "systemd-udevd-kernel.socket", "systemd-udevd-control.socket"),
     *("systemd-udev-trigger.service", "systemd-logind.service", "getty.target", "console-getty.service"),
     *("proc-sys-fs-binfmt_misc.automount", "e2scrub_reap.service", "dpkg-db-backup.timer"),

@@ -15,7 +15,7 @@ import yaml
 from tests.molecule_support.portrait import differences
 
 from .agent import UNIT, dataplane, picture, start_of
-from .cluster import POD, Cluster, endpoint_slice
+from .cluster import POD, endpoint_slice
 from .node import collection, play, wait_for
 
 GOOD_SCORE = 2.5
@@ -26,13 +26,6 @@ OF_THE_DATAPLANE = re.compile("(iptables|ip6tables|nftables): new: ")
 @pytest.fixture(scope="module")
 def node(start):
     return start("agent")
-
-
-@pytest.fixture(scope="module")
-def cluster(node):
-    cluster = Cluster(node.scratch, [node.name], real=True)
-    yield cluster
-    cluster.close()
 
 
 @pytest.fixture(scope="module")

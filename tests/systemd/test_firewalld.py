@@ -1,0 +1,106 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Debian's firewalld on a node with the agent: Services answer whatever it does, and its rules stay its own.
+
+Nothing here depends on how long a repair takes; the seconds are printed (``pytest -rP``).
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+
+import pytest
+
+from tests.lab.outage import Client
+
+from .agent import UNIT, dataplane, start_of, start_pod, wait_for_activity, wait_until_converged
+from .node import Node, wait_for
+
+PATIENCE = 120.0
+NODE_PORT = 30080
+EVENTS = (("firewall-cmd", "--reload"), ("systemctl", "restart", "firewalld"))
+
+
+@pytest.fixture(scope="module")
+def node(start):
+    found = start("firewalld")
+    start_pod(found)
+    found.run("sysctl", "-q", "-w", "net.ipv4.ip_forward=1")
+    found.run("systemctl", "unmask", "firewalld")
+    found.run("systemctl", "start", "firewalld")
+    wait_for_firewalld(found)
+    # Something to lose, beside what comes with the package.
+    found.run("firewall-cmd", "--permanent", "--add-port=4443/tcp")
+    found.run("firewall-cmd", "--permanent", "--add-masquerade")
+    found.run("firewall-cmd", "--reload")
+    return found
+
+
+def wait_for_firewalld(node: Node) -> None:
+    """Until it has loaded its rules."""
+    wait_for("firewalld", lambda: node.run("firewall-cmd", "--state", check=False).returncode == 0, PATIENCE)
+
+
+def firewalld_rules(node: Node) -> str:
+    """Its table, as the kernel prints it without counters."""
+    return node.output("nft", "--stateless", "list", "table", "inet", "firewalld")
+
+
+def address_of(node: Node) -> str:
+    return node.output("hostname", "-I").split()[0]
+
+
+def refusal(node: Node, port: int) -> int:
+    """The error with which a connection from this machine to a port of the node ends."""
+    with socket.socket() as probe:
+        probe.settimeout(10)
+        return probe.connect_ex((address_of(node), port))
+
+
+@pytest.mark.parametrize("mode", ["iptables", "nftables"])
+def test_services_answer_again_and_firewalld_keeps_its_own(node, cluster, mode):
+    # The address of the container is not that of the Node object, which is the only one by default in nftables mode.
+    configuration = {"mode": mode, "nodePortAddresses": ["0.0.0.0/0"]}
+    variables = {"agent_kubeconfig": str(cluster.kubeconfig), "agent_configuration": configuration}
+    before, everything = firewalld_rules(node), dataplane(node)
+    # It is in force: what it does not allow is prohibited, and not only answered by nobody.
+    assert refusal(node, 4443) == errno.ECONNREFUSED
+    assert refusal(node, 4444) == errno.EHOSTUNREACH
+    node.role("agent", variables)
+    wait_for_activity(node)
+    wait_until_converged(node, PATIENCE)
+    assert firewalld_rules(node) == before
+    clients = {
+        "cluster IP from the node": Client(f"/proc/{node.pid}/ns/net", "10.96.0.10", 80, b"hello\n"),
+        "node port from outside": Client("/proc/self/ns/net", address_of(node), NODE_PORT, b"hello\n"),
+    }
+    try:
+        for name, client in clients.items():
+            wait_for(f"{name} answers", lambda who=client: who.answered_since(0.0), PATIENCE)
+        served, process = dataplane(node), start_of(node)
+        for event in EVENTS:
+            moment = time.monotonic()
+            node.run(*event)
+            took = time.monotonic() - moment
+            wait_for_firewalld(node)
+            # All rules, and firewalld's among them.
+            wait_for(f"all rules after {event}", lambda rules=served: dataplane(node) == rules, PATIENCE)
+            assert firewalld_rules(node) == before
+            settled = time.monotonic()
+            for name, client in clients.items():
+                what = f"{name} answers after {event}"
+                wait_for(what, lambda who=client, since=settled: who.answered_since(since), PATIENCE)
+                outage = client.outage(moment)
+                print(f"{mode}: {' '.join(event)}: took {took:.2f} s, {name} answered again after {outage:.2f} s")
+        assert refusal(node, 4444) == errno.EHOSTUNREACH
+        assert start_of(node) == process
+    finally:
+        for client in clients.values():
+            client.close()
+    node.role("agent", {**variables, "agent_state": "absent", "agent_remove_dataplane": True})
+    assert node.unit(UNIT, "LoadState")["LoadState"] == "not-found"
+    assert firewalld_rules(node) == before
+    assert dataplane(node) == everything
