@@ -55,6 +55,17 @@ def fits(pod_spec: Object, node: Object) -> bool:
     )
 
 
+def nodes_with_pods(store: Store) -> List[str]:
+    """Names of the Nodes that have a pod, where there are none but a DaemonSet's."""
+    return [pod["spec"]["nodeName"] for pod in store.list("/api/v1/pods")[0]]
+
+
+def nodes_with_label(store: Store, label: str) -> List[str]:
+    """Names of the Nodes that have a label of this key."""
+    nodes = store.list("/api/v1/nodes")[0]
+    return [node["metadata"]["name"] for node in nodes if label in (node["metadata"].get("labels") or {})]
+
+
 class DaemonSetController:
     """Call it with the store after each change. ``ready`` False: pods that come do not become ready.
 

@@ -20,56 +20,57 @@ from typing import Dict, Iterator, List, Tuple
 
 import pytest
 
-from tests.apiserver.daemonsets import DaemonSetController, kube_proxy_daemon_set
+from tests.apiserver.daemonsets import (
+    DaemonSetController,
+    kube_proxy_daemon_set,
+    nodes_with_label,
+    nodes_with_pods,
+)
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
 from tests.conformance.wirelab.cases import load_case
 from tests.lab import recorded, system
+from tests.lab.namespaces import HIDDEN, Namespaces, ansible_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "nodeport-cluster"))
 STATE = Path(CASE.file("state-iptables.txt"))
 LABEL = "kubenode.proxy/managed"
 NODES = ("node-a", "node-b", "node-c")
-# What the modules may write to; hidden behind empty directories in memory.
-HIDDEN = ("/etc/modules-load.d", "/etc/sysctl.d", "/run", "/var/lib")
 SERVICE = ("10.96.2.1", 80)
 ANSWERING = ["socat", "TCP-LISTEN:8080,fork,reuseaddr", "EXEC:/bin/true"]
 ENDPOINTS = ("10.244.1.11", "10.244.2.11")
 
 
-class Node:
-    """Namespaces that a process keeps alive, endpoints that answer in them, and kube-proxy's process."""
+class Node(Namespaces):
+    """Namespaces with endpoints that answer in them, and kube-proxy's process."""
 
     def __init__(self, name: str, scratch: Path) -> None:
         self.name = name
         self.processes: Dict[str, subprocess.Popen] = {}
-        script = "".join(f"mkdir -p {path} && mount -t tmpfs node-test {path} && " for path in HIDDEN)
-        script += "ip link set lo up && echo ready && exec sleep 1800"
-        self.holder = subprocess.Popen(
-            ["unshare", "-n", "-m", "--propagation", "private", "sh", "-c", script], stdout=subprocess.PIPE, text=True
-        )
-        assert self.holder.stdout is not None and self.holder.stdout.readline().strip() == "ready"
-        self.enter = ["nsenter", "-t", str(self.holder.pid), "-n", "-m", "--wd=/"]
+        super().__init__()
+        self.inside = self.enter(Path("/"))
         self.interpreter = scratch / f"python-{name}"
-        self.interpreter.write_text(f'#!/bin/sh\nexec {" ".join(self.enter)} {sys.executable} "$@"\n', encoding="ascii")
+        self.interpreter.write_text(
+            f'#!/bin/sh\nexec {" ".join(self.inside)} {sys.executable} "$@"\n', encoding="ascii"
+        )
         self.interpreter.chmod(0o755)
         for address in ENDPOINTS:
             self.run(["ip", "address", "add", f"{address}/32", "dev", "lo"])
         self.run(["ip", "route", "add", "default", "dev", "lo"])
-        # A namespace starts with the host's settings; kube-proxy has set this one.
+        # kube-proxy has set this one.
         self.run(["sh", "-c", "echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet"])
         recorded.load(STATE, self.run, "nft")
         self.start("endpoint", ANSWERING)
 
     def run(self, command, text=None) -> str:
-        done = subprocess.run([*self.enter, *command], input=text, capture_output=True, text=True, check=False)
+        done = self.execute(command, Path("/"), text or "")
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
 
     def start(self, what: str, command: List[str]) -> None:
-        self.processes[what] = subprocess.Popen([*self.enter, *command], stdin=subprocess.DEVNULL)
+        self.processes[what] = subprocess.Popen([*self.inside, *command], stdin=subprocess.DEVNULL)
 
     def stop(self, what: str) -> None:
         process = self.processes.pop(what)
@@ -95,8 +96,7 @@ class Node:
     def close(self) -> None:
         for what in list(self.processes):
             self.stop(what)
-        self.holder.kill()
-        self.holder.wait()
+        super().close()
 
 
 class Cluster:
@@ -131,11 +131,10 @@ class Cluster:
             node.set_kube_proxy(name in where)
 
     def with_kube_proxy(self) -> List[str]:
-        return [pod["spec"]["nodeName"] for pod in self.store.list("/api/v1/pods")[0]]
+        return nodes_with_pods(self.store)
 
     def labelled(self) -> List[str]:
-        nodes = self.store.list("/api/v1/nodes")[0]
-        return [node["metadata"]["name"] for node in nodes if LABEL in node["metadata"].get("labels", {})]
+        return nodes_with_label(self.store, LABEL)
 
     def _write_inventory(self) -> None:
         configuration = CASE.proxy_configuration("iptables", "", None)
@@ -160,13 +159,8 @@ class Cluster:
         """The playbook's status and what it printed."""
         environment = {
             **os.environ,
-            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
-            "ANSIBLE_LOCAL_TEMP": str(self.scratch / "local"),
-            "ANSIBLE_REMOTE_TEMP": str(self.scratch / "remote"),
-            "ANSIBLE_PIPELINING": "1",
-            "ANSIBLE_NOCOLOR": "1",
+            **ansible_environment(self.scratch),
             "TMPDIR": str(self.scratch),
-            "PYTHONDONTWRITEBYTECODE": "1",
         }
         playbook = str(Path(sys.executable).with_name("ansible-playbook"))
         argv = [playbook, "-i", str(self.scratch / "inventory.json"), "kubenode.proxy.migrate", *options]

@@ -19,10 +19,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-
-# What modules may write to on the node; hidden behind empty directories in memory.
-HIDDEN = ("/etc/modules-load.d", "/etc/sysctl.d", "/run", "/var/lib")
+from tests.lab.namespaces import ROOT, Namespaces, ansible_environment
 
 Task = Dict[str, Any]
 Result = Dict[str, Any]
@@ -37,45 +34,16 @@ UNPRIVILEGED: Task = {
 }
 
 
-class Node:
+class Node(Namespaces):
     """A network and mount namespace that a process keeps alive, and Ansible runs into it."""
 
     def __init__(self, scratch: Path) -> None:
+        super().__init__()
         self.scratch = scratch
-        script = "".join(f"mkdir -p {path} && mount -t tmpfs -o mode=0755 node-test {path} && " for path in HIDDEN)
-        # A namespace starts with the host's settings, which a container engine may have changed.
-        script += "echo 0 >/proc/sys/net/ipv4/ip_forward && echo 0 >/proc/sys/net/ipv4/conf/all/route_localnet && "
-        script += "ip link set lo up && echo ready && exec sleep infinity"
-        self.holder = subprocess.Popen(
-            ["unshare", "-n", "-m", "--propagation", "private", "sh", "-c", script],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        if self.holder.stdout is None or self.holder.stdout.readline().strip() != "ready":
-            self.close()
-            raise RuntimeError("a network and mount namespace cannot be made here")
-
-    def close(self) -> None:
-        """End the namespaces."""
-        self.holder.kill()
-        self.holder.wait()
 
     def run(self, *command: str, text: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a program on the node."""
-        enter = ["nsenter", "-t", str(self.holder.pid), "-n", "-m", f"--wd={ROOT}"]
-        environment = {
-            **os.environ,
-            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
-            "ANSIBLE_LOCAL_TEMP": str(self.scratch / "local"),
-            "ANSIBLE_REMOTE_TEMP": str(self.scratch / "remote"),
-            "ANSIBLE_PIPELINING": "1",
-            "ANSIBLE_NOCOLOR": "1",
-            "ANSIBLE_LOCALHOST_WARNING": "0",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        done = subprocess.run(
-            [*enter, *command], input=text, capture_output=True, text=True, env=environment, check=False
-        )
+        done = self.execute(command, ROOT, text, ansible_environment(self.scratch))
         if check and done.returncode:
             raise AssertionError(f"{command}: status {done.returncode}: {done.stdout[-3000:]}{done.stderr[-3000:]}")
         return done

@@ -1,0 +1,71 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The smallest node: a network and a mount namespace that a process keeps alive, and Ansible run for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Dict, List, Sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+#: What modules may write to on a node; hidden behind empty directories in memory.
+HIDDEN = ("/etc/modules-load.d", "/etc/sysctl.d", "/run", "/var/lib")
+# A namespace starts with the host's settings, which a container engine may have changed.
+_SETTINGS = ("net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet")
+
+
+class Namespaces:
+    """The two namespaces, with ``lo`` up and nothing else, until closed."""
+
+    def __init__(self) -> None:
+        steps = [f"mkdir -p {path} && mount -t tmpfs -o mode=0755 node-test {path}" for path in HIDDEN]
+        steps += [f"echo 0 >/proc/sys/{name}" for name in _SETTINGS]
+        script = " && ".join([*steps, "ip link set lo up", "echo ready", "exec sleep infinity"])
+        self.holder = subprocess.Popen(
+            ["unshare", "-n", "-m", "--propagation", "private", "sh", "-c", script],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        if self.holder.stdout is None or self.holder.stdout.readline().strip() != "ready":
+            self.close()
+            raise RuntimeError("a network and mount namespace cannot be made here")
+
+    def enter(self, directory: Path) -> List[str]:
+        """The beginning of a command line that runs in them, in this directory."""
+        return ["nsenter", "-t", str(self.holder.pid), "-n", "-m", f"--wd={directory}"]
+
+    def execute(
+        self, command: Sequence[str], directory: Path, text: str = "", more: Dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program in them, with this standard input and ``more`` in its environment."""
+        return subprocess.run(
+            [*self.enter(directory), *command],
+            input=text,
+            capture_output=True,
+            text=True,
+            env={**os.environ, **(more or {})},
+            check=False,
+        )
+
+    def close(self) -> None:
+        """End them."""
+        self.holder.kill()
+        self.holder.wait()
+        if self.holder.stdout is not None:
+            self.holder.stdout.close()
+
+
+def ansible_environment(scratch: Path) -> Dict[str, str]:
+    """What ansible-playbook needs to find the collection and to write nowhere but below ``scratch``."""
+    return {
+        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
+        "ANSIBLE_LOCAL_TEMP": str(scratch / "local"),
+        "ANSIBLE_REMOTE_TEMP": str(scratch / "remote"),
+        "ANSIBLE_PIPELINING": "1",
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_LOCALHOST_WARNING": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
