@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from pathlib import Path
 from typing import Any, Tuple
 
 from ansible.errors import AnsibleConnectionFailure
@@ -19,9 +20,20 @@ DOCUMENTATION = """
 name: container
 author: kubenode.proxy contributors
 short_description: Runs tasks in a container of this machine
-description: The address of the host in the inventory is the number of a process in the container.
+description:
+  - The address of the host in the inventory is the number of a process in the container.
+  - A container with a file /run/lost-when is unreachable as long as the path is there that the file names.
 options: {}
 """
+
+
+def _is_lost(root: Path) -> bool:
+    """Whether a test wants the container with this root to be out of reach now."""
+    try:
+        path = (root / "run/lost-when").read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return False
+    return (root / path.lstrip("/")).exists()
 
 
 class Connection(ConnectionBase):
@@ -38,6 +50,8 @@ class Connection(ConnectionBase):
         pid = int(self._play_context.remote_addr)
         if not os.path.exists(f"/proc/{pid}"):
             raise AnsibleConnectionFailure(f"process {pid} of the container does not exist")
+        if _is_lost(Path(f"/proc/{pid}/root")):
+            raise AnsibleConnectionFailure("no route to host")
         words = ["nsenter", f"--target={pid}", "--all", "--wdns=/", "env", "-i", "HOME=/root", f"PATH={_PATH}"]
         done = subprocess.run([*words, "sh", "-c", command], input=data, capture_output=True, check=False)
         return done.returncode, done.stdout, done.stderr

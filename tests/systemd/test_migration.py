@@ -1,0 +1,243 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The playbook migrate on nodes with systemd: with the agent, with changes that have to be confirmed, with lost hosts.
+
+Each node has what a real kube-proxy had programmed in iptables mode, a process of that name as long as the DaemonSet
+controller of the test API server has a pod for it, and an endpoint that answers. The tests follow each other: each
+starts from what the one before has left.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from tests.apiserver.daemonsets import (
+    DaemonSetController,
+    kube_proxy_daemon_set,
+    nodes_with_label,
+    nodes_with_pods,
+)
+from tests.apiserver.store import Store
+from tests.conformance.wirelab.cases import load_case
+from tests.lab import recorded
+
+from .agent import UNIT, dataplane, differs
+from .cluster import Cluster
+from .node import ROOT, Node, run_playbook, wait_for
+
+CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "nodeport-cluster"))
+LABEL = "kubenode.proxy/managed"
+SERVICE = ("10.96.2.1", 80)
+ENDPOINTS = ("10.244.1.11", "10.244.2.11")
+SERVER = """\
+import http.server
+http.server.ThreadingHTTPServer(("0.0.0.0", 8080), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+PENDING = "/run/kubenode-proxy-confirm"
+HISTORY = "/var/lib/kubenode-proxy-history"
+# Enough for a loaded machine; nothing waits for the end of it.
+LONG = 900
+
+
+class Fleet(Cluster):
+    """The cluster of a recorded case, with kube-proxy's DaemonSet, and containers for nodes."""
+
+    def __init__(self, scratch: Path, nodes: List[Node]) -> None:
+        super().__init__(scratch, [node.name for node in nodes])
+        self.members = nodes
+        self.store.put(kube_proxy_daemon_set())
+        self.server.controllers += [DaemonSetController(), self._follow]
+        for node in nodes:
+            self._prepare(node)
+        for controller in self.server.controllers:
+            controller(self.store)
+
+    @staticmethod
+    def first_services() -> List[Dict[str, Any]]:
+        """The case's objects; the Nodes are others."""
+        return [item for item in CASE.snapshots()[0] if item["kind"] != "Node"]
+
+    @staticmethod
+    def _prepare(node: Node) -> None:
+        for address in ENDPOINTS:
+            node.run("ip", "address", "add", f"{address}/32", "dev", "lo")
+        # kube-proxy has set this one.
+        node.run("sysctl", "-q", "-w", "net.ipv4.conf.all.route_localnet=1")
+        recorded.load(Path(CASE.file("state-iptables.txt")), lambda words, text: node.output(*words, text=text or ""))
+        node.write("/srv/server.py", SERVER)
+        node.run("systemd-run", "--unit=endpoint", "python3", "/srv/server.py")
+        wait_for("the endpoint", lambda: answers(node))
+
+    def _follow(self, store: Store) -> None:
+        """What kubelets do for the pods of the DaemonSet."""
+        wanted = nodes_with_pods(store)
+        for node in self.members:
+            if node.name in wanted and not kube_proxy_runs(node):
+                command = ("bash", "-c", "exec -a kube-proxy sleep infinity")
+                node.run("systemd-run", "--collect", "--unit=kube-proxy", *command)
+            elif node.name not in wanted and kube_proxy_runs(node):
+                node.run("systemctl", "stop", "kube-proxy")
+
+    def labelled(self) -> List[str]:
+        return nodes_with_label(self.store, LABEL)
+
+    def with_kube_proxy(self) -> List[str]:
+        """Where a process of that name runs."""
+        return [node.name for node in self.members if kube_proxy_runs(node)]
+
+    def migrate(self, failing: bool = False, **more: Any) -> str:
+        """Run the playbook and return what it printed, as one line."""
+        configuration = CASE.proxy_configuration("nftables", "", None)
+        del configuration["hostnameOverride"]
+        variables = {
+            "service_proxy_mode": "nftables",
+            "service_proxy_configuration": configuration,
+            "service_proxy_kubeconfig": str(self.kubeconfig),
+            "agent_kubeconfig": str(self.kubeconfig),
+            "kernel_install_packages": False,
+            "kernel_unchangeable": "warn",
+            "migrate_probes": [{"host": SERVICE[0], "port": SERVICE[1], "timeout": 30}],
+            "migrate_wait_timeout": 60,
+            "service_proxy_confirm_timeout": LONG,
+        }
+        asked = ("-e", json.dumps({"proxy_serial": [1, "100%"], **more}))
+        recaps = run_playbook(self.members, "kubenode.proxy.migrate", variables, {}, *asked, failing=failing)
+        return " ".join(recaps[self.members[0].name].output.split())
+
+
+def kube_proxy_runs(node: Node) -> bool:
+    return node.unit("kube-proxy.service", "ActiveState")["ActiveState"] == "active"
+
+
+def answers(node: Node) -> bool:
+    """Whether the Service answers on the node."""
+    url = f"http://{SERVICE[0]}:{SERVICE[1]}/"
+    return node.run("curl", "--silent", "--max-time", "5", "--output", "/dev/null", url, check=False).returncode == 0
+
+
+def lose(node: Node, when: str) -> None:
+    """The controller reaches the node no more as long as this path is there."""
+    node.write("/run/lost-when", when)
+
+
+def find(node: Node) -> None:
+    """The node can be reached again."""
+    node.run("rm", "-f", "/run/lost-when")
+
+
+def outcomes(node: Node) -> List[str]:
+    """What became of the changes that had to be confirmed."""
+    text = node.run("cat", f"{HISTORY}/outcomes.json", check=False).stdout
+    return [
+        item["outcome"] for _number, item in sorted(json.loads(text or "{}").items(), key=lambda pair: int(pair[0]))
+    ]
+
+
+def by_the_agent(node: Node) -> bool:
+    """Whether the node is served by the agent, in mode nftables alone."""
+    active = node.unit(UNIT, "ActiveState", "UnitFileState") == {"ActiveState": "active", "UnitFileState": "enabled"}
+    return active and not differs(node) and "KUBE-SERVICES" not in node.output("iptables-save") and answers(node)
+
+
+@pytest.fixture(scope="module")
+def fleet(start, tmp_path_factory):
+    found = Fleet(tmp_path_factory.mktemp("fleet"), [start(f"migrate-{letter}") for letter in "abc"])
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def before(fleet):
+    """What kube-proxy had programmed."""
+    assert fleet.with_kube_proxy() == [node.name for node in fleet.members]
+    return {node.name: dataplane(node) for node in fleet.members}
+
+
+def assert_untouched(fleet: Fleet, before: Dict[str, List[str]], *nodes: Node) -> None:
+    """Served by kube-proxy, as it had programmed it, and with nothing of the agent."""
+    for node in nodes:
+        assert dataplane(node) == before[node.name]
+        assert kube_proxy_runs(node) and node.name not in fleet.labelled()
+        assert node.unit(UNIT, "LoadState")["LoadState"] == "not-found"
+        assert node.run("test", "-e", PENDING, check=False).returncode != 0
+        assert answers(node)
+
+
+def test_without_access_for_the_agent_no_host_is_touched(fleet, before):
+    text = fleet.migrate(agent_kubeconfig="", failing=True)
+    assert "give agent_kubeconfig" in text, text
+    assert fleet.server.patched == []
+    assert_untouched(fleet, before, *fleet.members)
+
+
+def test_a_change_whose_probes_fail_is_taken_back_at_once(fleet, before):
+    text = fleet.migrate(service_proxy_probes=["tcp://10.96.2.1:9"], service_proxy_probe_timeout=3, failing=True)
+    assert "not confirmed, since probes failed: tcp://10.96.2.1:9" in text, text
+    assert "kube-proxy serves this host again" in text, text
+    assert outcomes(fleet.members[0]) == ["rolled back"]
+    assert_untouched(fleet, before, *fleet.members)
+
+
+def test_a_host_lost_before_the_change_is_confirmed_goes_back_by_itself(fleet, before):
+    first = fleet.members[0]
+    lose(first, when=PENDING)
+    text = fleet.migrate(service_proxy_confirm_timeout=20, failing=True)
+    find(first)
+    assert "was lost in the middle: no route to host" in text, text
+    assert "its label is gone, so kube-proxy returns as soon as the host works" in text, text
+    assert fleet.labelled() == []
+    wait_for("the host has gone back", lambda: outcomes(first)[-1] == "reverted", 240)
+    assert "is reverted: state" in first.output("journalctl", "--no-pager", "-u", "kubenode-proxy-revert.service")
+    assert_untouched(fleet, before, *fleet.members)
+
+
+def test_a_host_lost_while_others_of_its_batch_go_on_ends_the_rollout(fleet, before):
+    first, second, third = fleet.members
+    lose(second, when=f"/etc/systemd/system/{UNIT}")
+    text = fleet.migrate(proxy_serial=[2, 1], failing=True)
+    told = (
+        f"No further batch is begun, since these were lost in the middle: {second.name}. kube-proxy is kept off there"
+    )
+    assert told in text and f"{first.name}: done" in text, text
+    assert fleet.labelled() == [first.name, second.name]
+    assert by_the_agent(first) and outcomes(first)[-1] == "confirmed"
+    assert second.unit(UNIT, "ActiveState")["ActiveState"] == "inactive"
+    assert outcomes(second) == ["confirmed"] and answers(second)
+    assert_untouched(fleet, before, third)
+
+
+def test_a_host_lost_again_with_what_may_be_an_agent_keeps_kube_proxy_off(fleet, before):
+    _first, second, third = fleet.members
+    lose(second, when="/")
+    text = fleet.migrate(failing=True)
+    assert "no route to host" in text, text
+    find(second)
+    lose(second, when="/var/lib/kubenode-proxy/snapshot.json.gz")
+    second.run("rm", "/var/lib/kubenode-proxy/snapshot.json.gz")
+    text = fleet.migrate(proxy_serial=[2, 1], failing=True)
+    find(second)
+    told = "was lost in the middle: no route to host. An agent is or may be there, so kube-proxy is kept off"
+    assert told in text, text
+    assert second.name in fleet.labelled() and not kube_proxy_runs(second)
+    assert_untouched(fleet, before, third)
+
+
+def test_running_again_finishes(fleet):
+    fleet.migrate(proxy_serial="100%")
+    names = [node.name for node in fleet.members]
+    assert fleet.labelled() == names and fleet.with_kube_proxy() == []
+    for node in fleet.members:
+        assert by_the_agent(node)
+        assert outcomes(node)[-1] == "confirmed"
+        assert node.run("test", "-e", PENDING, check=False).returncode != 0
+
+
+def test_hosts_with_an_agent_are_given_back(fleet, before):
+    fleet.migrate(migrate_direction="back", migrate_kube_proxy_mode="iptables", proxy_serial="100%")
+    assert fleet.labelled() == []
+    assert_untouched(fleet, before, *fleet.members)
