@@ -11,22 +11,15 @@ from tests.kernel.foreign_rules import FIREWALLD
 from tests.molecule_support.portrait import differences
 
 from .agent import UNIT, dataplane, picture
-from .cluster import Cluster
 from .node import play, run_playbook, wait_for
 
 TIMER = "kubenode-proxy-schedule.timer"
+METRICS = "/var/lib/prometheus/node-exporter"
 
 
 @pytest.fixture(scope="module")
 def node(start):
     return start("cleanup")
-
-
-@pytest.fixture(scope="module")
-def cluster(node):
-    cluster = Cluster(node.scratch, [node.name], real=True)
-    yield cluster
-    cluster.close()
 
 
 def test_nothing_of_the_collection_is_left(node, cluster):
@@ -38,8 +31,6 @@ def test_nothing_of_the_collection_is_left(node, cluster):
         "agent_kubeconfig": str(cluster.kubeconfig),
         "agent_configuration": {"mode": "iptables"},
         "schedule_interval": "1h",
-        # The directory of the node exporter, made where there is none, would stay.
-        "schedule_metrics_directory": "",
         "kernel_mode": "iptables",
         "kernel_install_packages": False,
         "kernel_unchangeable": "warn",
@@ -49,12 +40,16 @@ def test_nothing_of_the_collection_is_left(node, cluster):
     assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active"
     assert node.unit(TIMER, "ActiveState")["ActiveState"] == "active"
     wait_for("Services are served", lambda: dataplane(node) != rules)
+    # What others have in a directory that the role has made stays, and so does the directory.
+    node.write(f"{METRICS}/other.prom", "")
     preview = run_playbook([node], "kubenode.proxy.cleanup", variables, {}, "--check")[node.name]
     assert preview.changed > 5
     assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active"
     done = run_playbook([node], "kubenode.proxy.cleanup", variables, {})[node.name]
     assert done.changed > 5
     assert dataplane(node) == rules
+    assert node.output("ls", METRICS).split() == ["other.prom"]
+    node.run("rm", "-r", "/var/lib/prometheus")
     assert differences(before, picture(node)) == []
     again = run_playbook([node], "kubenode.proxy.cleanup", variables, {})[node.name]
     assert again.changed_tasks == []
