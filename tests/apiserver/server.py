@@ -114,6 +114,7 @@ class ApiServer:
         self.patched: List[Tuple[str, Object]] = []
         self.controllers: List[Callable[[Store], None]] = []
         self.generation = 0
+        self._controlling = threading.Lock()
         handler = type("Handler", (_Handler,), {"api": self})
         self._server = TlsServer(address, handler, certificates)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
@@ -124,6 +125,12 @@ class ApiServer:
         """https:// address of the server."""
         host, port = self._server.server_address[:2]
         return f"https://{host!s}:{port}"
+
+    def run_controllers(self) -> None:
+        """Call the controllers, one after the other, and not for two patches at the same time."""
+        with self._controlling:
+            for controller in self.controllers:
+                controller(self.store)
 
     def drop_watches(self) -> None:
         """End every open watch, as a load balancer or a restarted server does."""
@@ -249,8 +256,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     changed["metadata"]["generation"] = changed["metadata"].get("generation", 1) + 1
                 stored = self.api.store.put(changed)
             self.api.patched.append((url.path, body))
-            for controller in self.api.controllers:
-                controller(self.api.store)
+            self.api.run_controllers()
             self._send(200, stored)
         except Failure as failure:
             self._send(failure.code, failure.body)

@@ -120,8 +120,7 @@ class Cluster:
         self.api = ApiServer(self.store, certificates)
         controller = DaemonSetController()
         self.api.controllers += [controller, self._follow]
-        for each in self.api.controllers:
-            each(self.store)
+        self.api.run_controllers()
         self.kubeconfig = write_kubeconfig(scratch / "kubeconfig", self.api.url, certificates.authority, self.api.token)
         self._write_inventory()
 

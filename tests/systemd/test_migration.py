@@ -54,8 +54,7 @@ class Fleet(Cluster):
         self.server.controllers += [DaemonSetController(), self._follow]
         for node in nodes:
             self._prepare(node)
-        for controller in self.server.controllers:
-            controller(self.store)
+        self.server.run_controllers()
 
     @staticmethod
     def first_services() -> List[Dict[str, Any]]:
