@@ -26,27 +26,33 @@ class StillConnected:
 
     New connections no longer get there once another mode serves. Those that are open go through IPVS to their end, and
     would be reset without their virtual server, and lost without its address. Its node port stays in its set, by which
-    the server is known as ours. ``connections`` counts those in use. ``draining`` False: nothing stays.
+    the server is known as ours. ``listed`` counts the listed ones in use; ``counted`` tells which real servers IPVS
+    itself counts some for, as of the last observation of real servers: the list has gaps while connections come and go,
+    and the counts leave out those that are being made. ``draining`` False: nothing stays.
     """
 
     def __init__(
         self,
         real_servers: Resource[Any, Any],
         elements: Resource[Any, Any],
-        connections: Callable[[], Mapping[ipvs.RealServerKey, int]],
+        listed: Callable[[], Mapping[ipvs.RealServerKey, int]],
+        counted: Callable[[], Mapping[ipvs.RealServerKey, int]],
         draining: bool,
     ) -> None:
         self._resource = real_servers
         self._elements = elements
-        self._connections = connections
+        self._listed = listed
+        self._counted = counted
         self._draining = draining
         self._kept: Optional[Dict[ipvs.RealServerKey, Any]] = None
 
     def _real_servers(self) -> Dict[ipvs.RealServerKey, Any]:
         if self._kept is None:
+            # The list first: what is being made then is established when the real servers are observed.
+            listed = self._listed() if self._draining else {}
             observed = self._resource.observe() if self._draining else {}
-            counts = self._connections() if observed else {}
-            self._kept = {key: value for key, value in observed.items() if counts.get(key)}
+            used = {*listed, *self._counted()}
+            self._kept = {key: value for key, value in observed.items() if key in used}
         return self._kept
 
     def any(self) -> bool:

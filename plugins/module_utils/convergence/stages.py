@@ -151,7 +151,10 @@ def iptables_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
 
 
 class IpvsResources(NamedTuple):
-    """The resources of ipvs mode for one family; ``connections`` is what the last observation of real servers told."""
+    """The resources of ipvs mode for one family.
+
+    ``connections`` and ``used`` are what the last observation of real servers told.
+    """
 
     sets: Resource[Any, Any]
     elements: Resource[Any, Any]
@@ -159,6 +162,7 @@ class IpvsResources(NamedTuple):
     real_servers: Resource[Any, Any]
     addresses: Resource[Any, Any]
     connections: Callable[[], Mapping[ipvs.RealServerKey, int]]
+    used: Callable[[], Mapping[ipvs.RealServerKey, int]]
 
 
 def ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
@@ -172,6 +176,7 @@ def ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
         _named(real_servers, family),
         _named(AddressesResource(handles.route, family), family),
         lambda: real_servers.connections,
+        lambda: real_servers.used,
     )
 
 
@@ -194,6 +199,7 @@ def unloaded_ipvs_resources(handles: KernelHandles, family: str) -> IpvsResource
         NotThereYet(_named(VirtualServersResource(nowhere, family), family)),
         NotThereYet(_named(RealServersResource(nowhere, family), family)),
         _named(AddressesResource(handles.route, family), family),
+        dict,
         dict,
     )
 
@@ -259,8 +265,8 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
         owned = resources.addresses, resources.elements
         servers = OnlyOurServers(resources.servers, *owned)
         real_servers = OnlyOurServers(resources.real_servers, *owned)
-        used = functools.partial(used_connections, family)
-        kept = StillConnected(real_servers, resources.elements, used, draining)
+        listed = functools.partial(used_connections, family)
+        kept = StillConnected(real_servers, resources.elements, listed, resources.used, draining)
         found.append(kept)
         stages += [
             Stage(resources.sets, kept.sets),

@@ -71,7 +71,7 @@ class IpvsSocket:
 
         A virtual server that does not exist has none.
         """
-        return self._complete(messages.RealServerTable({}, {}, set()), servers)
+        return self._complete(messages.empty_table(), servers)
 
     def _complete(
         self, table: messages.RealServerTable, servers: Iterable[VirtualServerKey]
@@ -93,7 +93,7 @@ class IpvsSocket:
             with open(PROC_TABLE, encoding="ascii") as stream:
                 return messages.parse_proc(stream.read().splitlines(), family)
         except FileNotFoundError:
-            return messages.RealServerTable({}, {}, set())
+            return messages.empty_table()
         except OSError as error:
             raise KernelError(f"real servers cannot be listed: {PROC_TABLE}: {error.strerror}") from error
 
@@ -214,8 +214,8 @@ class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
 class RealServersResource(Resource[RealServerKey, RealServer]):
     """The real servers of a family: RealServerKey -> RealServer.
 
-    ``connections`` tells after ``observe`` which of them have connections, and how many: what
-    ``draining.with_draining`` needs.
+    After ``observe``, ``connections`` tells which of them have connections, and how many: what
+    ``draining.with_draining`` needs; and ``used`` those whose connections somebody uses.
     """
 
     name = "real servers"
@@ -224,11 +224,12 @@ class RealServersResource(Resource[RealServerKey, RealServer]):
         self._socket = sock
         self._family = family
         self.connections: Dict[RealServerKey, int] = {}
+        self.used: Dict[RealServerKey, int] = {}
 
     def observe(self) -> Dict[RealServerKey, RealServer]:
         """See the class. Raises KernelError."""
         table = self._socket.real_servers(self._family)
-        self.connections = table.connections
+        self.connections, self.used = table.connections, table.used
         return table.servers
 
     def apply(self, change: Change[RealServerKey, RealServer]) -> None:

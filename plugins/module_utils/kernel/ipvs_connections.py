@@ -5,6 +5,9 @@
 
 The counts that a real server has include connections that both sides have closed: for two minutes IPVS waits for
 stragglers of them (TIME_WAIT). Only the state of each connection tells those that somebody still uses.
+
+The kernel finds its place in this list again by counting (ip_vs_conn_array), so for each connection that ends while the
+list is read another one may be missed.
 """
 
 from __future__ import annotations

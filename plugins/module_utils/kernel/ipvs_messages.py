@@ -225,20 +225,30 @@ def decode_timeouts(payload: bytes) -> Dict[str, int]:
 
 
 class RealServerTable(NamedTuple):
-    """The real servers of a family, active plus inactive connections of those that have any, and whose they are.
+    """The real servers of a family, and the connections of those that have any.
 
-    ``seen``: the virtual servers of the family that were listed, with or without real servers.
+    ``connections``: active plus inactive ones. ``used``: those of TCP and SCTP that are established, and all of UDP,
+    which IPVS counts as inactive. ``seen``: the virtual servers of the family that were listed, with or without real
+    servers.
     """
 
     servers: Dict[RealServerKey, RealServer]
     connections: Dict[RealServerKey, int]
+    used: Dict[RealServerKey, int]
     seen: Set[VirtualServerKey]
 
-    def add(self, key: RealServerKey, value: RealServer, connections: int) -> None:
-        """Take up one real server."""
+    def add(self, key: RealServerKey, value: RealServer, active: int, inactive: int) -> None:
+        """Take up one real server with its counts of connections."""
         self.servers[key] = value
-        if connections:
-            self.connections[key] = connections
+        if active or inactive:
+            self.connections[key] = active + inactive
+        if active or (inactive and key.server.protocol == "udp"):
+            self.used[key] = active + inactive
+
+
+def empty_table() -> RealServerTable:
+    """A table to add to."""
+    return RealServerTable({}, {}, {}, set())
 
 
 def decode_dest(payload: memoryview, start: int, end: int, server: VirtualServerKey, table: RealServerTable) -> None:
@@ -253,8 +263,8 @@ def decode_dest(payload: memoryview, start: int, end: int, server: VirtualServer
     address = unpacked(bytes(found[_DEST_ADDR][: 16 if ipv6 else 4]))
     method = _U32.unpack(found[_DEST_FWD_METHOD])[0]
     value = RealServer(_U32.unpack(found[_DEST_WEIGHT])[0], _FORWARDING_NAMES.get(method, str(method)))
-    connections = sum(_U32.unpack(found[kind])[0] for kind in (_DEST_ACTIVE, _DEST_INACTIVE) if kind in found)
-    table.add(RealServerKey(server, address, _PORT.unpack(found[_DEST_PORT])[0]), value, connections)
+    active, inactive = (_U32.unpack(found.get(kind, bytes(4)))[0] for kind in (_DEST_ACTIVE, _DEST_INACTIVE))
+    table.add(RealServerKey(server, address, _PORT.unpack(found[_DEST_PORT])[0]), value, active, inactive)
 
 
 class _AddressText:
@@ -286,7 +296,7 @@ def parse_proc(lines: Iterable[str], family: str = IPV4) -> RealServerTable:
     That file lists all real servers with weights and connections at once; netlink takes a dump for each virtual server.
     But it skips some virtual servers while other network namespaces have theirs: look at ``seen``.
     """
-    table = RealServerTable({}, {}, set())
+    table = empty_table()
     addresses = _AddressText(family)
     server: Optional[VirtualServerKey] = None
     try:
@@ -301,7 +311,7 @@ def parse_proc(lines: Iterable[str], family: str = IPV4) -> RealServerTable:
                 if place is not None:
                     key = RealServerKey(server, place[0], place[1])
                     value = RealServer(int(words[3]), _FORWARDING_IN_PROC.get(words[2], words[2]))
-                    table.add(key, value, int(words[4]) + int(words[5]))
+                    table.add(key, value, int(words[4]), int(words[5]))
             else:
                 place = addresses.read(words[1]) if words[0] in ("TCP", "UDP", "SCTP") else None
                 server = None if place is None else VirtualServerKey(words[0].lower(), place[0], place[1])

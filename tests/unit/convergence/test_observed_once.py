@@ -79,6 +79,7 @@ def resources() -> IpvsResources:
         Counted("real servers", dict(real)),
         Counted("addresses", {SERVICE.address: True}),
         dict,
+        dict,
     )
 
 

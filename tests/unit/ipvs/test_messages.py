@@ -52,10 +52,12 @@ def test_proc_table():
         RealServerKey(server, "10.244.1.12", 8080): RealServer(0, "route"),
     }
     assert table.connections == {RealServerKey(server, "10.244.1.12", 8080): 5}
+    assert table.used == table.connections
     assert table.seen == {server, VirtualServerKey("sctp", "10.96.0.2", 9)}
     table = ipvs_messages.parse_proc(PROC.splitlines(), "IPv6")
     key = RealServerKey(VirtualServerKey("udp", "fd00:10:96::1", 53), "fd00:10:244::1", 53)
-    assert table == ({key: RealServer(1)}, {key: 7}, {key.server})
+    # All of UDP count as used, inactive though they are; of TCP the established ones.
+    assert table == ({key: RealServer(1)}, {key: 7}, {key: 7}, {key.server})
 
 
 @pytest.mark.parametrize("line", ["TCP", "TCP 0A60:X rr", "TCP 0A600001:01BB rr\n  -> 0AF4010B:1F90 Masq x 0 0"])
@@ -108,7 +110,7 @@ def test_real_server_messages_do_not_mix_up_what_they_keep():
     assert list(together.messages(command, names)) == [alone(key, None) for key, _value in entries]
     for (key, value), message in zip(entries, together.messages(command, entries)):
         assert netlink.HEADER.unpack_from(message) == (len(message), 30, netlink.NLM_F_REQUEST, 0, 0)
-        table = ipvs_messages.RealServerTable({}, {}, set())
+        table = ipvs_messages.empty_table()
         ipvs_messages.decode_dest(memoryview(message), 16, len(message), key.server, table)
         assert table.servers == {key: value}
     with pytest.raises(KernelError, match="forwarding must be one of"):

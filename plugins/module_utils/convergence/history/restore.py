@@ -112,7 +112,7 @@ class _IpvsStages(NamedTuple):
 def _ipvs_stages(state: NodeState, resources: IpvsResources, family: str, loaded: bool) -> _IpvsStages:
     """Where the state is one of another mode, what has connections in use stays, as where the mode is changed."""
     servers, real_servers = of_family(state.virtual_servers, family), of_family(state.real_servers, family)
-    used = functools.partial(used_connections, family)
+    listed = functools.partial(used_connections, family)
     owned = resources.addresses, resources.elements
 
     def touched(resource: Resource[Any, Any]) -> Resource[Any, Any]:
@@ -120,12 +120,13 @@ def _ipvs_stages(state: NodeState, resources: IpvsResources, family: str, loaded
         return OnlyOurServers(resource, *owned, state.virtual_servers) if loaded else resource
 
     going = touched(resources.real_servers)
-    kept = StillConnected(going, resources.elements, used, loaded and not state.virtual_servers)
+    draining = loaded and not state.virtual_servers
+    kept = StillConnected(going, resources.elements, listed, resources.used, draining)
 
     def with_kept(saved: Table, still: Callable[[Table], Table]) -> Callable[[Table], Table]:
         return lambda observed: {**still(observed), **saved}
 
-    def draining(observed: Table) -> Table:
+    def staying(observed: Table) -> Table:
         return {
             **kept.real_servers(observed),
             **with_draining(real_servers, observed, resources.connections(), servers),
@@ -137,7 +138,7 @@ def _ipvs_stages(state: NodeState, resources: IpvsResources, family: str, loaded
     ]
     after = [
         Stage(touched(resources.servers), with_kept(servers, kept.servers)),
-        Stage(going, draining),
+        Stage(going, staying),
         Stage(resources.addresses, with_kept(of_family(state.addresses, family), kept.addresses)),
     ]
     return _IpvsStages(before, after, kept)
