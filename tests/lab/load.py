@@ -9,12 +9,17 @@ connections that are kept, and over UDP, and start at a fixed rate whether or no
 
 Nothing is judged by how long it takes, as a busy machine may be slow. TCP tells whether it had to ask for a connection
 again, which the kernel of the other end answers at once, however busy the programs are: so a first packet was lost.
-(Only where that kernel itself is held up, as in user-mode Linux on a busy machine, ``patient`` leaves this out.) Any
+(Only where that kernel itself is held up, as an emulated one on a busy machine, ``patient`` leaves this out.) Any
 other request is lost when there is no answer for very long.
+
+A client takes one source port after the other, so that none comes again within minutes. When IPVS forgets a
+connection, some time after its end, it deletes the connection tracking entry of whoever has its addresses and ports by
+then (kernel: ip_vs_conn_drop_conntrack), whichever mode serves.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import selectors
@@ -35,14 +40,16 @@ _MOST_OPEN = 256
 _BEHIND_SECONDS = 0.1
 # linux/tcp.h: struct tcp_info begins with 8 bytes, then 32 bit fields; tcpi_total_retrans is the 24th of them.
 _TOTAL_RETRANS = 8 + 23 * 4
+_FIRST_PORT, _LAST_PORT = 33000, 60999
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Flow(NamedTuple):
     """Requests from a place (the path of a namespace) to a frontend.
 
-    ``kind``: new, kept (TCP) or udp. ``own``: whether the endpoint must see the client's own address; None if either
-    will do. ``rate``: requests a second. ``connections``: how many are kept.
+    ``kind``: new, kept (both TCP), udp (each request from a new socket) or kept-udp. ``own``: whether the endpoint must
+    see the client's own address; None if either will do. ``rate``: requests a second.
+    ``connections``: how many are kept.
     """
 
     place: str
@@ -52,6 +59,16 @@ class Flow(NamedTuple):
     rate: float
     own: Optional[bool] = None
     connections: int = 4
+
+    @property
+    def is_udp(self) -> bool:
+        """Whether requests go over UDP."""
+        return self.kind.endswith("udp")
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether requests share sockets."""
+        return self.kind.startswith("kept")
 
 
 class Endpoint(NamedTuple):
@@ -175,6 +192,7 @@ class _Clients:
         self._idle: Dict[Flow, List[socket.socket]] = {flow: [] for flow in flows}
         self._kept: Counter[Flow] = Counter()
         self._next = {flow: time.monotonic() + index / 997 for index, flow in enumerate(flows)}
+        self._ports: Dict[Any, int] = {}
         self._number = 0
         self._answers: Counter[str] = Counter()
         self._problems: List[str] = []
@@ -223,9 +241,9 @@ class _Clients:
 
     def _begin(self, flow: Flow) -> None:
         fresh = False
-        if flow.kind == "kept" and self._idle[flow]:
+        if flow.is_kept and self._idle[flow]:
             sock = self._idle[flow].pop(0)
-        elif flow.kind == "kept" and self._kept[flow] >= flow.connections:
+        elif flow.is_kept and self._kept[flow] >= flow.connections:
             return
         else:
             sock, fresh = self._connect(flow), True
@@ -235,16 +253,30 @@ class _Clients:
         self._chooser.register(sock, selectors.EVENT_WRITE, request)
 
     def _connect(self, flow: Flow) -> socket.socket:
-        kind = socket.SOCK_DGRAM if flow.kind == "udp" else socket.SOCK_STREAM
+        kind = socket.SOCK_DGRAM if flow.is_udp else socket.SOCK_STREAM
         sock = socket_inside(flow.place, _family(flow.address), kind)
         sock.setblocking(False)
-        if flow.kind != "udp":
+        self._bind(sock, flow)
+        if not flow.is_udp:
             # Close with a reset: a masqueraded port that meets one in TIME_WAIT would count as lost.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._kept[flow] += 1
         sock.connect_ex((flow.address, flow.port))
         return sock
+
+    def _bind(self, sock: socket.socket, flow: Flow) -> None:
+        """Take the next port that is free."""
+        user = (flow.place, sock.family, sock.type)
+        while True:
+            port = self._ports.get(user, _FIRST_PORT)
+            self._ports[user] = _FIRST_PORT if port == _LAST_PORT else port + 1
+            try:
+                sock.bind(("::" if sock.family == socket.AF_INET6 else "0.0.0.0", port))
+                return
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
 
     def _go_on(self, request: _Request) -> None:
         try:
@@ -253,7 +285,7 @@ class _Clients:
                 if problem:
                     self._fail(request, os.strerror(problem))
                     return
-                if request.fresh and request.flow.kind != "udp" and not self._patient:
+                if request.fresh and not request.flow.is_udp and not self._patient:
                     self._check_connection(request)
                 request.sock.send(b"%d\n" % request.number)
                 request.sent = True
@@ -281,7 +313,7 @@ class _Clients:
             self._fail(request, f"the endpoint saw {words[1]}, the client is {own}")
             return
         self._answers[f"{flow.kind} {flow.address}"] += 1
-        self._end(request, keep=flow.kind == "kept")
+        self._end(request, keep=flow.is_kept)
 
     def _check_connection(self, request: _Request) -> None:
         """Whether a new connection had to be asked for more than once."""
