@@ -154,6 +154,11 @@ class ObservedOnce(Resource[Key, Value]):
         return self._resource.describe(key, value)
 
 
+def never(_change: Change[Any, Any]) -> bool:
+    """A change that need not wait for others."""
+    return False
+
+
 class Stage(NamedTuple):
     """A resource and the table it should hold.
 
@@ -165,7 +170,7 @@ class Stage(NamedTuple):
 
     resource: Resource[Any, Any]
     desired: Union[Mapping[Any, Any], Callable[[Mapping[Any, Any]], Mapping[Any, Any]]]
-    postponed: Callable[[Change[Any, Any]], bool] = lambda _change: False
+    postponed: Callable[[Change[Any, Any]], bool] = never
 
 
 class PlannedChange(NamedTuple):

@@ -71,6 +71,7 @@ class LoadedNode:
 
     def __init__(self, scratch: str) -> None:
         self._scratch = Path(scratch)
+        self._scratch.mkdir(exist_ok=True)
         self._agent: Optional[UpgradedAgent] = None
 
     def load_recorded(self, mode: str, variant: str) -> None:

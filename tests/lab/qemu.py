@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # linux/if_tun.h
 _TUNSETIFF = 0x400454CA
 _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
-# Of these the emulation has nothing to fear, and they are costly in it.
-_KERNEL = ("console=ttyS0", "quiet", "panic=-1", "mitigations=off", "net.ifnames=0")
+# In emulation the mitigations are costly and needless, and waiting for idle processors takes seconds.
+_KERNEL = ("console=ttyS0", "quiet", "panic=-1", "mitigations=off", "rcupdate.rcu_expedited=1", "net.ifnames=0")
 CALLS = "calls"
 
 

@@ -71,7 +71,7 @@ def _files() -> Dict[str, str]:
 def portrait() -> Dict[str, object]:
     """Everything, by section."""
     units = _output("systemctl", "list-unit-files", "--no-legend", "--no-pager", "--plain")
-    sets = _output("ipset", "list", "-n") if os.path.exists("/proc/net/ip_tables_names") else []
+    sets = _output("ipset", "list", "-n") if os.path.exists("/sys/module/ip_set") else []
     wanted = ("--type=service,timer", "--state=active", "--no-legend", "--plain")
     active = _output("systemctl", "list-units", *wanted)
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:

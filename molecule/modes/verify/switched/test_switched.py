@@ -36,23 +36,27 @@ def test_connection_opened_before_the_first_switch_still_works_after_the_last(re
     assert report["held"].startswith("pod-")
 
 
-def test_first_mode_was_left_completely(scenario, nodes):
-    assert chains(look(scenario, nodes["node1"], "iptables"))
-    other = look(scenario, nodes["node1"], "other")
-    assert [chains(other), chains(other, "ip6tables")] == [[], []]
-    assert other["nftables"] == ["table ip kube-proxy", "table ip6 kube-proxy"]
+NFTABLES = ["table ip kube-proxy", "table ip6 kube-proxy"]
+
+
+@pytest.mark.parametrize(("name", "number"), [("node1", 1), ("node2", 2)])
+def test_in_nftables_mode_there_is_its_table_and_no_chain_of_the_modes_before(scenario, nodes, name, number):
+    assert chains(look(scenario, nodes[name], "mode-0"))
+    found = look(scenario, nodes[name], f"mode-{number}")
+    assert [chains(found), chains(found, "ip6tables")] == [[], []]
+    assert found["nftables"] == NFTABLES
 
 
 def test_in_ipvs_mode_virtual_servers_serve_and_no_chain_of_a_service_is_left(scenario, nodes):
-    assert [line for line in chains(look(scenario, nodes["node2"], "iptables")) if "KUBE-SVC-" in line]
-    other = look(scenario, nodes["node2"], "other")
-    assert other["virtual servers"]
-    assert [line for line in chains(other) if "KUBE-SVC-" in line or "KUBE-SEP-" in line] == []
-    assert {f"kube-ipvs0 inet {address}/32" for address in SERVICES} <= set(other["addresses"])
+    assert [line for line in chains(look(scenario, nodes["node2"], "mode-0")) if "KUBE-SVC-" in line]
+    found = look(scenario, nodes["node2"], "mode-1")
+    assert found["virtual servers"]
+    assert [line for line in chains(found) if "KUBE-SVC-" in line or "KUBE-SEP-" in line] == []
+    assert {f"kube-ipvs0 inet {address}/32" for address in SERVICES} <= set(found["addresses"])
 
 
-def test_back_again_nothing_of_the_other_mode_is_left(scenario, node):
-    first, back = look(scenario, node, "iptables"), look(scenario, node, "back")
+def test_back_again_nothing_of_the_other_modes_is_left(scenario, node):
+    first, back = look(scenario, node, "mode-0"), look(scenario, node, "mode-3")
     for section in ("iptables", "ip6tables", "nftables", "sets", "virtual servers", "addresses"):
         assert back[section] == first[section], section
     assert node.host.run("ip link show kube-ipvs0").rc != 0

@@ -29,10 +29,10 @@ from ...kernel.xtables.emptied import EmptiedTablesResource
 from ...kernel.xtables.variant import NFT
 from ...preflight.features import capabilities, rights_findings
 from ...preflight.findings import judge
-from ...resources import PlannedChange, Resource, Stage, apply_plan, plan
+from ...resources import PlannedChange, Resource, Stage, apply_plan, never, plan
 from ..handles import KernelHandles
 from ..ledger import write_ledger
-from ..leftovers import StillConnected
+from ..leftovers import StillConnected, replaces_iptables_mode
 from ..lock import ConvergenceLock
 from ..report import Stopwatch, table_changes
 from ..request import TableChange
@@ -175,18 +175,28 @@ def restore_stages(state: NodeState, handles: KernelHandles, check: bool) -> Tup
 
 
 def _table_stages(state: NodeState, handles: KernelHandles, warnings: List[str]) -> List[Stage]:
-    """Stages of nftables and iptables, first that of which something comes back."""
+    """Stages of nftables and iptables, first that of which something comes back.
+
+    What goes comes after everything else that comes back: a table of nftables mode, and on the way to ipvs mode the
+    chains of iptables mode serve until then.
+    """
+    to_ipvs = bool(state.virtual_servers)
     nftables = []
     for family in FAMILIES:
         table = state.nftables.get(family, {})
-        if table or handles.has_nftables():
+        if table:
             nftables.append(Stage(RawTableResource(family), table))
+        elif handles.has_nftables():
+            nftables.append(Stage(RawTableResource(family), {}, postponed=lambda _change: True))
     chains: List[Stage] = []
     resources = chains_resources(state.chains)
     for resource in resources:
-        chains.append(Stage(resource, cast(Any, resource.desired)))
+        late = replaces_iptables_mode if to_ipvs else never
+        chains.append(Stage(resource, cast(Any, resource.desired), postponed=late))
         if resource.variant.name == NFT:
-            chains.append(Stage(EmptiedTablesResource(cast(ChainsResource, resource)), {}))
+            emptied = EmptiedTablesResource(cast(ChainsResource, resource))
+            # After its chains, wherever these are.
+            chains.append(Stage(emptied, {}, postponed=lambda _change: to_ipvs))
     known = {(resource.variant.family, resource.variant.name) for resource in resources}
     for item in state.chains:
         if item.chains and (item.family, item.variant) not in known:
