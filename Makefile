@@ -9,9 +9,10 @@ SHELL := /bin/sh
 BIN := .venv/bin
 PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
+LOAD := tests/kernel/test_migration_load.py
 WIRE := tests/conformance/lab
 # What `make test` runs, in this order; all are run even if one fails. For some of them: make test STEPS="lint unit"
-STEPS ?= lint unit pythons monitoring browser kernel uml modules systemd sanity ansible-units build importer cores played \
+STEPS ?= lint unit pythons monitoring browser kernel load uml modules systemd sanity ansible-units build importer cores played \
 	molecule conformance
 # What `make molecule` runs; for one: make molecule SCENARIOS=ipvs
 SCENARIOS ?= default ipvs modes airgap
@@ -20,7 +21,7 @@ export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup setup-lab demo docs record test .steps lint unit pythons kernel monitoring browser uml systemd molecule \
+.PHONY: help setup setup-lab demo docs record test .steps lint unit pythons kernel load monitoring browser uml systemd molecule \
 	modules sanity ansible-units build .packed cores importer played conformance clean
 
 help:
@@ -76,7 +77,11 @@ browser: setup-lab
 
 # Two files at a time, here and below: much of the time is Ansible waiting for a node, or a test for something to happen.
 kernel: setup-lab
-	$(PYTEST) -q -n 2 --dist loadfile tests/kernel -m "not uml"
+	$(PYTEST) -q -n 2 --dist loadfile tests/kernel -m "not uml" --ignore $(LOAD)
+
+# Alone, since an emulated node needs all processors.
+load: setup-lab
+	$(PYTEST) -q $(LOAD)
 
 uml: setup-lab
 	$(PYTHON) -m tests.lab.uml --memory 1G -- $(PYTEST) -q -p no:cacheprovider tests/kernel tests/modules -m uml

@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, Iterator, List, Sequence
+from typing import Any, Iterator, List, Optional, Sequence
 
 import pytest
 
@@ -61,25 +61,45 @@ def judge(what: str, tally: Tally) -> None:
 
 
 class Loaded:
-    """The load on a topology, and calls of the node in it; ``call(method, *arguments)`` is one of LoadedNode."""
+    """A node, and the load that goes through it; ``call(method, *arguments)`` is one of LoadedNode.
+
+    The load is begun when the node serves. A connection that was asked for before has a connection tracking entry of a
+    packet that nobody answered; IPVS leaves it alone, and loses the connection when it expires after two minutes.
+    """
 
     def __init__(self, topology: Topology, flows: Sequence[Any], call: Any, patient: bool = False) -> None:
         self.call = call
+        self._topology = topology
+        self._flows = flows
+        self._patient = patient
+        self._load: Optional[Load] = None
 
-        def path(place: str) -> str:
-            return f"/run/netns/{topology.full_name(place)}"
+    @property
+    def load(self) -> Load:
+        """The load, once it is begun."""
+        assert self._load is not None
+        return self._load
 
-        self.load = Load(
-            [Flow(path(place), kind, to, port, RATE * share, own) for place, kind, to, port, own, share in flows],
+    def _path(self, place: str) -> str:
+        return f"/run/netns/{self._topology.full_name(place)}"
+
+    def begin(self) -> None:
+        """Send, and wait until every flow works."""
+        self._load = Load(
             [
-                Endpoint(path(place), protocol, address, port)
+                Flow(self._path(place), kind, to, port, RATE * share, own)
+                for place, kind, to, port, own, share in self._flows
+            ],
+            [
+                Endpoint(self._path(place), protocol, address, port)
                 for place in ("pod1", "peer")
                 for protocol, port in (("tcp", 8080), ("udp", 5353))
                 # The pods of a peer are one route and no addresses, so the kernel would answer from another one.
                 for address in ("10.244.2.11" if (place, protocol) == ("peer", "udp") else "0.0.0.0", "::")
             ],
-            patient,
+            self._patient,
         )
+        self._load.settle(KINDS)
 
     def all_answered(self, what: str) -> None:
         """Nothing was lost since the last call, and every flow goes on."""
@@ -93,6 +113,11 @@ class Loaded:
         tally = self.load.rest()
         judge("the end", tally)
         assert tally.waiting == 0
+
+    def close(self) -> None:
+        """End the load."""
+        if self._load is not None:
+            self._load.close()
 
 
 @pytest.fixture()
@@ -111,7 +136,7 @@ def node(tmp_path: Path) -> Iterator[Loaded]:
         try:
             yield loaded
         finally:
-            loaded.load.close()
+            loaded.close()
     finally:
         inside.close()
         topology.destroy()
@@ -148,14 +173,14 @@ def machine(tmp_path: Path) -> Iterator[Loaded]:
         remote = guest.remote(600)
         stack.callback(remote.close)
         loaded = Loaded(topology, FLOWS, remote.call, patient=True)
-        stack.callback(loaded.load.close)
+        stack.callback(loaded.close)
         yield loaded
 
 
 def go_through(node: Loaded, recorded_mode: str, variant: str, modes: Sequence[str]) -> None:
     """Adopt what kube-proxy has programmed, change through the modes, go back to what kube-proxy had programmed."""
     node.call("load_recorded", recorded_mode, variant)
-    node.load.settle(KINDS)
+    node.begin()
     first = node.call("programmed", recorded_mode, variant)
     node.call("converge", recorded_mode)
     node.all_answered(f"adopt {recorded_mode}")
@@ -192,7 +217,7 @@ def test_from_kube_proxy_in_ipvs_mode_to_the_other_modes_and_back(machine):
 def upgrade(node: Loaded, mode: str, variant: str) -> None:
     """Start the agent on what kube-proxy has programmed, then put a new one in its place, gently and by force."""
     node.call("load_recorded", mode, variant)
-    node.load.settle(KINDS)
+    node.begin()
     for number, ending in enumerate((signal.SIGTERM, signal.SIGKILL)):
         node.call("start_agent", mode, str(number))
         node.all_answered(f"agent {number} in {mode} mode")

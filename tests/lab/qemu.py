@@ -66,20 +66,8 @@ def command(kernel: StockKernel, memory: str, root: Sequence[str], program: Sequ
     for the first program, which is ``program``.
     """
     # The guest does not outlive the process that started it, however that ends.
-    argv = [
-        "setpriv",
-        "--pdeathsig",
-        "KILL",
-        "qemu-system-x86_64",
-        "-accel",
-        "tcg,thread=multi",
-        "-cpu",
-        "max",
-        "-smp",
-        "2",
-        "-m",
-        memory,
-    ]
+    argv = ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max"]
+    argv += ["-smp", "2", "-m", memory]
     argv += ["-M", "q35", "-nodefaults", "-display", "none"]
     argv += ["-kernel", str(kernel.image), "-initrd", str(kernel.first_root)]
     return [*argv, "-append", " ".join([*_KERNEL, *root, "--", *program])]
@@ -98,11 +86,8 @@ def network(number: int, backend: str, mac: str) -> List[str]:
 
 def _own_root() -> List[str]:
     """The words for a guest whose root is the host's."""
-    words = [
-        "root.type=9p",
-        "root.options=trans=virtio,version=9p2000.L,cache=loose,msize=512000,ro",
-        "root.source=root",
-    ]
+    options = "trans=virtio,version=9p2000.L,cache=loose,msize=512000,ro"
+    words = ["root.type=9p", f"root.options={options}", "root.source=root"]
     return [*words, f"PYTHONPATH={ROOT}", "PYTHONDONTWRITEBYTECODE=1", f"PATH={os.environ['PATH']}"]
 
 
