@@ -66,7 +66,7 @@ lint: setup
 	else echo "error: shellcheck is not installed: apt-get install shellcheck" >&2; exit 2; fi
 
 unit: setup
-	$(PYTEST) -q tests/unit
+	$(PYTEST) -q -n 2 tests/unit
 
 # Alert rules and dashboard, with Prometheus' own tool.
 monitoring: setup
