@@ -84,16 +84,16 @@ from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.binary_files import replace_file
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
-from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.libraries import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.libraries import (
     Target,
     cache_name,
     install,
     pack_directory,
     pip_arguments,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.binary_files import replace_file
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
 def _wheels(directory: str) -> List[str]:

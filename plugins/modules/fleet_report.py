@@ -125,16 +125,19 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.fleet.document import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.document import (
     About,
     document_text,
     make_report,
     one_sentence,
     summary,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.fleet.nodes import read_nodes
-from ansible_collections.kubenode.proxy.plugins.module_utils.fleet.page import page
-from ansible_collections.kubenode.proxy.plugins.module_utils.fleet.sources import collection_version, read_entries
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import read_nodes
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.sources import (
+    collection_version,
+    read_entries,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.binary_files import replace_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import content_hash, source_files

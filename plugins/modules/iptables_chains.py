@@ -191,7 +191,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.listed_chains import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.iptables_chains import (
     Jump,
     ListedChain,
     ListedChainsResource,

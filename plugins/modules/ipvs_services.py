@@ -209,7 +209,7 @@ from typing import Any, Dict, List, Mapping
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.listed_servers import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_services import (
     ListedReal,
     ListedServer,
     connect,

@@ -116,7 +116,7 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.placement import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.placement import (
     DEFAULT_LABEL,
     Placement,
     Placer,

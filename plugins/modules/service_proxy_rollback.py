@@ -147,10 +147,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import History
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import convergence_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.history import (
-    history_spec,
-    states_result,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.history import history_spec, states_result
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import (
     change_result,
     table_differences,

@@ -25,11 +25,11 @@ from tests import conftest  # noqa: F401  (makes the collection importable)
 
 # isort: split
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.legacy_tables import TableReader
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.notifications import Events
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.model import VirtualServerKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.notifications import Events
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import IpvsSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import NETLINK_NETFILTER
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.legacy_tables import TableReader
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import VirtualServerKey
 from tests.benchmarks import agent_runs
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice
 

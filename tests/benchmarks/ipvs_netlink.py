@@ -24,12 +24,6 @@ from tests.lab import system
 
 # isort: split
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.model import (
-    RealServer,
-    RealServerKey,
-    VirtualServer,
-    VirtualServerKey,
-)
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import ipvs_messages as messages
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import (
     IpvsSocket,
@@ -37,6 +31,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import 
     VirtualServersResource,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import Outcome
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
+    RealServer,
+    RealServerKey,
+    VirtualServer,
+    VirtualServerKey,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Stage, apply_plan, plan
 
 SIZES = ((1000, 10), (5000, 5))

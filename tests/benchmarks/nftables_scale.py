@@ -28,9 +28,6 @@ from tests.lab import system
 
 # isort: split
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables import tables
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables.tables import desired_tables, entries_of
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import (
     NETLINK_NETFILTER,
     NetlinkSocket,
@@ -43,8 +40,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.mes
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Planner
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables import tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.tables import desired_tables, entries_of
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
-from ansible_collections.kubenode.proxy.plugins.module_utils.routing.routes import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import (
     Endpoint,
     ServicePortName,
     ServicePortRoute,

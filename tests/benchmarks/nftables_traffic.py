@@ -45,11 +45,11 @@ from tests.lab import system
 
 # isort: split
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables.tables import desired_tables
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.tables import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
-from ansible_collections.kubenode.proxy.plugins.module_utils.routing.routes import ServicePortRoute
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import ServicePortRoute
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig

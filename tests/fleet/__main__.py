@@ -19,7 +19,7 @@ WIDTH, NODES = 1280, 1000
 
 def main() -> int:
     """Write the picture: all above the table of the nodes."""
-    from ansible_collections.kubenode.proxy.plugins.module_utils.fleet.page import page
+    from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page
 
     from .samples import fleet, report
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 from typing import Any, Dict, List, Sequence, Tuple
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.fleet.document import About, Report, make_report
-from ansible_collections.kubenode.proxy.plugins.module_utils.fleet.nodes import read_nodes
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.document import About, Report, make_report
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import read_nodes
 
 ENGINE = "4be0c6d2c1b7b0ad0f3c0b3a2c0f4d40d3a0a7c5d2a1f6c58c1d8f1f0a2f2b3c"
 OLD_ENGINE = "91f7a05be3d86a21c7c0c1d4b85ffb2a90d3de6a4f0e55b7ac1f3c3d2b9e8a77"

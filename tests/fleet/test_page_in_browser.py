@@ -10,8 +10,8 @@ import re
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.fleet.nodes import STATES
-from ansible_collections.kubenode.proxy.plugins.module_utils.fleet.page import page
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import STATES
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page
 from tests.fleet import samples
 from tests.unit.fleet.test_fleet_page import HOSTILE, hostile_report
 

@@ -169,7 +169,7 @@ class AgentNode:
             self.api = None
 
     def _command(self, *words: str) -> List[str]:
-        return [sys.executable, "-m", "module_utils.agent.cli", *words]
+        return [sys.executable, "-m", "module_utils.command.cli", *words]
 
     @property
     def log(self) -> str:

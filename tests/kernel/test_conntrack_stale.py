@@ -13,7 +13,7 @@ from typing import List, Set, Tuple
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import conntrack
-from ansible_collections.kubenode.proxy.plugins.module_utils.routing.routes import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import (
     Endpoint,
     ServicePortName,
     ServicePortRoute,

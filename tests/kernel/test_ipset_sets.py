@@ -12,15 +12,15 @@ from typing import Dict, Iterator, Set
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.model import SetDefinition, SetElementKey
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.sets import definitions
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.text import ipset_text
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipset import (
     IpsetSocket,
     SetElementsResource,
     SetsResource,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import SetDefinition, SetElementKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.sets import definitions
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.text import ipset_text
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, Stage, apply_plan, plan
 
 pytestmark = pytest.mark.uml

@@ -18,15 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES, IPV6
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.fixed import ownership
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.render import desired_tables
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import (
-    ChainKey,
-    ChainTable,
-    JumpKey,
-    whole_text,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import ChainsResource, parse_save
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.lock import XtablesLock
@@ -38,6 +29,15 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.vari
     find_program,
     unsupported_reason,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.fixed import ownership
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.render import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import (
+    ChainKey,
+    ChainTable,
+    JumpKey,
+    whole_text,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from tests.unit.iptables.routes import by_key, endpoint, route
 

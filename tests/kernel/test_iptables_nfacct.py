@@ -10,13 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.fixed import (
-    INVALID_COUNTER,
-    LOCALHOST_COUNTER,
-    ownership,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.render import desired_tables
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import (
     NETLINK_NETFILTER,
     NLM_F_ACK,
@@ -27,6 +20,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink impo
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import ChainsResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.nfacct import nfacct_counters
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import VARIANTS, detect_variant
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.fixed import (
+    INVALID_COUNTER,
+    LOCALHOST_COUNTER,
+    ownership,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.render import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from tests.unit.iptables.routes import by_key, endpoint, route
 

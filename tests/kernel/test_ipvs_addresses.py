@@ -11,10 +11,10 @@ from typing import Dict, Iterator, Set
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.model import DEVICE
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.links import AddressesResource, DummyDeviceResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import NETLINK_ROUTE, NetlinkSocket
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import DEVICE
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, Stage, apply_plan, plan
 
 pytestmark = pytest.mark.uml

@@ -16,18 +16,6 @@ from typing import Dict, Iterator, List, Set, Tuple
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import parse_network
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.draining import (
-    with_draining,
-    with_excluded_real_servers,
-    with_excluded_servers,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.model import (
-    RealServer,
-    RealServerKey,
-    VirtualServer,
-    VirtualServerKey,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.text import ipvsadm_text
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import ipvs as ipvs_module
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import (
@@ -38,6 +26,18 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import 
     probe_scheduler,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs_messages import parse_proc
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.draining import (
+    with_draining,
+    with_excluded_real_servers,
+    with_excluded_servers,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
+    RealServer,
+    RealServerKey,
+    VirtualServer,
+    VirtualServerKey,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.text import ipvsadm_text
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, Stage, apply_plan, plan
 
 pytestmark = pytest.mark.uml

@@ -10,8 +10,8 @@ import subprocess
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import listed_chains
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.listed_chains import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic import iptables_chains as listed_chains
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.iptables_chains import (
     Jump,
     ListedChain,
     ListedChainsResource,

@@ -18,11 +18,11 @@ from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables.tables import desired_tables
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.tables import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
-from ansible_collections.kubenode.proxy.plugins.module_utils.routing.routes import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import (
     Endpoint,
     ServicePortName,
     ServicePortRoute,

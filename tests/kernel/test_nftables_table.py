@@ -13,9 +13,6 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables.objects import BaseHook, ChainValue
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables.tables import desired_tables
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables.text import restore_text, table_family
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import transactions
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.monitor import EVERYTHING, TableMonitor
@@ -24,6 +21,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.pro
     unsupported_reason,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import BaseHook, ChainValue
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.tables import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.text import restore_text, table_family
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
 from tests.unit.nftables.samples import sample_routes, sample_settings
 

@@ -63,7 +63,7 @@ def metrics_of(expression: str) -> Set[str]:
 
 def exported() -> Set[str]:
     """The names of all series that an agent can export; its own metrics need no traffic to be known."""
-    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.metrics import Metrics
+    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
 
     names: Set[str] = set()
     for family in Metrics().registry.collect():

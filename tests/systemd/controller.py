@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Dict
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.libraries import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.libraries import (
     Target,
     cache_name,
     install,

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tup
 import yaml
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import family_of
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import LocalTraffic
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import LocalTraffic
 
 CASES = Path(__file__).resolve().parents[1] / "conformance" / "cases"
 _SECTION = re.compile(r"^### (\d+) .*: (.+)$")

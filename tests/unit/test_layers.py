@@ -20,12 +20,13 @@ ORDER = (
     ("errors", "addresses", "resources", "timestamps", "whole_files"),
     ("cluster", "packaging"),
     ("configuration",),
-    ("routing",),
-    ("dataplane",),
+    ("serviceports",),
+    ("rendering",),
     ("kernel",),
     ("preflight",),
     ("convergence",),
-    ("agent", "module_support", "fleet"),
+    ("agent", "module_support", "controller", "generic"),
+    ("command",),
 )
 # What the modules share: the only part of the shared code that may name Ansible's own module class.
 ADAPTER = "module_support"
@@ -74,7 +75,7 @@ def engine_files() -> List[Path]:
 def test_every_file_of_the_engine_is_in_a_known_layer() -> None:
     layers = {path.relative_to(ENGINE).parts[0].replace(".py", "") for path in engine_files()}
     assert layers <= set(RANK)
-    assert {"errors", "cluster", "routing", "dataplane", "kernel"} <= layers
+    assert {"errors", "cluster", "serviceports", "rendering", "kernel"} <= layers
 
 
 @pytest.mark.parametrize("path", engine_files(), ids=lambda path: str(path.relative_to(ENGINE)))
@@ -97,11 +98,11 @@ def test_modules_import_the_engine_and_ansible_module_utils_only(path: Path) -> 
 @pytest.mark.parametrize(
     ("own", "statement", "bad"),
     [
-        ("routing", "from ..kernel.netlink import Socket", True),
-        ("routing", "from ..cluster.model import Service", False),
-        ("routing", "def f():\n    from ..kernel import netlink", True),
-        ("routing", "from . import routes", False),
-        ("routing", "from .. import kernel", True),
+        ("serviceports", "from ..kernel.netlink import Socket", True),
+        ("serviceports", "from ..cluster.model import Service", False),
+        ("serviceports", "def f():\n    from ..kernel import netlink", True),
+        ("serviceports", "from . import routes", False),
+        ("serviceports", "from .. import kernel", True),
         ("agent", "from ..module_support.results import x", True),
         ("kernel", "from ansible.module_utils.basic import AnsibleModule", True),
         ("kernel", "import ansible_collections.kubenode.proxy.plugins.module_utils.errors", True),

@@ -19,23 +19,23 @@ from ..convergence.handles import KernelHandles
 from ..convergence.request import Request
 from ..errors import ProxyError
 from ..kernel.xtables.nfacct import nfacct_packets
-from ..routing.node import node_name
-from .drift import DriftWatch
-from .events import WARNING, EventPoster, node_reference, service_reference
-from .health import ProxyHealth
-from .inbox import Inbox
-from .keeper import CacheKeeper
-from .log import Log
-from .metrics import Metrics
-from .netlink_tap import TAP_DEVICE, remove_tap
+from ..serviceports.node import node_name
+from .drift.netlink_tap import TAP_DEVICE, remove_tap
+from .drift.watch import DriftWatch
 from .options import AgentOptions, read_configuration
-from .reflector import Reflector
-from .schedule import Schedule
-from .setup import NodeProxy, remove_leftovers, set_up
-from .surface import RETRY_SECONDS, Surface
-from .sync import Syncer
-from .systemd import Systemd
-from .view import ClusterView
+from .source.inbox import Inbox
+from .source.keeper import CacheKeeper
+from .source.reflector import Reflector
+from .source.view import ClusterView
+from .surface.events import WARNING, EventPoster, node_reference, service_reference
+from .surface.health import ProxyHealth
+from .surface.log import Log
+from .surface.metrics import Metrics
+from .surface.surface import RETRY_SECONDS, Surface
+from .surface.systemd import Systemd
+from .sync.schedule import Schedule
+from .sync.setup import NodeProxy, remove_leftovers, set_up
+from .sync.syncer import Syncer
 
 API_PATIENCE_SECONDS = 1.0
 READY_PATIENCE_SECONDS = 10.0

@@ -18,24 +18,17 @@ from ..cluster.parse import object_key
 from ..configuration.model import IPVS, NODE_CIDR, KubeProxyConfiguration
 from ..convergence.lock import ConvergenceLock
 from ..errors import ConfigurationError, ProxyError
-from ..routing.node import node_name
-from .control import Ask, ControlServer
-from .core import (
-    ADDRESS_PAUSE_SECONDS,
-    API_PATIENCE_SECONDS,
-    CACHE_SECONDS,
-    READY_PATIENCE_SECONDS,
-    AgentCore,
-    Fatal,
-)
-from .events import NORMAL, WARNING, EventPoster, node_reference
-from .keeper import Names
+from ..serviceports.node import node_name
+from .core import ADDRESS_PAUSE_SECONDS, API_PATIENCE_SECONDS, CACHE_SECONDS, READY_PATIENCE_SECONDS, AgentCore, Fatal
 from .options import read_configuration
-from .reflector import Batch, Reflector
-from .setup import changed_plans, make_family, node_differences
-from .status import answer
-from .surface import Surface
-from .view import small
+from .source.keeper import Names
+from .source.reflector import Batch, Reflector
+from .source.view import small
+from .surface.control import Ask, ControlServer
+from .surface.events import NORMAL, WARNING, EventPoster, node_reference
+from .surface.status import answer
+from .surface.surface import Surface
+from .sync.setup import changed_plans, make_family, node_differences
 
 LONGEST_WAIT_SECONDS = 3600.0
 LOCK_SECONDS = 30.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, FrozenSet, Mapping, Optional, Tuple
 
-from ..dataplane.ipvs import model as ipvs
+from ..rendering.ipvs import model as ipvs
 from ..resources import Change, Resource
 
 

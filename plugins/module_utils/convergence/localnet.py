@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from ..dataplane.iptables.fixed import KUBE_FIREWALL
 from ..kernel.facts import read_text
 from ..kernel.sysctls import SYSCTL_FILE_HEAD, SysctlsResource, boot_values, unchangeable
+from ..rendering.iptables.fixed import KUBE_FIREWALL
 from ..resources import Change, Resource, Stage
 
 ROUTE_LOCALNET = "net.ipv4.conf.all.route_localnet"

@@ -13,16 +13,16 @@ from ..cluster.model import Node
 from ..cluster.state import ClusterState
 from ..configuration.consistency import check_consistency
 from ..configuration.model import IPTABLES, NFTABLES, KubeProxyConfiguration
-from ..dataplane.build_settings import dataplane_settings, routing_context
-from ..dataplane.ipvs.model import DEVICE
-from ..dataplane.settings import DataplaneSettings
 from ..errors import KernelError, PreflightError
 from ..kernel.facts import NodeFacts, interface_addresses, node_facts
 from ..kernel.nftables.probe import unsupported_reason as nftables_unsupported_reason
 from ..kernel.xtables.nfacct import usable_nfacct_counters
 from ..kernel.xtables.variant import VARIANTS, Survey, XtablesVariant, detect_variant, unsupported_reason
-from ..routing.node import node_addresses, node_name
-from ..routing.table import all_routes
+from ..rendering.build_settings import dataplane_settings, routing_context
+from ..rendering.ipvs.model import DEVICE
+from ..rendering.settings import DataplaneSettings
+from ..serviceports.node import node_addresses, node_name
+from ..serviceports.table import all_routes
 from .request import Request
 from .stages import FamilyPlan
 

@@ -10,19 +10,19 @@ from typing import Dict, Mapping, Optional, Tuple
 from ..addresses import FAMILIES, canonical_address, family_of
 from ..cluster.model import Node
 from ..configuration.model import IPVS, MODES, NFTABLES, KubeProxyConfiguration
-from ..dataplane.build_settings import dataplane_settings, routing_context
-from ..dataplane.iptables.render import desired_tables as iptables_tables
-from ..dataplane.iptables.tables import whole_text
-from ..dataplane.ipvs import model as ipvs
-from ..dataplane.ipvs.tables import desired_tables as ipvs_tables
-from ..dataplane.ipvs.text import ip_batch_text, ipset_text, ipvsadm_text
-from ..dataplane.nftables.tables import desired_tables as nftables_tables
-from ..dataplane.nftables.text import restore_text as nftables_text
-from ..dataplane.settings import DataplaneSettings
 from ..errors import ConfigurationError
-from ..routing.node import node_name
-from ..routing.routes import ServicePortName, ServicePortRoute
-from ..routing.table import all_routes
+from ..rendering.build_settings import dataplane_settings, routing_context
+from ..rendering.iptables.render import desired_tables as iptables_tables
+from ..rendering.iptables.tables import whole_text
+from ..rendering.ipvs import model as ipvs
+from ..rendering.ipvs.tables import desired_tables as ipvs_tables
+from ..rendering.ipvs.text import ip_batch_text, ipset_text, ipvsadm_text
+from ..rendering.nftables.tables import desired_tables as nftables_tables
+from ..rendering.nftables.text import restore_text as nftables_text
+from ..rendering.settings import DataplaneSettings
+from ..serviceports.node import node_name
+from ..serviceports.routes import ServicePortName, ServicePortRoute
+from ..serviceports.table import all_routes
 from .request import Request
 
 Routes = Mapping[ServicePortName, ServicePortRoute]

@@ -10,7 +10,7 @@ import time
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 from ..resources import PlannedChange, Resource
-from ..routing.routes import ServicePortName, ServicePortRoute
+from ..serviceports.routes import ServicePortName, ServicePortRoute
 from .request import TableChange
 
 

@@ -16,18 +16,6 @@ from typing import Any, Callable, Container, Dict, List, Mapping, NamedTuple, Op
 
 from ..addresses import FAMILIES, IPV4, Network, parse_network
 from ..configuration.model import IPVS, NFTABLES, KubeProxyConfiguration
-from ..dataplane.iptables.fixed import ownership as iptables_ownership
-from ..dataplane.iptables.found_order import in_found_order
-from ..dataplane.iptables.render import desired_tables as iptables_tables
-from ..dataplane.iptables.tables import Ownership
-from ..dataplane.ipvs import chains as ipvs_chains
-from ..dataplane.ipvs import model as ipvs
-from ..dataplane.ipvs.draining import with_draining, with_excluded_real_servers, with_excluded_servers
-from ..dataplane.ipvs.sets import definitions
-from ..dataplane.ipvs.tables import desired_tables as ipvs_tables
-from ..dataplane.nftables.objects import RESOURCE as NFTABLES_TABLE
-from ..dataplane.nftables.tables import desired_tables as nftables_tables
-from ..dataplane.settings import DataplaneSettings
 from ..kernel.ipset import SetElementsResource, SetsResource
 from ..kernel.ipvs import RealServersResource, TimeoutsResource, VirtualServersResource
 from ..kernel.ipvs_connections import used_connections
@@ -35,8 +23,20 @@ from ..kernel.links import AddressesResource, DummyDeviceResource
 from ..kernel.xtables.chains import ChainsResource
 from ..kernel.xtables.emptied import EmptiedTablesResource
 from ..kernel.xtables.variant import NFT, XtablesVariant
+from ..rendering.iptables.fixed import ownership as iptables_ownership
+from ..rendering.iptables.found_order import in_found_order
+from ..rendering.iptables.render import desired_tables as iptables_tables
+from ..rendering.iptables.tables import Ownership
+from ..rendering.ipvs import chains as ipvs_chains
+from ..rendering.ipvs import model as ipvs
+from ..rendering.ipvs.draining import with_draining, with_excluded_real_servers, with_excluded_servers
+from ..rendering.ipvs.sets import definitions
+from ..rendering.ipvs.tables import desired_tables as ipvs_tables
+from ..rendering.nftables.objects import RESOURCE as NFTABLES_TABLE
+from ..rendering.nftables.tables import desired_tables as nftables_tables
+from ..rendering.settings import DataplaneSettings
 from ..resources import Change, ObservedOnce, Resource, Stage
-from ..routing.routes import ServicePortName, ServicePortRoute
+from ..serviceports.routes import ServicePortName, ServicePortRoute
 from .handles import KernelHandles
 from .leftovers import StillConnected, node_ports, replaces_iptables_mode
 from .localnet import localnet_stage

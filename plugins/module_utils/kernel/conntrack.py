@@ -20,7 +20,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 
 from ..addresses import IPV6, packed, unpacked
 from ..errors import KernelError
-from ..routing.routes import ServicePortRoute
+from ..serviceports.routes import ServicePortRoute
 from .netlink import (
     NETLINK_NETFILTER,
     DumpInterrupted,

@@ -13,10 +13,10 @@ import errno
 import hashlib
 from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Tuple, Type
 
-from ..dataplane.ipvs.model import SetDefinition, SetElementKey
-from ..dataplane.ipvs.sets import BITMAP_PORT
-from ..dataplane.ipvs.text import set_line
 from ..errors import KernelError
+from ..rendering.ipvs.model import SetDefinition, SetElementKey
+from ..rendering.ipvs.sets import BITMAP_PORT
+from ..rendering.ipvs.text import set_line
 from ..resources import Change, Resource
 from . import ipset_messages as messages
 from .netlink import NETLINK_NETFILTER, MessageError, NetlinkRefusal, NetlinkSocket, Slice

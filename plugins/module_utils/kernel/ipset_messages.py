@@ -14,8 +14,8 @@ import struct
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..addresses import IPV4, IPV6, packed, unpacked
-from ..dataplane.ipvs.model import SetDefinition
 from ..errors import KernelError
+from ..rendering.ipvs.model import SetDefinition
 from .netlink import (
     NLA_F_NET_BYTEORDER,
     NLM_F_CREATE,

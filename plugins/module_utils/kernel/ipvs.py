@@ -14,9 +14,9 @@ import errno
 from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
 
 from ..addresses import FAMILIES, IPV4, family_of
-from ..dataplane.ipvs.model import RealServer, RealServerKey, VirtualServer, VirtualServerKey, host_prefix
-from ..dataplane.ipvs.text import real_server_line, virtual_server_line
 from ..errors import KernelError
+from ..rendering.ipvs.model import RealServer, RealServerKey, VirtualServer, VirtualServerKey, host_prefix
+from ..rendering.ipvs.text import real_server_line, virtual_server_line
 from ..resources import Change, Resource
 from . import ipvs_messages as messages
 from .netlink import NETLINK_GENERIC, MessageError, NetlinkRefusal, NetlinkSocket, generic_family

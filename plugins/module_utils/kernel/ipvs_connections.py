@@ -16,8 +16,8 @@ import socket
 from typing import Callable, Dict, Iterable
 
 from ..addresses import IPV4, unpacked
-from ..dataplane.ipvs.model import RealServerKey, VirtualServerKey
 from ..errors import KernelError
+from ..rendering.ipvs.model import RealServerKey, VirtualServerKey
 
 # Those of the calling thread's network namespace.
 PROC_CONNECTIONS = "/proc/thread-self/net/ip_vs_conn"

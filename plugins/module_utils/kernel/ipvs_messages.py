@@ -14,8 +14,8 @@ import struct
 from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Set, Tuple
 
 from ..addresses import IPV4, IPV6, packed, unpacked
-from ..dataplane.ipvs.model import HASHED, RealServer, RealServerKey, VirtualServer, VirtualServerKey
 from ..errors import KernelError
+from ..rendering.ipvs.model import HASHED, RealServer, RealServerKey, VirtualServer, VirtualServerKey
 from .attributes import attribute, attribute_text, parse_attributes, text_attribute
 from .netlink import NLM_F_REQUEST
 

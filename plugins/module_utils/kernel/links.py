@@ -15,10 +15,10 @@ import struct
 from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from ..addresses import IPV6, address_bits, packed, unpacked
-from ..dataplane.ipvs.entries import is_link_local
-from ..dataplane.ipvs.model import DEVICE
-from ..dataplane.ipvs.text import address_line
 from ..errors import KernelError
+from ..rendering.ipvs.entries import is_link_local
+from ..rendering.ipvs.model import DEVICE
+from ..rendering.ipvs.text import address_line
 from ..resources import Change, Resource
 from .netlink import (
     NLM_F_CREATE,

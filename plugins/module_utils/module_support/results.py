@@ -11,7 +11,7 @@ from ..addresses import IPV4
 from ..configuration.model import IPTABLES, IPVS, KubeProxyConfiguration
 from ..convergence.request import Report, TableChange
 from ..errors import Refusal
-from ..routing.node_ports import PRIMARY, node_port_addresses
+from ..serviceports.node_ports import PRIMARY, node_port_addresses
 from .tables import difference_entry
 
 # With one bad object per tenant the list of refusals would otherwise be as large as the cluster.

@@ -28,7 +28,7 @@ libraries = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "librari
 if os.path.isdir(libraries):
     sys.path.insert(1, libraries)
 
-from {PACKAGE}.agent.cli import main
+from {PACKAGE}.command.cli import main
 
 sys.exit(main(sys.argv[1:]))
 """

@@ -17,8 +17,8 @@ from typing import Dict, List, Optional
 
 from ..errors import ConfigurationError
 
-# Directories of the source that are of no use on a node: one needs Ansible, the other makes the report of all nodes.
-NOT_SHIPPED = ("module_support", "fleet")
+# Directories that a node does not need: code of Ansible modules, of the controller, and of the general-purpose modules.
+NOT_SHIPPED = ("module_support", "controller", "generic")
 VERSION_FILE = "VERSION"
 # Where the role agent installs the archive, and beside it the hash.
 INSTALLED_VERSION = "/usr/local/lib/kubenode-proxy/VERSION"
@@ -43,8 +43,8 @@ def source_files(directory: str) -> Dict[str, bytes]:
                 found[path.replace(os.sep, "/")] = file.read()
         except OSError as error:
             raise ConfigurationError(f"{os.path.join(directory, path)}: {error.strerror}") from error
-    if "agent/cli.py" not in found:
-        raise ConfigurationError(f"{directory}: does not hold the engine: agent/cli.py is missing")
+    if "command/cli.py" not in found:
+        raise ConfigurationError(f"{directory}: does not hold the engine: command/cli.py is missing")
     return found
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Dict, Hashable, Iterable, Iterator, List, Mapping, Set, Tuple
 
-from ..dataplane.ipvs.entries import entries_of, node_facts
-from ..dataplane.ipvs.model import SET_ELEMENTS, SetElementKey
-from ..dataplane.settings import DataplaneSettings
-from ..routing.routes import ServicePortName, ServicePortRoute
+from ..rendering.ipvs.entries import entries_of, node_facts
+from ..rendering.ipvs.model import SET_ELEMENTS, SetElementKey
+from ..rendering.settings import DataplaneSettings
+from ..serviceports.routes import ServicePortName, ServicePortRoute
 from .findings import ERROR, SET_LIMIT, Finding
 
 ELEMENTS_LIMIT = 65536

@@ -12,19 +12,19 @@ import time
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.events import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Batch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView, small
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.events import (
     NORMAL,
     make_event,
     node_reference,
     service_reference,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.reflector import Batch
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.servers import HttpServer
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface import parse_address
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import cold_batches
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.systemd import Systemd
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.view import ClusterView, small
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.servers import HttpServer
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surface import parse_address
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.systemd import Systemd
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.syncer import cold_batches
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 
 

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.attribution import attributed, kind_and_name
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import ChainKey, JumpKey
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.model import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.attribution import (
+    attributed,
+    kind_and_name,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.monitor import author
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey, JumpKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServerKey,
     SetElementKey,
     VirtualServerKey,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.monitor import author
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
 
 SERVER = VirtualServerKey("tcp", "10.96.0.1", 80)

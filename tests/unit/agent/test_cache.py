@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.cache import read_cache, write_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import read_cache, write_cache
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import SnapshotError
 
 OBJECTS = [{"kind": "Service", "metadata": {"name": f"s{number}", "namespace": "d"}} for number in range(50)]

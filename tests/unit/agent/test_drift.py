@@ -9,10 +9,10 @@ import struct
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent import legacy_tables
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.legacy_tables import LegacyTables, LockWatch
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.netlink_tap import changes_filter
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.polls import PollWatch, ServersContent
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.netlink_tap import changes_filter
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.polls import PollWatch, ServersContent
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import legacy_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.legacy_tables import LegacyTables, LockWatch
 
 GENERIC, NETFILTER, ROUTE = 16, 12, 0
 IPVS, REQUEST, OURS = 28, 1, (4711, 4712)

@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.health import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import (
     ProxyHealth,
     local_ready_endpoints,
     service_health_answer,

@@ -12,8 +12,8 @@ from typing import Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent import history_commands
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.cli import Streams, main
+from ansible_collections.kubenode.proxy.plugins.module_utils.command import history_commands
+from ansible_collections.kubenode.proxy.plugins.module_utils.command.cli import Streams, main
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.confirm import ConfirmReport
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.form import StateRecord
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import RollbackReport

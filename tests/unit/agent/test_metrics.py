@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.health import ProxyHealth
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.metrics import Metrics
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface import Address, Surface
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surface import Address, Surface
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 
 RECORDED = Path(__file__).parents[2] / "conformance" / "cases" / "health-and-metrics"

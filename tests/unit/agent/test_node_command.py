@@ -11,18 +11,23 @@ import subprocess
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent import cli, commands
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.control import Ask, ControlServer, NoAgent, ask_agent
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.explain import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.control import (
+    Ask,
+    ControlServer,
+    NoAgent,
+    ask_agent,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.command import cli, commands
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explain import (
     explain,
     explanation_document,
     parse_destination,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, TableChange
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError, ProxyError
-from ansible_collections.kubenode.proxy.plugins.module_utils.routing.table import RoutingContext
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import RoutingContext
 
 SERVICE = {
     "apiVersion": "v1",

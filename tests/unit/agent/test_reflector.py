@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.reflector import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import (
     LONGEST_PAUSE_SECONDS,
     Backoff,
     Known,

@@ -9,19 +9,19 @@ import random
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.summaries import Summaries
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.tables import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.summaries import Summaries
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.tables import desired_tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.merged import ABSENT, MergedTables
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.render import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.render import (
     desired_tables as all_iptables,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.tables import desired_tables as all_ipvs
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables.tables import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.tables import desired_tables as all_ipvs
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.tables import (
     desired_tables as all_nftables,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
-from ansible_collections.kubenode.proxy.plugins.module_utils.routing.table import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import (
     RoutingContext,
     all_routes,
     routes_for_service,

@@ -16,13 +16,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.connt
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.consistency import check_consistency
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.build_settings import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.build_settings import (
     dataplane_settings,
     local_traffic,
     routing_context,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import LocalTraffic
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import LocalTraffic
 
 NODE = Node("node-a", ("172.18.0.2", "fd00::2"), (), ("10.244.1.0/24", "fd00:10:1::/80"), "zone-a")
 INTERFACES = (("lo", "127.0.0.1"), ("eth0", "172.18.0.2"), ("eth1", "192.0.2.9"), ("lo", "::1"), ("eth0", "fd00::2"))

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import form, store
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import ChainsState, NodeState
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs import model as ipvs
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.raw import RawChain, RawSet
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.saved import SavedChainKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model as ipvs
 
 WORDS = st.text(alphabet="abcXYZ-0189", min_size=1, max_size=12)
 LINES = st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=0x2FF), max_size=30)

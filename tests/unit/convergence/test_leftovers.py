@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.leftovers import StillConnected
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.model import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
     RealServerKey,
     SetElementKey,

@@ -13,8 +13,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages 
     OnlyOurServers,
     observed_once,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.fixed import KUBE_FIREWALL
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.model import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.fixed import KUBE_FIREWALL
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
     RealServerKey,
     SetElementKey,

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import ChainKey, Ownership
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.listing import NftChain
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import chains as chains_module
@@ -23,6 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.save
     restore_lines,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import NFT, XtablesVariant
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey, Ownership
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
 
 OTHERS = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=6)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterable, Tuple
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import family_of
-from ansible_collections.kubenode.proxy.plugins.module_utils.routing.routes import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import (
     Endpoint,
     ServicePortName,
     ServicePortRoute,

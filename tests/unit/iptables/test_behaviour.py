@@ -12,10 +12,10 @@ from typing import Any, Dict, FrozenSet, Iterable, Optional, Set, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.render import desired_tables
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import ChainKey
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
-from ansible_collections.kubenode.proxy.plugins.module_utils.routing.routes import ServicePortRoute
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.render import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import ServicePortRoute
 
 from .routes import by_key, endpoint, route
 from .tracer import Tracer

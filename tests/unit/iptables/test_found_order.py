@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.fixed import (
-    KUBE_FIREWALL,
-    SERVICES,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.found_order import in_found_order
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.fixed import KUBE_FIREWALL, SERVICES
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.found_order import in_found_order
 
 WEB = '-d 10.96.1.1/32 -p tcp -m comment --comment "default/web:http cluster IP" -m tcp --dport 80 -j KUBE-SVC-A'
 DNS = '-d 10.96.1.1/32 -p udp -m comment --comment "default/web:dns cluster IP" -m udp --dport 53 -j KUBE-SVC-B'

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.fixed import ownership
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import ChainKey, JumpKey
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import observed_table, parse_save
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.restore import explain
@@ -19,6 +16,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.vari
     choose,
     parse_version,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.fixed import ownership
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey, JumpKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 
 HINT = "*mangle\n:PREROUTING ACCEPT [0:0]\n:{} - [0:0]\nCOMMIT\n"
 RULES = "*filter\n:INPUT ACCEPT [0:0]\n" + "-A INPUT -j ACCEPT\n"

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.canonical import target_of
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.portions import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.canonical import target_of
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.portions import (
     PORTION,
     WHOLE,
     callees_first,
     portions,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import (
-    PRESENT,
-    ChainKey,
-    JumpKey,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import PRESENT, ChainKey, JumpKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
 
 JUMP = JumpKey("nat", "PREROUTING", "-j KUBE-SERVICES")

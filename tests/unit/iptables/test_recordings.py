@@ -16,23 +16,23 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES, IPV4, family_of, parse_network
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.canonical import canonical_rule
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.fixed import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import observed_table, parse_save
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.canonical import canonical_rule
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.fixed import (
     INVALID_COUNTER,
     LOCALHOST_COUNTER,
     ownership,
     shared_chain_names,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.render import desired_tables
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.render import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import (
     PRESENT,
     ChainKey,
     ChainTable,
     JumpKey,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import observed_table, parse_save
-from ansible_collections.kubenode.proxy.plugins.module_utils.routing.table import RoutingContext, all_routes
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import RoutingContext, all_routes
 from tests.unit.recordings import CASES, Step, recorded, steps
 
 NODE_ADDRESSES = {

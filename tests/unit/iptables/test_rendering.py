@@ -11,32 +11,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.canonical import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.canonical import (
     canonical_rule,
     target_of,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.fixed import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.fixed import (
     INVALID_COUNTER,
     LOCALHOST_COUNTER,
     ownership,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.names import hash16
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.render import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.names import hash16
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.render import (
     desired_tables,
     merge,
     static_entries,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.services import (
-    entries_of,
-    probability,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.services import entries_of, probability
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import (
     ChainKey,
     ChainTable,
     JumpKey,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 
 from .routes import by_key, endpoint, route
 

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.canonical import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.canonical import (
     canonical_rule,
     target_of,
     tokens_of,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import (
     PRESENT,
     ChainKey,
     ChainTable,
@@ -26,7 +27,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.
     restore_text,
     whole_text,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
 
 CASES = [

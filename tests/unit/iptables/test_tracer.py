@@ -9,7 +9,7 @@ from typing import Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import (
     ChainKey,
     ChainTable,
     JumpKey,

@@ -13,7 +13,7 @@ import ipaddress
 import shlex
 from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Tuple, Union
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import (
     ChainKey,
     ChainTable,
     JumpKey,

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import parse_network
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.draining import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.draining import (
     with_draining,
     with_excluded_real_servers,
     with_excluded_servers,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.model import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
     RealServerKey,
     VirtualServer,

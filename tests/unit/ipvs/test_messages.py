@@ -11,7 +11,11 @@ from typing import List, Optional, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.model import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import ipset_messages, ipvs_messages, netlink
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack import read_entry, udp_frontends
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipset import too_many_elements
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
     RealServerKey,
     SetDefinition,
@@ -19,15 +23,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.mode
     VirtualServer,
     VirtualServerKey,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.text import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.text import (
     ip_batch_text,
     ipset_text,
     ipvsadm_text,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import ipset_messages, ipvs_messages, netlink
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack import read_entry, udp_frontends
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipset import too_many_elements
 from tests.unit.iptables.routes import endpoint, route
 
 PROC = """IP Virtual Server version 1.2.1 (size=4096)

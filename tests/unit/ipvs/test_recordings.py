@@ -17,13 +17,13 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES, family_of, parse_network
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs import model
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.chains import ownership
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.tables import desired_tables
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.text import ipset_text, ipvsadm_text
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import observed_table, parse_save
-from ansible_collections.kubenode.proxy.plugins.module_utils.routing.table import RoutingContext, all_routes
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.chains import ownership
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.tables import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.text import ipset_text, ipvsadm_text
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import RoutingContext, all_routes
 from tests.unit.recordings import Step, steps
 
 NODE_ADDRESSES = {

@@ -10,14 +10,14 @@ from typing import Any, Dict, List, Sequence, Set, Tuple
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.iptables.tables import ChainKey, JumpKey
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs import model
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.chains import ALL_CHAINS
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.entries import node_facts
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.sets import SETS, set_name
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.ipvs.tables import ORDER, desired_tables
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
-from ansible_collections.kubenode.proxy.plugins.module_utils.routing.routes import Endpoint, ServicePortRoute
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey, JumpKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.chains import ALL_CHAINS
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.entries import node_facts
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.sets import SETS, set_name
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.tables import ORDER, desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import Endpoint, ServicePortRoute
 from tests.unit.iptables.routes import by_key, endpoint, route
 
 NODE_V4 = (("lo", "127.0.0.1"), ("eth0", "192.168.0.2"), ("eth1", "192.168.1.2"), ("eth2", "192.168.99.11"))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import DataplaneSettings, LocalTraffic
-from ansible_collections.kubenode.proxy.plugins.module_utils.routing.routes import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import (
     Endpoint,
     ServicePortName,
     ServicePortRoute,

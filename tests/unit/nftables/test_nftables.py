@@ -10,32 +10,29 @@ from typing import Any, Dict, List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables import balancing, layout
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables import expressions as x
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables.affinity import hashed_name
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables.objects import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import parse_attributes
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import messages
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.messages import Encoder, expression_bytes
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.observation import parse_expression
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Planner, Transaction
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables import balancing, layout
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables import expressions as x
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.affinity import hashed_name
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import (
     Expression,
     Rule,
     SparseList,
     list_items,
     list_value,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables.rule_text import rule_text
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables.tables import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.rule_text import rule_text
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.tables import (
     desired_tables,
     entries_of,
     merged,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.nftables.text import describe, restore_text
-from ansible_collections.kubenode.proxy.plugins.module_utils.dataplane.settings import LocalTraffic
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import parse_attributes
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import messages
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.messages import (
-    Encoder,
-    expression_bytes,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.observation import parse_expression
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Planner, Transaction
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.text import describe, restore_text
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
 
 from .samples import sample_route, sample_routes, sample_settings, vip

@@ -25,9 +25,9 @@ def small_engine(directory: Path) -> Path:
     """A source tree of the engine's shape whose command prints the hash that it finds about itself."""
     shutil.copytree(SOURCE / "packaging", directory / "packaging", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(SOURCE / "errors.py", directory)
-    (directory / "agent").mkdir()
+    (directory / "command").mkdir()
     lines = ["from ..packaging.identity import engine_hash", "def main(argv):", "    print(engine_hash())"]
-    (directory / "agent/cli.py").write_text("\n".join([*lines, "    return len(argv)", ""]))
+    (directory / "command/cli.py").write_text("\n".join([*lines, "    return len(argv)", ""]))
     (directory / "module_support").mkdir()
     (directory / "module_support/ansible_only.py").write_text("import ansible\n")
     return directory
@@ -75,7 +75,7 @@ def test_archive_runs_by_itself_and_knows_its_hash(tmp_path):
 
 def test_libraries_beside_the_archive_come_first(tmp_path):
     source = small_engine(tmp_path / "engine")
-    (source / "agent/cli.py").write_text("import yaml\n\n\ndef main(argv):\n    return yaml.NUMBER\n")
+    (source / "command/cli.py").write_text("import yaml\n\n\ndef main(argv):\n    return yaml.NUMBER\n")
     (tmp_path / "libraries").mkdir()
     (tmp_path / "libraries/yaml.py").write_text("NUMBER = 42\n")
     (tmp_path / "engine.pyz").write_bytes(archive.pack(str(source)).content)
@@ -86,7 +86,7 @@ def test_whole_engine_without_what_needs_ansible():
     packed = archive.pack(str(SOURCE))
     members = zipfile.ZipFile(BytesIO(packed.content)).namelist()
     assert members == sorted(members)
-    assert "kubenode_proxy/agent/cli.py" in members and "kubenode_proxy/kernel/nftables/messages.py" in members
+    assert "kubenode_proxy/command/cli.py" in members and "kubenode_proxy/kernel/nftables/messages.py" in members
     assert not [name for name in members if "module_support" in name or "__pycache__" in name]
     assert packed.version == identity.engine_hash() == archive.pack(str(SOURCE)).version
     assert len(packed.content) < 2_000_000

@@ -11,9 +11,9 @@ import tarfile
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller import libraries
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.libraries import Target
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
-from ansible_collections.kubenode.proxy.plugins.module_utils.packaging import libraries
-from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.libraries import Target
 
 NODE = Target("3.11", "x86_64")
 

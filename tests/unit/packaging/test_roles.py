@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.packaging import identity, libraries
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller import libraries
+from ansible_collections.kubenode.proxy.plugins.module_utils.packaging import identity
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
 

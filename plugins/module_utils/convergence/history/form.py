@@ -18,10 +18,10 @@ import zlib
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 from ...addresses import FAMILIES, canonical_address
-from ...dataplane.ipvs import model as ipvs
 from ...errors import HistoryError
 from ...kernel.nftables.raw import RawChain, RawSet
 from ...kernel.xtables.saved import BUILTIN, CHAIN, SavedChainKey
+from ...rendering.ipvs import model as ipvs
 from .state import ChainsState, NodeState
 
 FORMAT = "kubenode-proxy node state"

@@ -15,7 +15,6 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 from ...addresses import FAMILIES
 from ...configuration.model import IPVS
-from ...dataplane.ipvs.draining import with_draining
 from ...errors import ProxyError
 from ...kernel.facts import node_facts
 from ...kernel.ipvs import RealServersResource, TimeoutsResource
@@ -29,6 +28,7 @@ from ...kernel.xtables.emptied import EmptiedTablesResource
 from ...kernel.xtables.variant import NFT
 from ...preflight.features import capabilities, rights_findings
 from ...preflight.findings import judge
+from ...rendering.ipvs.draining import with_draining
 from ...resources import PlannedChange, Resource, Stage, apply_plan, never, plan
 from ..handles import KernelHandles
 from ..ledger import write_ledger

@@ -9,10 +9,6 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ...addresses import FAMILIES, IPV6, parse_network
 from ...configuration.model import IPTABLES, IPVS, MODES
-from ...dataplane.ipvs import model as ipvs
-from ...dataplane.ipvs.draining import in_networks
-from ...dataplane.nftables.objects import Key
-from ...dataplane.settings import DataplaneSettings
 from ...kernel.facts import node_facts
 from ...kernel.ipvs import TimeoutsResource
 from ...kernel.links import AddressesResource, DummyDeviceResource
@@ -21,6 +17,10 @@ from ...kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile,
 from ...kernel.sysctls import SysctlsResource
 from ...kernel.xtables.saved import SavedChainKey, SavedChainsResource
 from ...kernel.xtables.variant import XtablesVariant
+from ...rendering.ipvs import model as ipvs
+from ...rendering.ipvs.draining import in_networks
+from ...rendering.nftables.objects import Key
+from ...rendering.settings import DataplaneSettings
 from ...resources import ObservedOnce, Resource
 from ..handles import KernelHandles
 from ..node import removal_plans

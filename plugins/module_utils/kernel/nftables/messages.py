@@ -12,8 +12,8 @@ import struct
 from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from ...addresses import IPV6
-from ...dataplane.nftables.expressions import SCHEMA
-from ...dataplane.nftables.objects import (
+from ...rendering.nftables.expressions import SCHEMA
+from ...rendering.nftables.objects import (
     DATA_TYPES,
     HOOKS,
     INDEX,

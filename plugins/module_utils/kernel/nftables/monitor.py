@@ -9,8 +9,8 @@ import errno
 import socket
 from typing import Dict, Iterable, Mapping, Set, Tuple, Type, TypeVar
 
-from ...dataplane.nftables.objects import TABLE_NAME
 from ...errors import KernelError
+from ...rendering.nftables.objects import TABLE_NAME
 from ..netlink import HEADER, NETLINK_NETFILTER, SOL_NETLINK, attribute_text, parse_attributes
 from . import messages
 

@@ -10,8 +10,8 @@ import struct
 import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, TypeVar
 
-from ...dataplane.nftables.expressions import IGNORED, OPTIONAL, SCHEMA
-from ...dataplane.nftables.objects import (
+from ...rendering.nftables.expressions import IGNORED, OPTIONAL, SCHEMA
+from ...rendering.nftables.objects import (
     DATA_TYPE_NAMES,
     HOOKS,
     SET_ANONYMOUS,

@@ -13,12 +13,12 @@ import errno
 from typing import Dict, List
 
 from ...addresses import IPV6
-from ...dataplane.nftables.objects import RESOURCE, BaseHook, Key, Value
-from ...dataplane.nftables.tables import desired_tables
-from ...dataplane.settings import DataplaneSettings, LocalTraffic
 from ...errors import KernelError
+from ...rendering.nftables.objects import RESOURCE, BaseHook, Key, Value
+from ...rendering.nftables.tables import desired_tables
+from ...rendering.settings import DataplaneSettings, LocalTraffic
 from ...resources import Change
-from ...routing.routes import Endpoint, ServicePortName, ServicePortRoute
+from ...serviceports.routes import Endpoint, ServicePortName, ServicePortRoute
 from ..netlink import NETLINK_NETFILTER, NetlinkSocket
 from .messages import BATCH_BEGIN, TABLE_OWNER, TABLE_PERSIST, Encoder
 from .transactions import Labelled, Planner

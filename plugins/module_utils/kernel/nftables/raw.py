@@ -23,9 +23,9 @@ import errno
 import time
 from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from ...dataplane.nftables.objects import SET_EVAL, TABLE_NAME, ChainValue, Key, Rule
-from ...dataplane.nftables.text import chain_lines, element_texts, table_family
 from ...errors import KernelError
+from ...rendering.nftables.objects import SET_EVAL, TABLE_NAME, ChainValue, Key, Rule
+from ...rendering.nftables.text import chain_lines, element_texts, table_family
 from ...resources import Change, Resource
 from ..netlink import (
     NETLINK_NETFILTER,

@@ -9,9 +9,9 @@ import errno
 import time
 from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Tuple, Type, TypeVar
 
-from ...dataplane.nftables.objects import TABLE_NAME, Key, Value
-from ...dataplane.nftables.text import describe
 from ...errors import KernelError
+from ...rendering.nftables.objects import TABLE_NAME, Key, Value
+from ...rendering.nftables.text import describe
 from ...resources import Change, Resource, difference
 from ..netlink import NETLINK_NETFILTER, MessageError, NetlinkSocket, parse_attributes
 from . import messages

@@ -20,7 +20,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Tuple
 
-from ...dataplane.nftables.objects import Key, Rule, SparseList, Value, index_bytes, list_items
+from ...rendering.nftables.objects import Key, Rule, SparseList, Value, index_bytes, list_items
 from ...resources import Change
 from ..netlink import Message
 from .messages import Encoder, ListPart

@@ -9,9 +9,10 @@ import re
 from collections import deque
 from typing import Collection, Deque, Dict, FrozenSet, List, NamedTuple, Set, Tuple
 
-from ...dataplane.iptables.canonical import canonical_rule, target_of
-from ...dataplane.iptables.portions import portions
-from ...dataplane.iptables.tables import (
+from ...errors import KernelError
+from ...rendering.iptables.canonical import canonical_rule, target_of
+from ...rendering.iptables.portions import portions
+from ...rendering.iptables.tables import (
     PRESENT,
     ChainKey,
     ChainTable,
@@ -21,7 +22,6 @@ from ...dataplane.iptables.tables import (
     Ownership,
     restore_text,
 )
-from ...errors import KernelError
 from ...resources import Change, Resource
 from ..netlink import NETLINK_NETFILTER, NetlinkSocket
 from ..nftables.listing import nft_chains

@@ -13,9 +13,9 @@ import difflib
 import functools
 from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ...dataplane.iptables.canonical import canonical_rule, target_of
-from ...dataplane.iptables.tables import TABLE_ORDER, ChainKey, Ownership
 from ...errors import KernelError
+from ...rendering.iptables.canonical import canonical_rule, target_of
+from ...rendering.iptables.tables import TABLE_ORDER, ChainKey, Ownership
 from ...resources import Change, Resource
 from ..netlink import NETLINK_NETFILTER, NetlinkSocket
 from ..nftables.listing import nft_chains, nft_tables

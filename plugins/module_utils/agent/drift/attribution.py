@@ -1,0 +1,80 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What somebody else did to the tables, in words short enough for one line of the log: kinds, counts and some names."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, Tuple
+
+from ...rendering.iptables.tables import ChainKey, JumpKey
+from ...rendering.ipvs.model import RealServerKey, SetElementKey, VirtualServerKey
+from ...resources import Change
+
+#: So many names of one kind are written out.
+MOST_NAMES = 4
+#: These come first: without them nothing of ours is reached.
+_FIRST = ("KUBE-SERVICES", "services")
+
+#: Kinds of entries whose keys are plain texts, by the start of the name of their resource.
+_KINDS = (("sets", "ipset"), ("ipvs timeouts", "IPVS timeout"), ("dummy", "device"), ("addresses", "address"))
+_NFTABLES_KINDS = {"chain": "chain", "set": "set or map", "element": "element of", "list": "element of"}
+_PLURALS = {"set or map": "sets and maps", "element of": "elements of", "ipset element of": "ipset elements of"}
+
+
+def kind_and_name(resource: str, key: Any) -> Tuple[str, str]:
+    """Of which kind an entry is, in the singular, and what to call it. ``resource``: the name of its resource."""
+    if isinstance(key, ChainKey):
+        return f"{key.table} chain", key.chain
+    if isinstance(key, JumpKey):
+        return f"{key.table} jump", key.chain
+    if isinstance(key, SetElementKey):
+        return "ipset element of", key.set
+    if isinstance(key, VirtualServerKey):
+        return "virtual server", str(key)
+    if isinstance(key, RealServerKey):
+        return "real server", str(key)
+    if isinstance(key, tuple):
+        return (_NFTABLES_KINDS[key[0]], key[1]) if len(key) > 1 else ("table", "kube-proxy")
+    return next((kind for start, kind in _KINDS if resource.startswith(start)), resource), str(key)
+
+
+def summary(entries: Iterable[Tuple[str, Any]]) -> str:
+    """``2 nat chains (KUBE-SERVICES, KUBE-NODEPORTS), 3 nat jumps (OUTPUT, PREROUTING, POSTROUTING)``.
+
+    ``entries``: name of the resource, key. Kinds and names are in the order in which they come; the way in comes first.
+    """
+    counts: Dict[str, int] = {}
+    names: Dict[str, Dict[str, None]] = {}
+    for resource, key in entries:
+        kind, name = kind_and_name(resource, key)
+        counts[kind] = counts.get(kind, 0) + 1
+        names.setdefault(kind, {})[name] = None
+    parts = []
+    for kind, count in counts.items():
+        some = sorted(names[kind], key=lambda name: name not in _FIRST)[:MOST_NAMES]
+        more = len(names[kind]) - len(some)
+        plural = _PLURALS.get(kind) or (f"{kind}es" if kind.endswith("s") else f"{kind}s")
+        shown = ", ".join(some) + (f" and {more} more" if more else "")
+        parts.append(f"{count} {kind if count == 1 else plural} ({shown})")
+    return ", ".join(parts)
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a chain has no rules; chains are tuples of rules, or have them in a field."""
+    return value == () or getattr(value, "rules", None) == ()
+
+
+def attributed(changes: List[Tuple[str, Change[Any, Any]]]) -> Dict[str, str]:
+    """What a repair tells: what others had ``taken_away``, ``emptied``, ``altered`` and ``put_in``; only what there is.
+
+    ``changes``: name of the resource, what the repair changed in it.
+    """
+    replaced = [((name, key), before) for name, change in changes for key, (before, _now) in change.replaced.items()]
+    found = {
+        "taken_away": summary((name, key) for name, change in changes for key in change.added),
+        "emptied": summary(item for item, before in replaced if _is_empty(before)),
+        "altered": summary(item for item, before in replaced if not _is_empty(before)),
+        "put_in": summary((name, key) for name, change in changes for key in change.removed),
+    }
+    return {word: text for word, text in found.items() if text}

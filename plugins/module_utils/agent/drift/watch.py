@@ -1,0 +1,133 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Noticing that somebody else changed what the agent programmed, in whatever way the mode's subsystems allow.
+
+nf_tables (nftables mode, and iptables-nft) and routing netlink send notifications. IPVS and ipset have none: requests
+of other programs to them are listened to (``netlink_tap``), and what they hold is read and compared (``polls``). For
+legacy iptables see ``legacy_tables``. Noticing only makes a family suspect: the agent then observes it and repairs
+what differs.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from typing import Callable, Dict, List, NamedTuple, Sequence
+
+from ...configuration.model import IPVS, NFTABLES
+from ...convergence.handles import KernelHandles
+from ...errors import KernelError
+from ...kernel.xtables.chains import ChainsResource
+from ...kernel.xtables.variant import LEGACY
+from ..surface.log import Log
+from ..sync.proxier import Proxier
+from .netlink_tap import NetlinkTap
+from .notifications import AddressWatch, NftablesWatch, Watch, XtablesNftWatch
+from .polls import LegacyWatch, PollWatch, ServersContent, ServersOutline, sets_digest
+
+# A burst of changes (iptables -F, ipvsadm -C) is waited for, and then repaired at once.
+_SETTLE_SECONDS = 0.1
+# What is due so soon is done now, so that the agent wakes up once for all of it.
+_TOGETHER_SECONDS = 0.3
+
+
+class Found(NamedTuple):
+    """Families that need to be observed, each with the reason; whether addresses of the node changed."""
+
+    suspects: Dict[str, str]
+    addresses: bool
+
+
+class DriftWatch:
+    """Everything that is watched in one mode. Wait for :meth:`filenos` and :meth:`delay`, then :meth:`look`."""
+
+    def __init__(self, mode: str, families: Sequence[Proxier], handles: KernelHandles, log: Log) -> None:
+        self._log = log
+        self._addresses = AddressWatch(families, mode == IPVS)
+        self._watches: List[Watch] = [self._addresses]
+        self._closing = ExitStack()
+        self._due: Dict[Watch, float] = {}
+        self._suspects: Dict[str, str] = {}
+        self._ripe = 0.0
+        names = [family.family for family in families]
+        if mode == NFTABLES:
+            self._watches.append(NftablesWatch(families))
+        else:
+            self._watch_chains(families)
+        if mode == IPVS:
+            self._watch_ipvs(names, handles)
+
+    def _watch_ipvs(self, families: Sequence[str], handles: KernelHandles) -> None:
+        notified: Callable[[], bool] = bool
+        try:
+            tap = NetlinkTap(families, handles)
+        except KernelError as error:
+            self._log.info("IPVS and ipsets are only polled for changes of others", reason=error)
+        else:
+            self._watches.append(tap)
+
+            def notified() -> bool:
+                return tap.active
+
+        outline = self._closing.enter_context(closing(ServersOutline()))
+        self._watches.append(PollWatch("IPVS", families, ServersContent(), outline, notified))
+        content, numbers = (sets_digest(handles, families, header_only) for header_only in (False, True))
+        self._watches.append(PollWatch("ipsets", families, content, numbers, notified))
+
+    def _watch_chains(self, families: Sequence[Proxier]) -> None:
+        resources = [stage.resource for family in families for stage in family.stages]
+        chains = [item for item in resources if isinstance(item, ChainsResource)]
+        legacy = [item for item in chains if item.variant.name == LEGACY]
+        others = [item for item in chains if item.variant.name != LEGACY]
+        if others:
+            self._watches.append(XtablesNftWatch(others))
+        if legacy:
+            self._watches.append(LegacyWatch([item.variant.family for item in legacy]))
+
+    def filenos(self) -> List[int]:
+        """Descriptors to wait for."""
+        return [number for number in (watch.fileno() for watch in self._watches) if number >= 0]
+
+    def delay(self, now: float) -> float:
+        """Seconds until :meth:`look` should be called even if nothing becomes readable."""
+        times = list(self._due.values())
+        if self._suspects:
+            times.append(self._ripe)
+        times += [now for watch in self._watches if watch.interval and watch not in self._due]
+        return max(0.0, min(times) - now) if times else float("inf")
+
+    def look(self, now: float) -> Found:
+        """What has been noticed; suspicions are given out when the burst that raised them is over."""
+        fresh: Dict[str, str] = {}
+        for watch in self._watches:
+            if watch.interval and now + _TOGETHER_SECONDS < self._due.get(watch, 0.0) and watch.fileno() < 0:
+                continue
+            try:
+                watch.look(fresh)
+            except KernelError as error:
+                self._log.warning("the kernel cannot be watched", error=error)
+            if watch.interval:
+                self._due[watch] = now + watch.interval
+        if fresh and not self._suspects:
+            self._ripe = now + _SETTLE_SECONDS
+        for family, reason in fresh.items():
+            self._suspects.setdefault(family, reason)
+        addresses, self._addresses.changed = self._addresses.changed, False
+        if not self._suspects or now < self._ripe:
+            return Found({}, addresses)
+        ripe, self._suspects = self._suspects, {}
+        return Found(ripe, addresses)
+
+    def settled(self, changed: bool, observed: bool) -> None:
+        """A sync has ended well. ``changed``: we changed something; ``observed``: the whole kernel was looked at."""
+        for watch in self._watches:
+            try:
+                watch.settled(changed, observed)
+            except KernelError as error:
+                self._log.warning("the kernel cannot be watched", error=error)
+
+    def close(self) -> None:
+        """Stop watching."""
+        for watch in self._watches:
+            watch.close()
+        self._closing.close()

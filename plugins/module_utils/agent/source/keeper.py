@@ -1,0 +1,77 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Keeping the cluster state on disk beside the agent's work: read once at the start, written when it has changed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Dict, List, Tuple
+
+from ...cluster.cache import read_cache, write_encoded
+from ...cluster.parse import object_key
+from ...errors import SnapshotError
+from ..surface.log import Log
+from .view import ClusterView
+
+Names = Dict[str, List[Tuple[str, str]]]
+
+
+class CacheKeeper:
+    """The file at ``path``; with an empty path nothing is kept."""
+
+    def __init__(self, path: str, log: Log) -> None:
+        self._path = path
+        self._log = log
+        self._written = 0.0
+        self._revision = -1
+        self._thread: threading.Thread | None = None
+
+    def age(self) -> float:
+        """Seconds since the file was written; 0 if there is none."""
+        return time.time() - self._written if self._written else 0.0
+
+    def read(self) -> Tuple[List[Dict[str, Any]], Names]:
+        """The objects of the file, and their (namespace, name) by kind; empty if it is absent or damaged."""
+        names: Names = {}
+        if not self._path:
+            return [], names
+        try:
+            cached = read_cache(self._path)
+        except SnapshotError as error:
+            self._log.info("no cluster state to start from", reason=error)
+            return [], names
+        self._written = cached.written
+        for raw in cached.objects:
+            key = object_key(raw)
+            names.setdefault(key.kind, []).append((key.namespace, key.name))
+        return cached.objects, names
+
+    def is_behind(self, view: ClusterView) -> bool:
+        """Whether the file should be written."""
+        return bool(self._path) and view.revision != self._revision
+
+    def write_beside(self, view: ClusterView) -> bool:
+        """Write in a thread, so that syncs do not wait for the disk; False if the last writing has not ended yet."""
+        if self._thread is not None and self._thread.is_alive():
+            return False
+        self._revision = view.revision
+        self._thread = threading.Thread(target=self._store, args=(view.objects(),), name="cache", daemon=True)
+        self._thread.start()
+        return True
+
+    def write_now(self, view: ClusterView) -> None:
+        """Write and wait for it."""
+        if self._thread is not None:
+            self._thread.join(10)
+        if self.is_behind(view):
+            self._revision = view.revision
+            self._store(view.objects())
+
+    def _store(self, objects: List[bytes]) -> None:
+        try:
+            write_encoded(self._path, objects)
+            self._written = time.time()
+        except SnapshotError as error:
+            self._log.warning("the cluster state is not kept", error=error)

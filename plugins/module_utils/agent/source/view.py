@@ -1,0 +1,144 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the agent knows of the cluster: the state, and each object in small form for the copy on disk."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from typing import Any, Dict, FrozenSet, Iterable, List, Set, Tuple
+
+from ...cluster.model import NamespacedName
+from ...cluster.parse import KINDS, ObjectKey, object_key
+from ...cluster.parse_slice import SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
+from ...cluster.prune import prune
+from ...cluster.state import ClusterState
+from .reflector import Batch
+
+_MOST_TRIGGER_TIMES = 100
+
+
+def small(raw: Dict[str, Any]) -> Dict[str, Any]:
+    """An object without what nobody reads, resourceVersion aside."""
+    kept = prune(raw)
+    version = (raw.get("metadata") or {}).get("resourceVersion")
+    if kept is not raw and version and isinstance(kept.get("metadata"), dict):
+        kept["metadata"]["resourceVersion"] = version
+    return dict(kept)
+
+
+def _trigger_time(raw: Dict[str, Any]) -> float:
+    """Seconds since the epoch of the change that made the EndpointSlice be written; 0 if it does not tell."""
+    annotations = (raw.get("metadata") or {}).get("annotations")
+    text = annotations.get(TRIGGER_TIME_ANNOTATION) if isinstance(annotations, dict) else None
+    if not isinstance(text, str) or not text.endswith("Z"):
+        return 0.0
+    whole, _point, fraction = text[:-1].partition(".")
+    try:
+        moment = datetime.datetime.strptime(whole, "%Y-%m-%dT%H:%M:%S").replace(tzinfo=datetime.timezone.utc)
+        return moment.timestamp() + float(f"0.{fraction or '0'}")
+    except ValueError:
+        return 0.0
+
+
+def _owner(raw: Dict[str, Any]) -> NamespacedName:
+    metadata = raw.get("metadata") or {}
+    labels = metadata.get("labels")
+    name = labels.get(SERVICE_NAME_LABEL, "") if isinstance(labels, dict) else ""
+    return NamespacedName(str(metadata.get("namespace") or ""), str(name))
+
+
+class ClusterView:
+    """The cluster as the API server has told it so far.
+
+    ``dirty``: Services whose routes may have changed since :meth:`take_dirty`. ``listed``: kinds that are known as a
+    whole. ``revision`` counts changes of any kind. ``pending_services`` and ``pending_slices``: accepted
+    changes since the last sync. ``trigger_times``: when the changes of endpoints that are not programmed yet were
+    caused, by Service.
+    """
+
+    def __init__(self) -> None:
+        self.state = ClusterState()
+        self.listed: Set[str] = set()
+        self.dirty: Set[NamespacedName] = set()
+        self.revision = 0
+        self.pending_services = 0
+        self.pending_slices = 0
+        self.trigger_times: Dict[NamespacedName, List[float]] = {}
+        self._objects: Dict[ObjectKey, bytes] = {}
+        self._started = time.time()
+
+    def take(self, batch: Batch) -> Tuple[int, int]:
+        """Take in what a reflector found; returns how many Services and EndpointSlices really changed."""
+        services = slices = 0
+        for gone, items in ((False, batch.changed), (True, batch.gone)):
+            for raw in items:
+                affected = self._take_one(raw, gone)
+                if affected and batch.kind == "Service":
+                    services += 1
+                elif affected and batch.kind == "EndpointSlice":
+                    slices += 1
+                    self._note_trigger(raw, gone, affected)
+        if batch.listed:
+            self.listed.add(batch.kind)
+        self.pending_services += services
+        self.pending_slices += slices
+        return services, slices
+
+    def _take_one(self, raw: Dict[str, Any], gone: bool) -> FrozenSet[NamespacedName]:
+        key = object_key(raw)
+        if gone:
+            affected = self.state.delete(raw)
+            changed = self._objects.pop(key, None) is not None
+        else:
+            affected = self.state.upsert(raw)
+            text = _stored(raw)
+            changed = self._objects.get(key) != text
+            self._objects[key] = text
+        self.revision += changed
+        self.dirty |= affected
+        return affected
+
+    def _note_trigger(self, raw: Dict[str, Any], gone: bool, affected: Iterable[NamespacedName]) -> None:
+        if gone:
+            for service in affected:
+                self.trigger_times.pop(service, None)
+            return
+        moment = _trigger_time(raw)
+        if moment > self._started:
+            times = self.trigger_times.setdefault(_owner(raw), [])
+            if len(times) < _MOST_TRIGGER_TIMES:
+                times.append(moment)
+
+    def take_dirty(self) -> Set[NamespacedName]:
+        """The Services to be routed anew; the next call gives only later ones."""
+        dirty, self.dirty = self.dirty, set()
+        return dirty
+
+    def synced(self, now: float) -> List[float]:
+        """All changes so far are programmed; returns the seconds that each one with a known cause took."""
+        latencies = [now - moment for times in self.trigger_times.values() for moment in times]
+        self.trigger_times.clear()
+        self.pending_services = self.pending_slices = 0
+        return latencies
+
+    def objects(self) -> List[bytes]:
+        """Every object as one line of JSON."""
+        return list(self._objects.values())
+
+    def refused_by_kind(self) -> Dict[str, int]:
+        """How many objects of each kind are left out because they are wrong."""
+        counts = dict.fromkeys(KINDS, 0)
+        for refusal in self.state.refusals:
+            counts[refusal.kind] = counts.get(refusal.kind, 0) + 1
+        return counts
+
+
+def _stored(raw: Dict[str, Any]) -> bytes:
+    metadata = raw.get("metadata")
+    if isinstance(metadata, dict) and "resourceVersion" in metadata:
+        # Versions belong to a server's history; what is kept on disk must not depend on them.
+        raw = {**raw, "metadata": {name: value for name, value in metadata.items() if name != "resourceVersion"}}
+    return json.dumps(raw, separators=(",", ":")).encode()

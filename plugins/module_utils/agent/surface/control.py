@@ -1,0 +1,135 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent's unix socket: the node command asks a question in one line of JSON and gets one answer.
+
+The answers are made by the agent's own loop, between syncs, so that they never see half a change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import threading
+from typing import Any, Callable, Dict
+
+from ...errors import KernelError, ProxyError
+
+_MOST_BYTES = 1 << 16
+_CLIENT_SECONDS = 5.0
+ANSWER_SECONDS = 30.0
+
+Question = Dict[str, Any]
+Answer = Dict[str, Any]
+
+
+class Ask:
+    """A question that waits for its answer."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+
+    def reply(self, answer: Answer) -> None:
+        """Give the answer."""
+        self._answers.put(answer)
+
+    def wait(self) -> Answer:
+        """The answer, or an error that says that the agent is busy."""
+        try:
+            return self._answers.get(timeout=ANSWER_SECONDS)
+        except queue.Empty:
+            return {"error": f"the agent is busy and has not answered within {ANSWER_SECONDS:g} seconds"}
+
+
+class ControlServer:
+    """Listens at ``path`` (mode 0600) and hands each question to ``deliver``. Raises KernelError if it cannot."""
+
+    def __init__(self, path: str, deliver: Callable[[Ask], None]) -> None:
+        self._path = path
+        self._deliver = deliver
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            before = os.umask(0o177)
+            try:
+                self._socket.bind(path)
+            finally:
+                os.umask(before)
+            self._socket.listen(8)
+        except OSError as error:
+            self._socket.close()
+            raise KernelError(f"{path}: cannot listen: {error.strerror or error}") from error
+        self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _address = self._socket.accept()
+            except OSError:
+                return
+            with client:
+                client.settimeout(_CLIENT_SECONDS)
+                with contextlib.suppress(OSError):
+                    self._answer(client)
+
+    def _answer(self, client: socket.socket) -> None:
+        data = b""
+        while not data.endswith(b"\n") and len(data) < _MOST_BYTES:
+            part = client.recv(4096)
+            if not part:
+                break
+            data += part
+        try:
+            question = json.loads(data)
+        except ValueError:
+            question = None
+        if not isinstance(question, dict):
+            answer: Answer = {"error": "a question is one line with a JSON object"}
+        else:
+            ask = Ask(question)
+            self._deliver(ask)
+            answer = ask.wait()
+        client.sendall(json.dumps(answer).encode() + b"\n")
+
+    def close(self) -> None:
+        """Stop listening and remove the socket."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+
+def ask_agent(path: str, question: Question) -> Answer:
+    """Ask the agent that listens at ``path``. Raises ProxyError; FileNotFoundError-like reasons mean none runs."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+            sock.settimeout(ANSWER_SECONDS + _CLIENT_SECONDS)
+            sock.connect(path)
+            sock.sendall(json.dumps(question).encode() + b"\n")
+            data = b""
+            while not data.endswith(b"\n"):
+                part = sock.recv(65536)
+                if not part:
+                    break
+                data += part
+    except OSError as error:
+        raise NoAgent(f"{path}: no agent answers: {error.strerror or error}") from error
+    try:
+        answer = json.loads(data)
+    except ValueError as error:
+        raise ProxyError(f"{path}: the agent's answer is not valid") from error
+    if "error" in answer:
+        raise ProxyError(str(answer["error"]))
+    return dict(answer)
+
+
+class NoAgent(ProxyError):
+    """No agent runs on this node, or it does not listen."""

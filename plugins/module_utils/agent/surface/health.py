@@ -1,0 +1,124 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Is this proxy healthy: the answers of /healthz and /livez, and of the Services' health check node ports.
+
+State and bodies only; the sockets are in ``servers``. Semantics, header and body formats are those of kube-proxy 1.36
+(KEP-3836 for the node's eligibility): a family is unhealthy when a change has been waiting for longer than the timeout;
+an agent to which nothing happens stays healthy.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import threading
+import time
+from typing import Callable, Dict, Mapping, NamedTuple, Optional, Tuple
+
+from ...cluster.model import NamespacedName, Node
+
+DELETION_TAINT = "ToBeDeletedByClusterAutoscaler"
+JSON_HEADERS = (("Content-Type", "application/json"), ("X-Content-Type-Options", "nosniff"))
+
+
+class Answer(NamedTuple):
+    """An HTTP answer: status code, headers, body."""
+
+    code: int
+    headers: Tuple[Tuple[str, str], ...]
+    body: bytes
+
+
+def timestamp(seconds: Optional[float]) -> str:
+    """RFC 3339 text in UTC of seconds since the epoch; the zero time of Go for None."""
+    if seconds is None:
+        return "0001-01-01T00:00:00Z"
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+class ProxyHealth:
+    """Health per family and the eligibility of the node; safe to use from several threads.
+
+    ``timeout`` is in seconds (kube-proxy: twice the syncPeriod). ``clock`` gives seconds since the epoch.
+    """
+
+    def __init__(self, timeout: float, clock: Callable[[], float] = time.time) -> None:
+        self.timeout = timeout
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._updated: Dict[str, float] = {}
+        self._oldest_pending: Dict[str, float] = {}
+        self._node_eligible = False
+
+    def updated(self, family: str) -> None:
+        """The loop of the family has started, or a sync of it has succeeded."""
+        with self._lock:
+            self._updated[family] = self._clock()
+            self._oldest_pending.pop(family, None)
+
+    def queued(self, family: str) -> None:
+        """A sync of the family has been asked for."""
+        with self._lock:
+            self._oldest_pending.setdefault(family, self._clock())
+
+    def node_seen(self, node: Node) -> None:
+        """The Node object as it is now; a deleted Node keeps what was known of it, so it is not reported here."""
+        with self._lock:
+            self._node_eligible = not node.deleting and DELETION_TAINT not in node.taint_keys
+
+    def _families(self, now: float) -> Dict[str, bool]:
+        return {
+            family: family not in self._oldest_pending or now - self._oldest_pending[family] < self.timeout
+            for family in sorted(self._updated)
+        }
+
+    @property
+    def healthy(self) -> bool:
+        """Whether no family has a change that waits for longer than the timeout."""
+        with self._lock:
+            return all(self._families(self._clock()).values())
+
+    def answer(self, with_eligibility: bool) -> Answer:
+        """The answer of /healthz (with the node's eligibility) or /livez (without)."""
+        with self._lock:
+            now = self._clock()
+            families = self._families(now)
+            updated = dict(self._updated)
+            eligible = self._node_eligible
+        healthy = all(families.values())
+        good = healthy and (eligible or not with_eligibility)
+        last = now if good else max(updated.values(), default=None)
+        body: Dict[str, object] = {"lastUpdated": timestamp(last), "currentTime": timestamp(now)}
+        if with_eligibility:
+            body["nodeEligible"] = eligible
+        body["healthy"] = healthy
+        if families:
+            body["status"] = {
+                family: {"lastUpdated": timestamp(updated[family]), "healthy": state}
+                for family, state in families.items()
+            }
+        text = json.dumps(body, separators=(",", ":")).encode()
+        return Answer(200 if good else 503, JSON_HEADERS, text)
+
+
+def service_health_answer(service: NamespacedName, local_endpoints: int, proxy_healthy: bool) -> Answer:
+    """The answer of one Service's health check node port, on any path (KEP-1860's endpoint weight header included)."""
+    body = {
+        "service": {"namespace": service.namespace, "name": service.name},
+        "localEndpoints": local_endpoints,
+        "serviceProxyHealthy": proxy_healthy,
+    }
+    headers = (*JSON_HEADERS, ("X-Load-Balancing-Endpoint-Weight", str(local_endpoints)))
+    good = local_endpoints > 0 and proxy_healthy
+    return Answer(200 if good else 503, headers, json.dumps(body, indent="\t").encode())
+
+
+def local_ready_endpoints(
+    endpoints_by_service: Mapping[NamespacedName, Tuple[Tuple[str, bool, bool], ...]],
+) -> Dict[NamespacedName, int]:
+    """Distinct addresses of ready, local endpoints per Service, from (ip, is_local, ready) triples of all its ports."""
+    return {
+        service: len({ip for ip, is_local, ready in endpoints if is_local and ready})
+        for service, endpoints in endpoints_by_service.items()
+    }

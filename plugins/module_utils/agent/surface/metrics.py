@@ -1,0 +1,211 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent's metrics: kube-proxy 1.36's names, types and labels, and our own under kubenode_proxy_.
+
+prometheus_client is needed to run the agent, not to import this module.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterator, Mapping, Tuple
+
+from ...errors import ConfigurationError
+from ...rendering.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
+
+try:
+    import prometheus_client
+    import prometheus_client.core
+
+    HAS_PROMETHEUS_CLIENT = True
+except ImportError:
+    HAS_PROMETHEUS_CLIENT = False
+
+LATENCY_BUCKETS: Tuple[float, ...] = tuple(0.001 * 2**exponent for exponent in range(15))
+PROGRAMMING_BUCKETS: Tuple[float, ...] = (
+    0.25,
+    0.5,
+    *(float(second) for second in range(1, 60)),
+    *(float(second) for second in range(60, 120, 5)),
+    *(float(second) for second in range(120, 301, 30)),
+)
+
+_SYNC = "kubeproxy_sync_proxy_rules_"
+_PACKET_COUNTERS = (
+    (
+        INVALID_COUNTER,
+        "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+        "Packets dropped because connection tracking finds them invalid",
+    ),
+    (
+        LOCALHOST_COUNTER,
+        "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
+        "Packets to node ports on a loopback address that were accepted",
+    ),
+)
+_FAMILY = ("ip_family",)
+
+
+class Sampled:
+    """A registry as kube-proxy shows one: metrics of which there is nothing to tell yet are left out."""
+
+    def __init__(self, registry: Any) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Any]:
+        """What there is."""
+        return (metric for metric in self._registry.collect() if metric.samples)
+
+
+class PacketCounters:
+    """The packets of nfacct counters, read from the kernel whenever the metrics are asked for."""
+
+    def __init__(self, read: Callable[[], Mapping[str, int]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Any]:
+        """One metric for each counter that exists."""
+        packets = self._read()
+        for counter, name, text in _PACKET_COUNTERS:
+            if counter in packets:
+                yield prometheus_client.core.CounterMetricFamily(name, text, value=packets[counter])
+
+
+class Metrics:
+    """All metrics of one agent in a registry of their own; the attributes are prometheus_client objects.
+
+    Raises ConfigurationError when prometheus_client is not installed.
+    """
+
+    def __init__(self) -> None:
+        if not HAS_PROMETHEUS_CLIENT:
+            raise ConfigurationError(
+                "the Python package prometheus_client is missing on this node: "
+                "install python3-prometheus-client, or let the role kubenode.proxy.agent ship it"
+            )
+        if hasattr(prometheus_client, "disable_created_metrics"):
+            prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = prometheus_client.CollectorRegistry()
+        prometheus_client.ProcessCollector(registry=self.registry)
+        prometheus_client.PlatformCollector(registry=self.registry)
+        #: The packets of nfacct counters by name; the agent replaces it in the mode that has them.
+        self.packets: Callable[[], Mapping[str, int]] = dict
+        self.registry.register(PacketCounters(self._packets_now))
+        self._kube_proxy()
+        self._own()
+        self._service_levels()
+
+    def _packets_now(self) -> Mapping[str, int]:
+        return self.packets()
+
+    def _histogram(
+        self, name: str, text: str, labels: Tuple[str, ...] = _FAMILY, buckets: Tuple[float, ...] = LATENCY_BUCKETS
+    ) -> Any:
+        return prometheus_client.Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, labels: Tuple[str, ...] = ()) -> Any:
+        return prometheus_client.Gauge(name, text, labels, registry=self.registry)
+
+    def _counter(self, name: str, text: str, labels: Tuple[str, ...] = ()) -> Any:
+        return prometheus_client.Counter(name, text, labels, registry=self.registry)
+
+    def _kube_proxy(self) -> None:
+        self.sync_duration = self._histogram(_SYNC + "duration_seconds", "SyncProxyRules latency in seconds")
+        self.full_sync_duration = self._histogram(
+            "kubeproxy_sync_full_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for full resyncs"
+        )
+        self.partial_sync_duration = self._histogram(
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+            "SyncProxyRules latency in seconds for partial resyncs",
+        )
+        self.last_sync = self._gauge(_SYNC + "last_timestamp_seconds", "Time of the last successful sync", _FAMILY)
+        self.last_queued = self._gauge(
+            _SYNC + "last_queued_timestamp_seconds", "Time a sync was last requested", _FAMILY
+        )
+        self.programming_duration = self._histogram(
+            "kubeproxy_network_programming_duration_seconds",
+            "From the change of a Service's endpoints to its being programmed, in seconds",
+            buckets=PROGRAMMING_BUCKETS,
+        )
+        self.endpoint_changes_pending = self._gauge(_SYNC + "endpoint_changes_pending", "Pending endpoint changes")
+        self.endpoint_changes = self._counter(_SYNC + "endpoint_changes_total", "Endpoint changes seen")
+        self.service_changes_pending = self._gauge(_SYNC + "service_changes_pending", "Pending Service changes")
+        self.service_changes = self._counter(_SYNC + "service_changes_total", "Service changes seen")
+        self.no_local_endpoints = self._gauge(
+            _SYNC + "no_local_endpoints_total",
+            "Service ports with a Local traffic policy and endpoints, but none on this node",
+            ("traffic_policy", "ip_family"),
+        )
+        self.healthz = self._counter("kubeproxy_proxy_healthz_total", "Answers given by /healthz", ("code",))
+        self.livez = self._counter("kubeproxy_proxy_livez_total", "Answers given by /livez", ("code",))
+        self.conntrack_duration = self._histogram(
+            "kubeproxy_conntrack_reconciler_sync_duration_seconds", "Latency of the search for stale conntrack entries"
+        )
+        self.conntrack_deleted = self._counter(
+            "kubeproxy_conntrack_reconciler_deleted_entries_total", "Stale conntrack entries deleted", _FAMILY
+        )
+        self.iptables_restore_failures = self._counter(
+            _SYNC + "iptables_restore_failures_total", "Failed iptables-restore transactions", _FAMILY
+        )
+        self.iptables_partial_restore_failures = self._counter(
+            _SYNC + "iptables_partial_restore_failures_total", "Failed partial iptables-restore transactions", _FAMILY
+        )
+        self.iptables_rules = self._gauge(_SYNC + "iptables_total", "iptables rules owned", ("table", "ip_family"))
+        self.iptables_rules_last = self._gauge(
+            _SYNC + "iptables_last", "iptables rules written by the last sync", ("table", "ip_family")
+        )
+        self.nftables_sync_failures = self._counter(
+            _SYNC + "nftables_sync_failures_total", "Failed nftables transactions", _FAMILY
+        )
+        self.nftables_cleanup_failures = self._counter(
+            _SYNC + "nftables_cleanup_failures_total", "Failed nftables clean-up transactions", _FAMILY
+        )
+
+    def _own(self) -> None:
+        self.drift_repaired = self._counter(
+            "kubenode_proxy_drift_repaired_total",
+            "Entries found altered or missing in the kernel and repaired",
+            ("table",),
+        )
+        self.objects_refused = self._gauge(
+            "kubenode_proxy_objects_refused", "Objects of the cluster left out", ("kind",)
+        )
+        self.longest_kernel_call = self._gauge(
+            "kubenode_proxy_longest_kernel_call_seconds", "The longest single call into the kernel since the start"
+        )
+        self.cache_age = self._gauge(
+            "kubenode_proxy_cluster_cache_age_seconds", "Age of the cluster state kept on disk"
+        )
+        self.table_entries = self._gauge(
+            "kubenode_proxy_table_entries", "Entries desired per resource table", ("table",)
+        )
+        self.api_connected = self._gauge(
+            "kubenode_proxy_api_connected", "1 while all watches of the API server are open"
+        )
+
+    def _service_levels(self) -> None:
+        self.slis = prometheus_client.CollectorRegistry()
+        self.health_check = prometheus_client.Gauge(
+            "kubernetes_healthcheck", "Result of the last health check", ("name", "type"), registry=self.slis
+        )
+        self.health_checks = prometheus_client.Counter(
+            "kubernetes_healthchecks_total",
+            "Results of health checks",
+            ("name", "type", "status"),
+            registry=self.slis,
+        )
+
+    def observe_health(self, kind: str, good: bool) -> None:
+        """A health check (``kind``: healthz or livez) has been answered; KEP-3466."""
+        self.health_check.labels("proxy", kind).set(int(good))
+        self.health_checks.labels("proxy", kind, "success" if good else "error").inc()
+
+    def reset_slis(self) -> None:
+        """Forget the health checks so far."""
+        self._service_levels()
+
+    def text(self, slis: bool = False) -> bytes:
+        """Everything in the Prometheus text format, or the service level indicators alone."""
+        shown: Any = Sampled(self.slis if slis else self.registry)
+        result: bytes = prometheus_client.generate_latest(shown)
+        return result

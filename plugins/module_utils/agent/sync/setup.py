@@ -1,0 +1,124 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From a configuration and the cluster state to the families that the agent keeps true."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from ...cluster.model import Node
+from ...cluster.state import ClusterState
+from ...configuration.model import IPTABLES, IPVS, NFTABLES, KubeProxyConfiguration
+from ...convergence.handles import KernelHandles
+from ...convergence.modes import choose_mode
+from ...convergence.node import NodeView, family_settings, removal_plans, view_node
+from ...convergence.prepare import check_node, node_modules, node_sysctls
+from ...convergence.request import Request
+from ...convergence.stages import FamilyPlan, leftover_stages, shared_chain_stages
+from ...kernel.facts import interface_addresses
+from ...kernel.ipvs import RealServersResource
+from ...kernel.xtables.nfacct import make_nfacct_counters, usable_nfacct_counters
+from ...rendering.build_settings import routing_context
+from ...rendering.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
+from ...rendering.ipvs.model import DEVICE
+from ...resources import apply_plan, plan
+from .proxier import Proxier
+
+#: Made at the start of iptables mode where the kernel can have them, as kube-proxy does; nothing ever removes them.
+NFACCT_COUNTERS = (INVALID_COUNTER, LOCALHOST_COUNTER)
+
+
+class NodeProxy(NamedTuple):
+    """The node as the agent serves it: configuration with the mode in effect, what is known of the node, families."""
+
+    configuration: KubeProxyConfiguration
+    mode_reason: str
+    view: NodeView
+    families: Tuple[Proxier, ...]
+    warnings: Tuple[str, ...]
+
+
+def set_up(request: Request, handles: KernelHandles) -> NodeProxy:
+    """Look at the node, load modules, set kernel parameters, and make families without any Service yet.
+
+    Raises PreflightError if the mode cannot work here (nothing has been touched then), ConfigurationError, KernelError.
+    """
+    chosen = choose_mode(request)
+    configuration = request.configuration.with_mode(chosen.mode)
+    view = view_node(request, configuration)
+    plans = [_empty_plan(request.cluster, configuration, view, family) for family in view.families]
+    warnings = [*chosen.warnings, *view.warnings, *check_node(configuration, plans, request.ignore_findings)]
+    apply_plan(plan([node_modules(configuration, view)]))
+    if configuration.mode == IPTABLES and make_nfacct_counters(NFACCT_COUNTERS):
+        view = view._replace(nfacct_counters=usable_nfacct_counters())
+        plans = [_empty_plan(request.cluster, configuration, view, family) for family in view.families]
+    sysctls, sysctl_warnings = node_sysctls(configuration, view, plans)
+    apply_plan(plan([sysctls]))
+    zone = view.node.zone if view.node is not None else ""
+    families = tuple(make_family(configuration, view, item, handles, zone) for item in plans)
+    return NodeProxy(configuration, chosen.reason, view, families, (*warnings, *sysctl_warnings))
+
+
+def _empty_plan(
+    cluster: ClusterState, configuration: KubeProxyConfiguration, view: NodeView, family: str
+) -> FamilyPlan:
+    settings = family_settings(cluster, configuration, view, family)
+    return FamilyPlan(settings, {}, view.variants.get(family))
+
+
+def make_family(
+    configuration: KubeProxyConfiguration, view: NodeView, empty_plan: FamilyPlan, handles: KernelHandles, zone: str
+) -> Proxier:
+    """A family without any Service yet. ``zone``: that of the node as it is now. Raises KernelError."""
+    context = routing_context(configuration, empty_plan.family, view.name, view.node)._replace(zone=zone)
+    return Proxier(configuration, empty_plan, context, handles)
+
+
+class Leftovers(NamedTuple):
+    """What other modes left: entries that were taken away, and real servers that stay until connections end."""
+
+    removed: int
+    draining: int
+
+
+def remove_leftovers(proxy: NodeProxy) -> Leftovers:
+    """Take away what other modes left on the node. Raises KernelError."""
+    others = removal_plans(proxy.view.families) if proxy.configuration.mode == NFTABLES else ()
+    with KernelHandles() as handles:
+        stages = leftover_stages(proxy.configuration.mode, handles, others)
+        if proxy.configuration.mode == IPVS:
+            stages += shared_chain_stages([FamilyPlan(item.settings, {}, item.variant) for item in proxy.families])
+        planned = plan(stages)
+        apply_plan(planned)
+    servers = [item for item in planned if item.resource.name.startswith(RealServersResource.name)]
+    return Leftovers(
+        sum(len(item.change) for item in planned), sum(item.entries - len(item.change.removed) for item in servers)
+    )
+
+
+def changed_plans(proxy: NodeProxy, cluster: ClusterState) -> Dict[str, FamilyPlan]:
+    """The plans of families whose settings differ from those in effect, because addresses of the node changed.
+
+    Raises ConfigurationError, KernelError.
+    """
+    addresses = tuple((item.interface, item.address) for item in interface_addresses() if item.interface != DEVICE)
+    view = proxy.view._replace(addresses=addresses)
+    found = {}
+    for family in proxy.families:
+        item = _empty_plan(cluster, proxy.configuration, view, family.family)
+        if item.settings != family.settings:
+            found[family.family] = item
+    return found
+
+
+def node_differences(before: Optional[Node], now: Node) -> List[str]:
+    """What changed in a Node that only takes effect with a restart, in words."""
+    if before is None:
+        return []
+    found = []
+    if (before.internal_ips, before.external_ips) != (now.internal_ips, now.external_ips):
+        found.append("its addresses changed")
+    if before.pod_cidrs != now.pod_cidrs:
+        found.append("its podCIDRs changed")
+    return found

@@ -1,0 +1,99 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the agent remembers of each Service besides its entries: what gauges, health ports and conntrack need."""
+
+from __future__ import annotations
+
+from typing import Dict, NamedTuple, Sequence
+
+from ...cluster.model import NamespacedName
+from ...serviceports.routes import ServicePortRoute
+
+
+class ServiceSummary(NamedTuple):
+    """One Service in one family.
+
+    ``no_local_internal`` and ``no_local_external`` count its ports whose traffic policy is Local and that have
+    endpoints, but none on this node. ``local_ready``: distinct addresses of ready endpoints on this node.
+    ``udp``: a digest of its serving UDP endpoints, 0 if there are none.
+    """
+
+    ports: int
+    endpoints: int
+    no_local_internal: int
+    no_local_external: int
+    health_check_node_port: int
+    local_ready: int
+    udp: int
+
+
+def _lacks_local(route: ServicePortRoute) -> bool:
+    return route.has_any and not route.local
+
+
+def summarize(routes: Sequence[ServicePortRoute]) -> ServiceSummary:
+    """The summary of the routes of one Service, of which there is at least one."""
+    local = {
+        endpoint.ip for route in routes for endpoint in route.endpoints if endpoint.is_local and endpoint.ready
+    }
+    udp = frozenset(
+        (route.key.port_name, endpoint.ip, endpoint.port)
+        for route in routes
+        if route.key.protocol == "UDP"
+        for endpoint in route.endpoints
+        if endpoint.serving
+    )
+    return ServiceSummary(
+        ports=len(routes),
+        endpoints=sum(len(route.endpoints) for route in routes),
+        no_local_internal=sum(1 for route in routes if route.internal_local and _lacks_local(route)),
+        no_local_external=sum(1 for route in routes if route.external_local and _lacks_local(route)),
+        health_check_node_port=max(route.health_check_node_port for route in routes),
+        local_ready=len(local),
+        udp=hash(udp) or 1 if udp else 0,
+    )
+
+
+class Summaries:
+    """The summaries of all Services of a family and their sums, kept up to date one Service at a time."""
+
+    def __init__(self) -> None:
+        self._services: Dict[NamespacedName, ServiceSummary] = {}
+        self.totals = ServiceSummary(0, 0, 0, 0, 0, 0, 0)
+        self.health_ports: Dict[NamespacedName, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._services)
+
+    def put(self, service: NamespacedName, routes: Sequence[ServicePortRoute]) -> bool:
+        """Take the routes of a Service; tells whether its serving UDP endpoints changed and there are some now."""
+        before = self._services.pop(service, None)
+        now = summarize(routes) if routes else None
+        if now is not None:
+            self._services[service] = now
+        if now is not None and now.health_check_node_port:
+            self.health_ports[service] = now.health_check_node_port
+        else:
+            self.health_ports.pop(service, None)
+        self._count(before, -1)
+        self._count(now, 1)
+        return now is not None and bool(now.udp) and (before is None or before.udp != now.udp)
+
+    def _count(self, summary: ServiceSummary | None, sign: int) -> None:
+        if summary is not None:
+            sums = self.totals
+            self.totals = ServiceSummary(
+                sums.ports + sign * summary.ports,
+                sums.endpoints + sign * summary.endpoints,
+                sums.no_local_internal + sign * summary.no_local_internal,
+                sums.no_local_external + sign * summary.no_local_external,
+                0,
+                0,
+                0,
+            )
+
+    def local_ready(self, service: NamespacedName) -> int:
+        """Distinct addresses of ready endpoints of the Service on this node."""
+        summary = self._services.get(service)
+        return 0 if summary is None else summary.local_ready

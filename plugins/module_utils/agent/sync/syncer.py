@@ -1,0 +1,317 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One sync after the other: all families, with metrics, health and one log line each."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+
+from ...cluster.model import NamespacedName
+from ...configuration.model import IPTABLES, IPVS, NFTABLES
+from ...errors import KernelError, ProxyError
+from ...kernel.xtables.restore import RestoreError
+from ...rendering.iptables.tables import ChainKey
+from ...rendering.ipvs.model import CHAINS
+from ..drift.attribution import attributed
+from ..source.view import ClusterView
+from ..surface.health import ProxyHealth
+from ..surface.log import Log
+from ..surface.metrics import Metrics
+from ..surface.surface import Surface
+from .proxier import Proxier, SyncResult
+from .setup import NodeProxy
+
+#: What a new node needs first: the way to the API server, and name resolution.
+FIRST_SERVICES = (
+    NamespacedName("default", "kubernetes"),
+    NamespacedName("kube-system", "kube-dns"),
+    NamespacedName("kube-system", "coredns"),
+)
+#: Services to be programmed at a time on an empty node; iptables takes as long for some of them as for all.
+_COLD_BATCH = {IPTABLES: 1 << 30, IPVS: 1000, NFTABLES: 1000}
+
+FULL, PARTIAL, COLD = "full", "partial", "cold"
+
+
+class FailedService(NamedTuple):
+    """A Service whose health check node port cannot be served, and why."""
+
+    service: NamespacedName
+    reason: str
+
+
+class Outcome(NamedTuple):
+    """What syncing all families led to: did all succeed, Services whose health port failed, entries changed.
+
+    ``observed``: every family was compared with the kernel as a whole.
+    """
+
+    succeeded: bool
+    failed_services: List[FailedService]
+    changes: int
+    observed: bool
+
+
+def cold_batches(services: Sequence[NamespacedName], size: int) -> Iterator[List[NamespacedName]]:
+    """All Services in the order in which an empty node is programmed: first nothing but the static part, then those
+    that everything else depends on, then the others in portions of ``size``.
+    """
+    yield []
+    known = set(services)
+    first = [service for service in FIRST_SERVICES if service in known]
+    if first:
+        yield first
+    rest = sorted(known.difference(first))
+    for start in range(0, len(rest), size):
+        yield rest[start : start + size]
+
+
+class Syncer:
+    """Brings the families of a node to what the cluster view says.
+
+    ``suspects``: families in whose tables somebody else may have changed something; they are observed.
+    ``last_error`` is empty after a sync that succeeded.
+    """
+
+    def __init__(self, view: ClusterView, health: ProxyHealth, metrics: Metrics, surface: Surface, log: Log) -> None:
+        self.view = view
+        self.suspects: Dict[str, str] = {}
+        self.last_error = ""
+        self.syncs = 0
+        self.drift_repaired = 0
+        self._health = health
+        self._metrics = metrics
+        self.surface = surface
+        self._log = log
+        self._longest = 0.0
+        self._filling: Dict[str, float] = {}
+        # Families whose repair failed, because others went on changing things in the middle of it; and what told of it.
+        self._unrepaired: Dict[str, str] = {}
+
+    def start(self, proxy: NodeProxy) -> Outcome:
+        """The first sync of a node: adopt what is there, or fill an empty kernel in the order of importance."""
+        self.view.take_dirty()
+        services = list(self.view.state.services)
+        try:
+            cold = bool(services) and all(family.is_cold() for family in proxy.families)
+        except KernelError as error:
+            return self._failure(proxy, str(error))
+        if cold:
+            self._fill(proxy, services)
+        for family in proxy.families:
+            family.take(self.view.state, services)
+        return self.sync(proxy)
+
+    def _fill(self, proxy: NodeProxy, services: List[NamespacedName]) -> None:
+        """Program an empty kernel step by step; a failure is left to the full sync that follows.
+
+        That sync counts in the metrics with the time that this has taken.
+        """
+        started = time.monotonic()
+        for number, batch in enumerate(cold_batches(services, _COLD_BATCH[proxy.configuration.mode])):
+            for family in proxy.families:
+                began = time.monotonic()
+                try:
+                    family.take(self.view.state, batch)
+                    family.full() if number == 0 else family.partial()
+                except KernelError as error:
+                    self._log.error("sync failed", family=family.family, kind=COLD, error=error)
+                    self._count_failure(proxy, family, FULL, error)
+                    return
+                finally:
+                    self._filling[family.family] = self._filling.get(family.family, 0.0) + time.monotonic() - began
+            if batch and batch[0] in FIRST_SERVICES:
+                seconds = round(time.monotonic() - started, 3)
+                self._log.info("API server and DNS are served", services=len(batch), seconds=seconds)
+        seconds = round(time.monotonic() - started, 3)
+        self._log.info("filled an empty node", services=len(services), seconds=seconds)
+
+    def sync(self, proxy: NodeProxy) -> Outcome:
+        """Route what is dirty anew and bring every family's tables into the kernel."""
+        dirty = self.view.take_dirty()
+        succeeded = True
+        failed: List[FailedService] = []
+        changes = 0
+        suspects, self.suspects = self.suspects, {}
+        observed = all(family.needs_full or family.family in suspects for family in proxy.families)
+        for family in proxy.families:
+            suspicion = suspects.get(family.family, "")
+            kind = FULL if family.needs_full else PARTIAL
+            try:
+                family.take(self.view.state, dirty)
+                changes += self._sync_family(proxy, family, dirty, suspicion)
+            except ProxyError as error:
+                succeeded = False
+                if suspicion:
+                    self._unrepaired[family.family] = suspicion
+                self._count_failure(proxy, family, kind, error)
+                self._family_failed(family, str(error))
+                continue
+            failed += [FailedService(*item) for item in self.surface.sync_service_health(family)]
+        self._finish(proxy, succeeded)
+        return Outcome(succeeded, failed, changes, observed and succeeded)
+
+    def _sync_family(self, proxy: NodeProxy, family: Proxier, dirty: Set[NamespacedName], suspicion: str) -> int:
+        started = time.monotonic()
+        kind = FULL if family.needs_full else PARTIAL
+        result = family.full() if family.needs_full else family.partial()
+        repaired = 0
+        if kind == FULL:
+            unrepaired = self._unrepaired.pop(family.family, "")
+            if unrepaired:
+                self._tell_of_repair(family, unrepaired, result, time.monotonic() - started)
+        elif suspicion:
+            repaired = self._repair(family, suspicion)
+        filling = self._filling.pop(family.family, 0.0)
+        seconds = time.monotonic() - started + filling
+        conntrack = self._clean_conntrack(family)
+        self._measure(proxy, family, FULL if filling else kind, seconds, result)
+        self._health.updated(family.family)
+        changed = result.added + result.replaced + result.removed
+        if changed or kind == FULL or conntrack:
+            self._log.info(
+                "synced",
+                family=family.family,
+                kind=kind,
+                dirty=len(dirty),
+                services=len(family.summaries),
+                endpoints=family.summaries.totals.endpoints,
+                added=result.added,
+                replaced=result.replaced,
+                removed=result.removed,
+                draining=len(family.draining),
+                conntrack_deleted=conntrack,
+                seconds=round(seconds, 4),
+            )
+        return changed + repaired
+
+    def _repair(self, family: Proxier, suspicion: str) -> int:
+        """Observe a family in which nothing of ours is pending: whatever differs was changed by somebody else."""
+        started = time.monotonic()
+        result = family.full()
+        return self._tell_of_repair(family, suspicion, result, time.monotonic() - started)
+
+    def _tell_of_repair(self, family: Proxier, suspicion: str, result: SyncResult, seconds: float) -> int:
+        """Count what was repaired and say in one line what it was; returns the number of entries."""
+        count = sum(result.by_resource.values())
+        self.drift_repaired += count
+        for name, number in result.by_resource.items():
+            self._metrics.drift_repaired.labels(name).inc(number)
+        if count:
+            self._log.warning(
+                "repaired what somebody else changed",
+                family=family.family,
+                noticed_by=suspicion,
+                **attributed(result.changes),
+                entries=count,
+                seconds=round(seconds, 4),
+            )
+        else:
+            self._log.debug("nothing to repair", family=family.family, noticed_by=suspicion)
+        return count
+
+    def _clean_conntrack(self, family: Proxier) -> int:
+        """Services work without it, so a failure is only logged; the next sync tries again."""
+        try:
+            deleted, seconds = family.clean_conntrack(self.view.state)
+        except KernelError as error:
+            self._log.warning("stale connection tracking entries stay", family=family.family, error=error)
+            return 0
+        if seconds:
+            self._metrics.conntrack_duration.labels(family.family).observe(seconds)
+            self._metrics.conntrack_deleted.labels(family.family).inc(deleted)
+        return deleted
+
+    def _measure(
+        self, proxy: NodeProxy, family: Proxier, kind: str, seconds: float, result: SyncResult
+    ) -> None:
+        metrics, name, mode = self._metrics, family.family, proxy.configuration.mode
+        metrics.sync_duration.labels(name).observe(seconds)
+        if mode != IPVS:
+            by_kind = metrics.full_sync_duration if kind == FULL else metrics.partial_sync_duration
+            by_kind.labels(name).observe(seconds)
+        metrics.last_sync.labels(name).set_to_current_time()
+        totals = family.summaries.totals
+        metrics.no_local_endpoints.labels("internal", name).set(totals.no_local_internal)
+        metrics.no_local_endpoints.labels("external", name).set(totals.no_local_external)
+        for table, rows in family.tables.desired.items():
+            metrics.table_entries.labels(f"{table} ({name})").set(len(rows))
+        self._longest = max([self._longest, *result.seconds.values()])
+        metrics.longest_kernel_call.set(self._longest)
+        if kind == FULL:
+            self.count_rules(proxy, family)
+        self._count_written(proxy, family, kind, result)
+
+    def count_rules(self, proxy: NodeProxy, family: Proxier) -> None:
+        """Bring the gauge of iptables rules up to date; it costs O(cluster), so it is not done with every sync."""
+        if proxy.configuration.mode == IPTABLES:
+            for table, rules in rules_by_table(family.tables.desired[CHAINS]).items():
+                self._metrics.iptables_rules.labels(table, family.family).set(rules)
+
+    def _count_written(self, proxy: NodeProxy, family: Proxier, kind: str, result: SyncResult) -> None:
+        """Rules that the last sync of iptables mode has written; a full one answers for all of them."""
+        if proxy.configuration.mode != IPTABLES:
+            return
+        written: Dict[Any, Any] = dict(family.tables.desired[CHAINS]) if kind == FULL else {}
+        for _name, change in result.changes:
+            written.update(change.added)
+            written.update({key: new for key, (_old, new) in change.replaced.items()})
+        for table, rules in rules_by_table(written).items():
+            self._metrics.iptables_rules_last.labels(table, family.family).set(rules)
+
+    def _count_failure(self, proxy: NodeProxy, family: Proxier, kind: str, error: ProxyError) -> None:
+        metrics, mode = self._metrics, proxy.configuration.mode
+        if mode == NFTABLES and isinstance(error, KernelError):
+            metrics.nftables_sync_failures.labels(family.family).inc()
+        elif isinstance(error, RestoreError):
+            metrics.iptables_restore_failures.labels(family.family).inc()
+            if mode == IPTABLES and kind == PARTIAL:
+                metrics.iptables_partial_restore_failures.labels(family.family).inc()
+
+    def _family_failed(self, family: Proxier, error: str) -> None:
+        self.last_error = error
+        self._log.error("sync failed", family=family.family, error=error)
+
+    def _failure(self, proxy: NodeProxy, error: str) -> Outcome:
+        for family in proxy.families:
+            self._family_failed(family, error)
+        return Outcome(False, [], 0, False)
+
+    def _finish(self, proxy: NodeProxy, succeeded: bool) -> None:
+        self.syncs += 1
+        metrics = self._metrics
+        if succeeded:
+            self.last_error = ""
+            latencies = self.view.synced(time.time())
+            for family in proxy.families:
+                for latency in latencies:
+                    metrics.programming_duration.labels(family.family).observe(latency)
+        metrics.service_changes_pending.set(self.view.pending_services)
+        metrics.endpoint_changes_pending.set(self.view.pending_slices)
+        for kind, count in self.view.refused_by_kind().items():
+            metrics.objects_refused.labels(kind).set(count)
+
+    def drain(self, families: Sequence[Proxier]) -> Tuple[int, int]:
+        """Let go of real servers that have no connections any more; returns how many went and how many stay."""
+        gone = 0
+        for family in families:
+            try:
+                gone += family.drain()
+            except KernelError as error:
+                family.needs_full = True
+                self._log.error("draining failed", family=family.family, error=error)
+        left = sum(len(family.draining) for family in families)
+        if gone:
+            self._log.info("drained", removed=gone, draining=left)
+        return gone, left
+
+
+def rules_by_table(chains: Any) -> Dict[str, int]:
+    """How many rules the chains of each table (filter, nat) hold."""
+    counts = {"filter": 0, "nat": 0}
+    for key, rules in chains.items():
+        if key.table in counts:
+            counts[key.table] += len(rules) if isinstance(key, ChainKey) and isinstance(rules, tuple) else 1
+    return counts

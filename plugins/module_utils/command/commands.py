@@ -1,0 +1,284 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the node command does: each command takes its arguments and gives lines, a document and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any, Dict, List, NamedTuple, TextIO, Tuple
+
+from ..agent.daemon import Agent
+from ..agent.drift.netlink_tap import remove_tap
+from ..agent.options import AgentOptions, read_configuration
+from ..agent.surface.control import NoAgent, ask_agent
+from ..agent.surface.log import Log
+from ..cluster.api import list_objects
+from ..cluster.cache import read_cache
+from ..cluster.connection import ApiConnection
+from ..cluster.snapshot import read_snapshot
+from ..cluster.state import ClusterState
+from ..configuration.model import KubeProxyConfiguration
+from ..convergence.converge import converge, inspect
+from ..convergence.explain import explain, explanation_document, parse_destination
+from ..convergence.handles import KernelHandles
+from ..convergence.modes import choose_mode
+from ..convergence.node import family_settings, view_node
+from ..convergence.request import Report, Request
+from ..errors import ProxyError
+from ..packaging.identity import engine_hash
+from ..rendering.build_settings import routing_context
+
+DEFAULT_STATE = "/run/kubenode-proxy"
+DEFAULT_CACHE = "/var/lib/kubenode-proxy/cluster.json.gz"
+DEFAULT_CONTROL = "/run/kubenode-proxy/agent.sock"
+
+OK, FAILED, USAGE, DIFFERENT, NOT_RUNNING = 0, 1, 2, 3, 4
+
+
+class Outcome(NamedTuple):
+    """What a command has to say: lines for people, a document for programs, warnings, and its exit code."""
+
+    code: int
+    lines: List[str]
+    document: Dict[str, Any]
+    warnings: Tuple[str, ...] = ()
+
+
+def version() -> str:
+    """The identity of the engine."""
+    return f"kubenode-proxy engine {engine_hash()}"
+
+
+def run_agent(arguments: argparse.Namespace, errors: TextIO) -> int:
+    """Run the agent until it is stopped; returns its exit code. Raises ProxyError."""
+    options = AgentOptions(
+        configuration=arguments.config,
+        kubeconfig=arguments.kubeconfig,
+        node_name=arguments.node_name,
+        mode=arguments.mode,
+        fallback=arguments.fallback,
+        state_directory=arguments.state_directory,
+        cache=arguments.cache,
+        control=arguments.control,
+        ignore_findings=tuple(arguments.ignore),
+    )
+    configuration, _warnings = read_configuration(options)
+    wanted = arguments.log_format or configuration.logging.format
+    # Where standard error goes to the journal, systemd says so in this variable.
+    log = Log(errors, wanted == "json", "JOURNAL_STREAM" in os.environ, arguments.verbose)
+    agent = Agent(options, log)
+    agent.install_signals()
+    log.info("starting", engine=engine_hash(), process=os.getpid())
+    try:
+        return agent.run()
+    except ProxyError as error:
+        log.error("the agent cannot run", error=error)
+        return FAILED
+
+
+def _configuration(arguments: argparse.Namespace) -> Tuple[KubeProxyConfiguration, Tuple[str, ...]]:
+    return read_configuration(AgentOptions(configuration=arguments.config, mode=arguments.mode))
+
+
+def _cluster(arguments: argparse.Namespace, configuration: KubeProxyConfiguration) -> ClusterState:
+    """The cluster state from where the arguments say: a snapshot, the agent's cache or the API server."""
+    if arguments.snapshot:
+        return ClusterState.from_objects(read_snapshot(arguments.snapshot))
+    if arguments.from_cache:
+        return ClusterState.from_objects(read_cache(arguments.cache).objects)
+    kubeconfig = arguments.kubeconfig or configuration.client_connection.kubeconfig
+    return ClusterState.from_objects(list_objects(ApiConnection(kubeconfig=kubeconfig or None)))
+
+
+def _request(arguments: argparse.Namespace, cluster: ClusterState, configuration: KubeProxyConfiguration) -> Request:
+    return Request(
+        cluster=cluster,
+        configuration=configuration,
+        node_name=arguments.node_name,
+        mode=arguments.mode,
+        fallback=arguments.fallback,
+        state_directory=arguments.state_directory,
+        lock_timeout=arguments.lock_timeout,
+        ignore_findings=tuple(arguments.ignore),
+    )
+
+
+def report_document(report: Report) -> Dict[str, Any]:
+    """A report as plain JSON values."""
+    return {
+        "mode": report.mode,
+        "modeReason": report.mode_reason,
+        "node": report.node_name,
+        "families": list(report.families),
+        "changed": report.changed,
+        "changes": [change._asdict() for change in report.changes],
+        "counts": report.counts,
+        "refused": [str(refusal) for refusal in report.refused],
+        "durations": {name: round(seconds, 6) for name, seconds in report.durations.items()},
+        "conntrackDeleted": report.conntrack_deleted,
+        "savedState": report.saved_state,
+        "confirmUntil": report.confirm_until,
+    }
+
+
+def _report_lines(report: Report, checking: bool, with_entries: bool) -> List[str]:
+    lines = []
+    for change in report.changes:
+        if with_entries:
+            lines += [f"--- {change.table}", *(f"-{line}" for line in change.before)]
+            lines += [f"+{line}" for line in change.after]
+        else:
+            lines.append(
+                f"{change.table}: {change.added} to add, {change.replaced} to replace, {change.removed} to remove"
+                if checking
+                else f"{change.table}: {change.added} added, {change.replaced} replaced, {change.removed} removed"
+            )
+    if report.mode:
+        counts = report.counts
+        where = f"{counts['services']} Services, {counts['service_ports']} ports, {counts['endpoints']} endpoints"
+        lines.append(f"mode {report.mode} on {report.node_name}: {where}")
+    if not report.changed:
+        lines.append("nothing differs")
+    if report.confirm_until:
+        lines.append(
+            f"to be confirmed by {report.confirm_until}, else the node goes back to state {report.saved_state}"
+        )
+    elif report.saved_state is not None:
+        lines.append(f"the state before is saved as {report.saved_state}")
+    return lines
+
+
+def _converged(arguments: argparse.Namespace, check: bool, describe: bool, absent: bool = False) -> Outcome:
+    configuration, warnings = _configuration(arguments)
+    cluster = ClusterState() if absent else _cluster(arguments, configuration)
+    request = _request(arguments, cluster, configuration)._replace(
+        check=check, describe=describe, state="absent" if absent else "present"
+    )
+    report = converge(request if absent or "keep_states" not in arguments else _with_history(request, arguments))
+    code = DIFFERENT if check and report.changed else OK
+    refused = tuple(f"left out: {refusal}" for refusal in report.refused)
+    lines = _report_lines(report, check, describe)
+    return Outcome(code, lines, report_document(report), (*warnings, *report.warnings, *refused))
+
+
+def _with_history(request: Request, arguments: argparse.Namespace) -> Request:
+    """The request with what the arguments say of saved states; only root may keep them."""
+    keep = arguments.keep_states
+    if keep is None:
+        keep = 0 if os.geteuid() else request.keep_states
+    if keep:
+        request = request._replace(history_directory=arguments.history, keep_states=keep)
+    return request._replace(confirm_timeout=arguments.confirm_timeout)
+
+
+def converge_once(arguments: argparse.Namespace) -> Outcome:
+    """``converge``: one convergence, or with --check only what it would do."""
+    return _converged(arguments, arguments.check, arguments.diff)
+
+
+def show_diff(arguments: argparse.Namespace) -> Outcome:
+    """``diff``: every entry that a convergence would change."""
+    return _converged(arguments, check=True, describe=True)
+
+
+def clean_up(arguments: argparse.Namespace) -> Outcome:
+    """``cleanup``: take away all that any mode made."""
+    outcome = _converged(arguments, arguments.check, describe=False, absent=True)
+    if not arguments.check:
+        with KernelHandles() as handles:
+            remove_tap(handles)
+    return outcome
+
+
+def _status_lines(document: Dict[str, Any]) -> List[str]:
+    healthy = "healthy" if document["healthy"] else "not healthy"
+    lines = [
+        f"agent:      running for {document['uptimeSeconds']:.0f} s, {healthy}",
+        f"node:       {document['node']}",
+        f"mode:       {document['mode'] or 'not chosen yet'} ({document['modeReason'] or 'waiting for the cluster'})",
+    ]
+    for name, state in document["apiServer"].items():
+        lines.append(f"API server: {name}: {state}")
+    for family, item in document["families"].items():
+        text = f"{item['services']} Services, {item['ports']} ports, {item['endpoints']} endpoints"
+        draining = f", {item['draining']} draining" if item["draining"] else ""
+        lines.append(f"{family}:       {text}{draining}")
+        entries = ", ".join(f"{count} {table}" for table, count in item["entries"].items() if count)
+        lines.append(f"            {entries}")
+    lines.append(f"syncs:      {document['syncs']}, foreign changes repaired: {document['driftRepaired']}")
+    if document["lastError"]:
+        lines.append(f"last error: {document['lastError']}")
+    lines += [f"left out:   {refusal}" for refusal in document["refused"]]
+    return lines
+
+
+def show_status(arguments: argparse.Namespace) -> Outcome:
+    """``status``: of the agent; without one, how the node compares with the cluster."""
+    try:
+        document = ask_agent(arguments.control, {"command": "status"})
+    except NoAgent as error:
+        return _status_without_agent(arguments, str(error))
+    good = document["healthy"] and not document["lastError"]
+    return Outcome(OK if good else NOT_RUNNING, _status_lines(document), document)
+
+
+def _status_without_agent(arguments: argparse.Namespace, reason: str) -> Outcome:
+    lines = [f"agent:      not running ({reason})"]
+    document: Dict[str, Any] = {"agent": "not running", "reason": reason}
+    try:
+        configuration, warnings = _configuration(arguments)
+        report = inspect(_request(arguments, _cluster(arguments, configuration), configuration))
+    except ProxyError as error:
+        lines.append(f"node:       cannot be compared: {error}")
+        return Outcome(NOT_RUNNING, lines, {**document, "error": str(error)})
+    entries = ", ".join(f"{count} {table}" for table, count in report.programmed.items() if count)
+    lines += [f"programmed: {entries or 'nothing'}", *_report_lines(report, checking=True, with_entries=False)]
+    document.update(report_document(report), programmed=report.programmed)
+    return Outcome(NOT_RUNNING, lines, document, (*warnings, *report.warnings))
+
+
+def show_explanation(arguments: argparse.Namespace) -> Outcome:
+    """``explain``: by the agent's view of the cluster, or without one from where the arguments say."""
+    destination = parse_destination(arguments.destination)
+    try:
+        if arguments.snapshot or arguments.from_cache:
+            raise NoAgent("another source is asked for")
+        document = ask_agent(arguments.control, {"command": "explain", "destination": str(destination)})
+    except NoAgent:
+        configuration, _warnings = _configuration(arguments)
+        cluster = _cluster(arguments, configuration)
+        request = _request(arguments, cluster, configuration)
+        configuration = configuration.with_mode(choose_mode(request).mode)
+        view = view_node(request, configuration)
+        families = [
+            (
+                family_settings(cluster, configuration, view, family),
+                routing_context(configuration, family, view.name, view.node),
+            )
+            for family in view.families
+        ]
+        document = explanation_document(explain(cluster, families, configuration.mode, destination))
+    return Outcome(OK if document["found"] else DIFFERENT, _explanation_lines(document), document)
+
+
+def _explanation_lines(document: Dict[str, Any]) -> List[str]:
+    where = f"node {document['node']}" + (f" in zone {document['zone']}" if document["zone"] else "")
+    lines = [f"{document['destination']} on {where}, mode {document['mode']}:"]
+    if not document["found"]:
+        return [*lines, "  no Service answers here; the packet is left alone"]
+    for item in document["found"]:
+        lines.append(f"  Service {item['service']}, port {item['port']}, by its {item['via']}")
+        lines.append(f"    {item['outcome']}; {item['traffic']} traffic, policy {item['trafficPolicy']}")
+        lines.append(f"    source address: {item['source']}")
+        if item["affinitySeconds"]:
+            lines.append(f"    a client stays with its endpoint for {item['affinitySeconds']} s")
+        if item["sourceRanges"]:
+            lines.append(f"    only from {', '.join(item['sourceRanges'])}")
+        lines.append("    endpoints:" if item["endpoints"] else "    endpoints: none")
+        for verdict in item["endpoints"]:
+            lines.append(f"      {'yes' if verdict['chosen'] else 'no '} {verdict['endpoint']}: {verdict['reason']}")
+        lines.append("    programmed:")
+        lines += [f"      {line}" for line in item["programmed"]]
+    return lines

@@ -1,0 +1,317 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From the records of the nodes to the report: exceptions of the whole cluster first, then node by node.
+
+The same nodes give the same report, byte for byte; the time at which it was made is an argument.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+
+from ...timestamps import timestamp
+from .nodes import AGENT, DIFFERS, DRIFTED, FAILED, OK, STALE, STATES, UNREACHABLE, WARNED, Node, natural_key
+
+# Raised when a field is renamed, removed or changes its meaning; not when one is added.
+SCHEMA = "kubenode.proxy/fleet-report/v1"
+REFUSED = "refused"
+# What an exception is about, in the order of the report.
+KINDS: Tuple[str, ...] = (UNREACHABLE, FAILED, AGENT, DRIFTED, STALE, REFUSED, WARNED, DIFFERS)
+TITLES: Dict[str, str] = {
+    UNREACHABLE: "Unreachable",
+    FAILED: "Failed",
+    AGENT: "Agent in trouble",
+    DRIFTED: "Drifted",
+    STALE: "Last sync long ago",
+    REFUSED: "Objects refused",
+    WARNED: "Warnings",
+    DIFFERS: "Differs from the rest",
+}
+# Of a hash that many characters are shown to people; no mode has as many.
+ENGINE_DIGITS = 12
+ERROR, WARNING, NOTICE = "error", "warning", "notice"
+SEVERITIES: Dict[str, str] = {
+    UNREACHABLE: ERROR,
+    FAILED: ERROR,
+    AGENT: ERROR,
+    DRIFTED: ERROR,
+    STALE: WARNING,
+    REFUSED: WARNING,
+    WARNED: WARNING,
+    DIFFERS: NOTICE,
+}
+
+
+class About(NamedTuple):
+    """What the report is about: ``generated`` in seconds since 1970, and the collection that made it.
+
+    ``engine``: hash of the collection's engine. ``stale_after``: seconds after which a last sync is long ago.
+    """
+
+    generated: float
+    title: str = "Service proxy fleet"
+    collection_version: str = ""
+    engine: str = ""
+    stale_after: float = 7200.0
+
+
+class Reason(NamedTuple):
+    """One reason for one node: the kind of exception, what it is about (may be empty) and the words for it."""
+
+    kind: str
+    subject: str
+    words: str
+
+
+class Item(NamedTuple):
+    """One line of an exception: the same reason on all its nodes."""
+
+    subject: str
+    words: str
+    nodes: Tuple[str, ...]
+
+
+class Exceptions(NamedTuple):
+    """All items of one kind. ``nodes`` counts nodes, each once."""
+
+    kind: str
+    nodes: int
+    items: Tuple[Item, ...]
+
+
+class Report(NamedTuple):
+    """Everything that is shown. ``states`` has the state of each node, in the order of ``nodes``."""
+
+    about: About
+    nodes: Tuple[Node, ...]
+    states: Tuple[str, ...]
+    reasons: Tuple[Tuple[Reason, ...], ...]
+    exceptions: Tuple[Exceptions, ...]
+    majority: Dict[str, str]
+
+
+def duration(seconds: float) -> str:
+    """A length of time for people: its largest unit, or two."""
+    whole = int(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min"
+    if whole < 172800:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def running_engine(node: Node) -> str:
+    """Hash of the engine that the node's agent runs, else of the one that is installed."""
+    return (node.agent.version if node.agent is not None else "") or node.engine
+
+
+def tally(values: Iterable[str]) -> Dict[str, int]:
+    """How often each value occurs, the most frequent first, then in natural order; empty values are left out."""
+    found = Counter(value for value in values if value)
+    return dict(sorted(found.items(), key=lambda item: (-item[1], natural_key(item[0]))))
+
+
+_COMPARED: Tuple[Tuple[str, str, Callable[[Node], str]], ...] = (
+    ("mode", "mode", lambda node: node.mode),
+    ("engine", "engine", running_engine),
+)
+
+
+def _majority(nodes: Sequence[Node]) -> Dict[str, str]:
+    return {field: next(iter(tally(map(value, nodes))), "") for field, _word, value in _COMPARED}
+
+
+def _agent_reasons(node: Node, about: About) -> List[Reason]:
+    agent = node.agent
+    if agent is None:
+        return []
+    if not agent.running:
+        return [Reason(AGENT, "", f"does not answer: {agent.trouble}" if agent.trouble else "does not answer")]
+    found = []
+    if not agent.healthy:
+        found.append(Reason(AGENT, "", f"is not healthy{': ' if agent.trouble else ''}{agent.trouble}"))
+    for kind, state in agent.disconnected.items():
+        found.append(Reason(AGENT, "", f"does not follow {kind}: {state}"))
+    if agent.version and node.engine and agent.version != node.engine:
+        found.append(Reason(AGENT, "", "runs another engine than is installed: restart kubenode-proxy.service"))
+    if agent.mode and node.mode and agent.mode != node.mode:
+        found.append(Reason(AGENT, "", f"runs in mode {agent.mode}, but the node was compared with mode {node.mode}"))
+    if agent.last_sync_age is None:
+        found.append(Reason(STALE, "", "has not synced yet"))
+    elif agent.last_sync_age > about.stale_after:
+        found.append(Reason(STALE, "", f"last synced {duration(agent.last_sync_age)} ago"))
+    return found
+
+
+def _reasons(node: Node, about: About, majority: Mapping[str, str]) -> Tuple[Reason, ...]:
+    if node.failure:
+        subject = node.error_kind if node.failure == FAILED else ""
+        return (Reason(node.failure, subject, node.message), *_agent_reasons(node, about))
+    found = _agent_reasons(node, about)
+    if node.drift:
+        found.append(Reason(DRIFTED, "", node.summary or "differs from the cluster's state"))
+    found += [Reason(REFUSED, item.object, item.reason) for item in node.refused]
+    found += [Reason(WARNED, "", caution) for caution in node.cautions]
+    for field, word, value in _COMPARED:
+        own, most = value(node), majority[field]
+        if own and own != most:
+            found.append(Reason(DIFFERS, word, f"{own[:ENGINE_DIGITS]}, most nodes have {most[:ENGINE_DIGITS]}"))
+        elif own and field == "engine" and about.engine and own != about.engine:
+            words = f"{own[:ENGINE_DIGITS]}, this collection has {about.engine[:ENGINE_DIGITS]}"
+            found.append(Reason(DIFFERS, word, words))
+    return tuple(found)
+
+
+def _common_warnings(reasons: Sequence[Sequence[Reason]]) -> FrozenSet[Reason]:
+    """Warnings that more than half of the nodes that could be looked at share: they are about the cluster."""
+    looked = sum(1 for own in reasons if not any(reason.kind in (UNREACHABLE, FAILED) for reason in own))
+    shared = Counter(reason for own in reasons for reason in own if reason.kind == WARNED)
+    return frozenset(reason for reason, number in shared.items() if 2 * number > looked)
+
+
+def _state(reasons: Sequence[Reason], common: FrozenSet[Reason]) -> str:
+    """What is the cluster's trouble and not the node's makes no state: refused objects, and warnings of most nodes."""
+    kinds = {reason.kind for reason in reasons if reason not in common}
+    return next((state for state in STATES if state in kinds), OK)
+
+
+def _exceptions(nodes: Sequence[Node], reasons: Sequence[Sequence[Reason]]) -> Tuple[Exceptions, ...]:
+    found = []
+    for kind in KINDS:
+        groups: Dict[Tuple[str, str], List[str]] = {}
+        weights: Dict[Tuple[str, str], int] = {}
+        for node, own in zip(nodes, reasons):
+            for reason in own:
+                if reason.kind == kind:
+                    key = (reason.subject, reason.words)
+                    names = groups.setdefault(key, [])
+                    weights[key] = max(weights.get(key, 0), node.drift_entries if kind == DRIFTED else 0)
+                    if not names or names[-1] != node.name:
+                        names.append(node.name)
+        # What most nodes have comes first, then what has drifted most.
+        order = sorted(
+            groups, key=lambda key: (-len(groups[key]), -weights[key], natural_key(key[0]), natural_key(key[1]))
+        )
+        items = [Item(subject, words, tuple(groups[subject, words])) for subject, words in order]
+        if items:
+            found.append(Exceptions(kind, len({name for item in items for name in item.nodes}), tuple(items)))
+    return tuple(found)
+
+
+def make_report(nodes: Sequence[Node], about: About) -> Report:
+    """The report of these nodes."""
+    majority = _majority(nodes)
+    reasons = tuple(_reasons(node, about, majority) for node in nodes)
+    common = _common_warnings(reasons)
+    return Report(
+        about=about,
+        nodes=tuple(nodes),
+        states=tuple(_state(own, common) for own in reasons),
+        reasons=reasons,
+        exceptions=_exceptions(nodes, reasons),
+        majority=majority,
+    )
+
+
+def _node_document(node: Node, state: str, reasons: Sequence[Reason]) -> Dict[str, Any]:
+    agent = node.agent
+    return {
+        "name": node.name,
+        "node_name": node.node_name,
+        "state": state,
+        "exceptions": [kind for kind in KINDS if any(reason.kind == kind for reason in reasons)],
+        "message": node.message,
+        "error_kind": node.error_kind,
+        "mode": node.mode,
+        "mode_reason": node.mode_reason,
+        "variant": node.variant,
+        "families": list(node.families),
+        "services": node.services,
+        "service_ports": node.service_ports,
+        "endpoints": node.endpoints,
+        "drift": node.drift,
+        "drift_entries": node.drift_entries,
+        "changes": [change._asdict() for change in node.changes],
+        "programmed": node.programmed,
+        "refused_count": node.refused_count,
+        "engine": node.engine,
+        "kernel": node.kernel,
+        "distribution": node.distribution,
+        "warnings": list(node.cautions),
+        "agent": None if agent is None else agent._asdict(),
+    }
+
+
+def summary(report: Report) -> Dict[str, Any]:
+    """Counts over the cluster."""
+    nodes = report.nodes
+    by_state = Counter(report.states)
+    refused = next((found.items for found in report.exceptions if found.kind == REFUSED), ())
+    return {
+        "nodes": len(nodes),
+        "states": {state: by_state[state] for state in STATES},
+        "modes": tally(node.mode for node in nodes),
+        "engines": tally(map(running_engine, nodes)),
+        "kernels": tally(node.kernel for node in nodes),
+        "distributions": tally(node.distribution for node in nodes),
+        "services": max((node.services or 0 for node in nodes), default=0),
+        "endpoints": max((node.endpoints or 0 for node in nodes), default=0),
+        "drift_entries": sum(node.drift_entries for node in nodes),
+        "refused_objects": len({item.subject for item in refused}),
+    }
+
+
+def document(report: Report) -> Dict[str, Any]:
+    """The report as plain JSON values; docs/fleet.md describes them."""
+    about = report.about
+    return {
+        "schema": SCHEMA,
+        "generated": timestamp(about.generated),
+        "title": about.title,
+        "collection": {"version": about.collection_version, "engine": about.engine},
+        "stale_after_seconds": about.stale_after,
+        "summary": summary(report),
+        "exceptions": [
+            {
+                "kind": found.kind,
+                "severity": SEVERITIES[found.kind],
+                "nodes": found.nodes,
+                "items": [
+                    {"subject": item.subject, "words": item.words, "nodes": list(item.nodes)} for item in found.items
+                ],
+            }
+            for found in report.exceptions
+        ],
+        "nodes": [
+            _node_document(node, state, reasons)
+            for node, state, reasons in zip(report.nodes, report.states, report.reasons)
+        ],
+    }
+
+
+def document_text(report: Report) -> str:
+    """The document as a JSON file, readable and the same for the same report."""
+    return json.dumps(document(report), indent=1, ensure_ascii=False) + "\n"
+
+
+def one_sentence(report: Report) -> str:
+    """The report in one line for people."""
+    total = len(report.nodes)
+    words = {
+        UNREACHABLE: "unreachable",
+        FAILED: "failed",
+        AGENT: "with an agent in trouble",
+        DRIFTED: "drifted",
+        STALE: "synced long ago",
+        WARNED: "with warnings",
+        DIFFERS: "unlike the rest",
+        OK: "fine",
+    }
+    by_state = Counter(report.states)
+    parts = [f"{by_state[state]} {words[state]}" for state in (*STATES[:-1], OK) if by_state[state]]
+    return f"{total} {'node' if total == 1 else 'nodes'}: {', '.join(parts) or 'none'}"

@@ -1,0 +1,241 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One node's answers, as a playbook has collected them, made into a record of known types.
+
+What comes from a node, and through it from the cluster, is not trusted: texts become one printable line of limited
+length, numbers are numbers, and what has another type than expected counts as absent.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from ...errors import one_line
+
+TEXT_LIMIT = 1000
+NAME_LIMIT = 253
+
+# Why a node is an exception, worst first; the state of a node is the first that holds, or OK.
+UNREACHABLE = "unreachable"
+FAILED = "failed"
+AGENT = "agent"
+DRIFTED = "drifted"
+STALE = "stale"
+WARNED = "warned"
+DIFFERS = "differs"
+OK = "ok"
+STATES: Tuple[str, ...] = (UNREACHABLE, FAILED, AGENT, DRIFTED, STALE, WARNED, DIFFERS, OK)
+
+
+class Agent(NamedTuple):
+    """What the agent of a node says; ages are in seconds by the node's own clock, None where it never happened.
+
+    ``running``: it answered. ``trouble``: why it did not, or its last error. ``version``: hash of the engine that runs.
+    ``disconnected``: the kinds of objects whose watch is not open, with the reason.
+    """
+
+    running: bool
+    healthy: bool
+    trouble: str
+    mode: str
+    version: str
+    last_sync_age: Optional[float]
+    syncs: int
+    drift_repaired: int
+    from_cache: bool
+    disconnected: Dict[str, str]
+
+
+class TableDrift(NamedTuple):
+    """How many entries of one table are missing, different and too much."""
+
+    table: str
+    added: int
+    replaced: int
+    removed: int
+
+
+class RefusedObject(NamedTuple):
+    """An object that a node leaves out: ``Service ns/name``, and the field with the reason."""
+
+    object: str
+    reason: str
+
+
+class Node(NamedTuple):
+    """One node. ``failure`` (UNREACHABLE or FAILED) with ``message`` if it could not be looked at, else empty.
+
+    ``drift``: None where there was nothing to compare with. ``engine``: hash of the installed engine, empty without an
+    agent. ``programmed``: entries per table in the kernel.
+    """
+
+    name: str
+    node_name: str = ""
+    failure: str = ""
+    message: str = ""
+    error_kind: str = ""
+    mode: str = ""
+    mode_reason: str = ""
+    variant: str = ""
+    families: Tuple[str, ...] = ()
+    services: Optional[int] = None
+    service_ports: Optional[int] = None
+    endpoints: Optional[int] = None
+    drift: Optional[bool] = None
+    changes: Tuple[TableDrift, ...] = ()
+    summary: str = ""
+    programmed: Dict[str, int] = {}
+    refused_count: int = 0
+    refused: Tuple[RefusedObject, ...] = ()
+    engine: str = ""
+    kernel: str = ""
+    distribution: str = ""
+    cautions: Tuple[str, ...] = ()
+    agent: Optional[Agent] = None
+
+    @property
+    def drift_entries(self) -> int:
+        """How many entries differ."""
+        return sum(change.added + change.replaced + change.removed for change in self.changes)
+
+
+def natural_key(name: str) -> Tuple[Tuple[int, int, str], ...]:
+    """A key by which worker-2 comes before worker-10."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", name)
+    return tuple((0, int(part[:18]), part) if part[0] in "0123456789" else (1, 0, part) for part in parts)
+
+
+def text(value: Any, limit: int = TEXT_LIMIT) -> str:
+    """A text on one printable line of at most ``limit`` characters; empty for what is neither text nor a number."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return ""
+    line = one_line(str(value))
+    return line if len(line) <= limit else line[: limit - 1] + "\u2026"
+
+
+def count(value: Any) -> Optional[int]:
+    """A number of things, or None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _seconds(value: Any) -> Optional[float]:
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e12
+    return float(value) if good else None
+
+
+def _mapping(value: Any) -> Mapping[Any, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> List[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def _flag(value: Any) -> Optional[bool]:
+    return value if isinstance(value, bool) else None
+
+
+def _refused(value: Any) -> RefusedObject:
+    item = _mapping(value)
+    name = text(item.get("name"), NAME_LIMIT) or "(without a name)"
+    namespace = text(item.get("namespace"), NAME_LIMIT)
+    kind = text(item.get("kind"), NAME_LIMIT) or "object"
+    parts = [text(item.get("field")), text(item.get("reason"))]
+    where = f"{namespace}/{name}" if namespace else name
+    return RefusedObject(f"{kind} {where}", ": ".join(part for part in parts if part) or "no reason given")
+
+
+def _agent(value: Any) -> Optional[Agent]:
+    item = _mapping(value)
+    if not item:
+        return None
+    watches = _mapping(item.get("api_server"))
+    return Agent(
+        running=item.get("running") is True,
+        healthy=item.get("healthy") is True,
+        trouble=text(item.get("error")),
+        mode=text(item.get("mode")),
+        version=text(item.get("version")),
+        last_sync_age=_seconds(item.get("last_sync_age")),
+        syncs=count(item.get("syncs")) or 0,
+        drift_repaired=count(item.get("drift_repaired")) or 0,
+        from_cache=item.get("started_from_cache") is True,
+        disconnected={
+            text(kind): text(state) for kind, state in sorted(watches.items(), key=str) if state != "watching"
+        },
+    )
+
+
+def _message(result: Mapping[Any, Any]) -> str:
+    """Why a task did not succeed, without what ansible-core 2.19 puts before every such message."""
+    return re.sub(r"^(?:Task failed: )+", "", text(result.get("msg")))
+
+
+def _node(name: str, found: Mapping[Any, Any], failure: str, message: str) -> Node:
+    counts = _mapping(found.get("counts"))
+    changes = tuple(
+        TableDrift(
+            text(item.get("table")),
+            count(item.get("added")) or 0,
+            count(item.get("replaced")) or 0,
+            count(item.get("removed")) or 0,
+        )
+        for item in map(_mapping, _list(found.get("changes")))
+    )
+    return Node(
+        name=name,
+        node_name=text(found.get("node_name"), NAME_LIMIT),
+        failure=failure,
+        message=message,
+        error_kind=text(found.get("error_kind")) if failure else "",
+        mode=text(found.get("mode")),
+        mode_reason=text(found.get("mode_reason")),
+        variant=text(found.get("variant")),
+        families=tuple(text(family) for family in _list(found.get("families"))),
+        services=count(counts.get("services")),
+        service_ports=count(counts.get("service_ports")),
+        endpoints=count(counts.get("endpoints")),
+        drift=_flag(found.get("drift")),
+        changes=changes,
+        summary=text(found.get("summary")),
+        programmed={
+            text(table): number
+            for table, number in sorted(_mapping(found.get("programmed")).items(), key=str)
+            if count(number) is not None
+        },
+        refused_count=count(found.get("refused_count")) or 0,
+        refused=tuple(map(_refused, _list(found.get("refused")))),
+        engine=text(found.get("agent_version")),
+        kernel=text(found.get("kernel")),
+        distribution=text(found.get("distribution")),
+        cautions=tuple(dict.fromkeys(text(item) for item in _list(found.get("cautions")) if text(item))),
+        agent=_agent(found.get("agent")),
+    )
+
+
+def read_node(entry: Any) -> Node:
+    """The record of one entry of the input: ``name`` and ``results``.
+
+    ``results`` are those of the tasks that looked at the node, in their order: the first that is unreachable or failed
+    says why there is nothing more, and the last that is not skipped is that of ``service_proxy_info``. An entry without
+    any is a node that the play did not get to.
+    """
+    item = _mapping(entry)
+    name = text(item.get("name"), NAME_LIMIT) or "(without a name)"
+    results = [result for result in map(_mapping, _list(item.get("results"))) if result and not result.get("skipped")]
+    for result in results:
+        if result.get("unreachable"):
+            return _node(name, {}, UNREACHABLE, _message(result) or "cannot be reached")
+        if result.get("failed"):
+            return _node(name, result, FAILED, _message(result) or "failed without a message")
+    found = results[-1] if results else {}
+    if "programmed" not in found:
+        return _node(name, {}, FAILED, "was not looked at: the play ended before")
+    return _node(name, found, "", "")
+
+
+def read_nodes(entries: Any) -> Tuple[Node, ...]:
+    """The records of all entries in the natural order of their names."""
+    return tuple(sorted(map(read_node, _list(entries)), key=lambda node: (natural_key(node.name), node.name)))

@@ -1,0 +1,364 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where kube-proxy runs: a rule in its DaemonSet that keeps it off nodes with a label, and the label on nodes.
+
+The DaemonSet controller removes the pod of a node that no longer fits the pod template's required node affinity, and
+makes one as soon as the node fits again. So after the rule is there, one label takes kube-proxy away from one node and
+brings it back.
+
+Each change is a merge patch (RFC 7386); that of the DaemonSet names the resourceVersion it was worked out from, so that
+a change by somebody else in between is an error 409 and is worked out again.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+import urllib.parse
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ..cluster.api import NODES, ApiClient, ApiStatusError, ResourceType, unless_absent
+from ..errors import ApiError, ConfigurationError
+
+DEFAULT_LABEL = "kubenode.proxy/managed"
+LABEL_VALUE = "true"
+MERGE_PATCH = "application/merge-patch+json"
+_FIELD_MANAGER = "kubenode.proxy"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+# RFC 1123 subdomain, and the syntax of label keys (Kubernetes API conventions).
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\Z")
+_LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?\Z")
+_CONFLICTS = 5
+_POLL_SECONDS = 0.5
+
+Object = Dict[str, Any]
+
+
+class Placement(NamedTuple):
+    """kube-proxy's DaemonSet, and the key of the label that keeps it off a node."""
+
+    namespace: str = "kube-system"
+    name: str = "kube-proxy"
+    label: str = DEFAULT_LABEL
+
+    @property
+    def path(self) -> str:
+        """Path of the DaemonSet at the API server."""
+        return f"/apis/apps/v1/namespaces/{self.namespace}/daemonsets/{self.name}"
+
+    def __str__(self) -> str:
+        return f"DaemonSet {self.namespace}/{self.name}"
+
+
+class Outcome(NamedTuple):
+    """What was, or would be, changed, in words; and what it was before and is after, by object."""
+
+    changes: Tuple[str, ...]
+    before: Object
+    after: Object
+
+
+class Waiting(NamedTuple):
+    """How long to wait for the cluster to follow, in seconds; 0 not to wait. The rest is for tests."""
+
+    timeout: float = 300.0
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+
+
+def check_names(placement: Placement, nodes: Sequence[str]) -> None:
+    """Refuse names that no object can have. Raises ConfigurationError."""
+    named = [("namespace", placement.namespace), ("name", placement.name), *(("nodes", node) for node in nodes)]
+    for field, value in named:
+        if not _SUBDOMAIN.match(value) or len(value) > 253:
+            raise ConfigurationError(f"{field}: {value!r} is not a name of lower case letters, digits, dashes and dots")
+    prefix, slash, name = placement.label.rpartition("/")
+    if not _LABEL_NAME.match(name) or (slash and not _SUBDOMAIN.match(prefix)):
+        raise ConfigurationError(f"label: {placement.label!r} is not the key of a label")
+
+
+# ---- the rule
+
+
+def _terms(affinity: Object) -> List[Object]:
+    return list(((affinity.get("nodeAffinity") or {}).get(_REQUIRED) or {}).get("nodeSelectorTerms") or [])
+
+
+def _keeps_off(term: Object, label: str) -> bool:
+    return any(_is_ours(item, label) for item in term.get("matchExpressions") or [])
+
+
+def _is_ours(expression: Object, label: str) -> bool:
+    return expression.get("key") == label and expression.get("operator") == "DoesNotExist"
+
+
+def _is_empty(term: Object) -> bool:
+    return not term.get("matchExpressions") and not term.get("matchFields")
+
+
+def _with_terms(affinity: Object, terms: List[Object]) -> Object:
+    node = dict(affinity.get("nodeAffinity") or {})
+    if terms:
+        node[_REQUIRED] = {**(node.get(_REQUIRED) or {}), "nodeSelectorTerms": terms}
+    else:
+        node.pop(_REQUIRED, None)
+    changed = {**affinity, "nodeAffinity": node}
+    if not node:
+        del changed["nodeAffinity"]
+    return changed
+
+
+def with_rule(affinity: Object, label: str) -> Object:
+    """An affinity that also wants the label not to be there.
+
+    A node fits if it fits one of the terms, so the rule goes into each of them; an empty term fits no node and stays
+    as it is.
+    """
+    expression = {"key": label, "operator": "DoesNotExist"}
+    terms = []
+    for term in _terms(affinity) or [{"matchExpressions": [expression]}]:
+        if not _is_empty(term) and not _keeps_off(term, label):
+            term = {**term, "matchExpressions": [*(term.get("matchExpressions") or []), expression]}
+        terms.append(term)
+    return _with_terms(affinity, terms)
+
+
+def without_rule(affinity: Object, label: str) -> Object:
+    """An affinity without the rule; what was there besides stays."""
+    terms = _terms(affinity)
+    if not any(_keeps_off(term, label) for term in terms):
+        return affinity
+    left = []
+    for term in terms:
+        expressions = [item for item in term.get("matchExpressions") or [] if not _is_ours(item, label)]
+        rest = {key: value for key, value in term.items() if key != "matchExpressions"}
+        if expressions:
+            rest["matchExpressions"] = expressions
+        if _is_empty(rest) and not _is_empty(term):
+            # The rule was all that this term asked for: without it every node fits.
+            return _with_terms(affinity, [])
+        left.append(rest)
+    return _with_terms(affinity, left)
+
+
+def merge_patch(before: Object, after: Object) -> Object:
+    """The merge patch (RFC 7386) that makes ``after`` of ``before``."""
+    patch: Object = {key: None for key in before if key not in after}
+    for key, value in after.items():
+        if key in before and isinstance(before[key], dict) and isinstance(value, dict):
+            inner = merge_patch(before[key], value)
+            if inner:
+                patch[key] = inner
+        elif key not in before or before[key] != value:
+            patch[key] = value
+    return patch
+
+
+def _pod_spec(daemon_set: Object) -> Object:
+    spec = ((daemon_set.get("spec") or {}).get("template") or {}).get("spec")
+    if not isinstance(spec, dict):
+        raise ApiError("the answer of the API server is not a DaemonSet: spec.template.spec: is missing")
+    return spec
+
+
+# ---- the cluster
+
+
+class Placer:
+    """Changes and waits at one API server. With ``check`` nothing is sent that changes anything, nor waited for."""
+
+    def __init__(
+        self, client: ApiClient, placement: Placement, check: bool = False, waiting: Optional[Waiting] = None
+    ) -> None:
+        self._client = client
+        self._placement = placement
+        self._check = check
+        self._waiting = waiting or Waiting()
+        self._changes: List[str] = []
+        self._before: Object = {}
+        self._after: Object = {}
+
+    def keep_off(self, nodes: Sequence[str]) -> Outcome:
+        """Put the rule into the DaemonSet and the label on the nodes; wait until kube-proxy is gone from them.
+
+        Raises ApiError, ConfigurationError.
+        """
+        check_names(self._placement, nodes)
+        found = self._find_nodes(nodes)
+        self._set_rule(with_rule)
+        for node in found:
+            self._set_label(node, LABEL_VALUE)
+        if not self._check:
+            for name in nodes:
+                self._wait(functools.partial(self._still_there, name))
+        return self._outcome()
+
+    def bring_back(self, nodes: Sequence[str], remove_rule: bool = False) -> Outcome:
+        """Take the label away from the nodes and wait until kube-proxy is ready on them again.
+
+        With ``remove_rule`` the rule goes from the DaemonSet as well, which is refused while other nodes have the
+        label. Raises ApiError, ConfigurationError.
+        """
+        check_names(self._placement, nodes)
+        found = self._find_nodes(nodes)
+        if remove_rule:
+            self._refuse_if_labelled(nodes)
+        for node in found:
+            self._set_label(node, None)
+        if remove_rule:
+            self._set_rule(without_rule)
+        if not self._check:
+            for name in nodes:
+                self._wait(functools.partial(self._not_ready, name))
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
+        return Outcome(tuple(self._changes), self._before, self._after)
+
+    def _patch(self, path: str, patch: Object, purpose: str) -> None:
+        target = f"{path}?{urllib.parse.urlencode({'fieldManager': _FIELD_MANAGER})}"
+        self._client.send("PATCH", target, patch, purpose, MERGE_PATCH)
+
+    def _read(self) -> Object:
+        daemon_set = unless_absent(
+            lambda: self._client.send("GET", self._placement.path, None, f"get {self._placement}")
+        )
+        if daemon_set is None:
+            raise ConfigurationError(
+                f"{self._placement} is not there: where kube-proxy is no DaemonSet (a unit, a static pod, a part of"
+                " k3s), stop it there"
+            )
+        return daemon_set
+
+    def _set_rule(self, change: Callable[[Object, str], Object]) -> None:
+        """Change the DaemonSet's affinity if need be, and wait until its pods have been replaced."""
+        name, label = str(self._placement), self._placement.label
+        for attempt in range(1, _CONFLICTS + 1):
+            daemon_set = self._read()
+            before = _pod_spec(daemon_set).get("affinity") or {}
+            after = change(before, label)
+            if after == before:
+                return
+            if not self._check:
+                affinity = merge_patch(before, after) if after and before else (after or None)
+                version = (daemon_set.get("metadata") or {}).get("resourceVersion")
+                patch: Object = {"spec": {"template": {"spec": {"affinity": affinity}}}}
+                if version:
+                    patch["metadata"] = {"resourceVersion": version}
+                try:
+                    self._patch(self._placement.path, patch, f"patch {name}")
+                except ApiStatusError as error:
+                    if error.code != 409 or attempt == _CONFLICTS:
+                        raise
+                    continue
+            word = "no longer runs" if change is with_rule else "runs again"
+            self._changes.append(f"{name}: {word} on nodes with the label {label}")
+            self._before[name], self._after[name] = {"affinity": before}, {"affinity": after}
+            if not self._check:
+                available = (daemon_set.get("status") or {}).get("numberAvailable") or 0
+                self._wait(functools.partial(self._unfinished_rollout, available))
+            return
+
+    def _find_nodes(self, names: Sequence[str]) -> List[Object]:
+        """The Nodes by name; all have to be there before anything is changed."""
+        found = []
+        for name in names:
+            node = unless_absent(functools.partial(self._client.get, NODES, name))
+            if node is None:
+                raise ConfigurationError(f"nodes: no Node is named {name}")
+            found.append(node)
+        return found
+
+    def _set_label(self, node: Object, value: Optional[str]) -> None:
+        name, label = node["metadata"]["name"], self._placement.label
+        labels = node["metadata"].get("labels") or {}
+        if labels.get(label) == value:
+            return
+        if not self._check:
+            patch = {"metadata": {"labels": {label: value}}}
+            self._patch(f"{NODES.path}/{name}", patch, f"patch Node {name}")
+        self._changes.append(f"Node {name}: {'labelled' if value else 'no longer labelled'} {label}")
+        self._before[f"Node {name}"] = {"labels": {label: labels[label]} if label in labels else {}}
+        self._after[f"Node {name}"] = {"labels": {label: value} if value else {}}
+
+    def _refuse_if_labelled(self, but: Sequence[str]) -> None:
+        selected = NODES._replace(label_selector=self._placement.label)
+        names = [item["metadata"]["name"] for item in self._client.list(selected).items]
+        others = sorted(set(names).difference(but))
+        if others:
+            shown = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
+            raise ConfigurationError(
+                f"remove_rule: {len(others)} other nodes have the label {self._placement.label} ({shown}), and without"
+                " the rule kube-proxy would return to all of them: bring them back first"
+            )
+
+    # ---- what is waited for: a sentence about what is missing, or nothing
+
+    def _wait(self, missing: Callable[[], str]) -> None:
+        timeout, sleep, clock = self._waiting
+        deadline = clock() + timeout
+        while timeout > 0:
+            problem = missing()
+            if not problem:
+                return
+            if clock() >= deadline:
+                raise ApiError(f"{problem} after {timeout:g} s")
+            sleep(_POLL_SECONDS)
+
+    def _pods(self, node: str) -> List[Object]:
+        selector = (self._read().get("spec") or {}).get("selector") or {}
+        pods = ResourceType(
+            f"/api/v1/namespaces/{self._placement.namespace}/pods",
+            "pods",
+            "Pod",
+            _label_selector(selector),
+            f"spec.nodeName={node}",
+        )
+        return self._client.list(pods).items
+
+    def _still_there(self, node: str) -> str:
+        pods = self._pods(node)
+        return f"pod {pods[0]['metadata']['name']} of kube-proxy is still on node {node}" if pods else ""
+
+    def _not_ready(self, node: str) -> str:
+        if any(_is_ready(pod) for pod in self._pods(node)):
+            return ""
+        return f"kube-proxy is not ready on node {node}"
+
+    def _unfinished_rollout(self, available: int) -> str:
+        """The changed pod template makes the DaemonSet replace its pods, a few at a time: rules stay meanwhile.
+
+        ``available``: how many pods were available before; a node that was out of order then may stay so.
+        """
+        daemon_set = self._read()
+        spec, status = daemon_set.get("spec") or {}, daemon_set.get("status") or {}
+        if (spec.get("updateStrategy") or {}).get("type") == "OnDelete":
+            return ""
+        generation = (daemon_set.get("metadata") or {}).get("generation") or 0
+        wanted = status.get("desiredNumberScheduled") or 0
+        seen = (status.get("observedGeneration") or 0) >= generation
+        updated, ready = status.get("updatedNumberScheduled") or 0, status.get("numberAvailable") or 0
+        if seen and updated >= wanted and ready >= min(available, wanted):
+            return ""
+        return f"{self._placement}: {updated if seen else 0} of {wanted} pods are updated, {ready} are available"
+
+
+def _is_ready(pod: Object) -> bool:
+    if (pod.get("metadata") or {}).get("deletionTimestamp"):
+        return False
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return any(item.get("type") == "Ready" and item.get("status") == "True" for item in conditions)
+
+
+def _label_selector(selector: Object) -> str:
+    """A label selector object as the text of a query."""
+    parts = [f"{key}={value}" for key, value in (selector.get("matchLabels") or {}).items()]
+    for item in selector.get("matchExpressions") or []:
+        key, values = item["key"], ",".join(item.get("values") or [])
+        texts = {"In": f"{key} in ({values})", "NotIn": f"{key} notin ({values})", "Exists": key}
+        parts.append(texts.get(item.get("operator"), f"!{key}"))
+    if not parts:
+        raise ApiError("the answer of the API server is not a DaemonSet: spec.selector: is missing")
+    return ",".join(parts)

@@ -1,0 +1,199 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Noticing that legacy iptables tables were changed: counters of the kernel, and who uses the lock file.
+
+The kernel sends no notifications about these tables. Number of entries and size of a table cost next to nothing to ask
+for, and tell of every deletion and most alterations; the others are found by comparing contents whenever a program has
+used the lock that all iptables programs take, and more rarely without that.
+
+Source: linux/netfilter_ipv4/ip_tables.h, inotify(7).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import socket
+import struct
+import time
+from array import array
+from typing import Callable, Dict, Optional, Sequence, Tuple
+
+from ...addresses import IPV6
+from .lock import lock_file
+
+_GET_INFO, _GET_ENTRIES = 64, 65
+_NAME_BYTES = 32
+_INFO_BYTES = 84
+_ENTRIES_HEAD = 40
+_SIZE = struct.Struct("=I")
+_OFFSETS = struct.Struct("=HH")
+_IN_CLOSE = 0x8 | 0x10
+# Comparing contents without a reason takes at most a thousandth of a processor.
+_COST_FACTOR, _LONGEST_PAUSE = 1000.0, 120.0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def kernel_copy(sock: socket.socket, level: int, option: int, request: bytes, size: int) -> Optional[bytearray]:
+    """What getsockopt answers to a request that is in the buffer beforehand; None if the kernel refuses."""
+    buffer = bytearray(size)
+    buffer[: len(request)] = request
+    length = ctypes.c_uint32(size)
+    pointer = (ctypes.c_char * size).from_buffer(buffer)
+    result = _libc.getsockopt(sock.fileno(), level, option, pointer, ctypes.byref(length))
+    del pointer
+    return None if result < 0 or length.value != size else buffer
+
+
+class TableReader:
+    """Reads what the kernel tells of the tables of one family, through a raw socket."""
+
+    def __init__(self, family: str) -> None:
+        ipv6 = family == IPV6
+        self._level = socket.IPPROTO_IPV6 if ipv6 else socket.IPPROTO_IP
+        # Where the offsets, and then the counters, of an entry are: struct ipt_entry and struct ip6t_entry.
+        self._offsets_at, self._volatile_at, self._matches_at = (140, 144, 168) if ipv6 else (88, 92, 112)
+        kind = socket.AF_INET6 if ipv6 else socket.AF_INET
+        self._socket = socket.socket(kind, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW)
+        # Per table, where in the entries something is that changes by itself; right as long as no entry moves.
+        self._volatile: Dict[str, array[int]] = {}
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def info(self, table: str) -> bytes:
+        """Hooks, number of entries and size of a table, as the kernel packs them; empty if it cannot be read."""
+        request = table.encode().ljust(_NAME_BYTES, b"\0")
+        return bytes(kernel_copy(self._socket, self._level, _GET_INFO, request, _INFO_BYTES) or b"")
+
+    def digest(self, table: str) -> bytes:
+        """A digest of a table's rules without their counters; empty if it cannot be read."""
+        info = self.info(table)
+        if not info:
+            return b""
+        size = _SIZE.unpack_from(info, _INFO_BYTES - 4)[0]
+        head = table.encode().ljust(_NAME_BYTES, b"\0") + _SIZE.pack(size)
+        blob = kernel_copy(self._socket, self._level, _GET_ENTRIES, head, _ENTRIES_HEAD + size)
+        if blob is None:
+            return b""
+        return self._digest_of(table, blob)
+
+    def forget(self) -> None:
+        """Entries may have moved: their places are found anew."""
+        self._volatile.clear()
+
+    def _digest_of(self, table: str, blob: bytearray) -> bytes:
+        """Entries that have not moved are blanked without being followed one by one, which takes a fraction."""
+        places = self._volatile.get(table)
+        if places is None:
+            places = self._volatile[table] = self._find_volatile(blob)
+        size = self._matches_at - self._volatile_at
+        blank = bytes(size)
+        for start in places:
+            blob[start : start + size] = blank
+        return hashlib.blake2b(memoryview(blob)[_ENTRIES_HEAD:], digest_size=16).digest()
+
+    def _find_volatile(self, blob: bytearray) -> array[int]:
+        found = array("I")
+        start, unpack = _ENTRIES_HEAD, _OFFSETS.unpack_from
+        while start + self._matches_at <= len(blob):
+            _target, length = unpack(blob, start + self._offsets_at)
+            if not length:
+                break
+            found.append(start + self._volatile_at)
+            start += length
+        return found
+
+
+class LockWatch:
+    """Tells when a program has let go of the xtables lock file, by inotify."""
+
+    def __init__(self, path: Optional[str] = None) -> None:
+        self._path = path or lock_file()
+        self._descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._watching = False
+        self.watch()
+
+    def watch(self) -> None:
+        """Begin to watch if the file exists by now."""
+        if self._descriptor >= 0 and not self._watching:
+            path = os.fsencode(self._path)
+            self._watching = _libc.inotify_add_watch(self._descriptor, path, ctypes.c_uint32(_IN_CLOSE)) >= 0
+
+    def fileno(self) -> int:
+        """The descriptor to wait for; -1 without inotify."""
+        return int(self._descriptor)
+
+    def used(self) -> bool:
+        """Whether the lock was used since the last call; does not wait."""
+        self.watch()
+        found = False
+        while self._descriptor >= 0:
+            try:
+                found = bool(os.read(self._descriptor, 65536)) or found
+            except OSError:
+                return found
+        return found
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class LegacyTables:
+    """The tables of one family: whether they are still as they were when :meth:`settled` was last called.
+
+    Contents are compared when the lock was used, and besides that now and then: a program in a container may have a
+    lock of its own.
+    """
+
+    def __init__(self, family: str, tables: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._reader = TableReader(family)
+        self._tables = tuple(tables)
+        self._clock = clock
+        self._infos: Tuple[bytes, ...] = ()
+        self._digests: Tuple[bytes, ...] = ()
+        self._compare_at = float("-inf")
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._reader.close()
+
+    def _read_infos(self) -> Tuple[bytes, ...]:
+        return tuple(self._reader.info(table) for table in self._tables)
+
+    def _read_digests(self) -> Tuple[bytes, ...]:
+        started = self._clock()
+        digests = tuple(self._reader.digest(table) for table in self._tables)
+        now = self._clock()
+        self._compare_at = now + min(_COST_FACTOR * (now - started), _LONGEST_PAUSE)
+        return digests
+
+    def changed(self, lock_used: bool) -> bool:
+        """Whether somebody changed them since this was last asked, or since we did."""
+        if not self._infos:
+            return False
+        infos = self._read_infos()
+        if self._infos == infos and not lock_used and self._clock() < self._compare_at:
+            return False
+        if self._infos != infos:
+            self._reader.forget()
+        # What others have changed in rules of their own is nothing to repair, and told only once.
+        before, self._infos, self._digests = (self._infos, self._digests), infos, self._read_digests()
+        return before != (self._infos, self._digests)
+
+    def settled(self, by_us: bool, observed: bool) -> None:
+        """A sync has ended; ``by_us``: we changed them just now; ``observed``: they have been compared.
+
+        What is there then is what later looks are compared with: reading takes a few hundredths of what writing took.
+        """
+        if by_us or observed or not self._infos:
+            self._reader.forget()
+            self._infos = self._read_infos()
+            self._digests = self._read_digests()

@@ -1,0 +1,95 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Pure functions from a configuration and facts about the node to what routing and the dataplane modes need to know."""
+
+from __future__ import annotations
+
+from typing import Iterable, Optional, Sequence, Tuple
+
+from ..addresses import IPV4, family_of
+from ..cluster.model import Node
+from ..configuration.feature_gates import ALLOW_SERVICE_EXTERNAL_IPS
+from ..configuration.model import (
+    BRIDGE_INTERFACE,
+    CLUSTER_CIDR,
+    INTERFACE_NAME_PREFIX,
+    NODE_CIDR,
+    KubeProxyConfiguration,
+)
+from ..serviceports import node as node_identity
+from ..serviceports.node_ports import node_port_addresses, resolve_primary
+from ..serviceports.service_ports import of_family
+from ..serviceports.table import RoutingContext
+from .settings import DataplaneSettings, LocalTraffic
+
+
+def routing_context(
+    configuration: KubeProxyConfiguration, family: str, node_name: str, node: Optional[Node]
+) -> RoutingContext:
+    """The context in which routes of one family are computed; ``node`` (None if unknown) gives the zone."""
+    zone = node.zone if node is not None else ""
+    return RoutingContext(family, node_name, zone, configuration.gate(ALLOW_SERVICE_EXTERNAL_IPS))
+
+
+def local_traffic(
+    configuration: KubeProxyConfiguration, family: str, pod_cidrs: Sequence[str]
+) -> Optional[LocalTraffic]:
+    """How traffic of this node's pods is recognised in one family; None if it cannot be.
+
+    ``pod_cidrs``: spec.podCIDRs of the Node. The first CIDR of the family counts; interfaces serve both families.
+    """
+    mode = configuration.detect_local_mode
+    if mode == BRIDGE_INTERFACE:
+        return LocalTraffic("bridge", configuration.detect_local.bridge_interface)
+    if mode == INTERFACE_NAME_PREFIX:
+        return LocalTraffic("prefix", configuration.detect_local.interface_name_prefix)
+    cidrs: Sequence[str] = ()
+    if mode == CLUSTER_CIDR:
+        cidrs = configuration.cluster_cidrs
+    elif mode == NODE_CIDR:
+        cidrs = pod_cidrs
+    return next((LocalTraffic("cidr", cidr) for cidr in cidrs if family_of(cidr) == family), None)
+
+
+def dataplane_settings(
+    configuration: KubeProxyConfiguration,
+    family: str,
+    node_name: str,
+    node: Optional[Node],
+    node_addresses: Iterable[Tuple[str, str]],
+    service_cidrs: Sequence[str] = (),
+    conntrack_liberal: bool = False,
+    random_fully: bool = True,
+    nfacct_counters: Sequence[str] = (),
+) -> DataplaneSettings:
+    """The settings of one family.
+
+    ``node``: this node's Node, None if it is not known. ``node_addresses``: (interface, address) of all interfaces,
+    loopback included, without the proxy's own dummy device; both families may be in it. ``service_cidrs``: of all
+    ServiceCIDRs. The other facts: see :class:`DataplaneSettings`. Raises ConfigurationError for a value of
+    nodePortAddresses that is not a CIDR.
+    """
+    own = node_identity.node_addresses(node, configuration.bind_address)
+    ordered = (own.ipv4, own.ipv6)
+    chosen = node_port_addresses(resolve_primary(configuration.effective_node_port_addresses, ordered), family)
+    addresses = tuple((interface, address) for interface, address in node_addresses if family_of(address) == family)
+    localhost = configuration.iptables.localhost_node_ports and family == IPV4 and chosen.contains_loopback
+    return DataplaneSettings(
+        family=family,
+        node_name=node_name,
+        node_ip=own.of(family),
+        masquerade_mark=configuration.masquerade_mark,
+        masquerade_all=configuration.masquerade_all,
+        local_traffic=local_traffic(configuration, family, node.pod_cidrs if node is not None else ()),
+        node_port_cidrs=() if chosen.match_all else chosen.cidrs,
+        node_port_addresses=chosen.node_ips(addresses),
+        node_addresses=addresses,
+        localhost_node_ports=localhost,
+        conntrack_liberal=conntrack_liberal,
+        random_fully=random_fully,
+        nfacct_counters=tuple(nfacct_counters),
+        scheduler=configuration.scheduler,
+        exclude_cidrs=of_family(configuration.ipvs.exclude_cidrs, family),
+        service_cidrs=of_family(tuple(service_cidrs), family),
+    )

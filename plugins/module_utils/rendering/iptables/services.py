@@ -1,0 +1,263 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The rules of one ServicePort in iptables mode: those of kube-proxy 1.36, written as iptables-save prints them."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Sequence, Tuple, Union
+
+from ...addresses import IPV6, parse_network
+from ...serviceports.routes import Endpoint, ServicePortRoute
+from ..settings import DataplaneSettings
+from .fixed import (
+    EXTERNAL_SERVICES,
+    FILTER_NODE_PORTS,
+    FILTER_SERVICES,
+    LOCALHOST_COUNTER,
+    NODE_PORTS,
+    PROXY_FIREWALL,
+    SERVICES,
+    comment,
+    host_bits,
+    local_match,
+    localhost_node_ports,
+)
+from .names import CLUSTER_PREFIX, ENDPOINT_PREFIX, EXTERNAL_PREFIX, FIREWALL_PREFIX, LOCAL_PREFIX, hash16
+from .tables import NAT, ChainKey, Fragment, Rules
+
+CHAINS = "chains"
+FRAGMENTS = "fragments"
+
+_ADDRESS_MASK = {False: "255.255.255.255", True: "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"}
+
+
+class Entry(NamedTuple):
+    """One contribution: a whole chain (table ``chains``) or a part of a shared chain (table ``fragments``)."""
+
+    table: str
+    key: Union[ChainKey, Fragment]
+    rules: Rules
+
+
+def probability(endpoints: int) -> str:
+    """The text of 1/``endpoints`` as the kernel keeps it: kube-proxy's ten digits, rounded to a multiple of 2**-31."""
+    return f"{round(float(f'{1 / endpoints:.10f}') * 2**31) / 2**31:.11f}"
+
+
+_PROBABILITIES: Tuple[str, ...] = ("", *(probability(count) for count in range(1, 257)))
+
+
+def _probability(endpoints: int) -> str:
+    return _PROBABILITIES[endpoints] if endpoints < len(_PROBABILITIES) else probability(endpoints)
+
+
+class _ServicePortRules:
+    """Collects what one route contributes; the attributes are the decisions that kube-proxy takes per ServicePort."""
+
+    def __init__(self, route: ServicePortRoute, settings: DataplaneSettings, comments: bool) -> None:
+        self.route = route
+        self.settings = settings
+        self.comments = comments
+        self.name = str(route.key)
+        self.protocol = route.protocol
+        digest = hash16(self.name + self.protocol)
+        self.cluster_chain = CLUSTER_PREFIX + digest
+        self.local_chain = LOCAL_PREFIX + digest
+        self.external_chain = EXTERNAL_PREFIX + digest
+        self.firewall_chain = FIREWALL_PREFIX + digest
+        self.host = host_bits(route.family)
+        local = bool(route.local)
+        self.uses_cluster_chain = bool(route.cluster) and route.uses_cluster_endpoints
+        self.uses_local_chain = local and route.uses_local_endpoints
+        self.internal_chain = self.local_chain if route.internal_local else self.cluster_chain
+        self.has_internal = route.has_any and (local or not route.internal_local)
+        self.policy_chain = self.local_chain if route.external_local else self.cluster_chain
+        self.has_external = route.has_any and (local or not route.external_local)
+        self.uses_external_chain = route.has_any and route.externally_accessible
+        self.uses_firewall_chain = route.has_any and bool(route.load_balancer_ips) and bool(route.source_ranges)
+        self.fragments: Dict[ChainKey, List[str]] = {}
+        self.chains: List[Entry] = []
+
+    def add(self, chain: ChainKey, rule: str) -> None:
+        self.fragments.setdefault(chain, []).append(rule)
+
+    def add_chain(self, name: str, rules: List[str]) -> None:
+        self.chains.append(Entry(CHAINS, ChainKey(NAT, name), tuple(rules)))
+
+    def to(self, address: str, text: str) -> str:
+        """Match of the ServicePort on one of its addresses."""
+        return f"-d {address}{self.host} {self.port_match(self.route.port, text)}"
+
+    def port_match(self, port: int, text: str) -> str:
+        return f"-p {self.protocol} {comment(text)} -m {self.protocol} --dport {port}"
+
+    @property
+    def refusal_comment(self) -> str:
+        return f"{self.name} has no local endpoints" if self.route.has_any else f"{self.name} has no endpoints"
+
+    @property
+    def refusal_target(self) -> str:
+        if self.route.has_any:
+            return "-j DROP"
+        return f"-j REJECT --reject-with {'icmp6' if self.route.family == IPV6 else 'icmp'}-port-unreachable"
+
+    def dispatch(self) -> None:
+        """The rules in shared chains that lead to the ServicePort, or refuse for lack of endpoints."""
+        route = self.route
+        if self.has_internal:
+            self.add(SERVICES, f"{self.to(route.cluster_ip, self.name + ' cluster IP')} -j {self.internal_chain}")
+        else:
+            self.add(FILTER_SERVICES, f"{self.to(route.cluster_ip, self.refusal_comment)} {self.refusal_target}")
+        for address in route.external_ips:
+            if route.has_any:
+                self.add(SERVICES, f"{self.to(address, self.name + ' external IP')} -j {self.external_chain}")
+            self.refuse_external(address)
+        load_balancer_chain = self.firewall_chain if self.uses_firewall_chain else self.external_chain
+        for address in route.load_balancer_ips:
+            if route.has_any:
+                self.add(SERVICES, f"{self.to(address, self.name + ' loadbalancer IP')} -j {load_balancer_chain}")
+            if self.uses_firewall_chain:
+                text = f"{self.name} traffic not accepted by {self.firewall_chain}"
+                self.add(PROXY_FIREWALL, f"{self.to(address, text)} -j DROP")
+        for address in route.load_balancer_ips:
+            self.refuse_external(address)
+        if route.node_port:
+            self.node_port()
+        if route.health_check_node_port:
+            match = comment(f"{self.name} health check node port")
+            self.add(FILTER_NODE_PORTS, f"-p tcp {match} -m tcp --dport {route.health_check_node_port} -j ACCEPT")
+
+    def refuse_external(self, address: str) -> None:
+        if not self.has_external:
+            self.add(EXTERNAL_SERVICES, f"{self.to(address, self.refusal_comment)} {self.refusal_target}")
+
+    def node_port(self) -> None:
+        port = self.route.node_port
+        if self.route.has_any:
+            match = self.port_match(port, self.name)
+            if localhost_node_ports(self.settings) and LOCALHOST_COUNTER in self.settings.nfacct_counters:
+                counter = f"-m nfacct --nfacct-name {LOCALHOST_COUNTER}"
+                self.add(NODE_PORTS, f"-d 127.0.0.0/8 {match} {counter} -j {self.external_chain}")
+            self.add(NODE_PORTS, f"{match} -j {self.external_chain}")
+        if not self.has_external:
+            protocol = self.protocol
+            match = f"-p {protocol} {comment(self.refusal_comment)} -m addrtype --dst-type LOCAL"
+            self.add(EXTERNAL_SERVICES, f"{match} -m {protocol} --dport {port} {self.refusal_target}")
+
+    def masquerade_rules(self) -> List[str]:
+        """Masquerading of traffic to the cluster IP that does not come from this node's pods, if it can be told."""
+        route = self.route
+        match = self.port_match(route.port, f"{self.name} cluster IP")
+        destination = f"-d {route.cluster_ip}{self.host} "
+        if self.settings.masquerade_all:
+            return [f"{destination}{match} -j KUBE-MARK-MASQ"]
+        other = local_match(self.settings, negated=True)
+        if other is None or other.never:
+            return []
+        return [f"{other.source}{destination}{other.interface}{match} -j KUBE-MARK-MASQ"]
+
+    def external_rules(self) -> List[str]:
+        """Content of the chain for traffic to external addresses and node ports."""
+        rules: List[str] = []
+        if not self.route.external_local:
+            rules.append(f"{comment(f'masquerade traffic for {self.name} external destinations')} -j KUBE-MARK-MASQ")
+        else:
+            pods = local_match(self.settings)
+            if pods is not None:
+                text = comment(f"pod traffic for {self.name} external destinations")
+                rules.append(f"{pods.source}{pods.interface}{text} -j {self.cluster_chain}")
+            source = "-m addrtype --src-type LOCAL -j"
+            rules.append(
+                f"{comment(f'masquerade LOCAL traffic for {self.name} external destinations')} {source} KUBE-MARK-MASQ"
+            )
+            rules.append(
+                f"{comment(f'route LOCAL traffic for {self.name} external destinations')} {source} {self.cluster_chain}"
+            )
+        if self.has_external:
+            rules.append(f"-j {self.policy_chain}")
+        return rules
+
+    def firewall_rules(self) -> List[str]:
+        """Content of the chain of allowed sources; load balancer addresses are allowed if the node itself is."""
+        text = comment(f"{self.name} loadbalancer IP")
+        rules: List[str] = []
+        covers_node = False
+        for source in self.route.source_ranges:
+            network = parse_network(source)
+            if network is None:
+                continue
+            match = f"-s {network} " if network.prefix_length else ""
+            rules.append(f"{match}{text} -j {self.external_chain}")
+            covers_node = covers_node or network.contains(self.settings.node_ip)
+        if covers_node:
+            rules += [f"-s {vip}{self.host} {text} -j {self.external_chain}" for vip in self.route.load_balancer_ips]
+        rules.append(comment(f"other traffic to {self.name} will be dropped by KUBE-PROXY-FIREWALL"))
+        return rules
+
+    def endpoint_chain(self, endpoint: Endpoint) -> str:
+        return ENDPOINT_PREFIX + hash16(self.name + self.protocol + endpoint.text)
+
+    def recent(self, action: str, chain: str) -> str:
+        return f"-m recent {action} --name {chain} --mask {_ADDRESS_MASK[self.route.family == IPV6]} --rsource "
+
+    def balancing_rules(self, endpoints: Sequence[Endpoint]) -> List[str]:
+        """Affinity first, in endpoint order; then each endpoint with the chance 1/(endpoints left)."""
+        named = [
+            (f"{comment(f'{self.name} -> {endpoint.text}')} " if self.comments else "", self.endpoint_chain(endpoint))
+            for endpoint in endpoints
+        ]
+        rules: List[str] = []
+        if self.route.affinity_seconds:
+            action = f"--rcheck --seconds {self.route.affinity_seconds} --reap"
+            rules = [f"{text}{self.recent(action, chain)}-j {chain}" for text, chain in named]
+        left = len(named)
+        for text, chain in named:
+            if left > 1:
+                rules.append(f"{text}-m statistic --mode random --probability {_probability(left)} -j {chain}")
+            else:
+                rules.append(f"{text}-j {chain}")
+            left -= 1
+        return rules
+
+    def endpoint_rules(self, endpoint: Endpoint, chain: str) -> List[str]:
+        """Masquerade an endpoint that reaches itself, then DNAT."""
+        text = f"{comment(self.name)} " if self.comments else ""
+        affinity = self.recent("--set", chain) if self.route.affinity_seconds else ""
+        return [
+            f"-s {endpoint.ip}{self.host} {text}-j KUBE-MARK-MASQ",
+            f"-p {self.protocol} {text}{affinity}-m {self.protocol} -j DNAT --to-destination {endpoint.text}",
+        ]
+
+    def own_chains(self) -> None:
+        """The chains of this ServicePort alone."""
+        masquerade = self.masquerade_rules() if self.has_internal else []
+        if self.uses_external_chain:
+            self.add_chain(self.external_chain, self.external_rules())
+        if self.uses_firewall_chain:
+            self.add_chain(self.firewall_chain, self.firewall_rules())
+        for used, chain, endpoints in (
+            (self.uses_cluster_chain, self.cluster_chain, self.route.cluster),
+            (self.uses_local_chain, self.local_chain, self.route.local),
+        ):
+            if used:
+                own = masquerade if chain == self.internal_chain else []
+                self.add_chain(chain, [*own, *self.balancing_rules(endpoints)])
+        for endpoint in self.route.reachable:
+            chain = self.endpoint_chain(endpoint)
+            self.add_chain(chain, self.endpoint_rules(endpoint, chain))
+
+
+def entries_of(route: ServicePortRoute, settings: DataplaneSettings, comments: bool = True) -> List[Entry]:
+    """What one route contributes: parts of shared chains (``fragments``) and its own chains (``chains``).
+
+    ``comments``: False in a large cluster, where rules that name one endpoint bear no comment.
+    Raises ConfigurationError for a local traffic detector that is not valid.
+    """
+    rules = _ServicePortRules(route, settings, comments)
+    rules.dispatch()
+    rules.own_chains()
+    fragments = [
+        Entry(FRAGMENTS, Fragment(chain, 1, route.key), tuple(part)) for chain, part in rules.fragments.items()
+    ]
+    return [*fragments, *rules.chains]

@@ -1,0 +1,206 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The resource table of chains and jump rules, who owns what, and its text for iptables-restore.
+
+One table holds both: ``ChainKey`` maps to the tuple of its rules, ``JumpKey`` to the number of times the rule stands
+in a built-in chain (1 is what is wanted; more are leftovers that get removed). Rules are canonical texts (see
+``canonical``), without ``-A CHAIN``. The value PRESENT stands for a chain that must exist but whose rules belong to
+somebody else.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple, Union
+
+from ...errors import ConfigurationError
+from ...resources import Change
+from ...serviceports.routes import ServicePortName
+
+FILTER = "filter"
+NAT = "nat"
+MANGLE = "mangle"
+TABLE_ORDER = (MANGLE, FILTER, NAT)
+
+PRESENT = "present"
+
+Rules = Tuple[str, ...]
+
+
+class ChainKey(NamedTuple):
+    """A chain of our own: table (nat, filter, mangle) and name."""
+
+    table: str
+    chain: str
+
+
+class JumpKey(NamedTuple):
+    """A rule in a built-in chain (INPUT, PREROUTING, ...) that leads into a chain of ours."""
+
+    table: str
+    chain: str
+    rule: str
+
+
+ChainTableKey = Union[ChainKey, JumpKey]
+ChainTableValue = Union[Rules, str, int]
+ChainTable = Dict[ChainTableKey, ChainTableValue]
+
+
+class Fragment(NamedTuple):
+    """A part of a chain that many ServicePorts share; parts are joined in the order of rank and route.
+
+    ``rank`` is 0 for rules before those of the Services, 1 for those of a Service, 2 for rules that must come last.
+    """
+
+    chain: ChainKey
+    rank: int
+    route: Optional[ServicePortName]
+
+
+class Ownership(NamedTuple):
+    """Which chains of which table are ours.
+
+    ``fixed`` are full names, ``prefixes`` starts of names, per table. ``shared`` chains are made by us if need be, and
+    used by others too (KUBE-FIREWALL, with kubelet): they are removed only where nobody else uses them, that is, where
+    they hold nothing but ``shared_content``. Of ``presence_only`` chains only the existence is ours.
+    """
+
+    fixed: FrozenSet[ChainKey]
+    prefixes: Mapping[str, Tuple[str, ...]]
+    shared: FrozenSet[ChainKey] = frozenset()
+    presence_only: FrozenSet[ChainKey] = frozenset()
+    shared_content: FrozenSet[str] = frozenset()
+
+    def owns(self, table: str, chain: str) -> bool:
+        """Whether the chain is ours, wholly or shared."""
+        return (
+            (table, chain) in self.fixed
+            or (table, chain) in self.shared
+            or chain.startswith(self.prefixes.get(table, ()))
+        )
+
+
+# Shared chains of up to this many rules are rewritten whole; larger ones are edited rule by rule where little changes.
+_REWRITE_BELOW = 48
+
+
+def _edits(chain: str, old: Rules, new: Rules) -> Optional[List[str]]:
+    """Lines that turn ``old`` into ``new`` by deleting and inserting rules; None if rewriting the chain is better.
+
+    Unchanged rules keep their packet counters and the text stays O(change).
+    """
+    if min(len(old), len(new)) < _REWRITE_BELOW:
+        return None
+    old_rules, new_rules = set(old), set(new)
+    gone = [rule for rule in old if rule not in new_rules]
+    come = [(position, rule) for position, rule in enumerate(new, 1) if rule not in old_rules]
+    if len(gone) + len(come) > len(new) // 8 or len(old_rules) != len(old) or len(new_rules) != len(new):
+        return None
+    if [rule for rule in old if rule in new_rules] != [rule for rule in new if rule in old_rules]:
+        return None
+    return [f"-D {chain} {rule}" for rule in gone] + [f"-I {chain} {position} {rule}" for position, rule in come]
+
+
+def _one_line(text: str) -> str:
+    if "\n" in text or "\r" in text or "\0" in text:
+        raise ConfigurationError(f"a rule or chain name holds a line break or NUL: {text[:80]!r}")
+    return text
+
+
+class _TableText:
+    """The lines of one table's transaction, in the order in which they must come."""
+
+    def __init__(self) -> None:
+        self.chains: List[str] = []
+        self.before: List[str] = []
+        self.rules: List[str] = []
+        self.jumps: List[str] = []
+        self.deleted: List[str] = []
+
+    def fill(self, chain: str, rules: Rules) -> None:
+        self.chains.append(_one_line(f":{chain} - [0:0]"))
+        if rules:
+            body = "\n".join(rules)
+            if body.count("\n") != len(rules) - 1 or "\r" in body or "\0" in body:
+                raise ConfigurationError(f"chain {chain}: a rule holds a line break or NUL")
+            head = f"-A {chain} "
+            self.rules.append(head + body.replace("\n", f"\n{head}"))
+
+    def lines(self, table: str) -> List[str]:
+        # iptables-nft-restore inserts each chain into a list sorted by name, looking from its start: descending names
+        # spare it a search whose cost is the square of the number of chains (5,000 Services: two minutes).
+        return [
+            f"*{table}",
+            *sorted(self.chains, reverse=True),
+            *map(_one_line, self.before),
+            *self.rules,
+            *map(_one_line, self.jumps),
+            *map(_one_line, self.deleted),
+            "COMMIT\n",
+        ]
+
+
+def _replace_chain(text: _TableText, chain: str, old: ChainTableValue, new: ChainTableValue) -> None:
+    if not isinstance(new, tuple):
+        return
+    edits = _edits(chain, old, new) if isinstance(old, tuple) else None
+    if edits is None:
+        text.fill(chain, new)
+    else:
+        text.rules.extend(map(_one_line, edits))
+
+
+def _remove(text: _TableText, key: ChainTableKey, value: ChainTableValue) -> None:
+    if isinstance(key, JumpKey):
+        text.before.extend([f"-D {key.chain} {key.rule}"] * (value if isinstance(value, int) else 1))
+    else:
+        text.chains.append(_one_line(f":{key.chain} - [0:0]"))
+        text.deleted.append(f"-X {key.chain}")
+
+
+def _replace(text: _TableText, key: ChainTableKey, old: ChainTableValue, new: ChainTableValue) -> None:
+    if not isinstance(key, JumpKey):
+        _replace_chain(text, key.chain, old, new)
+    elif isinstance(old, int) and isinstance(new, int):
+        text.before.extend([f"-D {key.chain} {key.rule}"] * (old - new))
+        text.jumps.extend([f"-I {key.chain} {key.rule}"] * (new - old))
+
+
+def _add(text: _TableText, key: ChainTableKey, value: ChainTableValue) -> None:
+    if isinstance(key, JumpKey):
+        text.jumps.append(f"-I {key.chain} {key.rule}")
+    elif isinstance(value, tuple):
+        text.fill(key.chain, value)
+    else:
+        text.before.append(f"-N {key.chain}")
+
+
+def restore_text(change: Change[ChainTableKey, ChainTableValue]) -> str:
+    """The change as input of ``iptables-restore --noflush``: one transaction per table, built-in chains never named.
+
+    Order within a table: chains made or flushed, jumps taken away, rules, jumps inserted at the head of their chain in
+    the order of the change, chains deleted. An empty change gives an empty text. Raises ConfigurationError if a rule
+    or a name holds a line break or a NUL, which could smuggle in a line.
+    """
+    texts: Dict[str, _TableText] = {}
+
+    def of(table: str) -> _TableText:
+        text = texts.get(table)
+        if text is None:
+            text = texts[table] = _TableText()
+        return text
+
+    for key, value in change.removed.items():
+        _remove(of(key.table), key, value)
+    for key, (old, new) in change.replaced.items():
+        _replace(of(key.table), key, old, new)
+    for key, value in change.added.items():
+        _add(of(key.table), key, value)
+    tables = [*TABLE_ORDER, *sorted(set(texts).difference(TABLE_ORDER))]
+    return "".join("\n".join(texts[table].lines(_one_line(table))) for table in tables if table in texts)
+
+
+def whole_text(table: Mapping[ChainTableKey, ChainTableValue]) -> str:
+    """A desired table as input of ``iptables-restore --noflush``, as if nothing were there yet."""
+    return restore_text(Change(added=dict(table)))

@@ -1,0 +1,114 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Session affinity: for the Services that ask for it, kube-proxy's own chains and sets.
+
+Each endpoint has a set of the clients that it serves, with a timeout that every new connection begins anew. Names and
+types are those of kube-proxy 1.36, so that the clients it knows are kept when a node is taken over. A single map of
+clients would need the result of one map as the key of another to notice that a client's endpoint is gone; the kernel
+can do that, but the nft program (1.0.6) aborts when it lists such a rule, and with it everybody's ``nft list ruleset``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b32encode
+from typing import List, Tuple
+
+from ...addresses import packed
+from ...serviceports.routes import Endpoint, ServicePortRoute
+from ..settings import DataplaneSettings
+from . import balancing
+from . import expressions as x
+from .objects import ADDRESS_TYPES, PROTOCOL_NUMBERS, RESOURCE, ChainValue, Entry, Rule, SetValue
+
+_LONGEST_NAME = 240
+#: Clients that one endpoint may know at once; what the nft program gives a dynamic set.
+CLIENTS_PER_ENDPOINT = 65535
+
+
+def hashed_name(text: str) -> str:
+    """The hash of a text and the text, cut to what the kernel allows (kube-proxy 1.36)."""
+    name = f"{b32encode(hashlib.sha256(text.encode()).digest()).decode()[:8]}-{text}"
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
+
+
+def service_text(route: ServicePortRoute) -> str:
+    """``namespace/name/protocol/port name``."""
+    return f"{route.key.namespace}/{route.key.name}/{route.protocol}/{route.key.port_name}"
+
+
+def endpoint_name(route: ServicePortRoute, endpoint: Endpoint) -> str:
+    """The hashed name of an endpoint; colons of an IPv6 address become dots."""
+    return hashed_name(f"{service_text(route)}__{endpoint.ip.replace(':', '.')}/{endpoint.port}")
+
+
+class AffinityChains:
+    """The chains of one ServicePort with ClientIP affinity.
+
+    ``internal`` names the chain for its ClusterIP, ``external`` the one for everything else; ``entries`` has them all.
+    """
+
+    def __init__(self, route: ServicePortRoute, settings: DataplaneSettings) -> None:
+        base = hashed_name(service_text(route))
+        cluster, local = f"service-{base}", f"local-{base}"
+        self.internal = local if route.internal_local else cluster
+        self.external = f"external-{base}"
+        self.entries: List[Entry] = []
+        self._family = settings.family
+        self._add_endpoints(route)
+        if route.cluster:
+            self._add_chain(cluster, self._choose(route, route.cluster))
+        if route.local:
+            self._add_chain(local, self._choose(route, route.local))
+        if route.has_any and route.externally_accessible:
+            self._add_chain(self.external, self._external_rules(route, settings, cluster, local))
+
+    def _add_chain(self, name: str, rules: List[Rule]) -> None:
+        self.entries.append((RESOURCE, ("chain", name), ChainValue(tuple(rules))))
+
+    def _add_endpoints(self, route: ServicePortRoute) -> None:
+        family, words = self._family, x.address_words(self._family)
+        clients = SetValue(
+            (ADDRESS_TYPES[family],),
+            dynamic=True,
+            timeout=route.affinity_seconds * 1000,
+            size=CLIENTS_PER_ENDPOINT,
+        )
+        protocol = bytes([PROTOCOL_NUMBERS[route.protocol]])
+        for endpoint in route.reachable:
+            name = endpoint_name(route, endpoint)
+            address = packed(endpoint.ip) or b""
+            redirect = [
+                x.meta(x.META_L4PROTO),
+                x.compare(protocol),
+                x.value(address, 0),
+                x.value(endpoint.port.to_bytes(2, "big"), words if words > 1 else 4),
+                x.destination_nat(family, 0, words if words > 1 else 4),
+            ]
+            self.entries.append((RESOURCE, ("set", f"affinity-{name}"), clients))
+            self._add_chain(
+                f"endpoint-{name}",
+                [x.rule(x.source_address(family), x.remember(f"affinity-{name}")), x.rule(redirect)],
+            )
+
+    def _choose(self, route: ServicePortRoute, endpoints: Tuple[Endpoint, ...]) -> List[Rule]:
+        names = [endpoint_name(route, endpoint) for endpoint in endpoints]
+        rules = [
+            x.rule(x.source_address(self._family), x.lookup(f"affinity-{name}"), x.verdict(f"goto endpoint-{name}"))
+            for name in names
+        ]
+        for position, name in enumerate(names):
+            target = x.verdict(f"goto endpoint-{name}")
+            left = len(names) - position
+            rules.append(x.rule([x.random_below(left), x.compare(bytes(4))] if left > 1 else [], target))
+        return rules
+
+    @staticmethod
+    def _external_rules(route: ServicePortRoute, settings: DataplaneSettings, cluster: str, local: str) -> List[Rule]:
+        mark = settings.masquerade_mark
+        if not route.external_local:
+            rules = [x.rule(x.set_mark_bits(mark), comment="masquerade")]
+            return [*rules, x.rule(x.verdict(f"goto {cluster}"))] if route.cluster else rules
+        rules = balancing.short_circuits(settings.local_traffic, mark, cluster if route.cluster else "")
+        return [*rules, x.rule(x.verdict(f"goto {local}"))] if route.local else rules

@@ -1,0 +1,201 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What one ServicePort contributes to the table, and the table as a whole."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from socket import AF_INET, AF_INET6, inet_pton
+from typing import Dict, Iterable, List, Mapping, Optional, Tuple
+
+from ...addresses import IPV6, packed, parse_network
+from ...serviceports.routes import Endpoint, ServicePortName, ServicePortRoute
+from ..settings import DataplaneSettings
+from . import balancing, layout
+from .affinity import AffinityChains
+from .balancing import CLUSTER, LOCAL, NODE_PORT_KEY, SERVICE_KEY
+from .objects import PROTOCOL_NUMBERS, RESOURCE, Entry, Key, Value
+
+REJECT = f"goto {layout.REJECT_CHAIN}"
+
+
+@lru_cache(maxsize=1 << 18)
+def _address(text: str) -> bytes:
+    raw = packed(text)
+    return b"" if raw is None else raw
+
+
+class _PortData(Dict[int, bytes]):
+    """The data of a port number, made when first asked for: the number and padding to a whole register."""
+
+    def __missing__(self, port: int) -> bytes:
+        data = self[port] = port.to_bytes(2, "big") + b"\x00\x00"
+        return data
+
+
+_PORT_DATA = _PortData()
+
+
+def _data(family: str, endpoints: Iterable[Endpoint]) -> Tuple[bytes, ...]:
+    # Tens of thousands at a first load: no call into Python for each, and no cache, which would only cost time.
+    number = AF_INET6 if family == IPV6 else AF_INET
+    return tuple([inet_pton(number, endpoint[0]) + _PORT_DATA[endpoint[1]] for endpoint in endpoints])
+
+
+@lru_cache(maxsize=1 << 16)
+def transport_key(protocol: str, port: int) -> bytes:
+    """Protocol and port, as in a key: the protocol in lower case."""
+    return bytes((PROTOCOL_NUMBERS[protocol], 0, 0, 0)) + port.to_bytes(2, "big") + b"\x00\x00"
+
+
+def _lists(route: ServicePortRoute, kind: str, key: bytes, external: bool, entries: List[Entry]) -> None:
+    """Add the lists of endpoints that the chain of a frontend chooses from, and the chains that choose."""
+    family = route.family
+    local_only = not external and route.internal_local
+    if route.cluster and not local_only:
+        size = balancing.size_class(len(route.cluster))
+        chain = ("chain", balancing.chooser_name(kind, CLUSTER, size))
+        entries.append((RESOURCE, chain, balancing.chooser(family, kind, CLUSTER, size)))
+        entries.append((RESOURCE, ("list", balancing.endpoints_map(kind, CLUSTER), key), _data(family, route.cluster)))
+    if route.local and (local_only or (external and route.external_local)):
+        size = balancing.size_class(len(route.local))
+        chain = ("chain", balancing.chooser_name(kind, LOCAL, size))
+        entries.append((RESOURCE, chain, balancing.chooser(family, kind, LOCAL, size)))
+        entries.append((RESOURCE, ("list", balancing.endpoints_map(kind, LOCAL), key), _data(family, route.local)))
+
+
+def _external_chain(route: ServicePortRoute, settings: DataplaneSettings, kind: str) -> Tuple[str, Value]:
+    """Name and value of the chain that serves external traffic; the name is empty if there is nothing to go to."""
+    mark = settings.masquerade_mark
+    cluster_size = balancing.size_class(len(route.cluster))
+    if not route.external_local:
+        if not cluster_size:
+            return "", None
+        value = balancing.masquerading_chooser(kind, mark, cluster_size)
+        return balancing.masquerade_name(kind, cluster_size), value
+    local_size = balancing.size_class(len(route.local))
+    value = balancing.external_local(kind, settings.local_traffic, mark, cluster_size, local_size)
+    return balancing.external_local_name(kind, cluster_size, local_size), value
+
+
+def _internal(route: ServicePortRoute, key: bytes, affinity: Optional[AffinityChains], entries: List[Entry]) -> None:
+    if not route.has_any or (route.internal_local and not route.local):
+        refuse = REJECT if not route.has_any else "drop"
+        entries.append((RESOURCE, ("element", layout.NO_ENDPOINT_SERVICES, key), refuse))
+        return
+    endpoints = route.local if route.internal_local else route.cluster
+    if not endpoints:
+        return
+    if affinity is not None:
+        target = affinity.internal
+    else:
+        _lists(route, SERVICE_KEY, key, False, entries)
+        policy = LOCAL if route.internal_local else CLUSTER
+        target = balancing.chooser_name(SERVICE_KEY, policy, balancing.size_class(len(endpoints)))
+    entries.append((RESOURCE, ("element", layout.FRONTENDS, key), f"goto {target}"))
+
+
+def _external(
+    route: ServicePortRoute,
+    settings: DataplaneSettings,
+    kind: str,
+    keys: List[bytes],
+    affinity: Optional[AffinityChains],
+    entries: List[Entry],
+) -> None:
+    node_port = kind == NODE_PORT_KEY
+    if not route.has_any or (route.external_local and not route.local):
+        refusals = layout.NO_ENDPOINT_NODE_PORTS if node_port else layout.NO_ENDPOINT_SERVICES
+        refuse = REJECT if not route.has_any else "drop"
+        entries.extend((RESOURCE, ("element", refusals, key), refuse) for key in keys)
+    if not route.has_any:
+        return
+    if affinity is not None:
+        target = affinity.external
+    else:
+        target, chain = _external_chain(route, settings, kind)
+        if not target:
+            return
+        for key in keys:
+            _lists(route, kind, key, True, entries)
+        entries.append((RESOURCE, ("chain", target), chain))
+    frontends = layout.NODE_PORT_FRONTENDS if node_port else layout.FRONTENDS
+    entries.extend((RESOURCE, ("element", frontends, key), f"goto {target}") for key in keys)
+
+
+def _firewall(route: ServicePortRoute, settings: DataplaneSettings, transport: bytes, entries: List[Entry]) -> None:
+    """Allow only the source ranges to reach the load balancer addresses.
+
+    Where a range holds the node itself, a load balancer address may be its own source: the node may have taken it so.
+    """
+    networks = [network for network in map(parse_network, route.source_ranges) if network is not None]
+    if any(network.prefix_length == 0 for network in networks):
+        return
+    sources = {(network.prefix_length, network.first) for network in networks}
+    size = len(_address(route.cluster_ip))
+    if settings.node_ip and any(network.contains(settings.node_ip) for network in networks):
+        sources.update((size * 8, int.from_bytes(_address(vip), "big")) for vip in route.load_balancer_ips)
+    lengths = tuple(sorted({length for length, _first in sources}, reverse=True))
+    for length in lengths:
+        name = balancing.source_ranges_name(length)
+        entries.append((RESOURCE, ("set", name), balancing.source_ranges_set(route.family)))
+    chain = balancing.firewall_name(lengths)
+    entries.append((RESOURCE, ("chain", chain), balancing.firewall(route.family, lengths)))
+    for vip in route.load_balancer_ips:
+        key = _address(vip) + transport
+        for length, first in sorted(sources):
+            name = balancing.source_ranges_name(length)
+            entries.append((RESOURCE, ("element", name, key + first.to_bytes(size, "big")), True))
+        entries.append((RESOURCE, ("element", layout.FIREWALLED, key), f"goto {chain}"))
+
+
+def entries_of(route: ServicePortRoute, settings: DataplaneSettings) -> List[Entry]:
+    """What one ServicePort contributes: (resource table, key, value), in an order in which it can be made.
+
+    Several may contribute the same key: chains, sets of source ranges, the ClusterIP of a Service with several ports.
+    """
+    entries: List[Entry] = []
+    transport = transport_key(route.protocol, route.port)
+    cluster_ip = _address(route.cluster_ip)
+    affinity = None
+    if route.affinity_seconds:
+        affinity = AffinityChains(route, settings)
+        entries.extend(affinity.entries)
+    entries.append((RESOURCE, ("element", layout.CLUSTER_IPS, cluster_ip), True))
+    for endpoint in route.reachable:
+        if endpoint.is_local:
+            ip = _address(endpoint.ip)
+            key = ip + ip + transport_key(route.protocol, endpoint.port)
+            entries.append((RESOURCE, ("element", layout.HAIRPIN, key), True))
+    _internal(route, cluster_ip + transport, affinity, entries)
+    addresses = dict.fromkeys((*route.external_ips, *route.load_balancer_ips))
+    if addresses:
+        keys = [_address(address) + transport for address in addresses]
+        _external(route, settings, SERVICE_KEY, keys, affinity, entries)
+    if route.node_port:
+        key = transport_key(route.protocol, route.node_port)
+        _external(route, settings, NODE_PORT_KEY, [key], affinity, entries)
+    if route.load_balancer_ips and route.source_ranges:
+        _firewall(route, settings, transport, entries)
+    return entries
+
+
+def merged(entries: Iterable[Entry]) -> Dict[str, Dict[Key, Value]]:
+    """Contributions as resource tables; where two disagree about a key, the first one counts."""
+    tables: Dict[str, Dict[Key, Value]] = {RESOURCE: {}}
+    for name, key, value in entries:
+        tables.setdefault(name, {}).setdefault(key, value)
+    return tables
+
+
+def desired_tables(
+    routes: Mapping[ServicePortName, ServicePortRoute], settings: DataplaneSettings
+) -> Dict[str, Dict[Key, Value]]:
+    """The table that serves these routes of the settings' family, as ``{"nftables": {key: value}}``."""
+    tables = merged(layout.static_entries(settings))
+    table = tables[RESOURCE]
+    for route in routes.values():
+        for _name, key, value in entries_of(route, settings):
+            table.setdefault(key, value)
+    return tables

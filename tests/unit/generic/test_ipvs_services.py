@@ -1,0 +1,126 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Virtual servers listed by somebody: what is wanted, what is left alone, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic import ipvs_services as listed
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import kernel_release
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
+    RealServer,
+    RealServerKey,
+    VirtualServer,
+    VirtualServerKey,
+)
+
+WEB = VirtualServerKey("tcp", "192.0.2.1", 80)
+OTHER = VirtualServerKey("tcp", "192.0.2.1", 8080)
+FAR = VirtualServerKey("udp", "192.0.2.9", 53)
+PLAIN = VirtualServer("rr", 0, 0, 32)
+
+
+def tables(real_servers: tuple[listed.ListedReal, ...] | None = ()) -> listed.ListedTables:
+    return listed.listed_tables([listed.ListedServer("192.0.2.1", 80, scheduler="rr", real_servers=real_servers)])
+
+
+def test_settings_in_the_kernels_terms() -> None:
+    found = listed.listed_tables(
+        [
+            listed.ListedServer(
+                "2001:DB8::1",
+                53,
+                "udp",
+                "mh",
+                persistence=300,
+                persistence_prefix=64,
+                one_packet=True,
+                flags=("mh-port",),
+                real_servers=(
+                    listed.ListedReal("2001:db8::0:2", forwarding="dr", weight=0),
+                    listed.ListedReal("10.0.0.1", forwarding="tunnel"),
+                ),
+            )
+        ]
+    )
+    key = VirtualServerKey("udp", "2001:db8::1", 53)
+    assert found.servers == {key: VirtualServer("mh", 0x1 | 0x4 | 0x10, 300, 64)}
+    assert found.real_servers == {
+        RealServerKey(key, "2001:db8::2", 53): RealServer(0, "route"),
+        RealServerKey(key, "10.0.0.1", 53): RealServer(1, "tunnel"),
+    }
+
+
+def test_others_are_left_alone_unless_purged() -> None:
+    observed = {WEB: VirtualServer("lc", 0, 0, 32), OTHER: PLAIN, FAR: PLAIN}
+    assert listed.desired_servers(observed, tables(), (), True) == {WEB: PLAIN, OTHER: PLAIN, FAR: PLAIN}
+    assert listed.desired_servers(observed, tables(), ("192.0.2.1",), True) == {WEB: PLAIN, FAR: PLAIN}
+    assert listed.desired_servers(observed, tables(), (), False) == {OTHER: PLAIN, FAR: PLAIN}
+    assert listed.desired_servers(observed, tables(), ("192.0.2.1",), False) == {FAR: PLAIN}
+
+
+def test_real_servers_are_exact_only_where_they_are_given() -> None:
+    mine, other = RealServerKey(WEB, "10.0.0.1", 80), RealServerKey(OTHER, "10.0.0.2", 80)
+    observed = {mine: RealServer(1), other: RealServer(2)}
+    assert listed.desired_real_servers(observed, tables(()), (), True) == {other: RealServer(2)}
+    assert listed.desired_real_servers(observed, tables(None), (), True) == observed
+    assert listed.desired_real_servers(observed, tables(None), ("192.0.2.1",), True) == {mine: RealServer(1)}
+    assert listed.desired_real_servers(observed, tables(None), (), False) == {other: RealServer(2)}
+    new = (listed.ListedReal("10.0.0.3", 8080, 5),)
+    assert listed.desired_real_servers(observed, tables(new), (), True) == {
+        other: RealServer(2),
+        RealServerKey(WEB, "10.0.0.3", 8080): RealServer(5),
+    }
+
+
+GOOD = listed.ListedServer("192.0.2.1", 80)
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        (GOOD._replace(address="192.0.2.300"), "services[0].address: '192.0.2.300' is not an IP address"),
+        (GOOD._replace(port=0), "services[0].port: 0 is not between 1 and 65535"),
+        (GOOD._replace(scheduler="rr;x"), "services[0].scheduler: IPVS scheduler 'rr;x'"),
+        (GOOD._replace(persistence=-1), "services[0].persistence: -1"),
+        (GOOD._replace(persistence_prefix=24), "persistence_prefix: only with persistence"),
+        (GOOD._replace(persistence=1, persistence_prefix=64), "persistence_prefix: 64 is not between 1 and 32"),
+        (GOOD._replace(one_packet=True), "one_packet: only for protocol udp"),
+        (GOOD._replace(flags=("mh-port",)), "flags: mh-port belongs to scheduler mh, not wlc"),
+        (GOOD._replace(real_servers=(listed.ListedReal("x"),)), "services[0].real_servers[0].address: 'x'"),
+        (GOOD._replace(real_servers=(listed.ListedReal("::1"),)), "::1 is of another family"),
+        (GOOD._replace(real_servers=(listed.ListedReal("10.0.0.1", 81, forwarding="dr"),)), "only forwarding nat"),
+        (GOOD._replace(real_servers=(listed.ListedReal("10.0.0.1", weight=-1),)), "weight: -1 is not between"),
+        (GOOD._replace(real_servers=(listed.ListedReal("10.0.0.1"),) * 2), "real_servers[1]: real server"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(server: listed.ListedServer, words: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        listed.listed_tables([server])
+    assert words in str(raised.value)
+
+
+def test_duplicates_and_bad_purge_addresses() -> None:
+    with pytest.raises(ConfigurationError, match=r"services\[1\]: virtual server 192.0.2.1:80/TCP is given twice"):
+        listed.listed_tables([GOOD, GOOD])
+    with pytest.raises(ConfigurationError, match=r"purge\[0\].address: 'all'"):
+        listed.purged_addresses(["all"])
+
+
+def test_schedulers_that_the_kernel_does_not_have_are_named(tmp_path: Path) -> None:
+    release = kernel_release()
+    assert listed.unavailable_schedulers(tables(), str(tmp_path)) == ""  # nothing is known about this kernel
+    (tmp_path / f"lib/modules/{release}").mkdir(parents=True)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/modules").write_text("")
+    (tmp_path / f"lib/modules/{release}/modules.dep").write_text("kernel/ip_vs_rr.ko:\n")
+    (tmp_path / f"lib/modules/{release}/modules.builtin").write_text("")
+    assert listed.unavailable_schedulers(tables(), str(tmp_path)) == ""
+    wrong = listed.listed_tables([listed.ListedServer("192.0.2.1", 80, scheduler="nosuch")])
+    text = listed.unavailable_schedulers(wrong, str(tmp_path))
+    assert text.startswith(f"IPVS scheduler nosuch: module ip_vs_nosuch not available for kernel {release}; ")

@@ -1,0 +1,235 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Preflight: what is missing or in the way, and what is made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, PreflightError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import AtLeast
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import LEGACY, NFT, XtablesVariant
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import (
+    check,
+    conflicts,
+    features,
+    findings,
+    limits,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import (
+    ServicePortName,
+    ServicePortRoute,
+)
+
+RELEASE = "6.1.0-13-amd64"
+ALL_RIGHTS = (1 << 40) - 1
+
+
+def put(root: Path, path: str, text: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def process(name: str, *arguments: str) -> conflicts.Process:
+    return conflicts.Process(7, name, arguments or (name,))
+
+
+def names(found: list[findings.Finding]) -> list[tuple[str, str]]:
+    return [(finding.name, finding.severity) for finding in found]
+
+
+# -- judging -----------------------------------------------------------------------------------------------------------
+
+ERROR = findings.Finding(findings.KUBE_PROXY, findings.ERROR, "kube-proxy runs", "stop it")
+WARNING = findings.Finding(findings.FIREWALLD, findings.WARNING, "firewalld is active", "disable it")
+
+
+def test_errors_are_one_line_with_remedy_and_name() -> None:
+    other = findings.Finding(findings.MODULES, findings.ERROR, "module x\nis missing", "install it")
+    with pytest.raises(PreflightError) as raised:
+        findings.judge([ERROR, WARNING, other])
+    assert str(raised.value) == "kube-proxy runs: stop it [kube-proxy]; module x is missing: install it [modules]"
+
+
+def test_ignored_findings_do_not_stop() -> None:
+    assert findings.judge([WARNING]) == ["firewalld is active: disable it [firewalld]"]
+    assert findings.judge([ERROR, WARNING], ["kube-proxy", "firewalld"]) == [
+        "ignored as asked: kube-proxy runs: stop it [kube-proxy]"
+    ]
+
+
+def test_unknown_names_to_ignore_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="ignore_findings: firewall: not the name of a finding"):
+        findings.judge([], ["firewall"])
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def test_set_limit_names_the_first_service_that_no_longer_fits() -> None:
+    contributions = [
+        (f"shop/s{number}:http", [("KUBE-CLUSTER-IP", number), ("KUBE-LOOP-BACK", 0)]) for number in range(5)
+    ]
+    assert limits.set_limit_findings(contributions, limit=5) == []
+    (found,) = limits.set_limit_findings(contributions, limit=3)
+    assert found.name == findings.SET_LIMIT and found.severity == findings.ERROR
+    assert (
+        "ipset KUBE-CLUSTER-IP holds at most 3 elements, 5 are needed; Service shop/s3:http is the first" in found.what
+    )
+
+
+def test_shared_elements_count_once() -> None:
+    assert limits.set_limit_findings([("a", [("S", 1)]), ("b", [("S", 1)])], limit=1) == []
+
+
+def route(number: int) -> ServicePortRoute:
+    address = f"10.96.{number >> 8}.{number & 255}"
+    key = ServicePortName("shop", f"s{number}", "http", "TCP")
+    none = ((),) * 4
+    return ServicePortRoute(
+        key, "IPv4", address, 80, 0, (), (), (), 0, False, False, False, True, False, 0, *none, has_any=False
+    )
+
+
+def test_sets_of_ipvs_mode_are_counted_from_the_routes() -> None:
+    routes = {item.key: item for item in map(route, range(40))}
+    settings = DataplaneSettings("IPv4")
+    assert list(limits.ipvs_set_contributions(routes, settings)) == []  # far from the limit: nothing is rendered
+    found = limits.set_limit_findings(limits.ipvs_set_contributions(routes, settings, limit=30), limit=30)
+    assert {finding.name for finding in found} == {findings.SET_LIMIT}
+    assert any("ipset KUBE-CLUSTER-IP holds at most 30 elements, 40 are needed" in finding.what for finding in found)
+    assert all("Service shop/s30:http is the first" in finding.what for finding in found)
+
+
+# -- features ----------------------------------------------------------------------------------------------------------
+
+
+def test_rights_name_the_capabilities() -> None:
+    assert features.rights_findings(ALL_RIGHTS) == []
+    (found,) = features.rights_findings(1 << 13)
+    assert "lacks CAP_NET_ADMIN" in found.what and "become: true" in found.remedy
+
+
+def test_modules_not_installed_and_not_loadable(tmp_path: Path) -> None:
+    put(tmp_path, "proc/modules", "")
+    put(tmp_path, f"lib/modules/{RELEASE}/modules.builtin", "kernel/dummy.ko\n")
+    put(tmp_path, f"lib/modules/{RELEASE}/modules.dep", "kernel/ip_vs.ko:\n")
+    put(tmp_path, "etc/os-release", "ID=rocky\nID_LIKE='rhel centos'\n")
+    found = features.module_findings(["ip_vs", "ip_vs_mh", "ip_vs_wrr", "dummy"], 0, RELEASE, str(tmp_path))
+    assert names(found) == [("modules", "error"), ("rights", "error")]
+    assert found[0].what == f"kernel module ip_vs_mh, ip_vs_wrr not available for kernel {RELEASE}"
+    assert f"kernel-modules-extra-{RELEASE}" in found[0].remedy
+    assert "modprobe -a ip_vs" in found[1].remedy
+    assert features.module_findings(["ip_vs", "dummy"], ALL_RIGHTS, RELEASE, str(tmp_path)) == []
+
+
+def test_nftables_needs_a_newer_kernel() -> None:
+    assert names(features.kernel_version_findings("nftables", (5, 12, 19))) == [("kernel-version", "error")]
+    assert features.kernel_version_findings("nftables", (5, 13, 0)) == []
+    assert features.kernel_version_findings("ipvs", (4, 18, 0)) == []
+
+
+def variant(name: str = LEGACY, version: tuple[int, int, int] = (1, 8, 9)) -> XtablesVariant:
+    return XtablesVariant("IPv4", name, "", version, "/sbin/iptables", "/sbin/iptables-save", "/sbin/iptables-restore")
+
+
+def test_missing_extensions_are_named(tmp_path: Path) -> None:
+    put(tmp_path, "proc/net/ip_tables_matches", "comment\nmark\nstatistic\n")
+    put(tmp_path, "proc/net/ip_tables_targets", "MARK\nMASQUERADE\n")
+    put(tmp_path, f"lib/modules/{RELEASE}/modules.builtin", "kernel/xt_conntrack.ko\n")
+    put(tmp_path, f"lib/modules/{RELEASE}/modules.dep", "kernel/xt_addrtype.ko:\n")
+    (found,) = features.extension_findings("iptables", {"IPv4": variant()}, RELEASE, str(tmp_path))
+    assert found.what == f"IPv4: kernel {RELEASE} has no iptables extension recent"
+    assert "xt_recent" in found.remedy
+    (found,) = features.extension_findings("ipvs", {"IPv4": variant()}, RELEASE, str(tmp_path))
+    assert found.what.endswith("extension set")
+
+
+def test_nothing_is_claimed_about_extensions_without_a_list(tmp_path: Path) -> None:
+    assert features.extension_findings("iptables", {"IPv4": variant(NFT)}, RELEASE, str(tmp_path)) == []
+
+
+def test_old_programs_are_a_warning() -> None:
+    assert names(features.iptables_findings({"IPv4": variant(version=(1, 6, 1))})) == [("tools", "warning")]
+    assert features.iptables_findings({"IPv4": variant()}) == []
+
+
+def test_sysctls_that_cannot_be_set(tmp_path: Path) -> None:
+    put(tmp_path, "proc/sys/net/ipv4/ip_forward", "0\n")
+    put(tmp_path, "proc/sys/net/netfilter/nf_conntrack_max", "100\n")
+    put(tmp_path, "proc/sys/net/netfilter/nf_conntrack_buckets", "100\n")
+    for name in ("nf_conntrack_max", "nf_conntrack_buckets"):
+        (tmp_path / f"proc/sys/net/netfilter/{name}").chmod(0o444)
+    wanted = {
+        "net.ipv4.ip_forward": 1,
+        "net.netfilter.nf_conntrack_max": 200,
+        "net.netfilter.nf_conntrack_buckets": AtLeast(50),
+        "net.ipv4.vs.conntrack": 1,
+        "net.ipv4.no_such_key": 1,
+    }
+    found = features.sysctl_findings(wanted, ["ip_vs"], str(tmp_path))
+    assert [finding.what for finding in found] == [
+        "sysctl net.ipv4.no_such_key",
+        "sysctl net.netfilter.nf_conntrack_max is 100",
+    ]
+    assert "set it on the host" in found[1].remedy
+
+
+# -- conflicts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("running", "expected"),
+    [
+        (process("kube-proxy", "/usr/local/bin/kube-proxy", "--config=/x"), [("kube-proxy", "error")]),
+        (process("kube-router", "/kube-router", "--run-router"), [("kube-router", "error")]),
+        (process("kube-router", "/kube-router", "--run-service-proxy=false"), []),
+        (process("k3s-server", "/usr/local/bin/k3s", "server"), [("embedded-kube-proxy", "warning")]),
+        (process("k3s-server", "/usr/local/bin/k3s", "server", "--disable-kube-proxy"), []),
+        (process("firewalld", "/usr/bin/python3", "-s", "/usr/sbin/firewalld", "--nofork"), [("firewalld", "warning")]),
+        (process("cilium-agent"), [("cilium", "warning")]),
+        (process("less", "less", "kube-proxy"), []),
+        (process("kubenode-proxy", "/usr/bin/python3", "/usr/bin/kubenode-proxy", "run"), []),
+    ],
+)
+def test_other_managers(running: conflicts.Process, expected: list[tuple[str, str]]) -> None:
+    found = conflicts.process_findings([running])
+    assert names(found) == expected
+    assert all(finding.remedy for finding in found)
+
+
+def test_processes_of_other_network_namespaces_do_not_count(tmp_path: Path) -> None:
+    for number, namespace in (("self", "net:[1]"), ("10", "net:[1]"), ("11", "net:[2]")):
+        put(tmp_path, f"proc/{number}/cmdline", "/usr/bin/kube-proxy\0--config=x\0")
+        put(tmp_path, f"proc/{number}/comm", "kube-proxy\n")
+        (tmp_path / f"proc/{number}/ns").mkdir()
+        (tmp_path / f"proc/{number}/ns/net").symlink_to(namespace)
+    assert [item.number for item in conflicts.processes(str(tmp_path))] == [10]
+
+
+def test_ufw_that_drops_forwarded_traffic(tmp_path: Path) -> None:
+    assert conflicts.ufw_findings(str(tmp_path)) == []
+    put(tmp_path, "etc/ufw/ufw.conf", "# ENABLED\nENABLED=yes\n")
+    assert names(conflicts.ufw_findings(str(tmp_path))) == [("ufw", "warning")]
+    put(tmp_path, "etc/default/ufw", 'DEFAULT_FORWARD_POLICY="ACCEPT"\n')
+    assert conflicts.ufw_findings(str(tmp_path)) == []
+
+
+def test_forward_policy_names_chain_and_family() -> None:
+    (found,) = conflicts.forward_findings({"IPv4": "DROP", "IPv6": "ACCEPT"})
+    assert "IPv4: the policy of chain FORWARD in table filter is DROP" in found.what
+    assert "iptables -P FORWARD ACCEPT" in found.remedy
+
+
+def test_everything_is_looked_at_without_rights_or_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "capabilities", lambda: 0)
+    assert names(check.preflight(check.Intention("iptables", ("IPv4",)))) == [("rights", "error")]
+    monkeypatch.setattr(check, "capabilities", lambda: ALL_RIGHTS)
+    found = check.preflight(check.Intention("nftables", ("IPv4",)), "5.10.0-1-none")
+    assert ("kernel-version", "error") in names(found)
+    with pytest.raises(ConfigurationError, match="mode 'userspace'"):
+        check.preflight(check.Intention("userspace", ("IPv4",)))
