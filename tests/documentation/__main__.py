@@ -14,7 +14,7 @@ from typing import Dict, List, Optional, Sequence
 from tests.conftest import ROOT
 from tests.monitoring import dashboard
 
-from . import collection, module_reference, session, variables
+from . import collection, module_reference, session, settings, variables
 
 RECORDING = Path("examples/demo-session.txt")
 PICTURE = Path("docs/demo.svg")
@@ -26,6 +26,7 @@ def generated(root: Path = ROOT) -> Dict[Path, str]:
     """Every generated file by its path from the top, with the content that it should have."""
     files = {Path("docs") / name: text for name, text in module_reference.pages(collection.modules(root)).items()}
     files[Path("docs/variables.md")] = variables.page(collection.roles(root), root)
+    files[settings.PAGE] = settings.page((root / settings.PAGE).read_text(encoding="utf-8"))
     recording = (root / RECORDING).read_text(encoding="utf-8")
     files[PICTURE] = session.picture(session.excerpt(recording, SECTIONS), "make demo (extract)")
     files[dashboard.PATH] = dashboard.dashboard_text()

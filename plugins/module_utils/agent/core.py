@@ -14,7 +14,7 @@ from typing import Dict, List, Optional
 from ..cluster.api import ENDPOINT_SLICES, NODES, SERVICE_CIDRS, SERVICES, ApiClient
 from ..cluster.connection import ApiConnection
 from ..cluster.model import Node
-from ..configuration.model import IPVS, NODE_CIDR
+from ..configuration.model import IPVS, NODE_CIDR, KubeProxyConfiguration
 from ..convergence.handles import KernelHandles
 from ..convergence.request import Request
 from ..errors import ProxyError
@@ -43,7 +43,10 @@ NODE_PATIENCE_SECONDS = 10.0
 CACHE_SECONDS = 30.0
 DRAIN_SECONDS = 60.0
 ADDRESS_PAUSE_SECONDS = 0.5
-FULL_INTERVAL_SECONDS = 3600.0
+# kube-proxy 1.36 syncs at least so often in iptables and nftables mode.
+LONGEST_INTERVAL_SECONDS = 3600.0
+# A full check costs O(cluster): it may take a hundredth of a processor, however short the periods are.
+CHECK_PAUSE_FACTOR = 100.0
 
 
 class Fatal(Exception):
@@ -58,6 +61,7 @@ class AgentCore:
         self.log = log
         self.systemd = systemd or Systemd()
         self.configuration, warnings = read_configuration(options)
+        self._configure_log(self.configuration)
         for warning in warnings:
             log.warning(warning)
         self._read_configuration = self.configuration
@@ -102,6 +106,11 @@ class AgentCore:
         signal.signal(signal.SIGTERM, lambda _number, _frame: self.stop())
         signal.signal(signal.SIGINT, lambda _number, _frame: self.stop())
         signal.signal(signal.SIGHUP, lambda _number, _frame: self.reload())
+
+    def _configure_log(self, configuration: KubeProxyConfiguration) -> None:
+        """Apply the settings of ``logging``; options of the command line win."""
+        self.log.as_json = (self.options.log_format or configuration.logging.format) == "json"
+        self.log.verbose = self.options.verbose or configuration.debug_logging
 
     def _cache_age(self) -> float:
         return self._keeper.age()
@@ -165,13 +174,14 @@ class AgentCore:
 
     def _make_schedule(self) -> Schedule:
         configuration = self.configuration
-        return Schedule(configuration.min_sync_period, configuration.sync_period, FULL_INTERVAL_SECONDS)
+        return Schedule(configuration.min_sync_period, configuration.sync_period, LONGEST_INTERVAL_SECONDS)
 
     def _sync(self, first: bool = False) -> None:
         proxy = self.proxy
         if proxy is None:
             return
         self.schedule.started()
+        started = time.monotonic()
         outcome = self.syncer.start(proxy) if first else self.syncer.sync(proxy)
         now = time.monotonic()
         self.schedule.ended(now, outcome.succeeded)
@@ -181,6 +191,8 @@ class AgentCore:
             self.drift = DriftWatch(proxy.configuration.mode, proxy.families, self._handles, self.log)
         self.drift.settled(outcome.changes > 0, outcome.observed)
         if outcome.observed:
+            pause = max(proxy.configuration.check_period, CHECK_PAUSE_FACTOR * (now - started))
+            self._timers["check"] = now + pause
             trim_memory()
         for service, reason in outcome.failed_services:
             self.log.warning("health check node port cannot be served", service=service, reason=reason)
@@ -210,6 +222,12 @@ class AgentCore:
         if self.drift is not None:
             self.drift.settled(True, False)
         trim_memory()
+
+    def _check_everything(self) -> None:
+        """Have every family compared with the kernel by the next sync, whether or not a change was noticed."""
+        for family in self.proxy.families if self.proxy is not None else ():
+            self.syncer.suspects.setdefault(family.family, "regular check")
+        self.schedule.request()
 
     def _clean_up_again(self) -> None:
         if self.proxy is not None:

@@ -266,6 +266,7 @@ class Agent(AgentCore):
             "addresses": self._refresh_addresses,
             "servers": self._open_servers,
             "gauges": self._refresh_gauges,
+            "check": self._check_everything,
         }
         for name in [name for name, due in self._timers.items() if due <= now]:
             del self._timers[name]
@@ -329,6 +330,7 @@ class Agent(AgentCore):
         if name != old_name:
             self._follow_node(old_name)
         self._read_configuration = configuration
+        self._configure_log(configuration)
         self.health.timeout = 2 * self.configuration.sync_period
         if (before.healthz_bind_address, before.metrics_bind_address) != (
             configuration.healthz_bind_address,

@@ -14,7 +14,8 @@ from ..configuration.model import KubeProxyConfiguration
 class AgentOptions(NamedTuple):
     """How an agent is started. Empty texts stand for what the configuration says; ``cache`` empty: keep none.
 
-    ``control``: path of the unix socket for the node command; empty for none.
+    ``control``: path of the unix socket for the node command; empty for none. ``verbose``: debug lines whatever the
+    configuration says.
     """
 
     configuration: str = ""
@@ -26,6 +27,8 @@ class AgentOptions(NamedTuple):
     cache: str = "/var/lib/kubenode-proxy/cluster.json.gz"
     control: str = "/run/kubenode-proxy/agent.sock"
     ignore_findings: Tuple[str, ...] = ()
+    verbose: bool = False
+    log_format: str = ""
 
 
 def read_configuration(options: AgentOptions) -> Tuple[KubeProxyConfiguration, Tuple[str, ...]]:

@@ -63,11 +63,11 @@ def run_agent(arguments: argparse.Namespace, errors: TextIO) -> int:
         cache=arguments.cache,
         control=arguments.control,
         ignore_findings=tuple(arguments.ignore),
+        verbose=arguments.verbose,
+        log_format=arguments.log_format,
     )
-    configuration, _warnings = read_configuration(options)
-    wanted = arguments.log_format or configuration.logging.format
     # Where standard error goes to the journal, systemd says so in this variable.
-    log = Log(errors, wanted == "json", "JOURNAL_STREAM" in os.environ, arguments.verbose)
+    log = Log(errors, priorities="JOURNAL_STREAM" in os.environ)
     agent = Agent(options, log)
     agent.install_signals()
     log.info("starting", engine=engine_hash(), process=os.getpid())

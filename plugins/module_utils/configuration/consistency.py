@@ -9,7 +9,7 @@ from typing import List, Sequence, Tuple
 
 from ..addresses import family_of
 from ..errors import ConfigurationError
-from .model import CLUSTER_CIDR, IPVS, NODE_CIDR, KubeProxyConfiguration
+from .model import CLUSTER_CIDR, IPVS, NODE_CIDR, PRIMARY, KubeProxyConfiguration
 from .validate import split_host_port
 
 
@@ -60,7 +60,7 @@ def _node_port_warnings(configuration: KubeProxyConfiguration, primary_family: s
     values = configuration.effective_node_port_addresses
     if not values:
         return ["nodePortAddresses: is not set, so node ports answer on all addresses of the node; consider primary"]
-    if values == ("primary",):
+    if PRIMARY in values:
         return []
     warnings: List[str] = []
     if not _has(values, primary_family):

@@ -1,63 +1,80 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The feature gates of kube-proxy 1.36 that have to do with what this project does."""
+"""The feature gates of kube-proxy: those of 1.36, those that it no longer has, and those of later versions."""
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Mapping, Tuple
+from typing import Dict, Mapping, NamedTuple, Tuple
 
 ALLOW_SERVICE_EXTERNAL_IPS = "AllowServiceExternalIPs"
 NATIVE_HISTOGRAMS = "NativeHistograms"
 
-DEFAULTS: Mapping[str, bool] = {
-    ALLOW_SERVICE_EXTERNAL_IPS: True,
-    "ComponentFlagz": True,
-    "ComponentStatusz": True,
-    "ContextualLogging": True,
-    "LoggingAlphaOptions": False,
-    "LoggingBetaOptions": True,
-    "MultiCIDRServiceAllocator": True,
-    "NFTablesProxyMode": True,
-    NATIVE_HISTOGRAMS: False,
-    "PreferSameTrafficDistribution": True,
+
+class Gate(NamedTuple):
+    """A feature gate of kube-proxy 1.36. ``locked``: cannot be changed. ``effect``: here, in words; empty for none."""
+
+    default: bool
+    locked: bool = False
+    effect: str = ""
+
+
+GATES: Mapping[str, Gate] = {
+    ALLOW_SERVICE_EXTERNAL_IPS: Gate(True, effect="off: `spec.externalIPs` are not served"),
+    "ComponentFlagz": Gate(True),
+    "ComponentStatusz": Gate(True),
+    "ContextualLogging": Gate(True),
+    "LoggingAlphaOptions": Gate(False),
+    "LoggingBetaOptions": Gate(True),
+    "MultiCIDRServiceAllocator": Gate(True, locked=True),
+    "NFTablesProxyMode": Gate(True, locked=True),
+    NATIVE_HISTOGRAMS: Gate(False),
+    "PreferSameTrafficDistribution": Gate(True, locked=True),
 }
+"""By name."""
+
+DEFAULTS: Mapping[str, bool] = {name: gate.default for name, gate in GATES.items()}
 """Default value by name."""
 
-LOCKED: FrozenSet[str] = frozenset(("MultiCIDRServiceAllocator", "NFTablesProxyMode", "PreferSameTrafficDistribution"))
-"""Gates whose value cannot be changed any more."""
+LATER_GATES: Mapping[str, str] = {
+    "KubeProxyIPVS": "ipvs mode is always available",
+    "KubeProxyNFTablesLocalhostNodePorts": "in nftables mode node ports do not answer on loopback addresses",
+    "NFTablesNetlink": "nftables mode always speaks netlink",
+}
+"""Gates that kube-proxy has since 1.37, and why they need not or cannot be followed."""
+
+REMOVED_GATES: Tuple[str, ...] = (
+    "EndpointSliceProxying",
+    "KubeProxyDrainingTerminatingNodes",
+    "LoadBalancerIPMode",
+    "ProxyTerminatingEndpoints",
+    "ServiceInternalTrafficPolicy",
+    "ServiceTrafficDistribution",
+    "TopologyAwareHints",
+)
+"""Gates that kube-proxy 1.36 no longer has."""
 
 _GROUPS: Mapping[str, Tuple[str, ...]] = {
     "AllAlpha": ("LoggingAlphaOptions", NATIVE_HISTOGRAMS),
     "AllBeta": ("ComponentFlagz", "ComponentStatusz", "LoggingBetaOptions"),
 }
 
-_REMOVED: FrozenSet[str] = frozenset(
-    (
-        "EndpointSliceProxying",
-        "KubeProxyDrainingTerminatingNodes",
-        "LoadBalancerIPMode",
-        "ProxyTerminatingEndpoints",
-        "ServiceInternalTrafficPolicy",
-        "ServiceTrafficDistribution",
-        "TopologyAwareHints",
-    )
-)
+
+def is_known(name: str) -> bool:
+    """Tell whether kube-proxy 1.36 has a feature gate, or a group of them, of that name."""
+    return name in GATES or name in _GROUPS
 
 
-def gate_problem(name: str, value: bool) -> str:
-    """Why a feature gate cannot be set to ``value``, or empty text."""
-    if name in _REMOVED:
-        return "is no longer a feature gate in kube-proxy 1.36; remove it"
-    if name not in DEFAULTS and name not in _GROUPS:
-        return f"is not a feature gate of this proxy (known: {', '.join(sorted(DEFAULTS))})"
-    if name in LOCKED and value != DEFAULTS[name]:
-        return f"is locked to {str(DEFAULTS[name]).lower()}"
+def locked_problem(name: str, value: bool) -> str:
+    """Return why a feature gate cannot be set to ``value``, or empty text."""
+    gate = GATES.get(name)
+    if gate is not None and gate.locked and value != gate.default:
+        return f"is locked to {str(gate.default).lower()}"
     return ""
 
 
 def expanded(gates: Mapping[str, bool]) -> Dict[str, bool]:
-    """``gates`` with AllAlpha and AllBeta spelled out; a gate that is named itself goes before its group."""
+    """Return ``gates`` with AllAlpha and AllBeta spelled out; a gate that is named itself wins over its group."""
     spelled: Dict[str, bool] = {}
     for group, members in _GROUPS.items():
         if group in gates:

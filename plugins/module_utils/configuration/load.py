@@ -11,7 +11,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Tuple, Union
 from ..addresses import address_and_port, canonical_address, canonical_network, family_of
 from ..cluster.fields import shown
 from ..errors import ConfigurationError
-from .feature_gates import expanded, gate_problem
+from .effects import without_effect
+from .feature_gates import LATER_GATES, REMOVED_GATES, expanded, is_known, locked_problem
 from .model import (
     API_VERSION,
     IPTABLES,
@@ -31,6 +32,10 @@ from .validate import validate
 _HEALTHZ_PORT = 10256
 _METRICS_PORT = 10249
 _LARGE = 2**31 - 1
+_NODE_PORT_WORDS: Mapping[str, Tuple[str, ...]] = {
+    "all": ("0.0.0.0/0", "::/0"),
+    "localhost": ("127.0.0.0/8", "::1/128"),
+}
 _PREFIX = "KubeProxyConfiguration: "
 
 
@@ -44,7 +49,8 @@ class LoadedConfiguration(NamedTuple):
 def load(source: Union[str, bytes, Mapping[str, Any]], mode: str = "") -> LoadedConfiguration:
     """Read a configuration from the text of a file (YAML or JSON), or from a mapping of its fields.
 
-    Unknown and duplicate fields give warnings, as with kube-proxy. In a mapping apiVersion and kind may be absent. A
+    Unknown and duplicate fields give warnings, as with kube-proxy, and so do unknown feature gates and settings that
+    have no effect here. In a mapping apiVersion and kind may be absent. A
     ``mode`` takes the place of the one in the source. Raises ConfigurationError, which names every invalid field.
     """
     findings = Findings()
@@ -60,6 +66,7 @@ def load(source: Union[str, bytes, Mapping[str, Any]], mode: str = "") -> Loaded
     root.finish()
     validate(configuration, findings)
     findings.raise_problems()
+    findings.warnings += [f"{_PREFIX}{text}" for text in without_effect(configuration, values)]
     return LoadedConfiguration(configuration, tuple(findings.warnings))
 
 
@@ -152,8 +159,7 @@ def _read(root: Section, mode: str) -> KubeProxyConfiguration:
     bind_address = canonical_address(bind_address) or bind_address
     is_v6 = family_of(bind_address) == "IPv6"
     any_address, loopback = ("::", "::1") if is_v6 else ("0.0.0.0", "127.0.0.1")
-    for ignored in ("winkernel", "windowsRunAsService"):
-        root.rest((ignored,))
+    root.rest(("winkernel", "windowsRunAsService"))
     own_mode = root.text("mode", IPTABLES)
     return KubeProxyConfiguration(
         mode=mode or own_mode,
@@ -173,7 +179,7 @@ def _read(root: Section, mode: str) -> KubeProxyConfiguration:
         detect_local_mode=root.text("detectLocalMode", "ClusterCIDR"),
         detect_local=_detect_local(root.section("detectLocal")),
         cluster_cidrs=_networks(tuple(part.strip() for part in root.text("clusterCIDR").split(",") if part.strip())),
-        node_port_addresses=_networks(root.strings("nodePortAddresses")),
+        node_port_addresses=_node_port_addresses(root.strings("nodePortAddresses")),
         oom_score_adj=root.integer("oomScoreAdj", -999, -1000, 1000),
         conntrack=_conntrack(root.section("conntrack")),
         config_sync_period=root.duration("configSyncPeriod", 900.0, 900.0),
@@ -188,11 +194,13 @@ def _feature_gates(root: Section) -> Tuple[Tuple[str, bool], ...]:
         if not isinstance(value, bool):
             root.findings.problem(field, f"{shown(value)} is not true or false")
             continue
-        problem = gate_problem(str(name), value)
+        problem = locked_problem(str(name), value)
         if problem:
             root.findings.problem(field, problem)
-        else:
+        elif is_known(str(name)):
             gates[str(name)] = value
+        elif name not in LATER_GATES and name not in REMOVED_GATES:
+            root.findings.warnings.append(f"{_PREFIX}{field}: has no effect: kube-proxy 1.36 has no such feature gate")
     return tuple(sorted(expanded(gates).items()))
 
 
@@ -236,6 +244,7 @@ def _iptables(section: Section) -> IPTablesConfiguration:
         section.duration("syncPeriod", 30.0, 30.0),
         section.duration("minSyncPeriod", 1.0, 1.0),
     )
+    section.rest(("snatNodeInternalIP",))
     section.finish()
     return read
 
@@ -290,6 +299,11 @@ def _detect_local(section: Section) -> DetectLocal:
 def _networks(values: Tuple[str, ...]) -> Tuple[str, ...]:
     """CIDRs in canonical form; what is not a CIDR stays, for ``validate`` to name."""
     return tuple(canonical_network(value) or value for value in values)
+
+
+def _node_port_addresses(values: Tuple[str, ...]) -> Tuple[str, ...]:
+    """Return CIDRs, with the words ``all`` and ``localhost`` (Kubernetes 1.37) spelled out; ``primary`` stays."""
+    return _networks(tuple(cidr for value in values for cidr in _NODE_PORT_WORDS.get(value, (value,))))
 
 
 def _with_port(address: str, port: int) -> str:

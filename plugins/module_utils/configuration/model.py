@@ -22,6 +22,9 @@ MODES: Tuple[str, ...] = (IPTABLES, IPVS, NFTABLES)
 
 PRIMARY = "primary"
 
+LONGEST_CHECK_PERIOD = 3600.0
+_DEBUG_VERBOSITY = 4
+
 CLUSTER_CIDR = "ClusterCIDR"
 NODE_CIDR = "NodeCIDR"
 BRIDGE_INTERFACE = "BridgeInterface"
@@ -102,8 +105,8 @@ class Logging(NamedTuple):
 class KubeProxyConfiguration(NamedTuple):
     """A whole configuration. ``KubeProxyConfiguration()`` is what an empty file gives.
 
-    ``mode`` and ``detect_local_mode`` are never empty. ``node_port_addresses`` holds CIDRs, or the one word
-    ``primary``; it is as written, see ``effective_node_port_addresses``.
+    ``mode`` and ``detect_local_mode`` are never empty. ``node_port_addresses`` holds CIDRs and perhaps the word
+    ``primary``; see ``effective_node_port_addresses``.
     ``cluster_cidrs`` are the elements of clusterCIDR. All addresses and CIDRs are canonical.
     """
 
@@ -141,6 +144,17 @@ class KubeProxyConfiguration(NamedTuple):
         return self._periods()[1]
 
     @property
+    def check_period(self) -> float:
+        """Seconds between two comparisons of everything with the kernel; kube-proxy 1.36 waits an hour at most."""
+        longest = self.ipvs.sync_period if self.mode == IPVS else LONGEST_CHECK_PERIOD
+        return min(self.config_sync_period, longest, LONGEST_CHECK_PERIOD)
+
+    @property
+    def debug_logging(self) -> bool:
+        """Whether debug lines are wanted: logging.verbosity is 4 or more, as Kubernetes uses the number."""
+        return self.logging.verbosity >= _DEBUG_VERBOSITY
+
+    @property
     def masquerade_all(self) -> bool:
         """The masqueradeAll in effect: the nftables one in that mode, else the iptables one."""
         return self.nftables.masquerade_all if self.mode == NFTABLES else self.iptables.masquerade_all
@@ -158,7 +172,7 @@ class KubeProxyConfiguration(NamedTuple):
 
     @property
     def effective_node_port_addresses(self) -> Tuple[str, ...]:
-        """CIDRs, or ``("primary",)``, which is the default of nftables mode; empty for all addresses."""
+        """CIDRs and perhaps the word ``primary``, the default of nftables mode; empty for all addresses."""
         if not self.node_port_addresses and self.mode == NFTABLES:
             return (PRIMARY,)
         return self.node_port_addresses

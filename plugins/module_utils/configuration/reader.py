@@ -127,7 +127,7 @@ class Section:
         return tuple((name, self._values[name]) for name in names if name in self._values)
 
     def finish(self) -> None:
-        """Warn of the fields that nobody asked for."""
-        for name in self._values:
-            if name not in self._known:
+        """Warn of the fields that no method was asked for, unless they are null, which counts as absent."""
+        for name, value in self._values.items():
+            if name not in self._known and value is not None:
                 self.findings.warnings.append(f"KubeProxyConfiguration: unknown field {shown(self.field(str(name)))}")

@@ -120,13 +120,9 @@ def _interface(name: str, value: str, allowed: re.Pattern[str], problem: Problem
 
 
 def _node_port_addresses(values: Tuple[str, ...], problem: Problem) -> None:
-    if values == (PRIMARY,):
-        return
     for index, value in enumerate(values):
-        if value == PRIMARY:
-            problem(f"nodePortAddresses[{index}]", "primary cannot be combined with other values")
-        elif canonical_network(value) is None:
-            problem(f"nodePortAddresses[{index}]", f"{shown(value)} is not a CIDR or primary")
+        if value != PRIMARY and canonical_network(value) is None:
+            problem(f"nodePortAddresses[{index}]", f"{shown(value)} is not a CIDR, primary, localhost or all")
 
 
 def split_host_port(value: str) -> Tuple[str, int]:

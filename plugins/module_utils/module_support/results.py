@@ -12,6 +12,7 @@ from ..configuration.model import IPTABLES, IPVS, KubeProxyConfiguration
 from ..convergence.request import Report, TableChange
 from ..errors import Refusal
 from ..serviceports.node_ports import PRIMARY, node_port_addresses
+from ..serviceports.service_ports import of_family
 from .tables import difference_entry
 
 # With one bad object per tenant the list of refusals would otherwise be as large as the cluster.
@@ -63,7 +64,10 @@ def kernel_settings(configuration: KubeProxyConfiguration) -> Dict[str, Any]:
     """
     conntrack = configuration.conntrack
     values = configuration.effective_node_port_addresses
-    loopback = values != (PRIMARY,) and node_port_addresses(values, IPV4).contains_loopback
+    named = tuple(value for value in values if value != PRIMARY)
+    # The node's own address, which the word stands for, is never a loopback address.
+    chooses = PRIMARY not in values or of_family(named, IPV4)
+    loopback = bool(chooses) and node_port_addresses(named, IPV4).contains_loopback
     return {
         "mode": configuration.mode,
         "schedulers": [configuration.scheduler] if configuration.mode == IPVS else [],

@@ -43,15 +43,14 @@ class NodePortAddresses(NamedTuple):
 
 
 def resolve_primary(values: Sequence[str], node_ips: Iterable[str]) -> Tuple[str, ...]:
-    """``values``, with the single word ``primary`` replaced by the host CIDRs of the node's own addresses.
+    """Return ``values`` with the word ``primary`` replaced by the host CIDRs of the node's own addresses.
 
-    ``node_ips``: the addresses known for the node, at most one of each family; loopback ones count as unknown. If none
-    is known the outcome is empty, which means all addresses.
+    ``node_ips``: the addresses known for the node, at most one of each family; loopback ones count as unknown. If
+    ``primary`` stands alone and none is known the outcome is empty, which means all addresses.
     """
-    if tuple(values) != (PRIMARY,):
-        return tuple(values)
     known = [address for address in node_ips if address and not _is_loopback(address)]
-    return tuple(f"{address}/{128 if ':' in address else 32}" for address in known)
+    own = tuple(f"{address}/{128 if ':' in address else 32}" for address in known)
+    return tuple(cidr for value in values for cidr in (own if value == PRIMARY else (value,)))
 
 
 def node_port_addresses(values: Sequence[str], family: str) -> NodePortAddresses:

@@ -1,0 +1,48 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The tables of docs/configuration.md, from the tables in the code; the text around them is written by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import List
+
+PAGE = Path("docs/configuration.md")
+
+
+def fields() -> str:
+    """Return the table of all fields of a KubeProxyConfiguration."""
+    from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.effects import FIELDS
+
+    lines = [
+        "| Field | Default | Effect here | What it does, or why it has no effect | Modes |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [f"| `{row.name}` | {row.default} | {row.effect} | {row.text} | {row.modes} |" for row in FIELDS]
+    return "\n".join(lines)
+
+
+def gates() -> str:
+    """Return the table of all feature gates."""
+    from ansible_collections.kubenode.proxy.plugins.module_utils.configuration import feature_gates
+
+    lines: List[str] = ["| Gate | Default | Effect here |", "|---|---|---|"]
+    for name, gate in feature_gates.GATES.items():
+        default = ("on" if gate.default else "off") + (", locked" if gate.locked else "")
+        effect = gate.effect or ("always on" if gate.locked else "none")
+        lines.append(f"| `{name}` | {default} | {effect} |")
+    lines += [f"| `{name}` | Kubernetes 1.37 | none: {reason} |" for name, reason in feature_gates.LATER_GATES.items()]
+    return "\n".join(lines)
+
+
+def page(text: str) -> str:
+    """Return the page ``text`` with its tables replaced. Raises ValueError if the place for one is missing."""
+    for name, table in (("fields", fields()), ("gates", gates())):
+        begin, end = f"<!-- {name}: written by make docs -->\n", f"<!-- end of {name} -->\n"
+        before, found, rest = text.partition(begin)
+        _old, closed, after = rest.partition(end)
+        if not found or not closed:
+            raise ValueError(f"{PAGE}: no place for the table of {name}")
+        text = f"{before}{begin}{table}\n{end}{after}"
+    return text
