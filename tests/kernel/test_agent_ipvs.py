@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 import subprocess
-import time
 
 import pytest
 
@@ -144,14 +145,12 @@ def test_a_real_server_with_a_connection_is_drained(node):
     for address in (endpoint_ip(1, 0), endpoint_ip(1, 1)):
         output("ip", "address", "add", f"{address}/32", "dev", "lo")
     wait_for(lambda: f"{cluster_ip(1)}:80" in output("ipvsadm", "-Ln"))
-    listener = subprocess.Popen(["socat", "TCP-LISTEN:8080,fork,reuseaddr", "EXEC:cat"])
-    clients = []
-    try:
-        time.sleep(0.5)
-        clients = [
-            subprocess.Popen(["socat", f"TCP:{cluster_ip(1)}:80", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            for _ in range(2)
-        ]
+    with contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(socket.create_server(("", 8080)))
+        connections = []
+        for _ in range(2):
+            client = sockets.enter_context(socket.create_connection((cluster_ip(1), 80), timeout=10))
+            connections.append((client, sockets.enter_context(listener.accept()[0])))
         wait_for(lambda: output("ipvsadm", "-Lnc").count("ESTABLISHED") == 2, 10.0, 0.1)
         node.store.put(endpoint_slice(1, count=1))
         gone = f"-a -t {cluster_ip(1)}:80 -r {endpoint_ip(1, 1)}:8080 -m -w 0"
@@ -161,14 +160,11 @@ def test_a_real_server_with_a_connection_is_drained(node):
         wait_for(lambda: gone not in output("ipvsadm", "-Sn"), 10.0, 0.05)
         assert f"-r {endpoint_ip(1, 1)}:8080 -m -w 1" in output("ipvsadm", "-Sn")
         assert node.status()["families"]["IPv4"]["draining"] == 0
-        for client in clients:
-            client.stdin.write(b"still there\n")
-            client.stdin.flush()
-            assert client.stdout.readline() == b"still there\n"
-    finally:
-        for process in (*clients, listener):
-            process.kill()
-            process.wait()
+        for client, endpoint in connections:
+            for sender, receiver in ((client, endpoint), (endpoint, client)):
+                sender.sendall(b"still there")
+                receiver.settimeout(10)
+                assert receiver.recv(64) == b"still there"
 
 
 def test_what_iptables_mode_left_goes_when_ipvs_mode_starts(node):

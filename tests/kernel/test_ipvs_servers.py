@@ -39,6 +39,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.text import ipvsadm_text
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, Stage, apply_plan, plan
+from tests.lab.background import Background
 
 pytestmark = pytest.mark.uml
 
@@ -268,15 +269,13 @@ def test_a_real_server_with_a_connection_drains(ipvs):
 def test_virtual_servers_in_other_namespaces_hide_none_of_ours(ipvs, monkeypatch):
     """/proc/net/ip_vs skips entries at the ends of its pages then; netlink dumps fill the gaps."""
     servers, real_servers = many_servers(800)
-    script = "for n in $(seq 50); do ipvsadm -A -t 10.99.0.$n:80 -s rr; done; echo ready; read wait"
+    script = "for n in $(seq 50); do ipvsadm -A -t 10.99.0.$n:80 -s rr; done; echo ready; exec sleep infinity"
     command = ["unshare", "-n", "sh", "-c", script]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None and other.stdout.readline() == "ready\n"
+    with Background(command):
         converge(ipvs, servers, real_servers)
         with open(ipvs_module.PROC_TABLE, encoding="ascii") as table:
             assert len(parse_proc(table, "IPv4").seen) < len(servers)
         assert RealServersResource(ipvs).observe() == real_servers
-        other.communicate("\n")
     monkeypatch.setattr(ipvs_module, "PROC_TABLE", "/proc/nothing")
     assert RealServersResource(ipvs).observe() == real_servers
 

@@ -20,6 +20,7 @@ from tests.kernel import foreign_rules
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, service, wait_for
 from tests.kernel.foreign_rules import FIREWALLD, run
 from tests.lab import system
+from tests.lab.background import Background
 from tests.lab.outage import Client
 
 UML = pytest.mark.uml
@@ -145,9 +146,7 @@ class Neighbour:
     def __init__(self, name: str, node_address: str, addresses: Sequence[str], program: str = "") -> None:
         command = ["python3", "-c", program]
         wait = ["unshare", "-n", "sh", "-c", "echo ready; exec sleep infinity"]
-        self._holder = subprocess.Popen(wait, stdout=subprocess.PIPE)
-        assert self._holder.stdout is not None
-        self._holder.stdout.readline()
+        self._holder = Background(wait)
         number = str(self._holder.pid)
         self.namespace = f"/proc/{number}/ns/net"
         system.ip_batch(
@@ -165,15 +164,12 @@ class Neighbour:
             ("ip", "route", "add", "default", "via", node_address.partition("/")[0]),
         ):
             run(*inside, *words)
-        self._program = subprocess.Popen([*inside, *command], stdout=subprocess.PIPE) if program else None
-        if self._program is not None and self._program.stdout is not None:
-            assert self._program.stdout.readline() == b"ready\n"
+        self._program = Background([*inside, *command]) if program else None
 
     def close(self) -> None:
         for process in (self._program, self._holder):
             if process is not None:
-                process.kill()
-                process.communicate()
+                process.close()
 
 
 class Node(AgentNode):

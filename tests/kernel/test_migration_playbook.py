@@ -31,6 +31,7 @@ from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
 from tests.conformance.wirelab.cases import load_case
 from tests.lab import recorded, system
+from tests.lab.background import Background, runs_as
 from tests.lab.namespaces import HIDDEN, Namespaces, ansible_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +40,6 @@ STATE = Path(CASE.file("state-iptables.txt"))
 LABEL = "kubenode.proxy/managed"
 NODES = ("node-a", "node-b", "node-c")
 SERVICE = ("10.96.2.1", 80)
-ANSWERING = ["socat", "TCP-LISTEN:8080,fork,reuseaddr", "EXEC:/bin/true"]
 ENDPOINTS = ("10.244.1.11", "10.244.2.11")
 
 
@@ -48,7 +48,7 @@ class Node(Namespaces):
 
     def __init__(self, name: str, scratch: Path) -> None:
         self.name = name
-        self.processes: Dict[str, subprocess.Popen] = {}
+        self.processes: Dict[str, Background] = {}
         super().__init__()
         self.inside = self.enter(Path("/"))
         self.interpreter = scratch / f"python-{name}"
@@ -62,25 +62,31 @@ class Node(Namespaces):
         # kube-proxy has set this one.
         self.run(["sh", "-c", "echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet"])
         recorded.load(STATE, self.run, "nft")
-        self.start("endpoint", ANSWERING)
+        self._echo = scratch / f"echo-{name}.json"
+        self._echo.write_text(json.dumps([{"name": name, "namespace": None, "ports": [["TCP", 8080]]}]))
+        self.start_endpoint()
 
     def run(self, command, text=None) -> str:
         done = self.execute(command, Path("/"), text or "")
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
 
-    def start(self, what: str, command: List[str]) -> None:
-        self.processes[what] = subprocess.Popen([*self.inside, *command], stdin=subprocess.DEVNULL)
+    def start_endpoint(self) -> None:
+        command = [*self.inside, sys.executable, "-m", "tests.lab.echo", str(self._echo)]
+        self.processes["endpoint"] = Background(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+    def start_named(self, name: str) -> None:
+        """Start a process of that name which does nothing."""
+        command = ["bash", "-c", f"exec -a {name} sleep 1800"]
+        self.processes[name] = Background([*self.inside, *command], ready=runs_as(name))
 
     def stop(self, what: str) -> None:
-        process = self.processes.pop(what)
-        process.kill()
-        process.wait()
+        self.processes.pop(what).close()
 
     def set_kube_proxy(self, wanted: bool) -> None:
         """Follow the DaemonSet controller."""
         if wanted and "kube-proxy" not in self.processes:
-            self.start("kube-proxy", ["bash", "-c", "exec -a kube-proxy sleep 1800"])
+            self.start_named("kube-proxy")
         elif not wanted and "kube-proxy" in self.processes:
             self.stop("kube-proxy")
 
@@ -206,9 +212,9 @@ def assert_untouched(cluster, before, *names: str) -> None:
 
 
 def test_what_stands_in_the_way_of_one_host_is_told_before_any_is_touched(cluster, before):
-    cluster.nodes["node-c"].start("rival", ["bash", "-c", "exec -a kube-router sleep 1800"])
+    cluster.nodes["node-c"].start_named("kube-router")
     status, text = cluster.migrate()
-    cluster.nodes["node-c"].stop("rival")
+    cluster.nodes["node-c"].stop("kube-router")
     assert status != 0 and "kube-router runs its own service proxy on this node" in text, text
     assert cluster.api.patched == [] and cluster.with_kube_proxy() == list(NODES)
     assert_untouched(cluster, before, *NODES)
@@ -230,7 +236,7 @@ def test_a_first_host_that_does_not_answer_is_put_back_and_the_rollout_stops(clu
     found = node.rules()
     node.stop("endpoint")
     status, text = cluster.migrate()
-    node.start("endpoint", ANSWERING)
+    node.start_endpoint()
     assert status != 0 and "10.96.2.1 port 80 does not answer from node-a" in text, text
     assert "kube-proxy serves this host again" in text
     assert cluster.labelled() == [] and cluster.with_kube_proxy() == list(NODES)

@@ -13,6 +13,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.probe import nat_refused
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.check import Intention, preflight
+from tests.lab.background import Background, runs_as
 
 FAMILIES = ("IPv4", "IPv6")
 
@@ -48,15 +49,11 @@ def test_forward_policy_and_stale_chains_of_the_other_variant_are_found(variant)
 def test_processes_of_kube_proxy_are_found(tmp_path):
     program = tmp_path / "kube-proxy"
     program.symlink_to("/bin/sleep")
-    running = subprocess.Popen([str(program), "60"])
-    try:
+    with Background([str(program), "60"], ready=runs_as(str(program))) as running:
         found = preflight(Intention("iptables", FAMILIES))
         assert [finding.name for finding in found] == ["kube-proxy"]
         assert f"(process {running.pid})" in found[0].what
         assert [finding.name for finding in preflight(Intention("nftables", FAMILIES))] == ["kube-proxy"]
-    finally:
-        running.kill()
-        running.wait()
 
 
 def test_what_only_the_host_may_change_is_found():

@@ -10,6 +10,8 @@ import subprocess
 from pathlib import Path
 from typing import Dict, List, Sequence
 
+from tests.lab.background import Background
+
 ROOT = Path(__file__).resolve().parents[2]
 #: What modules may write to on a node; hidden behind empty directories in memory.
 HIDDEN = ("/etc/modules-load.d", "/etc/sysctl.d", "/run", "/var/lib")
@@ -24,14 +26,7 @@ class Namespaces:
         steps = [f"mkdir -p {path} && mount -t tmpfs -o mode=0755 node-test {path}" for path in HIDDEN]
         steps += [f"echo 0 >/proc/sys/{name}" for name in _SETTINGS]
         script = " && ".join([*steps, "ip link set lo up", "echo ready", "exec sleep infinity"])
-        self.holder = subprocess.Popen(
-            ["unshare", "-n", "-m", "--propagation", "private", "sh", "-c", script],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        if self.holder.stdout is None or self.holder.stdout.readline().strip() != "ready":
-            self.close()
-            raise RuntimeError("a network and mount namespace cannot be made here")
+        self.holder = Background(["unshare", "-n", "-m", "--propagation", "private", "sh", "-c", script])
 
     def enter(self, directory: Path) -> List[str]:
         """The beginning of a command line that runs in them, in this directory."""
@@ -52,10 +47,7 @@ class Namespaces:
 
     def close(self) -> None:
         """End them."""
-        self.holder.kill()
-        self.holder.wait()
-        if self.holder.stdout is not None:
-            self.holder.stdout.close()
+        self.holder.close()
 
 
 def ansible_environment(scratch: Path) -> Dict[str, str]:

@@ -12,9 +12,9 @@ import gzip
 import json
 import os
 import re
-import subprocess
 import sys
 
+from tests.lab.background import Background
 from tests.modules.harness import ROOT, UNPRIVILEGED
 
 SNAPSHOT = ROOT / "tests" / "lab" / "demo" / "cluster.json"
@@ -223,16 +223,11 @@ def test_a_held_lock_is_named_and_nothing_is_changed(node):
     node.run("mkdir", "-p", "/run/kubenode-proxy")
     before = rules(node)
     hold = "import fcntl, sys, time; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); "
-    hold += "print('held', flush=True); time.sleep(600)"
+    hold += "print('ready', flush=True); time.sleep(600)"
     enter = ["nsenter", "-t", str(node.holder.pid), "-n", "-m"]
     for path in ("/run/xtables.lock", "/run/kubenode-proxy/lock"):
-        holder = subprocess.Popen([*enter, sys.executable, "-c", hold, path], stdout=subprocess.PIPE, text=True)
-        try:
-            assert holder.stdout.readline() == "held\n"
+        with Background([*enter, sys.executable, "-c", hold, path]):
             (found,) = node.play({MODULE: {**SERVE, "lock_timeout": 0.5}})
-        finally:
-            holder.kill()
-            holder.communicate()
         assert found["failed"] and "lock" in found["msg"] and "\n" not in found["msg"], found
         assert found["error_kind"] in ("kernel", "preflight") and path.split("/")[2].split("-")[0] in found["msg"], (
             found

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Iterator
@@ -15,6 +14,7 @@ from typing import Iterator
 import pytest
 
 from tests.lab import wire
+from tests.lab.background import Background
 from tests.lab.probe import ask
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,11 +33,8 @@ def port(tmp_path: Path) -> Iterator[int]:
     configuration = tmp_path / "echo.json"
     configuration.write_text(json.dumps(pods), encoding="ascii")
     argv = [sys.executable, "-m", "tests.lab.echo", str(configuration)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=ROOT) as server:
-        assert server.stdout is not None
-        assert server.stdout.readline() == b"ready\n"
+    with Background(argv, cwd=str(ROOT)):
         yield number
-        server.kill()
 
 
 @pytest.mark.parametrize("protocol", ["TCP", "UDP"])
