@@ -151,11 +151,19 @@ def _guest_root(specification: Specification) -> None:
     system.mount("devpts", "/dev/pts", "devpts")
     system.mount("shm", "/dev/shm", "tmpfs")
     os.makedirs("/lib/modules", exist_ok=True)
-    os.symlink(modules, "/lib/modules/" + os.uname().release)
+    _show_modules(modules, "/lib/modules/" + os.uname().release)
     if user_mode:
         _choose_legacy_iptables()
     if specification.modules:
         system.run(["modprobe", "-a", *specification.modules])
+
+
+def _show_modules(source: str, place: str) -> None:
+    """Let modprobe find the guest's modules, whatever the host has at that place: a directory, a link, nothing."""
+    if os.path.islink(place):
+        os.unlink(place)
+    os.makedirs(place, exist_ok=True)
+    system.mount(source, place, "", system.MS_BIND)
 
 
 def _choose_legacy_iptables() -> None:
@@ -271,14 +279,20 @@ def _reap(wanted: int) -> int:
 def _run_services(specification: Specification, services: Sequence[Sequence[str]]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     with open(os.path.join(specification.scratch, "services.log"), "ab", buffering=0) as log:
-        for argv in services:
-            subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        running = {
+            subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log).pid: argv for argv in services
+        }
     Path(specification.scratch, "ready").write_text("ready\n", encoding="ascii")
     while True:
         try:
-            os.wait()
+            process, status = os.wait()
         except ChildProcessError:
             time.sleep(1)
+            continue
+        if process in running:
+            words = Path(log.name).read_text(encoding="utf-8", errors="replace").strip()[-2000:]
+            command = " ".join(running[process])
+            raise system.LabError(f"{command} ended with status {os.waitstatus_to_exitcode(status)}: {words}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from tests.lab.cores import pinned
 from tests.lab.node import Specification
 from tests.lab.system import LabError, run
 
@@ -127,10 +128,15 @@ def start(specification: Specification, memory: str, network: Optional[Network] 
     if network:
         argv.append(f"vec0:transport=tap,ifname={network.tap},depth=64,gro=1,mac={network.mac}")
     argv += ["--", "-m", "tests.lab.node", str(scratch / "specification.json")]
-    with open(scratch / "console", "wb") as console:
-        given = environment(scratch, memory)
+    with open(scratch / "console", "wb") as console, pinned() as pin:
         return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=given, start_new_session=True
+            [*pin.words, *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+            env=environment(scratch, memory),
+            pass_fds=pin.descriptors,
+            start_new_session=True,
         )
 
 

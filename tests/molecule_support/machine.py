@@ -11,6 +11,7 @@ output is in ``console``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 from tests.lab import qemu, uml
+from tests.lab.cores import Pin, pinned
 from tests.lab.stock_kernel import stock_kernel
 
 MEMORY = "384M"
@@ -53,9 +55,17 @@ def main(arguments: Sequence[str]) -> int:
         guest, environment = _user_mode(directory, settings), uml.environment(directory, MEMORY)
     argv = ["ip", "netns", "exec", settings["namespace"], *guest]
     while True:
-        with open(directory / "console", "ab") as console:
+        with open(directory / "console", "ab") as console, contextlib.ExitStack() as processor:
+            # An emulated guest has two processors.
+            pin = Pin([], ()) if settings["emulated"] else processor.enter_context(pinned())
             done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=environment, check=False
+                [*pin.words, *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                env=environment,
+                pass_fds=pin.descriptors,
+                check=False,
             )
             console.write(f"--- ended with status {done.returncode}\n".encode())
         time.sleep(0.5)
