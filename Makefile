@@ -12,17 +12,34 @@ PYTEST := $(PYTHON) -m pytest
 LOAD := tests/kernel/test_migration_load.py
 UML_FIRST := tests/kernel/test_agent_ipvs.py tests/kernel/test_leaving.py tests/kernel/test_living_with_others.py
 WIRE := tests/conformance/lab
-# What `make test` runs, in this order; all are run even if one fails. For some of them: make test STEPS="lint unit"
-STEPS ?= lint unit pythons monitoring browser kernel load uml modules systemd sanity ansible-units build importer cores played \
-	molecule conformance
+# Empty: what `make test` runs. FULL=1, for any target: also the tests that are marked `full`, all scenarios, all cases.
+FULL ?=
+MARKS := $(if $(FULL),,and not full)
+# What `make test` runs; all are run even if one fails. For some of them: make test STEPS="lint unit"
+STEPS ?= kernel uml modules systemd conformance load unit pythons molecule lint build played sanity importer cores browser monitoring \
+	$(if $(FULL),ansible-units)
 # What `make molecule` runs; for one: make molecule SCENARIOS=ipvs
-SCENARIOS ?= default ipvs modes airgap
+SCENARIOS ?= default $(if $(FULL),ipvs modes airgap)
+# Cases of the wire lab, without FULL: one or two for each area; of them those that are repeated with IPv6 or both
+# families, with legacy iptables, and on a kernel with IPVS.
+AREAS := affinity-endpoint-changes cleanup clusterip-basic clusterip-sctp detect-bridge external-ips-local foreign-rules \
+	forward-policy-drop hairpin internal-local-none-local lb-ingress-changes lb-source-ranges-several many-endpoints masquerade-all \
+	no-endpoints-every-address node-hints nodeport-addresses nodeport-cluster nodeport-local-none-local open-connection-terminating \
+	restart-changed-meanwhile service-port-changed terminating-matrix traffic-policy-matrix udp-nodeport-replaced \
+	zone-hints-and-policies
+TWINS := affinity external-ips-local hairpin lb-source-ranges nodeport-local terminating-local udp-endpoint-replaced
+LEGACY := affinity cleanup clusterip-basic lb-source-ranges nodeport-cluster restart udp-endpoint-replaced
+IPVS := affinity cleanup clusterip-basic clusterip-sctp external-ips-local foreign-rules hairpin 'ipvs-*' lb-ingress-changes \
+	lb-source-ranges masquerade-all no-endpoints-every-address nodeport-addresses nodeport-cluster nodeport-local \
+	restart-changed-meanwhile terminating-local udp-endpoint-replaced
+IPVS_TWINS := affinity hairpin lb-source-ranges nodeport-local
+cases = $(if $(FULL),,$(foreach case,$(1),--cases $(case)))
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
 export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup setup-lab demo docs record test .steps lint unit pythons kernel load monitoring browser uml systemd molecule \
+.PHONY: help setup setup-lab demo docs record test test-full quick format lint unit pythons kernel load monitoring browser uml systemd molecule \
 	modules sanity ansible-units build .packed cores importer played conformance clean
 
 help:
@@ -45,20 +62,24 @@ record: setup-lab
 	$(PYTHON) -m tests.fleet
 
 test: setup-lab
-	@$(MAKE) --no-print-directory .steps RUN="$(STEPS)"
+	@$(PYTHON) -m tests.steps $(STEPS)
 
-.steps:
-	@failed=; for step in $(RUN); do \
-	  echo "== $$step"; start=$$(date +%s); \
-	  $(MAKE) --no-print-directory $$step || failed="$$failed $$step"; \
-	  echo "== $$step took $$(( $$(date +%s) - start )) s"; \
-	done; \
-	if [ -n "$$failed" ]; then echo "error: failed:$$failed" >&2; exit 1; fi
+test-full:
+	@$(MAKE) --no-print-directory test FULL=1
+
+# While working: without root, in about half a minute.
+quick: setup
+	$(BIN)/ruff check .
+	$(PYTEST) -q -n 2 -m "not full" tests/unit
+
+format: setup
+	$(BIN)/ruff check --fix --select I .
+	$(BIN)/ruff format .
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy plugins/module_utils tests/lab tests/conformance tests/documentation tests/molecule_support tests/monitoring/dashboard.py \
-	  tests/monitoring/expressions.py tests/fleet/browser.py tests/fleet/samples.py tests/fleet/__main__.py
+	  tests/monitoring/expressions.py tests/fleet/browser.py tests/fleet/samples.py tests/fleet/__main__.py tests/steps.py
 	$(BIN)/yamllint --strict .
 	$(BIN)/ansible-lint --offline --profile production
 	$(BIN)/antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs=all .
@@ -67,7 +88,7 @@ lint: setup
 	else echo "error: shellcheck is not installed: apt-get install shellcheck" >&2; exit 2; fi
 
 unit: setup
-	$(PYTEST) -q -n 2 tests/unit
+	$(PYTEST) -q -n 2 $(if $(FULL),,-m "not full") tests/unit
 
 # Alert rules and dashboard, with Prometheus' own tool.
 monitoring: setup
@@ -78,19 +99,19 @@ browser: setup-lab
 
 # Two files at a time, here and below: much of the time is Ansible waiting for a node, or a test for something to happen.
 kernel: setup-lab
-	$(PYTEST) -q -n 2 --dist loadfile tests/kernel -m "not uml" --ignore $(LOAD)
+	$(PYTEST) -q -n 2 --dist loadfile tests/kernel -m "not uml $(MARKS)" --ignore $(LOAD)
 
 # Alone, since an emulated node needs all processors.
 load: setup-lab
-	$(PYTEST) -q $(LOAD)
+	$(PYTEST) -q $(if $(FULL),,-m "not full") $(LOAD)
 
 # Two guests at a time: each has one processor. The second has all files that the first has not.
 uml: setup-lab
 	@printf '%s\n' "$(UML_FIRST)" "tests/kernel tests/modules $(UML_FIRST:%=--ignore %)" | xargs -P 2 -I % sh -c \
-	  '$(PYTHON) -m tests.lab.uml --memory 1G -- $(PYTEST) -q -p no:cacheprovider % -m uml'
+	  '$(PYTHON) -m tests.lab.uml --memory 1G -- $(PYTEST) -q -p no:cacheprovider % -m "uml $(MARKS)"'
 
 systemd: setup-lab
-	$(PYTEST) -q -n 2 --dist loadfile tests/systemd
+	$(PYTEST) -q -n 2 --dist loadfile $(if $(FULL),,-m "not full") tests/systemd
 
 molecule: setup-lab
 	@failed=; trap 'exit 130' INT TERM; trap '$(PYTHON) -m tests.molecule_support down $$scenario' EXIT; \
@@ -102,7 +123,7 @@ molecule: setup-lab
 	if [ -n "$$failed" ]; then echo "error: failed:$$failed" >&2; exit 1; fi
 
 modules: setup-lab
-	$(PYTEST) -q -n 2 --dist loadfile tests/modules -m "not uml"
+	$(PYTEST) -q -n 2 --dist loadfile tests/modules -m "not uml $(MARKS)"
 
 sanity: setup
 	.ci/ansible-test sanity
@@ -129,12 +150,18 @@ pythons: setup
 	.ci/pythons
 
 conformance: setup-lab
-	$(WIRE) run --mode iptables --iptables nft --families all --jobs 6
-	$(WIRE) run --mode iptables --iptables legacy --jobs 6
-	$(WIRE) run --mode nftables --families all --jobs 6
+	$(WIRE) run --mode iptables --iptables nft $(call cases,$(AREAS)) --jobs 6
+	$(WIRE) run --mode iptables --iptables nft $(call cases,$(TWINS)) --families dual --jobs 6
+	$(WIRE) run --mode iptables --iptables legacy $(call cases,$(LEGACY)) --jobs 6
+	$(WIRE) run --mode nftables $(call cases,$(AREAS)) --jobs 6
+	$(WIRE) run --mode nftables $(call cases,$(TWINS)) --families ipv6 --jobs 6
+ifneq ($(FULL),)
+	$(WIRE) run --mode iptables --iptables nft --families ipv6 --jobs 6
+	$(WIRE) run --mode nftables --families dual --jobs 6
+endif
 # One case at a time in each guest: a kernel that lists virtual servers of one namespace counts those of the others.
-	$(WIRE) uml --jobs 3 -- run --mode ipvs --jobs 1
-	$(WIRE) uml --jobs 3 -- run --mode ipvs --jobs 1 --families ipv6
+	$(WIRE) uml --jobs 2 -- run --mode ipvs $(call cases,$(IPVS)) --jobs 1
+	$(WIRE) uml --jobs 2 -- run --mode ipvs $(call cases,$(IPVS_TWINS)) --jobs 1 --families ipv6
 
 clean:
 	@if [ -x $(PYTHON) ] && [ "$$(id -u)" -eq 0 ]; then for name in lab demo; do $(PYTHON) -m tests.lab --name $$name down; done; fi

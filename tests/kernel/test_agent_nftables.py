@@ -24,6 +24,8 @@ from tests.kernel.agent_node import (
 )
 
 FAMILIES = ("ip", "ip6")
+# Each of many objects, one after the other.
+LONG = ("ip", pytest.param("ip6", marks=pytest.mark.full))
 # A loaded machine may be late; what is usual is held to two seconds by the median.
 PATIENCE_SECONDS = 30.0
 USUAL_SECONDS = 2.0
@@ -174,7 +176,7 @@ class Repairs:
         assert self.node.differences()["changed"] is False
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LONG)
 def test_every_deleted_object_is_put_back(node: AgentNode, family: str) -> None:
     repairs = Repairs(node)
     for command in list(deletions(family)):
@@ -190,7 +192,7 @@ def test_what_does_not_belong_is_removed(node: AgentNode, family: str) -> None:
     repairs.check(6)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LONG)
 def test_every_deleted_rule_is_put_back(node: AgentNode, family: str) -> None:
     repairs = Repairs(node)
     rules = [item["rule"] for item in objects(family) if "rule" in item]

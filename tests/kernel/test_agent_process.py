@@ -22,6 +22,7 @@ from tests.kernel.agent_node import (
     service,
     wait_for,
 )
+from tests.lab.background import Background
 
 SETUPS = [("iptables", "nft"), ("iptables", "legacy"), ("nftables", "")]
 
@@ -30,7 +31,15 @@ def run(*command):
     subprocess.run(command, check=True, capture_output=True)
 
 
-@pytest.fixture(params=SETUPS, ids=lambda item: "-".join(filter(None, item)))
+# What takes long, and is about the agent and not about the kernel: in one mode for `make test`.
+LONG = [*(pytest.param(setup, marks=pytest.mark.full) for setup in SETUPS[:2]), SETUPS[2]]
+
+
+def name_of(setup):
+    return "-".join(filter(None, setup))
+
+
+@pytest.fixture(params=SETUPS, ids=name_of)
 def node(request, tmp_path):
     mode, variant = request.param
     found = AgentNode(tmp_path, mode, variant)
@@ -146,6 +155,7 @@ def test_own_changes_are_never_taken_for_foreign_ones(node):
     assert "repaired" not in node.log
 
 
+@pytest.mark.parametrize("node", LONG, indirect=True, ids=name_of)
 def test_two_hundred_changes_a_second_end_in_the_plan(node):
     node.start()
     began = time.monotonic()
@@ -158,6 +168,7 @@ def test_two_hundred_changes_a_second_end_in_the_plan(node):
     assert node.status()["lastError"] == ""
 
 
+@pytest.mark.parametrize("node", LONG, indirect=True, ids=name_of)
 def test_a_kill_in_the_middle_of_a_sync_leaves_something_the_next_start_adopts(node):
     for number in range(10, 300):
         node.store.put(service(number))
@@ -239,14 +250,11 @@ def test_a_held_xtables_lock_delays_and_does_not_break(tmp_path):
     node.store.put(endpoint_slice(1))
     try:
         node.start()
-        with open(tmp_path / "xtables.lock", "w") as lock:
-            holder = subprocess.Popen(
-                ["flock", "-x", str(tmp_path / "xtables.lock"), "sleep", "7"], stdout=lock, stderr=lock
-            )
-            time.sleep(0.2)
+        hold = ["flock", "-x", str(tmp_path / "xtables.lock"), "sh", "-c", "echo ready; exec sleep 7"]
+        with Background(hold) as holder:
             node.store.put(service(2))
             node.store.put(endpoint_slice(2))
-            holder.wait(20)
+            holder.process.wait(20)
         wait_for(has(node, endpoint_ip(2, 1)), 40.0, 0.2)
         assert node.differences()["changed"] is False
     finally:

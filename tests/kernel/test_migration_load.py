@@ -31,6 +31,7 @@ from tests.lab.load import Endpoint, Flow, Load, Tally
 from tests.lab.node import Specification
 from tests.lab.qemu import CALLS, Machine, open_tap
 
+FULL = pytest.mark.full
 ROOT = Path(__file__).resolve().parents[2]
 RATE = 500.0
 # (place, kind, address, port, whether the endpoint sees the client's own address, share of the rate)
@@ -197,11 +198,12 @@ def go_through(node: Loaded, recorded_mode: str, variant: str, modes: Sequence[s
     node.end()
 
 
-@pytest.mark.parametrize("variant", ["nft", "legacy"])
+@pytest.mark.parametrize("variant", ["nft", pytest.param("legacy", marks=FULL)])
 def test_from_iptables_mode_to_nftables_mode_and_back(node, variant):
     go_through(node, "iptables", variant, ("nftables", "iptables"))
 
 
+@FULL
 def test_from_kube_proxy_in_nftables_mode_to_iptables_mode_and_back(node):
     go_through(node, "nftables", "nft", ("iptables", "nftables"))
 
@@ -210,6 +212,7 @@ def test_from_iptables_mode_to_ipvs_mode_to_nftables_mode_and_back(machine):
     go_through(machine, "iptables", "nft", ("ipvs", "nftables", "ipvs", "iptables"))
 
 
+@FULL
 def test_from_kube_proxy_in_ipvs_mode_to_the_other_modes_and_back(machine):
     go_through(machine, "ipvs", "legacy", ("nftables", "iptables"))
 
@@ -226,10 +229,14 @@ def upgrade(node: Loaded, mode: str, variant: str) -> None:
     node.end()
 
 
-@pytest.mark.parametrize(("mode", "variant"), [("iptables", "nft"), ("iptables", "legacy"), ("nftables", "nft")])
+@pytest.mark.parametrize(
+    ("mode", "variant"),
+    [pytest.param("iptables", "nft", marks=FULL), pytest.param("iptables", "legacy", marks=FULL), ("nftables", "nft")],
+)
 def test_agent_is_upgraded(node, mode, variant):
     upgrade(node, mode, variant)
 
 
+@FULL
 def test_agent_is_upgraded_in_ipvs_mode(machine):
     upgrade(machine, "ipvs", "nft")

@@ -27,8 +27,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes
     ServicePortName,
     ServicePortRoute,
 )
+from tests.lab.background import Background
 
 FAMILIES = ("IPv4", "IPv6")
+# Where packets are dropped, which takes seconds to see.
+LONG = (pytest.param("IPv4", marks=pytest.mark.full), "IPv6")
 NAMES: Dict[str, Dict[str, str]] = {
     "IPv4": {
         "N": "192.168.0.2", "N2": "192.168.1.2", "L": "10.0.0.1", "P": "10.0.0.2", "R": "10.1.0.1",
@@ -101,7 +104,7 @@ class World:
 
     def __init__(self) -> None:
         self.prefix = f"knft{os.getpid()}"
-        self.servers: List[subprocess.Popen[str]] = []
+        self.servers: List[Background] = []
         # Duplicate address detection would keep link-local addresses from being used for a second.
         self._run("sysctl", "-qw", "net.ipv6.conf.default.accept_dad=0")
         places = {"l": ["L"], "p": ["P"], "r": ["R"], "x": ["X", "XB"]}
@@ -154,16 +157,11 @@ class World:
         if family == "IPv6":
             words[-1] = SERVER.replace("sock.bind", "sock.setsockopt(41, 26, 1); sock.bind")
         words += [place, str(number), ",".join(map(str, PORTS))]
-        server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        self.servers.append(server)
-        assert server.stdout is not None and server.stdout.readline() == "ready\n"
+        self.servers.append(Background(words))
 
     def close(self) -> None:
         for server in self.servers:
-            server.kill()
-            server.wait()
-            assert server.stdout is not None
-            server.stdout.close()
+            server.close()
         for place in set(self.place.values()):
             self._run("ip", "netns", "delete", f"{self.prefix}-{place}")
 
@@ -324,7 +322,7 @@ def test_cluster_ips(world: World, family: str) -> None:
     check(world, family, expected)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LONG)
 def test_source_ranges(world: World, family: str) -> None:
     names, vips = NAMES[family], (VIPS[family].format(4), VIPS[family].format(5))
     subprocess.run(["ip", "address", "add", vips[1], "dev", "lo"], check=True)
@@ -431,7 +429,7 @@ def test_masquerading(world: World, family: str, detector: bool, masquerade_all:
         assert len(found) == 1 and found <= wanted[flow]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LONG)
 def test_policy_local_without_local_endpoints(world: World, family: str) -> None:
     vip, names = VIPS[family].format(4), NAMES[family]
     routes = [
@@ -471,9 +469,7 @@ def test_every_endpoint_is_equally_likely(world: World, count: int) -> None:
     program([route("IPv4", 41, "", cluster=endpoints, reachable=endpoints, has_any=True)], settings("IPv4"))
     listening = ["l", "2", ",".join(map(str, ports))]
     words = ["ip", "netns", "exec", f"{world.prefix}-l", sys.executable, "-c", SERVER, *listening]
-    server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    world.servers.append(server)
-    assert server.stdout is not None and server.stdout.readline() == "ready\n"
+    world.servers.append(Background(words))
     probes = [["tcp", "", CLUSTER_IPS["IPv4"].format(41), 80]] * (200 * count)
     said = subprocess.run(
         ["ip", "netns", "exec", f"{world.prefix}-p", sys.executable, "-c", CLIENT, "24"],

@@ -255,7 +255,7 @@ def topology() -> Iterator[Topology]:
 
 @pytest.mark.parametrize(
     ("recorded", "variant"),
-    [("nftables", ""), ("iptables", "nft"), ("iptables", "legacy")],
+    [("nftables", ""), ("iptables", "nft"), pytest.param("iptables", "legacy", marks=pytest.mark.full)],
     ids=lambda item: item or "-",
 )
 def test_no_connection_is_lost_from_kube_proxy_to_nftables_mode_to_iptables_mode_and_back(

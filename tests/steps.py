@@ -1,0 +1,124 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run targets of the Makefile, side by side where two processors are enough for both, and print how long each took.
+
+    python -m tests.steps TARGET...
+
+All are run even if one fails; the exit status is 1 then. What a target prints appears when it has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from typing import IO, Dict, List, NamedTuple
+
+PROCESSORS = 2
+# What keeps about one processor busy; everything else is alone.
+ONE_PROCESSOR = {"lint", "monitoring", "browser", "sanity", "build", "importer", "cores", "played", "molecule"}
+# These use what another one leaves behind.
+AFTER = {"importer": {"build"}, "cores": {"build"}, "played": {"build"}}
+
+
+class Running(NamedTuple):
+    """A target that is being made."""
+
+    target: str
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    started: float
+
+
+class Ended(NamedTuple):
+    """How a target has ended; ``processor`` are the seconds of processor time of it and what it waited for."""
+
+    target: str
+    status: int
+    seconds: float
+    processor: float
+
+
+def calibration() -> float:
+    """Return how many seconds this machine needs for 100 times fork and exec."""
+    started = time.monotonic()
+    for _ in range(100):
+        subprocess.run(["true"], check=True)
+    return time.monotonic() - started
+
+
+def start(target: str) -> Running:
+    """Begin to make a target."""
+    output = tempfile.TemporaryFile()  # noqa: SIM115 # lives as long as the process
+    argv = ["make", "--no-print-directory", target]
+    print(f"== {target} begins", flush=True)
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    return Running(target, process, output, time.monotonic())
+
+
+def finish(running: Dict[int, Running]) -> Ended:
+    """Wait until one of these targets ends, and print what it has printed."""
+    while True:
+        pid, status, usage = os.wait4(-1, 0)
+        if pid in running:
+            break
+    item = running.pop(pid)
+    code = item.process.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.monotonic() - item.started
+    item.output.seek(0)
+    sys.stdout.flush()
+    sys.stdout.buffer.write(f"== {item.target}\n".encode())
+    for block in iter(lambda: item.output.read(1 << 16), b""):
+        sys.stdout.buffer.write(block)
+    item.output.close()
+    print(f"== {item.target} took {seconds:.0f} s" + (f", status {code}" if code else ""), flush=True)
+    return Ended(item.target, code, seconds, usage.ru_utime + usage.ru_stime)
+
+
+def weight(target: str) -> int:
+    """Return how many processors a target keeps busy."""
+    return 1 if target in ONE_PROCESSOR else PROCESSORS
+
+
+def run(targets: List[str]) -> List[Ended]:
+    """Make all targets; the first that may begin is begun whenever there is room."""
+    waiting = list(targets)
+    running: Dict[int, Running] = {}
+    ended: List[Ended] = []
+    while waiting or running:
+        free = PROCESSORS - sum(weight(item.target) for item in running.values())
+        unfinished = {*waiting, *(item.target for item in running.values())}
+        for target in waiting:
+            if weight(target) <= free and not unfinished.intersection(AFTER.get(target, ())):
+                waiting.remove(target)
+                item = start(target)
+                running[item.process.pid] = item
+                break
+        else:
+            ended.append(finish(running))
+    return ended
+
+
+def main(targets: List[str]) -> int:
+    """Make the targets of the command line and print the table of times."""
+    load = os.getloadavg()[0]
+    print(f"== this machine: 100 times fork and exec in {calibration():.2f} s, load average {load:.1f}", flush=True)
+    started = time.monotonic()
+    ended = run(targets)
+    total = time.monotonic() - started
+    print(f"== {'step':<16}{'seconds':>8}{'processor seconds':>19}")
+    for item in sorted(ended, key=lambda item: item.seconds, reverse=True):
+        failed = "  failed" if item.status else ""
+        print(f"== {item.target:<16}{item.seconds:>8.0f}{item.processor:>19.0f}{failed}")
+    print(f"== {'all':<16}{total:>8.0f}")
+    names = [item.target for item in ended if item.status]
+    if names:
+        print(f"error: failed: {' '.join(names)}", file=sys.stderr)
+    return 1 if names else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
