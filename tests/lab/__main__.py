@@ -30,7 +30,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     shell.add_argument("words", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     try:
-        lab = Lab(options.name, options.snapshot.resolve(), options.node or ("lab-iptables", "lab-ipvs"))
+        lab = Lab(options.name, options.snapshot.resolve(), options.node or ())
         if options.command == "up":
             lab.up()
             sys.stdout.write(f"{lab.inventory}\n")

@@ -43,8 +43,11 @@ TOOLS = {
 }
 
 
-def missing() -> List[str]:
-    """What this host lacks for the laboratory, one line each with its remedy."""
+def missing(guests: bool = True) -> List[str]:
+    """Return what this host lacks for the laboratory, one line each with its remedy.
+
+    ``guests``: whether a node has a kernel of its own.
+    """
     lines = []
     if os.geteuid() != 0:
         return ["the laboratory makes network namespaces and needs root: run as root (nothing on the host is changed)"]
@@ -56,7 +59,7 @@ def missing() -> List[str]:
             lines.append("this kernel has no overlayfs: modprobe overlay")
     if not os.path.exists("/dev/net/tun"):
         lines.append("this kernel has no tap devices: modprobe tun, or pass /dev/net/tun into the container")
-    problem = uml.missing()
+    problem = uml.missing() if guests else None
     return [*lines, problem] if problem else lines
 
 
@@ -67,16 +70,24 @@ class Lab:
     """
 
     def __init__(
-        self, name: str = "lab", snapshot: Path = SNAPSHOT, nodes: Sequence[str] = ("lab-iptables", "lab-ipvs")
+        self,
+        name: str = "lab",
+        snapshot: Path = SNAPSHOT,
+        nodes: Sequence[str] = (),
+        layout: Sequence[LabNode] = NODES,
     ) -> None:
+        """Name a laboratory without starting it. ``nodes``: those of the layout to start; empty for all of them."""
         if not name.isalnum() or len(name) > 8:
             raise LabError(f"laboratory name {name!r}: up to eight letters and digits")
         self.name = name
         self.snapshot = snapshot
         self.directory = Path(tempfile.gettempdir()) / f"kubenode-{name}"
-        self.nodes: Tuple[LabNode, ...] = tuple(node for node in NODES if node.name in nodes)
-        if len(self.nodes) != len(nodes):
-            raise LabError(f"nodes {', '.join(nodes)}: known are {', '.join(node.name for node in NODES)}")
+        self.layout = tuple(layout)
+        self.nodes: Tuple[LabNode, ...] = tuple(node for node in layout if not nodes or node.name in nodes)
+        unknown = set(nodes) - {node.name for node in layout}
+        if unknown:
+            known = ", ".join(node.name for node in layout)
+            raise LabError(f"nodes {', '.join(sorted(unknown))}: known are {known}")
 
     def __enter__(self) -> Lab:
         self.up()
@@ -103,7 +114,7 @@ class Lab:
 
     @property
     def inventory(self) -> Path:
-        """The Ansible inventory of the running laboratory, with the groups lab, iptables and ipvs."""
+        """Return the path of the running laboratory's Ansible inventory: group lab, and one group for each mode."""
         return self.directory / "inventory.json"
 
     def node(self, name: str) -> LabNode:
@@ -112,9 +123,12 @@ class Lab:
 
     # ---- life
 
-    def up(self) -> None:
-        """Start everything and wait until every node accepts ssh; what is left of an earlier run is removed first."""
-        problems = missing()
+    def up(self, later: Sequence[str] = ()) -> None:
+        """Start all nodes and wait until they accept ssh; remove what an earlier run left first.
+
+        The caller waits for the nodes named in ``later`` itself, with :meth:`wait`.
+        """
+        problems = missing(any(node.own_kernel for node in self.nodes))
         if problems:
             raise LabError("\n".join(problems))
         self.down()
@@ -124,9 +138,10 @@ class Lab:
             self._make_fabric()
             for node in sorted(self.nodes, key=lambda node: not node.own_kernel):
                 self._start(node)
-            for node in self.nodes:
-                self._wait(node)
             self._write_inventory()
+            for node in self.nodes:
+                if node.name not in later:
+                    self.wait(node)
         except BaseException:
             self.down()
             raise
@@ -198,7 +213,7 @@ class Lab:
             ]
             run(["ip", "netns", "exec", name, "sysctl", "-q", "-w", *settings])
         ip_batch(fabric_network(self.nodes), fabric)
-        ip_batch(client_network(), client)
+        ip_batch(client_network(self.layout), client)
 
     def _start(self, node: LabNode) -> None:
         scratch = self.directory / node.name
@@ -215,7 +230,7 @@ class Lab:
             visible=[str(ROOT), sys.prefix, sys.base_prefix],
             modules=list(GUEST_MODULES) if node.own_kernel else [],
             sysctls=NODE_SYSCTLS,
-            network=node_network(node, "vec0" if node.own_kernel else "eth0"),
+            network=node_network(node, "vec0" if node.own_kernel else "eth0", self.layout),
             pods=[{"name": pod.name, "address": pod.address, "address6": pod.address6} for pod in pods],
             environment=ssh.ENVIRONMENT,
             echo=str(scratch / "echo.json"),
@@ -247,7 +262,8 @@ class Lab:
         }
         return [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
 
-    def _wait(self, node: LabNode, timeout: float = 180) -> None:
+    def wait(self, node: LabNode, timeout: float = 180) -> None:
+        """Wait until a node accepts ssh and its pods answer. Raises LabError with the node's last words."""
         scratch = self.directory / node.name
         deadline = time.monotonic() + timeout
         path = f"/run/netns/{self.namespace('fabric')}"
@@ -280,9 +296,9 @@ class Lab:
             "ansible_python_interpreter": "/usr/bin/python3",
             "ansible_become": False,
         }
+        modes = sorted({node.mode for node in self.nodes} | {"iptables", "ipvs"})
         groups: Dict[str, Dict[str, Dict[str, Dict[str, str]]]] = {
-            "iptables": {"hosts": {node.name: {} for node in self.nodes if not node.own_kernel}},
-            "ipvs": {"hosts": {node.name: {} for node in self.nodes if node.own_kernel}},
+            mode: {"hosts": {node.name: {} for node in self.nodes if node.mode == mode}} for mode in modes
         }
         inventory = {"lab": {"hosts": hosts, "vars": variables}, **groups}
         self.inventory.write_text(json.dumps(inventory, indent=2) + "\n", encoding="utf-8")

@@ -39,6 +39,11 @@ class LabNode(NamedTuple):
     own_kernel: bool
 
     @property
+    def mode(self) -> str:
+        """The mode that the node's name stands for."""
+        return self.name.split("-", 1)[1]
+
+    @property
     def address(self) -> str:
         """The node's address on the fabric."""
         return f"172.30.0.{10 + self.number}"
@@ -79,7 +84,20 @@ class LabNode(NamedTuple):
         return f"port{self.number}"
 
 
+#: The nodes of tests.
 NODES = (LabNode("lab-iptables", 1, False), LabNode("lab-ipvs", 2, True))
+
+
+def demonstration_nodes(host_has_ipvs: bool) -> Tuple[LabNode, ...]:
+    """Return the nodes of the demonstration, one for each mode.
+
+    The IPVS node is a network namespace where the host's kernel has ip_vs, else a guest with a kernel of its own.
+    """
+    return (
+        LabNode("lab-iptables", 1, False),
+        LabNode("lab-nftables", 2, False),
+        LabNode("lab-ipvs", 3, not host_has_ipvs),
+    )
 
 
 class Pod(NamedTuple):

@@ -1,68 +1,87 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``python -m tests.lab.demo [--keep]``: run the demonstration; ends non-zero if anything it shows is not true."""
+"""``python -m tests.lab.demo [--keep]``: run the demonstration; exit non-zero if anything it shows is not true.
+
+The nodes in iptables and nftables mode are network namespaces on the host's kernel. The node in ipvs mode is a third
+one where that kernel has ip_vs loaded; otherwise it is a guest in user-mode Linux, which boots and converges while the
+others are shown.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
-import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from tests.conftest import make_link
-from tests.lab.cluster import ROOT, Lab
-from tests.lab.demo.traffic import perform, requests_for
+from tests.lab.cluster import Lab
+from tests.lab.demo.nodes import host_has_ipvs, write_snapshot
+from tests.lab.demo.playbooks import Playbooks, Run
+from tests.lab.demo.traffic import perform_all
 from tests.lab.system import LabError
+from tests.lab.topology import LabNode, demonstration_nodes
 
-VARIABLES = Path(__file__).with_name("variables.yml")
-RECAP = re.compile(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
-KEPT_LINES = 60
-
-
-class Run(NamedTuple):
-    """What a playbook did: its exit status, what it printed, and how many tasks changed something on each node."""
-
-    status: int
-    text: str
-    changed: Dict[str, int]
-    seconds: float
+KEPT_LINES = 24
+PREVIEW_LINES = 60
+#: How long `make demo` took before this program started, e.g. to install packages.
+PREPARED = "DEMO_STARTED"
+RULES = {
+    "iptables": "iptables-legacy-save 2>/dev/null; iptables-nft-save 2>/dev/null; true",
+    "nftables": "nft list tables",
+    "ipvs": "iptables-legacy-save 2>/dev/null; ipset -n list; ipvsadm -Sn; ip -br link show type dummy; true",
+}
+# What each mode programs for the Service shop/web, and a line that must be there.
+SHOWN: Dict[str, Tuple[str, str, str]] = {
+    "iptables": ("iptables-save -t nat | grep shop/web", "the rules of the Service shop/web", "KUBE-SVC-"),
+    "nftables": (
+        "nft list table ip kube-proxy | grep -E '10.96.10.1 |map service-|chain services'",
+        "the table kube-proxy, in part",
+        "10.96.10.1 ",
+    ),
+    "ipvs": ("ipvsadm -Ln", "virtual servers and real servers", "10.96.0.10:53"),
+}
+BROKEN = {
+    "iptables": "iptables -t nat -F KUBE-SERVICES",
+    "nftables": "nft flush map ip kube-proxy service-frontends",
+}
 
 
 class Demonstration:
-    """The steps of the demonstration and what they found to be wrong."""
+    """Runs the steps of the demonstration and collects the facts that turn out to be false."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, begin: float) -> None:
         self._lab = lab
-        self._names = [node.name for node in lab.nodes]
+        self._begin = begin
+        self._playbooks = Playbooks(lab)
+        self._shown = [node for node in lab.nodes if node.mode != "ipvs"]
+        self._ipvs = next(node for node in lab.nodes if node.mode == "ipvs")
         self._problems: List[str] = []
-        self._broken = False
-        self._begin = time.monotonic()
+        self._again: Optional[Future[Run]] = None
 
     def run(self) -> int:
-        """All steps in order; the number of things that were not as they should be."""
-        self._say_laboratory()
-        for step in (
+        """Run all steps; return the number of facts that are false. Raises LabError if a node does not come up."""
+        self._show_laboratory()
+        ipvs = self._playbooks.start("converge", "--limit", "lab-ipvs", after=lambda: self._lab.wait(self._ipvs))
+        steps: Sequence[Callable[[], bool]] = (
             self._preview,
             self._converge,
-            self._again,
-            self._kernel,
+            self._kernels,
             self._traffic,
+            self._second_run,
             self._drift,
+            lambda: self._other_kernel(ipvs),
             self._clean_up,
-        ):
-            step()
-            if self._broken:
+        )
+        for step in steps:
+            if not step():
                 break
-        self._heading("Result")
-        for problem in self._problems:
-            self._print(f"WRONG: {problem}")
-        seconds = time.monotonic() - self._begin
-        self._print(f"{'all facts shown are true' if not self._problems else 'failed'}, {seconds:.0f} s")
+        self._summary()
         return len(self._problems)
 
     # ---- output
@@ -74,10 +93,11 @@ class Demonstration:
     def _heading(self, text: str) -> None:
         self._print(f"\n=== {text}")
 
-    def _expect(self, condition: bool, problem: str) -> None:
+    def _expect(self, condition: bool, problem: str) -> bool:
         if not condition:
             self._problems.append(problem)
-            self._print(f"WRONG: {problem}")
+            self._print(f"FALSE: {problem}")
+        return condition
 
     def _extract(self, text: str, limit: int = KEPT_LINES) -> None:
         lines = text.rstrip().splitlines()
@@ -85,132 +105,156 @@ class Demonstration:
         if len(lines) > limit:
             self._print(f"... {len(lines) - limit} more lines")
 
-    # ---- Ansible
+    # ---- playbooks
 
-    def _playbook(self, name: str, *options: str) -> Run:
-        argv = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(self._lab.inventory)]
-        argv += ["-e", f"@{VARIABLES}", "-e", f"service_proxy_snapshot={self._lab.snapshot}"]
-        argv += [f"kubenode.proxy.{name}", *options]
-        self._print(f"$ ansible-playbook -i INVENTORY kubenode.proxy.{name} {' '.join(options)}")
-        environment = {
-            **os.environ,
-            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
-            "ANSIBLE_HOME": str(self._lab.directory / "ansible"),
-            "ANSIBLE_NOCOLOR": "1",
-            "ANSIBLE_DISPLAY_OK_HOSTS": "0",
-            "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "0",
-            "ANSIBLE_DEPRECATION_WARNINGS": "0",
-            "LC_ALL": "C.UTF-8",
-        }
-        begin = time.monotonic()
-        done = subprocess.run(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        changed = {match[0]: int(match[1]) for match in RECAP.findall(done.stdout)}
-        return Run(done.returncode, done.stdout, changed, time.monotonic() - begin)
+    def _others(self, name: str, *options: str) -> Future[Run]:
+        return self._playbooks.start(name, "--limit", "lab-iptables,lab-nftables", *options)
 
-    def _succeeds(self, run: Run, what: str) -> None:
-        if run.status != 0:
-            self._broken = True
+    def _finish(self, running: Future[Run], what: str, names: Sequence[str], succeeds: bool = True) -> Optional[Run]:
+        """Wait for a playbook and judge its status; None if it is not as expected, since later steps build on it."""
+        run = running.result()
+        self._print(f"$ {run.command}")
+        wanted = run.status == 0 if succeeds else run.status == 2
+        missing = [name for name in names if name not in run.changed]
+        if not wanted or missing:
             self._print(run.text[-3000:])
-        self._expect(run.status == 0, f"{what} ended with status {run.status}")
-        missing = [name for name in self._names if name not in run.changed]
-        self._expect(not missing, f"{what} did not reach {', '.join(missing)}")
+        good = self._expect(wanted, f"{what}: exit status {run.status}")
+        good = self._expect(not missing, f"{what} did not reach {', '.join(missing)}") and good
+        return run if good else None
 
-    # ---- steps
+    @property
+    def _names(self) -> List[str]:
+        return [node.name for node in self._shown]
 
-    def _say_laboratory(self) -> None:
-        self._heading("A laboratory cluster: two nodes, their pods, a client outside")
+    # ---- steps: each returns whether the next one makes sense
+
+    def _show_laboratory(self) -> None:
+        self._heading("A laboratory cluster: a node for each mode, their pods, a client outside")
         for node in self._lab.nodes:
-            kind = "user-mode Linux" if node.own_kernel else "network namespace"
-            release = self._lab.output(node.name, "uname -r").strip()
-            self._print(f"{node.name:<13} {node.address:<12} pods {node.pods:<14} kernel {release} ({kind})")
+            kind = "user-mode Linux, booting meanwhile" if node.own_kernel else f"namespace on {os.uname().release}"
+            self._print(f"{node.name:<13} {node.address:<12} pods {node.pods:<14} {kind}")
 
-    def _preview(self) -> None:
+    def _rules(self, node: LabNode) -> str:
+        """Return what the node's kernel holds of kube-proxy's names: empty before convergence and after clean-up."""
+        marks = ("-A KUBE-", "KUBE-", "-A -t", "kube-ipvs0", "table ip kube-proxy", "table ip6 kube-proxy")
+        text = self._lab.output(node.name, RULES[node.mode])
+        return "\n".join(line for line in text.splitlines() if line.startswith(marks))
+
+    def _preview(self) -> bool:
         self._heading("Preview: nothing is changed")
-        run = self._playbook("converge", "--check", "--diff")
-        self._extract(run.text, 120)
-        self._print(run.text[run.text.rfind("PLAY RECAP") :])
-        self._succeeds(run, "the preview")
+        run = self._finish(self._others("converge", "--check", "--diff"), "the preview", self._names)
+        if run is None:
+            return False
+        self._extract("\n".join(line for line in run.text.splitlines() if line[:1] in "+-"), PREVIEW_LINES)
+        self._print(run.recap)
         self._expect(all(run.changed.get(name) for name in self._names), "the preview announced no change")
-        for name in self._names:
-            self._expect(not self._rules(name), f"the preview changed {name}")
+        for node in self._shown:
+            self._expect(not self._rules(node), f"the preview changed {node.name}")
+        return True
 
-    def _rules(self, name: str) -> str:
-        """What the node's kernel holds of kube-proxy's names, empty before convergence and after clean-up."""
-        commands = "iptables-legacy-save 2>/dev/null; iptables-nft-save 2>/dev/null; ipset -n list 2>/dev/null"
-        text = self._lab.output(name, f"{commands}; ipvsadm -Sn 2>/dev/null; ip -br link; true")
-        kept = [line for line in text.splitlines() if line.startswith(("-A KUBE-", "KUBE-", "-A -t", "kube-ipvs0"))]
-        return "\n".join(kept)
-
-    def _converge(self) -> None:
+    def _converge(self) -> bool:
         self._heading("Convergence")
-        run = self._playbook("converge")
-        self._extract(run.text)
-        self._succeeds(run, "the convergence")
-        self._expect(all(run.changed.get(name) for name in self._names), "the convergence changed nothing")
-        self._print(f"{run.seconds:.1f} s")
+        run = self._finish(self._others("converge"), "the convergence", self._names)
+        if run is None:
+            return False
+        self._print(f"{run.recap}\n{run.seconds:.1f} s")
+        # The second run works while the kernels and their traffic are shown.
+        self._again = self._others("converge")
+        return self._expect(all(run.changed.get(name) for name in self._names), "the convergence changed nothing")
 
-    def _again(self) -> None:
+    def _kernels(self) -> bool:
+        self._heading("What the kernel holds")
+        # All nodes are shown even if the first one is wrong.
+        return False not in {node.name: self._kernel(node) for node in self._shown}.values()
+
+    def _kernel(self, node: LabNode) -> bool:
+        command, title, wanted = SHOWN[node.mode]
+        self._print(f"{node.name}: {title}")
+        table = self._lab.output(node.name, command)
+        self._extract(table)
+        return self._expect(wanted in table, f"{node.name}: nothing with {wanted} is programmed")
+
+    def _traffic(self) -> bool:
+        return False not in {node.name: self._answers(node) for node in self._shown}.values()
+
+    def _answers(self, node: LabNode) -> bool:
+        self._heading(f"Who answers, through {node.name}")
+        good = True
+        for request, words, problem in perform_all(self._lab, node):
+            target = f"[{request.address}]" if ":" in request.address else request.address
+            self._print(f"{request.title:<40} {target}:{request.port}  {words}")
+            if problem:
+                good = self._expect(False, f"{node.name}: {request.title}: {words}; {problem}")
+        return good
+
+    def _second_run(self) -> bool:
         self._heading("The same again: changed=0")
-        run = self._playbook("converge")
-        self._print(run.text[run.text.rfind("PLAY RECAP") :])
-        self._succeeds(run, "the second convergence")
-        self._expect(not any(run.changed.values()), "the second convergence changed something")
-        self._print(f"{run.seconds:.1f} s")
+        assert self._again is not None
+        run = self._finish(self._again, "the second convergence", self._names)
+        if run is None:
+            return False
+        self._print(run.recap)
+        return self._expect(not any(run.changed.values()), "the second convergence changed something")
 
-    def _kernel(self) -> None:
-        self._heading("What the kernels hold")
-        for node in self._lab.nodes:
-            if node.own_kernel:
-                self._print(f"{node.name}: ipvsadm -Ln")
-                table = self._lab.output(node.name, "ipvsadm -Ln")
-                self._extract(table, 24)
-                self._expect("10.96.0.10:53" in table, f"{node.name} has no virtual server for DNS")
-            else:
-                self._print(f"{node.name}: iptables-save, the chains of the Service shop/web")
-                table = self._lab.output(node.name, "iptables-save -t nat")
-                self._extract("\n".join(line for line in table.splitlines() if "shop/web" in line), 24)
-                self._expect("KUBE-SVC-" in table, f"{node.name} has no Service chains")
+    def _drift(self) -> bool:
+        self._heading("Drift: entries are deleted by hand; verify reports it, converge repairs it")
+        for node in self._shown:
+            self._print(f"{node.name}: {BROKEN[node.mode]}")
+            self._lab.output(node.name, BROKEN[node.mode])
+        run = self._finish(self._others("verify"), "verify, which must fail", self._names, succeeds=False)
+        if run is None:
+            return False
+        self._extract("\n".join(line for line in run.text.splitlines() if "drift" in line), 6)
+        run = self._finish(self._others("converge"), "the repair", self._names)
+        if run is None:
+            return False
+        self._print(run.recap)
+        return self._expect(all(run.changed.get(name) for name in self._names), "the repair changed nothing")
 
-    def _traffic(self) -> None:
-        for node in self._lab.nodes:
-            self._heading(f"Who answers, through {node.name}")
-            for request in requests_for(self._lab, node):
-                outcome = perform(self._lab, node, request)
-                target = f"[{request.address}]" if ":" in request.address else request.address
-                self._print(f"{request.title:<40} {target}:{request.port}  {outcome.words}")
-                if outcome.problem:
-                    self._expect(False, f"{node.name}: {request.title}: {outcome.words}; {outcome.problem}")
+    def _other_kernel(self, converging: Future[Run]) -> bool:
+        release = "" if converging.done() else " (waiting for the guest)"
+        self._heading(f"IPVS{release}")
+        run = self._finish(converging, "the convergence of lab-ipvs", ["lab-ipvs"])
+        if run is None:
+            return False
+        self._print(f"{run.recap}\nkernel {self._lab.output('lab-ipvs', 'uname -r').strip()}")
+        good = self._kernel(self._ipvs)
+        return self._answers(self._ipvs) and good
 
-    def _drift(self) -> None:
-        self._heading("Drift: someone deletes entries by hand, the report says so and changes nothing")
-        for node in self._lab.nodes:
-            command = "ipvsadm -D -u 10.96.0.10:53" if node.own_kernel else "iptables -t nat -F KUBE-SERVICES"
-            self._print(f"{node.name}: {command}")
-            self._lab.output(node.name, command)
-        run = self._playbook("verify")
-        self._print(run.text[run.text.rfind("PLAY RECAP") :])
-        self._expect(run.status != 0, "verify did not notice the drift")
-        run = self._playbook("converge")
-        self._print(run.text[run.text.rfind("PLAY RECAP") :])
-        self._succeeds(run, "the repair")
-        self._expect(all(run.changed.get(name) for name in self._names), "the repair changed nothing")
-
-    def _clean_up(self) -> None:
+    def _clean_up(self) -> bool:
         self._heading("Clean-up: the nodes are as before")
-        run = self._playbook("cleanup")
-        self._print(run.text[run.text.rfind("PLAY RECAP") :])
-        self._succeeds(run, "the clean-up")
-        for name in self._names:
-            left = self._rules(name)
-            self._expect(not left, f"the clean-up left on {name}: {left[:300]}")
+        everywhere = [node.name for node in self._lab.nodes]
+        run = self._finish(self._playbooks.start("cleanup"), "the clean-up", everywhere)
+        if run is None:
+            return False
+        self._print(run.recap)
+        for node in self._lab.nodes:
+            left = self._rules(node)
+            self._expect(not left, f"the clean-up left on {node.name}: {left[:300]}")
+        return True
+
+    def _summary(self) -> None:
+        self._heading("Result")
+        for problem in self._problems:
+            self._print(f"FALSE: {problem}")
+        now = time.time()
+        prepared = float(os.environ.get(PREPARED) or self._begin)
+        self._print(f"prepared in {self._begin - prepared:.0f} s, shown in {now - self._begin:.0f} s")
+        if self._problems:
+            return
+        self._print(
+            "all facts shown are true: a preview that changes nothing, three modes that serve the same Services,\n"
+            "a second run without a change, drift found and repaired, nodes left as they were.\n"
+            "Next: preview your own nodes, which changes nothing on them (README.md, Use it on your nodes),\n"
+            "or look around in a laboratory that stays up: .venv/bin/python -m tests.lab.demo --keep"
+        )
 
 
-def _free_lab() -> Lab:
-    """A laboratory that nobody uses, so that two demonstrations can run at once; its addresses are its own anyway."""
+def _free_name() -> str:
+    """Return the name of a laboratory that is not running, so that two demonstrations can run at once."""
     for name in ("demo", *(f"demo{number}" for number in range(2, 10))):
-        lab = Lab(name)
-        if "running" not in lab.status().values():
-            return lab
+        if "running" not in Lab(name).status().values():
+            return name
     raise LabError("nine demonstrations are running: end one with python -m tests.lab --name demo down")
 
 
@@ -219,20 +263,25 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.lab.demo", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave the laboratory running; ends with 'tests.lab down'")
     options = parser.parse_args(arguments)
+    begin = time.time()
     make_link()
-    try:
-        lab = _free_lab()
-        lab.up()
+    with tempfile.TemporaryDirectory(prefix="kubenode-demo-") as directory:
         try:
-            return 1 if Demonstration(lab).run() else 0
-        finally:
-            if options.keep:
-                sys.stdout.write(f"left running; end it with: python -m tests.lab --name {lab.name} down\n")
-            else:
-                lab.down()
-    except LabError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+            nodes = demonstration_nodes(host_has_ipvs())
+            snapshot = Path(directory, "cluster.json")
+            write_snapshot(snapshot, nodes)
+            lab = Lab(_free_name(), snapshot, layout=nodes)
+            lab.up(later=[node.name for node in nodes if node.own_kernel])
+            try:
+                return 1 if Demonstration(lab, begin).run() else 0
+            finally:
+                if options.keep:
+                    sys.stdout.write(f"left running; end it with: python -m tests.lab --name {lab.name} down\n")
+                else:
+                    lab.down()
+        except LabError as error:
+            sys.stderr.write(f"error: {error}\n")
+            return 2
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Set
+from concurrent.futures import ThreadPoolExecutor
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 
 from tests.lab.cluster import Lab
 from tests.lab.probe import Answer
@@ -20,6 +21,8 @@ API6 = "fd00:10:96::4"
 ENOUGH = 40
 # Requests without an answer after which a Service is taken for dead.
 PATIENCE = 2
+# Requests in flight at a time: some wait for a time-out.
+AT_ONCE = 6
 
 Check = Callable[[List[Answer]], Optional[str]]
 
@@ -83,16 +86,16 @@ def outcomes(answers: List[Answer]) -> str:
 
 
 def requests_for(lab: Lab, node: LabNode) -> List[Request]:
-    """All requests that go through one node."""
+    """Return all requests that go through one node; a node without pods gets those of clients outside only."""
     pods = {other.name: pods_of(lab.snapshot, other) for other in lab.nodes}
 
     def named(service: str, *nodes: str) -> Set[str]:
         chosen = nodes or tuple(pods)
         return {pod.name for name in chosen for pod in pods[name] if pod.name.rsplit("-", 2)[0] == service}
 
-    inside = next(pod.name for pod in pods[node.name] if pod.name.startswith("catalog-"))
+    inside = next((pod.name for pod in pods[node.name] if pod.name.startswith("catalog-")), "")
     steady = named("payments", "lab-iptables")
-    return [
+    found = [
         Request("DNS over UDP, ClusterIP", "DNS-UDP", DNS, 53, node.client, backends(*named("kube-dns"))),
         Request("DNS over TCP, ClusterIP", "DNS-TCP", DNS, 53, node.client, backends(*named("kube-dns"))),
         Request("web, ClusterIP, from a pod", "TCP", WEB, 80, "", backends(*named("web")), pod=inside),
@@ -106,7 +109,7 @@ def requests_for(lab: Lab, node: LabNode) -> List[Request]:
             node.stranger,
             nobody("timeout"),
             times=2,
-            timeout=2.0,
+            timeout=1.0,
         ),
         Request(
             "edge, externalTrafficPolicy Local",
@@ -130,6 +133,15 @@ def requests_for(lab: Lab, node: LabNode) -> List[Request]:
         Request("api over IPv6, ClusterIP", "TCP", API6, 8080, node.client6, backends(*named("api"))),
         Request("recommendations, no endpoints", "TCP", NO_ENDPOINTS, 80, node.client, nobody("refused"), 2),
     ]
+    if inside:
+        return found
+    return [request for request in found if request.source and request.address != LOCAL_LOAD_BALANCER]
+
+
+def perform_all(lab: Lab, node: LabNode) -> Iterator[Outcome]:
+    """Send all requests for a node, several at a time, and yield their outcomes in the order of the requests."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield from pool.map(lambda request: perform(lab, node, request), requests_for(lab, node))
 
 
 def perform(lab: Lab, node: LabNode, request: Request) -> Outcome:

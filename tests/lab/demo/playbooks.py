@@ -1,0 +1,72 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Playbooks of the demonstration, started in the background so that the next step need not wait."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Callable, Dict, NamedTuple
+
+from tests.lab.cluster import ROOT, Lab
+
+VARIABLES = Path(__file__).with_name("variables.yml")
+RECAP = re.compile(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
+
+
+class Run(NamedTuple):
+    """A playbook's command line, exit status, output, number of changed tasks by node, and seconds."""
+
+    command: str
+    status: int
+    text: str
+    changed: Dict[str, int]
+    seconds: float
+
+    @property
+    def recap(self) -> str:
+        """Return the output from the recap on."""
+        return self.text[self.text.rfind("PLAY RECAP") :]
+
+
+class Playbooks:
+    """Runs the collection's playbooks against a laboratory."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self._pool = ThreadPoolExecutor(2)
+
+    def start(self, name: str, *options: str, after: Callable[[], None] = lambda: None) -> Future[Run]:
+        """Start a playbook once ``after`` has returned. An exception of ``after`` reaches the caller of result()."""
+
+        def work() -> Run:
+            after()
+            return self._run(name, options)
+
+        return self._pool.submit(work)
+
+    def _run(self, name: str, options: tuple[str, ...]) -> Run:
+        argv = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(self._lab.inventory)]
+        argv += ["-e", f"@{VARIABLES}", "-e", f"service_proxy_snapshot={self._lab.snapshot}"]
+        argv += [f"kubenode.proxy.{name}", *options]
+        environment = {
+            **os.environ,
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
+            "ANSIBLE_HOME": str(self._lab.directory / "ansible"),
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_DISPLAY_OK_HOSTS": "0",
+            "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "0",
+            "ANSIBLE_DEPRECATION_WARNINGS": "0",
+            "LC_ALL": "C.UTF-8",
+        }
+        begin = time.monotonic()
+        done = subprocess.run(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        changed = {match[0]: int(match[1]) for match in RECAP.findall(done.stdout)}
+        command = " ".join(["ansible-playbook", "-i", "INVENTORY", f"kubenode.proxy.{name}", *options])
+        return Run(command, done.returncode, done.stdout, changed, time.monotonic() - begin)
