@@ -28,8 +28,15 @@ from typing import (
     Union,
 )
 
+#: Called between the parts of long work, so that whoever waits for the end knows that it goes on.
+Progress = Callable[[], None]
+
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+
+
+def unheeded() -> None:
+    """Do nothing with the progress of long work: nobody waits for it."""
 
 
 class Change(Generic[Key, Value]):
@@ -109,6 +116,11 @@ class Resource(Generic[Key, Value]):
 
     name: str = ""
     atomic: bool = False
+    progress: Progress = staticmethod(unheeded)
+
+    def report_to(self, progress: Progress) -> None:
+        """Have ``progress`` called before the resource is read or changed, and between the parts of long work."""
+        self.progress = progress
 
     def observe(self) -> Dict[Key, Value]:
         """What is there now, restricted to what the project owns, in the same terms as the desired table.
@@ -137,6 +149,11 @@ class ObservedOnce(Resource[Key, Value]):
         self.atomic = resource.atomic
         self._resource = resource
         self._table: Optional[Dict[Key, Value]] = None
+
+    def report_to(self, progress: Progress) -> None:
+        """See the base class."""
+        super().report_to(progress)
+        self._resource.report_to(progress)
 
     def observe(self) -> Dict[Key, Value]:
         """The table of the resource, as the first call found it. Raises KernelError."""
@@ -186,6 +203,7 @@ def plan(stages: Sequence[Stage]) -> List[PlannedChange]:
     planned: List[PlannedChange] = []
     postponed: List[PlannedChange] = []
     for stage in stages:
+        stage.resource.progress()
         observed = stage.resource.observe()
         table = stage.desired(observed) if callable(stage.desired) else stage.desired
         change = difference(observed, table)
@@ -206,6 +224,7 @@ def apply_plan(
     def run(resource: Resource[Any, Any], change: Change[Any, Any]) -> None:
         if change:
             started = clock()
+            resource.progress()
             resource.apply(change)
             seconds[resource.name] = seconds.get(resource.name, 0.0) + clock() - started
 

@@ -85,7 +85,7 @@ class AgentCore:
         self._inbox = Inbox()
         self._stop = False
         self._reload = False
-        self._handles = KernelHandles()
+        self._handles = KernelHandles(self.systemd.progress)
 
         self._timers: Dict[str, float] = {}
         self._ready_sent = False
@@ -209,7 +209,7 @@ class AgentCore:
     def _clean_up(self, proxy: NodeProxy) -> None:
         """What other modes left goes once this mode serves; a failure here stops nothing."""
         try:
-            found = remove_leftovers(proxy)
+            found = remove_leftovers(proxy, self.systemd.progress)
             if found.removed:
                 self.log.info("removed what another mode had left", entries=found.removed)
             if found.draining:

@@ -20,14 +20,19 @@ from ..kernel.ipvs import PROC_TABLE, IpvsSocket
 from ..kernel.modules import present_modules
 from ..kernel.netlink import NETLINK_ROUTE, NetlinkSocket
 from ..kernel.nftables.resource import NftablesResource
+from ..resources import Progress, unheeded
 
 _IPSET_MODULE = "/sys/module/ip_set"
 
 
 class KernelHandles:
-    """Netlink sockets in the network namespace of the calling thread; a context manager."""
+    """Netlink sockets in the network namespace of the calling thread; a context manager.
 
-    def __init__(self) -> None:
+    ``progress`` is called between the parts of long work with the kernel.
+    """
+
+    def __init__(self, progress: Progress = unheeded) -> None:
+        self.progress = progress
         self._open = contextlib.ExitStack()
         self._ipvs: Optional[IpvsSocket] = None
         self._ipset: Optional[IpsetSocket] = None

@@ -15,7 +15,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
     portions,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import PRESENT, ChainKey, JumpKey
-from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
 
 JUMP = JumpKey("nat", "PREROUTING", "-j KUBE-SERVICES")
 
@@ -90,6 +90,63 @@ def test_a_large_change_of_what_is_reachable_happens_at_once():
     back = Change(removed=added, replaced={services: (after[services], before[services])})
     states = list(applied(portions(back), after))
     assert states[0][services] == before[services] and states[-1] == before
+
+
+def emptied(chains):
+    """The table after ``iptables -F``: every chain is there and has no rule, and no jump leads into any."""
+    return {key: () if isinstance(value, tuple) else value for key, value in chains.items() if key != JUMP}
+
+
+def test_emptied_chains_are_filled_in_portions_and_nothing_meets_them_before_the_last():
+    wanted = table(1000)
+    before = emptied(wanted)
+    parts = portions(difference(before, wanted))
+    assert len(parts) > 3000 // PORTION and max(map(len, parts)) <= PORTION
+    *earlier, last = applied(parts, before)
+    assert last == wanted
+    assert not any(map(reachable, earlier))
+
+
+def test_partly_emptied_table_with_missing_chains():
+    wanted = table(1000)
+    before = {key: value for key, value in emptied(wanted).items() if "KUBE-SEP-7" not in str(key)}
+    parts = portions(difference(before, wanted))
+    assert max(map(len, parts)) <= PORTION
+    *earlier, last = applied(parts, before)
+    assert last == wanted
+    assert not any(map(reachable, earlier))
+
+
+def test_called_chains_are_filled_before_those_that_call_them():
+    wanted = table(1000)
+    before = {**emptied(wanted), JUMP: 1}
+    for state in applied(portions(difference(before, wanted)), before):
+        for number in range(1000):
+            if state[nat(f"KUBE-SVC-{number}")]:
+                assert state[nat(f"KUBE-SEP-{number}-0")] and state[nat(f"KUBE-SEP-{number}-1")]
+        if state[nat("KUBE-SERVICES")]:
+            assert all(state[nat(f"KUBE-SVC-{number}")] for number in range(1000))
+
+
+@pytest.mark.parametrize("services", [100, 1000])
+def test_other_rules_in_very_many_chains(services):
+    before, after = table(services), table(services)
+    for key, rules in before.items():
+        if rules not in (PRESENT, 1):
+            after[key] = (*rules, "-m comment --comment more -j RETURN")
+    change = difference(before, after)
+    parts = portions(change)
+    assert parts == [change] if services == 100 else max(map(len, parts)) <= PORTION
+    assert list(applied(parts, before))[-1] == after
+
+
+def test_altered_chains_that_lead_to_a_few_new_ones():
+    before, after = table(1000), table(1000)
+    for key, rules in before.items():
+        if key not in (JUMP, nat("KUBE-MARK-MASQ")) and rules != PRESENT:
+            after[key] = ("-s 10.0.0.9/32 -j KUBE-NEW", *rules)
+    after[nat("KUBE-NEW")] = ("-j RETURN",)
+    assert list(applied(portions(difference(before, after)), before))[-1] == after
 
 
 def test_order_of_calls_also_where_siblings_call_each_other():

@@ -11,6 +11,8 @@ import time
 from typing import Mapping, Optional
 
 _MICROSECONDS = 1_000_000
+#: Long work calls ``progress`` more often than this; so much longer may a start take after each call.
+PROGRESS_SECONDS = 60
 
 
 class Systemd:
@@ -25,6 +27,8 @@ class Systemd:
         period = environment.get("WATCHDOG_USEC", "") if own else ""
         self.watchdog_seconds = int(period) / _MICROSECONDS if period.isdecimal() else 0.0
         self._status = ""
+        self._in_transition = True
+        self._last_progress = 0.0
 
     def send(self, *lines: str) -> None:
         """Send assignments such as ``READY=1``. A manager that does not listen is not the agent's concern."""
@@ -39,6 +43,7 @@ class Systemd:
 
     def ready(self) -> None:
         """Started, or reloaded."""
+        self._in_transition = False
         self.send("READY=1")
 
     def status(self, text: str) -> None:
@@ -51,8 +56,22 @@ class Systemd:
         """Keep the watchdog quiet."""
         self.send("WATCHDOG=1")
 
+    def progress(self) -> None:
+        """Report that long work goes on; at most one message a second.
+
+        The watchdog counts from here, and a start or reload gets that much more time (``EXTEND_TIMEOUT_USEC``). Work
+        that stops calling this is ended by systemd like any other.
+        """
+        now = time.monotonic()
+        if now - self._last_progress < 1.0:
+            return
+        self._last_progress = now
+        extension = [f"EXTEND_TIMEOUT_USEC={PROGRESS_SECONDS * _MICROSECONDS}"] if self._in_transition else []
+        self.send("WATCHDOG=1", *extension)
+
     def reloading(self) -> None:
         """The configuration is being read again; ``ready`` ends it."""
+        self._in_transition = True
         self.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:

@@ -42,6 +42,8 @@ _TABLE_OF = (
     (NftablesResource, RESOURCE),
 )
 
+_SERVICES_BETWEEN_PROGRESS = 500
+
 
 def table_of(resource: Resource[Any, Any]) -> str:
     """The name of the desired table that a resource holds; empty for one that never changes (the dummy device)."""
@@ -94,6 +96,8 @@ class Proxier:
         self.tables: DesiredTables = desired_tables(configuration.mode, empty_plan.settings)
         plans = [empty_plan._replace(tables=self.tables.desired)]
         self.stages: List[Stage] = own_stages(configuration, plans, handles)
+        for stage in self.stages:
+            stage.resource.report_to(handles.progress)
         self.draining: Dict[ipvs.RealServerKey, ipvs.RealServer] = {}
         self._handles = handles
         self._excluded = [network for network in map(parse_network, self.settings.exclude_cidrs) if network is not None]
@@ -107,7 +111,9 @@ class Proxier:
             self._put(state, state.services)
 
     def _put(self, state: ClusterState, services: Iterable[NamespacedName]) -> None:
-        for service in services:
+        for number, service in enumerate(services):
+            if number % _SERVICES_BETWEEN_PROGRESS == 0:
+                self._handles.progress()
             routes = routes_for_service(state, service, self.context)
             self.tables.put(service, routes)
             if self.summaries.put(service, routes):

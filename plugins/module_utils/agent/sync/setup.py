@@ -22,7 +22,7 @@ from ...kernel.xtables.nfacct import make_nfacct_counters, usable_nfacct_counter
 from ...rendering.build_settings import routing_context
 from ...rendering.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
 from ...rendering.ipvs.model import DEVICE
-from ...resources import apply_plan, plan
+from ...resources import Progress, apply_plan, plan
 from .proxier import Proxier
 
 #: Made at the start of iptables mode where the kernel can have them, as kube-proxy does; nothing ever removes them.
@@ -82,13 +82,15 @@ class Leftovers(NamedTuple):
     draining: int
 
 
-def remove_leftovers(proxy: NodeProxy) -> Leftovers:
-    """Take away what other modes left on the node. Raises KernelError."""
+def remove_leftovers(proxy: NodeProxy, progress: Progress) -> Leftovers:
+    """Remove what other modes left on the node, calling ``progress`` between the parts. Raises KernelError."""
     others = removal_plans(proxy.view.families) if proxy.configuration.mode == NFTABLES else ()
-    with KernelHandles() as handles:
+    with KernelHandles(progress) as handles:
         stages = leftover_stages(proxy.configuration.mode, handles, others)
         if proxy.configuration.mode == IPVS:
             stages += shared_chain_stages([FamilyPlan(item.settings, {}, item.variant) for item in proxy.families])
+        for stage in stages:
+            stage.resource.report_to(progress)
         planned = plan(stages)
         apply_plan(planned)
     servers = [item for item in planned if item.resource.name.startswith(RealServersResource.name)]

@@ -203,13 +203,16 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         self.ownership = ownership
         self.kept: List[str] = []
         self.emptied = Emptied({}, frozenset())
-        self.processes: Deque[int] = deque(maxlen=64)
+        self.processes: Deque[int] = deque(maxlen=1024)
         self._wait = wait
         self._for_removal = for_removal
 
     def observe(self) -> ChainTable:
         """The chains and jumps of ours. Raises KernelError, also if a table with chains of ours cannot be read."""
-        saved = parse_save(save(self.variant))
+        text = save(self.variant, self.progress)
+        self.progress()
+        saved = parse_save(text)
+        self.progress()
         wanted = () if self._for_removal else {chain.table for chain in self.ownership.fixed}
         check_readable(self.variant, saved, self.ownership, wanted)
         table = observed_table(saved, self.variant.family, self.ownership)
@@ -240,11 +243,11 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
     def apply(self, change: Change[ChainTableKey, ChainTableValue]) -> None:
         """Make the whole change in one iptables-restore: all or nothing per table. Raises KernelError.
 
-        With iptables-nft large changes go in portions, so that a failure may leave chains that nothing leads into.
+        With iptables-nft large changes are made in portions, so a failure may leave chains that nothing leads into.
         """
-        parts = portions(change) if self.variant.name == NFT else [change]
-        text = "".join(map(restore_text, parts))
-        self.processes.append(restore(self.variant, text, self._wait))
+        for part in portions(change) if self.variant.name == NFT else [change]:
+            self.progress()
+            self.processes.append(restore(self.variant, restore_text(part), self._wait, self.progress))
 
     def describe(self, key: ChainTableKey, value: ChainTableValue) -> List[str]:
         """The lines of iptables-save for one chain or jump."""

@@ -9,6 +9,7 @@ import re
 from typing import List, Set
 
 from ...errors import KernelError
+from ...resources import Progress, unheeded
 from .lock import XtablesLock, held_message
 from .variant import LEGACY, Completed, XtablesVariant, run
 
@@ -103,7 +104,9 @@ def _shortened(line: str) -> str:
     return line if len(line) <= 300 else line[:297] + "..."
 
 
-def restore(variant: XtablesVariant, text: str, wait: float = DEFAULT_WAIT) -> int:
+def restore(
+    variant: XtablesVariant, text: str, wait: float = DEFAULT_WAIT, progress: Progress = unheeded
+) -> int:
     """Apply a restore text in one call, without flushing anything it does not name; an empty text does nothing.
 
     ``wait``: seconds to wait for the xtables lock. Returns the number of the process that did it (0 if there was
@@ -113,18 +116,18 @@ def restore(variant: XtablesVariant, text: str, wait: float = DEFAULT_WAIT) -> i
         return 0
     command = [variant.restore, "--noflush", "--counters"]
     if variant.restore_waits:
-        done = run([*command, "-w", f"{max(1, round(wait))}"], text)
+        done = run([*command, "-w", f"{max(1, round(wait))}"], text, progress=progress)
     else:
         with XtablesLock(wait):
-            done = run(command, text)
+            done = run(command, text, progress=progress)
     if done.status:
         raise RestoreError(explain(variant, text, done, wait))
     return done.process
 
 
-def save(variant: XtablesVariant) -> str:
-    """The text of all tables that exist; looking creates none. Raises KernelError."""
-    done = run([variant.save])
+def save(variant: XtablesVariant, progress: Progress = unheeded) -> str:
+    """Return the text of all tables that exist; reading creates none. Raises KernelError."""
+    done = run([variant.save], progress=progress)
     if done.status:
         program = variant.save.rsplit("/", 1)[-1]
         raise KernelError(f"{program}: {' '.join(done.errors.split()) or 'exit status ' + str(done.status)}")

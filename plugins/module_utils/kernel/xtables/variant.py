@@ -13,10 +13,12 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ...addresses import IPV4, IPV6
 from ...errors import KernelError
+from ...resources import Progress, unheeded
 from ..facts import kernel_release
 from ..modules import available_modules
 from ..nftables.probe import nat_refused
@@ -45,15 +47,25 @@ class Completed(NamedTuple):
     process: int = 0
 
 
-def run(command: Sequence[str], text: Optional[str] = None, timeout: float = 300.0) -> Completed:
-    """Run a program with ``text`` on its input. Raises KernelError if it cannot be started or does not end in time."""
+#: While a program runs, progress is reported so often: the wait itself is bounded, so it is not a sign of being stuck.
+PULSE_SECONDS = 1.0
+
+
+def run(
+    command: Sequence[str], text: Optional[str] = None, timeout: float = 300.0, progress: Progress = unheeded
+) -> Completed:
+    """Run a program with ``text`` on its input and return what it left.
+
+    ``progress`` is called every second until the program ends. Raises KernelError if the program cannot be started or
+    does not end within ``timeout`` seconds.
+    """
     environment = {**os.environ, "LC_ALL": "C", "LANG": "C"}
     try:
         with subprocess.Popen(
             list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
         ) as child:
             try:
-                output, errors = child.communicate((text or "").encode(), timeout)
+                output, errors = _communicate(child, (text or "").encode(), timeout, progress)
             except BaseException:
                 child.kill()
                 raise
@@ -62,6 +74,23 @@ def run(command: Sequence[str], text: Optional[str] = None, timeout: float = 300
     except OSError as error:
         raise KernelError(f"{command[0]}: cannot be run: {error.strerror}") from None
     return Completed(child.returncode, output.decode(errors="replace"), errors.decode(errors="replace"), child.pid)
+
+
+def _communicate(
+    child: subprocess.Popen[bytes], data: bytes, timeout: float, progress: Progress
+) -> Tuple[bytes, bytes]:
+    """Return both outputs of a program. Raises subprocess.TimeoutExpired."""
+    deadline = time.monotonic() + timeout
+    unsent: Optional[bytes] = data
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return child.communicate(unsent, max(0.0, min(PULSE_SECONDS, left)))
+        except subprocess.TimeoutExpired:
+            if left <= PULSE_SECONDS:
+                raise
+        unsent = None  # the first call has it, and goes on with it
+        progress()
 
 
 def find_program(name: str) -> str:

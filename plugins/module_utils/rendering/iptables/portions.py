@@ -1,17 +1,18 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Large changes of chains in portions, for iptables-nft-restore.
+"""Divide large changes of chains into portions, for iptables-nft-restore.
 
-For every line that names a chain this program looks through the sorted names of all chains that the transaction has
-named so far, so that one transaction with 30,000 chains takes minutes. New chains that nothing leads into yet can be
-made ahead, and chains that nothing leads into any more removed afterwards, in transactions of their own: what packets
-meet still changes in a single one.
+For every line that names a chain this program searches the sorted names of all chains that the transaction has named
+so far, so one transaction with 30,000 chains takes minutes. New chains that nothing leads into yet can be made ahead,
+emptied chains be filled ahead, and chains that nothing leads into any more be removed afterwards, in transactions of
+their own: what packets meet still changes in a single one. Only where very many chains get other rules (a setting that
+concerns every Service has changed) do the chains change one portion after the other, each chain at once.
 """
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, List, Mapping, Set
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Set
 
 from ...resources import Change
 from .canonical import target_of
@@ -19,14 +20,15 @@ from .tables import ChainKey, ChainTableKey, ChainTableValue, JumpKey
 
 #: Changes that make or remove up to this many chains stay whole: that takes a fraction of a second.
 WHOLE = 500
-#: So many chains make one transaction.
-PORTION = 250
+#: So many chains make one transaction: fewer, and reading the chains that exist counts for more, which iptables does
+#: each time; more, and the search among those that the transaction names does.
+PORTION = 500
 
 ChainChange = Change[ChainTableKey, ChainTableValue]
 
 
 def callees_first(chains: Mapping[ChainTableKey, ChainTableValue]) -> List[ChainKey]:
-    """The chains of a table in such an order that each comes after those of them which its rules lead to."""
+    """Return the chains of a table in such an order that each comes after those of them which its rules lead to."""
     order: List[ChainKey] = []
     seen: Set[ChainKey] = set()
     for start in chains:
@@ -58,26 +60,45 @@ def _parts(keys: List[ChainKey]) -> Iterable[List[ChainKey]]:
     return (keys[start : start + PORTION] for start in range(0, len(keys), PORTION))
 
 
-def portions(change: ChainChange) -> List[ChainChange]:
-    """The change as a series of changes to be made one after the other; just itself if it is not large.
+def _large(keys: Iterable[ChainTableKey]) -> bool:
+    return sum(isinstance(key, ChainKey) for key in keys) > WHOLE
 
-    First come new chains, called ones before those that call them; then all that is replaced, jumps included; last
-    chains that go, calling ones first. Whoever stops in between leaves chains behind that nothing leads into.
+
+def portions(change: ChainChange) -> List[ChainChange]:
+    """Return the change as a series of changes to be made one after the other; just itself if it is not large.
+
+    First come new chains and chains that were emptied, called ones before those that call them; then the chains that
+    hold other rules than they should, in one step unless there are very many; then jumps; last chains that are removed,
+    calling ones first. A failure in between leaves chains behind that nothing leads into, or an emptied chain that is
+    still empty.
     """
-    chains_made = sum(isinstance(key, ChainKey) for key in change.added)
-    chains_gone = sum(isinstance(key, ChainKey) for key in change.removed)
-    if chains_made <= WHOLE and chains_gone <= WHOLE:
+    emptied = {key: pair for key, pair in change.replaced.items() if isinstance(key, ChainKey) and pair[0] == ()}
+    fresh: Dict[ChainTableKey, ChainTableValue] = {**change.added, **{key: pair[1] for key, pair in emptied.items()}}
+    altered = {key: pair for key, pair in change.replaced.items() if key not in emptied}
+    edited: List[Any] = callees_first({key: pair[1] for key, pair in altered.items()}) if _large(altered) else []
+    made: List[Any] = callees_first(fresh) if edited or _large(fresh) else []
+    removed: List[Any] = callees_first(change.removed)[::-1] if _large(change.removed) else []
+    if not made and not edited and not removed:
         return [change]
-    made: List[Any] = callees_first(change.added) if chains_made > WHOLE else []
-    gone: List[Any] = callees_first(change.removed)[::-1] if chains_gone > WHOLE else []
-    ahead, after = frozenset(made), frozenset(gone)
+    ahead, after = {*made, *edited}, frozenset(removed)
     middle: ChainChange = Change(
         {key: value for key, value in change.added.items() if key not in ahead},
-        change.replaced,
+        {key: pair for key, pair in change.replaced.items() if key not in ahead},
         {key: value for key, value in change.removed.items() if key not in after},
     )
-    found: List[ChainChange] = [Change(added={key: change.added[key] for key in part}) for part in _parts(made)]
+    found = [_part(change, part) for part in _parts([*made, *edited])]
     if middle:
         found.append(middle)
-    found += [Change(removed={key: change.removed[key] for key in part}) for part in _parts(gone)]
+    found += [Change(removed={key: change.removed[key] for key in part}) for part in _parts(removed)]
     return found
+
+
+def _part(change: ChainChange, keys: Iterable[ChainTableKey]) -> ChainChange:
+    """Return what the change adds and replaces under these keys."""
+    part: ChainChange = Change()
+    for key in keys:
+        if key in change.added:
+            part.added[key] = change.added[key]
+        else:
+            part.replaced[key] = change.replaced[key]
+    return part
