@@ -54,5 +54,6 @@ attributes:
     support: full
     platforms: posix
 requirements:
-  - the Python package kubernetes
+  - the Python package PyYAML, to read a kubeconfig that is YAML
+  - the Python package kubernetes, only for a kubeconfig with an C(auth-provider)
 """

@@ -90,22 +90,14 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection, make_client
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection, resolve
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.account import Account, ensure, remove
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_connection, api_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 
 
 def _authority(connection: ApiConnection) -> str:
-    path = make_client(connection).configuration.ssl_ca_cert
-    if not path:
-        return ""
-    try:
-        with open(path, "rb") as file:
-            return base64.b64encode(file.read()).decode("ascii")
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from error
+    return base64.b64encode(resolve(connection).authority_pem()).decode("ascii")
 
 
 def access(module: AnsibleModule) -> Dict[str, Any]:

@@ -37,7 +37,7 @@ options:
     description: Names of the packages, each with versions if need be.
     type: list
     elements: str
-    default: [PyYAML, kubernetes, prometheus-client]
+    default: [PyYAML, prometheus-client]
   wheelhouse:
     description: Directory of wheels on this host. If given, no package index is asked.
     type: path
@@ -138,7 +138,7 @@ def main() -> None:
             "requirements": {
                 "type": "list",
                 "elements": "str",
-                "default": ["PyYAML", "kubernetes", "prometheus-client"],
+                "default": ["PyYAML", "prometheus-client"],
             },
             "wheelhouse": {"type": "path"},
         },

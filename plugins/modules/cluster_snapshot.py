@@ -56,8 +56,8 @@ attributes:
     description: Names the objects that differ.
     support: full
 requirements:
-  - the Python package kubernetes, only to read from an API server
-  - the Python package PyYAML, only if O(source_file) is YAML
+  - the Python package kubernetes, only for a kubeconfig with an C(auth-provider)
+  - the Python package PyYAML, only if the kubeconfig or O(source_file) is YAML
 seealso:
   - module: kubenode.proxy.service_proxy
 """

@@ -64,7 +64,8 @@ notes:
 requirements:
   - Python 3.9 or later on the node
   - iptables and iptables-restore, except in mode V(nftables)
-  - the Python package kubernetes, only to read from an API server
+  - the Python package PyYAML, only to read a kubeconfig that is YAML
+  - the Python package kubernetes, only for a kubeconfig with an C(auth-provider)
 seealso:
   - module: kubenode.proxy.service_proxy_confirm
   - module: kubenode.proxy.service_proxy_rollback

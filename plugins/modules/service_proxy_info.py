@@ -32,7 +32,8 @@ notes:
   - Needs root, because the kernel shows its tables to nobody else.
 requirements:
   - Python 3.9 or later on the node
-  - the Python package kubernetes, only to read from an API server
+  - the Python package PyYAML, only to read a kubeconfig that is YAML
+  - the Python package kubernetes, only for a kubeconfig with an C(auth-provider)
 seealso:
   - module: kubenode.proxy.service_proxy
 """

@@ -14,13 +14,12 @@ import copy
 import http.client
 import http.server
 import socket
-import ssl
 import threading
 import urllib.parse
 from typing import Any, Dict, List, Set, Tuple
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient, ApiStatusError
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection, make_client
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection, resolve
 
 from .server import TlsServer
 from .store import PATH_OF_KIND, Object
@@ -92,15 +91,10 @@ class Gate:
     def __init__(self, kubeconfig: str, certificates: Certificates, token: str, address: Tuple[str, int]) -> None:
         self.token = token
         self.requests: List[str] = []
-        configuration = make_client(ApiConnection(kubeconfig=kubeconfig)).configuration
-        self._upstream = urllib.parse.urlsplit(configuration.host)
-        self._context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-        if not configuration.verify_ssl:
-            self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
-        if configuration.cert_file:
-            self._context.load_cert_chain(configuration.cert_file, configuration.key_file)
-        settings = configuration.auth_settings().values()
-        self.headers = {item["key"]: item["value"] for item in settings if item["in"] == "header"}
+        access = resolve(ApiConnection(kubeconfig=kubeconfig))
+        self._upstream = urllib.parse.urlsplit(access.server)
+        self.headers = dict(access.credentials.headers())
+        self._context = access.tls_context()
         self._open: Set[socket.socket] = set()
         self._lock = threading.Lock()
         self._closed = False

@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 import urllib.parse
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from .selectors import Predicate, field_predicate, label_predicate
 from .store import KINDS, Compacted, Event, Kind, Object, Store
@@ -93,7 +93,7 @@ class ApiServer:
     Faults can be injected: ``down`` answers nothing (connections are closed at once), ``drop_watches()`` ends every
     open watch, ``failing`` maps a collection path to an HTTP status given instead of an answer. ``requests`` records
     paths, ``posted`` the bodies of events, ``patched`` paths and bodies of patches. ``controllers`` are called with the
-    store after each patch.
+    store after each patch. ``unknown_fields``: fields by which this server cannot select, like an older version.
     """
 
     def __init__(
@@ -109,6 +109,7 @@ class ApiServer:
         self.bookmark_seconds = bookmark_seconds
         self.down = False
         self.failing: Dict[str, int] = {}
+        self.unknown_fields: Set[str] = set()
         self.requests: List[str] = []
         self.posted: List[Object] = []
         self.patched: List[Tuple[str, Object]] = []
@@ -157,6 +158,9 @@ class TlsServer(http.server.ThreadingHTTPServer):
         super().__init__(address, handler)
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(certificates.certificate, certificates.key)
+        # Client certificates are asked for, not required, as a real server does it.
+        self._context.load_verify_locations(certificates.authority)
+        self._context.verify_mode = ssl.CERT_OPTIONAL
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Shake hands in the connection's own thread, so that a slow client blocks nobody."""
@@ -262,6 +266,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(failure.code, failure.body)
 
     def _authorize(self) -> None:
+        if isinstance(self.connection, ssl.SSLSocket) and self.connection.getpeercert():
+            return
         given = self.headers.get("Authorization", "")
         if not given:
             resource = urllib.parse.urlsplit(self.path).path.rsplit("/", 1)[-1]
@@ -299,7 +305,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _predicate(self, query: Dict[str, str]) -> Predicate:
         by_label = label_predicate(query.get("labelSelector", ""))
         try:
-            by_field = field_predicate(query.get("fieldSelector", ""))
+            selector = query.get("fieldSelector", "")
+            for field in self.api.unknown_fields:
+                if selector.startswith(field):
+                    raise ValueError(
+                        f'Unable to find "/v1, Resource=services" that match label selector "", field selector '
+                        f'"{selector}": field label not supported: {field}'
+                    )
+            by_field = field_predicate(selector)
         except ValueError as error:
             raise Failure(400, "BadRequest", str(error)) from error
         return lambda item: by_label(item) and by_field(item)

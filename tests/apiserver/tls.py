@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import NamedTuple, Sequence
+from typing import NamedTuple, Sequence, Tuple
 
 
 class Certificates(NamedTuple):
@@ -44,6 +44,16 @@ def make_certificates(directory: Path, addresses: Sequence[str] = ("127.0.0.1",)
         *("-CAcreateserial", "-days", "10", "-extfile", str(names), "-out", str(certificate)),
     )
     return Certificates(authority, certificate, key)
+
+
+def make_client_certificate(directory: Path, name: str = "proxy") -> Tuple[Path, Path]:
+    """A client certificate of the authority that :func:`make_certificates` made in the directory, and its key."""
+    certificate, key, request = directory / f"{name}.crt", directory / f"{name}.key", directory / f"{name}.csr"
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    _openssl("req", *curve, "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(request))
+    authority = ("-CA", str(directory / "ca.crt"), "-CAkey", str(directory / "ca.key"), "-CAcreateserial")
+    _openssl("x509", "-req", "-in", str(request), *authority, "-days", "10", "-out", str(certificate))
+    return certificate, key
 
 
 def write_kubeconfig(path: Path, server: str, authority: Path, token: str) -> Path:

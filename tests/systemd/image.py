@@ -20,7 +20,7 @@ CACHE = ROOT / ".cache" / "node-image"
 SUITE = "bookworm"
 PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "kmod", "procps", "iproute2", "netbase", "ca-certificates", "curl"),
-    *("python3", "python3-apt", "python3-yaml", "python3-kubernetes", "python3-prometheus-client"),
+    *("python3", "python3-apt", "python3-yaml", "python3-prometheus-client"),
     *("iptables", "nftables", "ipset", "conntrack", "git", "firewalld"),
 )
 # udev in a privileged container would give every container the same hardware address; firewalld is for the test that

@@ -13,7 +13,7 @@ from .accounts import Accounts
 from .cluster import POD, Cluster
 from .node import ROOT, wait_for
 
-LIBRARIES = ("python3-yaml", "python3-kubernetes", "python3-prometheus-client")
+LIBRARIES = ("python3-yaml", "python3-prometheus-client")
 
 
 @pytest.fixture(scope="module")

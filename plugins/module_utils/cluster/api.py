@@ -9,23 +9,45 @@ Model classes of the kubernetes package are not used: they cost several times th
 from __future__ import annotations
 
 import json
-import socket
 import time
 import urllib.parse
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, TypeVar
 
 from ..errors import ApiError
-from .connection import ApiConnection, make_client
+from .access.transport import Answer, Dial, Patience, Transport, TransportError
+from .answers import (
+    FAILURE_BYTES,
+    LINE_BYTES,
+    PAGE_BYTES,
+    WatchEvent,
+    beginning,
+    document,
+    event,
+    lines,
+    status_code,
+    status_of,
+    status_text,
+    version_of,
+    whole,
+)
+from .connection import ApiConnection, resolve
 from .parse_service import SERVICE_PROXY_NAME_LABEL
 from .parse_slice import HEADLESS_LABEL
 from .snapshot import with_kind
 
 PAGE_SIZE = 500
+#: A million objects, far above the sizes that Kubernetes is tested with.
+_MOST_PAGES = 2000
+#: Pages with fewer objects than were asked for that are followed by yet another page: API servers fill them up.
+_MOST_SHORT_PAGES = 50
 _LIST_ATTEMPTS = 3
 _BUSY_ATTEMPTS = 3
 _BUSY = (429, 503)
 _LONGEST_PAUSE_SECONDS = 5.0
 _WATCH_GRACE_SECONDS = 15.0
+#: An answer may take this many times the time in which its first byte has to come.
+_WHOLE_ANSWER_FACTOR = 10.0
+_BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN, _GONE = 400, 401, 403, 410
 
 Item = TypeVar("Item")
 
@@ -69,53 +91,58 @@ class ListResult(NamedTuple):
     resource_version: str
 
 
-class WatchEvent(NamedTuple):
-    """``type`` is ADDED, MODIFIED, DELETED or BOOKMARK; ``object`` is raw (a bookmark's holds metadata only)."""
-
-    type: str
-    object: Dict[str, Any]
-
-    @property
-    def resource_version(self) -> str:
-        """From where a watch goes on after this event."""
-        return str((self.object.get("metadata") or {}).get("resourceVersion") or "")
-
-
 class ApiClient:
-    """A connection to one API server. ``timeout``: seconds for connecting, and for every answer to a request.
+    """A connection to one API server. ``timeout``: seconds for connecting, and for each answer to begin.
 
-    Not to be used by several threads at once. Raises ConfigurationError or ApiError from the start.
+    ``unsupported``: paths of collections whose field selector the server has refused; several clients may share it, so
+    that the next one does not ask again. ``expect`` is called before each request with the seconds after which it has
+    surely ended. ``dial`` and ``clock`` replace the network and the time.
+
+    Not to be used by several threads at once, :meth:`interrupt` aside. Raises ConfigurationError or ApiError from the
+    start.
     """
 
     def __init__(
-        self, connection: ApiConnection, timeout: float = 30.0, sleep: Callable[[float], None] = time.sleep
+        self,
+        connection: ApiConnection,
+        timeout: float = 30.0,
+        sleep: Callable[[float], None] = time.sleep,
+        *,
+        unsupported: Optional[Set[str]] = None,
+        expect: Callable[[float], None] = lambda seconds: None,
+        dial: Optional[Dial] = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        client = make_client(connection)
-        self._configuration = client.configuration
-        self._pool = client.rest_client.pool_manager
-        # A watch is silent for long; only the system can tell that the server at its other end has gone.
-        self._pool.connection_pool_kw.setdefault("socket_options", _socket_options())
+        self._access = resolve(connection)
+        self._transport = Transport(self._access, dial, clock)
         self._timeout = timeout
         self._sleep = sleep
-        self.host = str(self._configuration.host).rstrip("/")
+        self._unsupported = set() if unsupported is None else unsupported
+        self._expect = expect
+        self.host = self._access.server
+        self.warnings = self._access.warnings
 
     def close(self) -> None:
-        """Close all connections."""
-        self._pool.clear()
+        """Close the connection."""
+        self._transport.close()
+
+    def interrupt(self) -> None:
+        """Make the request under way fail; may be called from any thread."""
+        self._transport.interrupt()
 
     def list(
         self,
         resource: ResourceType,
         field_selector: str = "",
         resource_version: str = "",
-        reduce: Callable[[Dict[str, Any]], Dict[str, Any]] = lambda item: item,
+        reduce: Callable[[Any], Optional[Dict[str, Any]]] = lambda item: item,
     ) -> ListResult:
-        """All objects of a collection that its selectors leave, in pages that belong to one resourceVersion.
+        """Return all objects of a collection that its selectors leave, in pages that belong to one resourceVersion.
 
         ``field_selector`` takes the place of the resource's own. ``resource_version`` ``"0"`` takes what the server
         has in its cache, another one what is not older than that. ``reduce`` is applied to each object when its page
-        has come, so that no more than a page is held in full. Pages that expire underway make the list start again.
-        Raises ApiError.
+        has come, so that no more than a page is held in full; an object for which it returns None is left out. Pages
+        that expire underway make the list start again. Raises ApiError.
         """
         for attempt in range(1, _LIST_ATTEMPTS + 1):
             try:
@@ -123,33 +150,67 @@ class ApiClient:
             except Expired:
                 if attempt == _LIST_ATTEMPTS:
                     raise
-        raise ApiError(f"API server {self.host}: cannot list {resource.name}")
+            except ApiStatusError as error:
+                if not self._drops_selector(resource, field_selector, error):
+                    raise
+        return self._list_once(resource, field_selector, resource_version, reduce)
 
     def _list_once(
         self,
         resource: ResourceType,
         field_selector: str,
         resource_version: str,
-        reduce: Callable[[Dict[str, Any]], Dict[str, Any]],
+        reduce: Callable[[Any], Optional[Dict[str, Any]]],
     ) -> ListResult:
-        query = _selectors(resource, field_selector)
+        query = self._selectors(resource, field_selector)
         query["limit"] = str(PAGE_SIZE)
         if resource_version:
             query["resourceVersion"] = resource_version
+        purpose = f"list {resource.name}"
+        where = f"API server {self.host}: {purpose}"
         items: List[Dict[str, Any]] = []
-        while True:
-            page = self._get_json(resource.path, query, f"list {resource.name}")
-            metadata = page.get("metadata")
-            found = page.get("items")
+        short = 0
+        for _number in range(_MOST_PAGES):
+            page = self._get_json(resource.path, query, purpose)
+            metadata, found, version = page.get("metadata"), page.get("items"), version_of(page)
             if not isinstance(metadata, dict) or not (found is None or isinstance(found, list)):
-                raise ApiError(f"API server {self.host}: the answer to list {resource.name} is not a list")
-            items.extend(map(reduce, with_kind(found or [], f"{resource.kind}List", page.get("apiVersion"))))
+                raise ApiError(f"{where}: the answer is not a list")
+            if page.get("kind") != f"{resource.kind}List":
+                raise ApiError(f"{where}: the answer is not a {resource.kind}List")
+            if not version:
+                raise ApiError(f"{where}: the answer has no valid resourceVersion")
+            complete = with_kind(found or [], f"{resource.kind}List", page.get("apiVersion"))
+            items += [item for item in map(reduce, complete) if item is not None]
             token = metadata.get("continue")
             if not token:
-                return ListResult(items, str(metadata.get("resourceVersion") or ""))
+                return ListResult(items, version)
+            short += len(complete) < PAGE_SIZE
+            if short > _MOST_SHORT_PAGES:
+                raise ApiError(f"{where}: more than {_MOST_SHORT_PAGES} pages are not full and yet not the last")
             # A page after the first one carries the resourceVersion in its token and must not name one.
             query.pop("resourceVersion", None)
             query["continue"] = str(token)
+        raise ApiError(f"{where}: the list has more than {_MOST_PAGES} pages")
+
+    def _drops_selector(self, resource: ResourceType, field_selector: str, error: ApiStatusError) -> bool:
+        """Whether to ask again without the resource's field selector, because this server does not know its field.
+
+        Services can be selected by ``spec.clusterIP`` since Kubernetes 1.31; before, the answer is 400.
+        """
+        own = resource.field_selector and not field_selector and resource.path not in self._unsupported
+        if own and error.code == _BAD_REQUEST and "field label not supported" in str(error):
+            self._unsupported.add(resource.path)
+            return True
+        return False
+
+    def _selectors(self, resource: ResourceType, field_selector: str) -> Dict[str, str]:
+        query: Dict[str, str] = {}
+        if resource.label_selector:
+            query["labelSelector"] = resource.label_selector
+        own = "" if resource.path in self._unsupported else resource.field_selector
+        if field_selector or own:
+            query["fieldSelector"] = field_selector or own
+        return query
 
     def get(self, resource: ResourceType, name: str, namespace: str = "") -> Dict[str, Any]:
         """One object, raw. Raises ApiStatusError with code 404 if there is none, ApiError otherwise."""
@@ -173,7 +234,7 @@ class ApiClient:
         data after which the connection counts as dead. Raises Expired when the version is too old (list again),
         ApiError when the connection breaks.
         """
-        query = _selectors(resource, field_selector)
+        query = self._selectors(resource, field_selector)
         query.update(
             watch="true",
             allowWatchBookmarks="true",
@@ -181,15 +242,20 @@ class ApiClient:
             timeoutSeconds=str(timeout_seconds),
         )
         purpose = f"watch {resource.name}"
-        silence = timeout_seconds + _WATCH_GRACE_SECONDS if read_timeout is None else read_timeout
-        response = self._request("GET", resource.path, query, purpose, silence)
+        where = f"API server {self.host}: {purpose}"
+        total = timeout_seconds + _WATCH_GRACE_SECONDS
+        silence = total if read_timeout is None else read_timeout
+        answer = self._request("GET", resource.path, query, purpose, Patience(self._timeout, silence, total))
         try:
-            self._raise_for_status(response, purpose)
-            for line in self._lines(response, purpose):
-                yield self._event(line, resource, purpose)
+            self._raise_for_status(answer, purpose)
+            for line in lines(self._pieces(answer, purpose), LINE_BYTES, where):
+                found = event(line, resource.kind, where)
+                if found.type == "ERROR":
+                    raise self._failure(status_code(found.object), found.object, purpose)
+                yield found
         finally:
             # The rest of the stream is of no use: the connection cannot serve another request.
-            response.close()
+            answer.close()
 
     def post(self, path: str, body: Mapping[str, Any], purpose: str) -> Dict[str, Any]:
         """Create an object at ``path`` and return it as the server stored it. Raises ApiError.
@@ -208,84 +274,49 @@ class ApiClient:
     ) -> Dict[str, Any]:
         """One request with or without an object, and the answer. Raises ApiError, with a code if the server answers."""
         text = None if body is None else json.dumps(body).encode("utf-8")
-        response = self._request(method, path, {}, purpose, self._timeout, text, content_type)
-        return self._json_of(response, purpose)
+        answer = self._request(method, path, {}, purpose, self._patience, text, content_type)
+        return self._json_of(answer, purpose)
 
-    def _event(self, line: bytes, resource: ResourceType, purpose: str) -> WatchEvent:
+    @property
+    def _patience(self) -> Patience:
+        return Patience(self._timeout, self._timeout, self._timeout * _WHOLE_ANSWER_FACTOR)
+
+    def _pieces(self, answer: Answer, purpose: str) -> Iterator[bytes]:
         try:
-            event = json.loads(line)
-            kind, item = event["type"], event["object"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ApiError(f"API server {self.host}: {purpose}: an event is not valid: {error}") from error
-        if not isinstance(item, dict):
-            raise ApiError(f"API server {self.host}: {purpose}: an event holds no object")
-        if kind == "ERROR":
-            raise self._failure(int(item.get("code") or 500), item, purpose)
-        with_kind([item], f"{resource.kind}List", item.get("apiVersion"))
-        return WatchEvent(str(kind), item)
-
-    def _lines(self, response: Any, purpose: str) -> Iterator[bytes]:
-        rest = b""
-        for chunk in self._chunks(response, purpose):
-            *lines, rest = (rest + chunk).split(b"\n")
-            yield from (line for line in lines if line.strip())
-        if rest.strip():
-            raise ApiError(f"API server {self.host}: {purpose}: the connection broke in the middle of an event")
-
-    def _chunks(self, response: Any, purpose: str) -> Iterator[bytes]:
-        from urllib3.exceptions import HTTPError
-
-        try:
-            yield from response.stream(65536, decode_content=True)
-        except (HTTPError, OSError) as error:
-            raise ApiError(f"API server {self.host}: {purpose}: {_reason(error)}") from error
+            yield from answer.pieces()
+        except TransportError as error:
+            raise ApiError(f"API server {self.host}: {purpose}: {error}") from error
 
     def _get_json(self, path: str, query: Mapping[str, str], purpose: str) -> Dict[str, Any]:
         for attempt in range(1, _BUSY_ATTEMPTS + 1):
-            response = self._request("GET", path, query, purpose, self._timeout)
-            if response.status not in _BUSY or attempt == _BUSY_ATTEMPTS:
+            answer = self._request("GET", path, query, purpose, self._patience)
+            if answer.status not in _BUSY or attempt == _BUSY_ATTEMPTS:
                 break
-            pause = str(response.headers.get("Retry-After") or "1")
-            self._drain(response)
+            pause = answer.header("Retry-After") or "1"
+            beginning(self._pieces(answer, purpose), FAILURE_BYTES)
             self._sleep(min(float(pause) if pause.isdecimal() else 1.0, _LONGEST_PAUSE_SECONDS))
-        return self._json_of(response, purpose)
+        return self._json_of(answer, purpose)
 
-    def _json_of(self, response: Any, purpose: str) -> Dict[str, Any]:
-        self._raise_for_status(response, purpose)
-        try:
-            value = json.loads(self._body(response, purpose))
-        except ValueError as error:
-            raise ApiError(f"API server {self.host}: {purpose}: the answer is not JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise ApiError(f"API server {self.host}: {purpose}: the answer is not an object")
-        return value
-
-    def _body(self, response: Any, purpose: str) -> bytes:
-        body = b"".join(self._chunks(response, purpose))
-        response.release_conn()
-        return body
-
-    def _drain(self, response: Any) -> None:
-        self._body(response, "read")
-
-    def _raise_for_status(self, response: Any, purpose: str) -> None:
-        if 200 <= response.status < 300:
-            return
-        text = self._body(response, purpose)
-        try:
-            status = json.loads(text)
-        except ValueError:
-            status = {"message": text[:200].decode("utf-8", "replace")}
-        raise self._failure(response.status, status if isinstance(status, dict) else {}, purpose)
-
-    def _failure(self, code: int, status: Mapping[str, Any], purpose: str) -> ApiStatusError:
-        message = str(status.get("message") or status.get("reason") or "no reason given")
+    def _json_of(self, answer: Answer, purpose: str) -> Dict[str, Any]:
+        self._raise_for_status(answer, purpose)
         where = f"API server {self.host}: {purpose}"
-        if code == 401:
+        return document(whole(self._pieces(answer, purpose), PAGE_BYTES, f"{where}: the answer"), where)
+
+    def _raise_for_status(self, answer: Answer, purpose: str) -> None:
+        if 200 <= answer.status < 300:
+            return
+        if answer.status == _UNAUTHORIZED:
+            self._access.credentials.rejected()
+        raise self._failure(answer.status, status_of(beginning(self._pieces(answer, purpose), FAILURE_BYTES)), purpose)
+
+    def _failure(self, code: int, status: Dict[str, Any], purpose: str) -> ApiStatusError:
+        message = status_text(status)
+        where = f"API server {self.host}: {purpose}"
+        if code == _UNAUTHORIZED:
             return ApiStatusError(f"{where}: the credentials are not accepted (401 {message})", code)
-        if code == 403:
+        if code == _FORBIDDEN:
             return ApiStatusError(f"{where}: not allowed (403): {message}", code)
-        kind = Expired if code == 410 else ApiStatusError
+        kind = Expired if code == _GONE else ApiStatusError
         return kind(f"{where}: the server answered {code}: {message}", code)
 
     def _request(
@@ -294,80 +325,23 @@ class ApiClient:
         path: str,
         query: Mapping[str, str],
         purpose: str,
-        read_timeout: float,
+        patience: Patience,
         body: Optional[bytes] = None,
         content_type: str = "application/json",
-    ) -> Any:
-        from urllib3 import Timeout
-        from urllib3.exceptions import HTTPError
-
-        url = self.host + path
-        if query:
-            url += "?" + urllib.parse.urlencode(query)
-        headers = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "kubenode-proxy"}
+    ) -> Answer:
+        """Send any request: the one place through which all of them go."""
+        headers = [("Accept", "application/json"), ("User-Agent", "kubenode-proxy")]
+        if self._access.compress:
+            headers.append(("Accept-Encoding", "gzip"))
         if body is not None:
-            headers["Content-Type"] = content_type
-        headers.update(self._credentials())
-        timeout = Timeout(connect=min(self._timeout, read_timeout), read=read_timeout)
+            headers.append(("Content-Type", content_type))
+        self._expect(patience.connect + patience.total)
+        headers += [*self._access.credentials.headers(), *self._access.headers]
+        target = f"{path}?{urllib.parse.urlencode(query)}" if query else path
         try:
-            return self._pool.request(
-                method,
-                url,
-                body=body,
-                headers=headers,
-                timeout=timeout,
-                retries=False,
-                preload_content=False,
-                redirect=False,
-            )
-        except (HTTPError, OSError, ValueError) as error:
-            raise ApiError(f"API server {self.host}: {purpose}: {_reason(error)}") from error
-
-    def _credentials(self) -> Iterator[Tuple[str, str]]:
-        # Asked for anew each time: the kubernetes package renews tokens of files and plugins in this call.
-        for setting in self._configuration.auth_settings().values():
-            if setting and setting.get("in") == "header" and setting.get("value"):
-                yield setting["key"], setting["value"]
-
-
-def _socket_options() -> List[Tuple[int, int, int]]:
-    """Notice within half a minute that a silent connection is dead; send small requests at once."""
-    return [
-        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    ]
-
-
-def _selectors(resource: ResourceType, field_selector: str) -> Dict[str, str]:
-    query: Dict[str, str] = {}
-    if resource.label_selector:
-        query["labelSelector"] = resource.label_selector
-    if field_selector or resource.field_selector:
-        query["fieldSelector"] = field_selector or resource.field_selector
-    return query
-
-
-def _reason(error: BaseException) -> str:
-    """What went wrong with a connection, in a few words."""
-    from urllib3 import exceptions
-
-    text = str(getattr(error, "reason", None) or error)
-    # A message of urllib3 begins with the object it comes from.
-    text = text.rpartition(">: ")[2] or text
-    if isinstance(error, exceptions.ConnectTimeoutError) and not isinstance(error, exceptions.NewConnectionError):
-        return "no connection within the time allowed"
-    if isinstance(error, exceptions.ReadTimeoutError):
-        return "no answer within the time allowed"
-    if isinstance(error, exceptions.SSLError):
-        return f"TLS: {text}"
-    if isinstance(error, exceptions.NewConnectionError):
-        return f"cannot be reached: {text}"
-    if isinstance(error, exceptions.ProtocolError):
-        return f"the connection broke: {text}"
-    return text
+            return self._transport.request(method, target, headers, body, patience)
+        except TransportError as error:
+            raise ApiError(f"API server {self.host}: {purpose}: {error}") from error
 
 
 def unless_absent(read: Callable[[], Item]) -> Optional[Item]:

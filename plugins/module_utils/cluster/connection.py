@@ -1,16 +1,29 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where an API server is and how to authenticate to it: kubeconfig, credentials and TLS by the kubernetes package."""
+"""Where an API server is and how to authenticate to it: options, kubeconfig files, or a pod's own account.
+
+Nothing is imported for it but the standard library, and PyYAML for a kubeconfig that is not JSON; only a kubeconfig
+with an ``auth-provider`` needs the Python package kubernetes.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple, Optional
+import ssl
+import tempfile
+import urllib.parse
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from ..errors import ApiError, ConfigurationError
+from ..errors import ConfigurationError
+from .access.credentials import AuthProvider, ClientCertificate, Credentials, Headers, TokenFile, basic, bearer
+from .access.exec_plugin import ExecPlugin, exec_settings
+from .access.kubeconfig import Choice, data_field, default_files, flag_field, read_choice, text_field
+from .access.proxies import Proxy, environment_proxy, parse_proxy
 
-_IN_CLUSTER_VARIABLE = "KUBERNETES_SERVICE_HOST"
+_IN_CLUSTER_HOST, _IN_CLUSTER_PORT = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
+_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+_PORTS = {"https": 443, "http": 80}
 
 
 class ApiConnection(NamedTuple):
@@ -32,72 +45,227 @@ class ApiConnection(NamedTuple):
     validate_certs: Optional[bool] = None
 
 
-def make_client(connection: ApiConnection) -> Any:
-    """A ``kubernetes.client.ApiClient`` for the connection; nothing is sent yet.
+class Access(NamedTuple):
+    """A connection with all its parts known.
 
-    Raises ConfigurationError for a kubeconfig or a file that cannot be used, ApiError without the kubernetes package.
+    ``server``: URL without a slash at its end. ``authority``, ``authority_file``: PEM of the authority that signs the
+    server's certificate; the system's authorities where both are empty. ``server_name``: the name in the server's
+    certificate, where it differs from the host of the URL. ``proxy_url``: the kubeconfig's proxy, which comes before
+    those of the environment. ``warnings``: lines that a person should see.
     """
-    try:
-        from kubernetes import client
-        from kubernetes import config as kubernetes_config
-    except ImportError as error:
-        raise ApiError(f"reading from an API server needs the Python package kubernetes: {error}") from error
-    configuration = client.Configuration()
-    # Each attempt is ours to judge and to report: urllib3 would repeat them in silence.
-    configuration.retries = False
-    try:
-        if connection.kubeconfig or connection.context or not connection.host:
-            _load_credentials(connection, configuration, kubernetes_config)
-        _apply(connection, configuration)
-        return client.ApiClient(configuration)
-    except kubernetes_config.ConfigException as error:
-        raise ConfigurationError(f"{_source(connection)}: {error}") from error
-    except OSError as error:
-        # An unreadable certificate or key: SSLError is an OSError too, without a file name of its own.
-        name = error.filename or connection.client_cert or connection.ca_cert or _source(connection)
-        raise ConfigurationError(f"{name}: {error.strerror or error}") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        # The kubernetes package does not check the shape of a kubeconfig before it walks through it.
-        raise ConfigurationError(f"{_source(connection)}: is not a valid kubeconfig: {error}") from error
+
+    server: str
+    credentials: Credentials
+    authority: bytes = b""
+    authority_file: str = ""
+    verify: bool = True
+    server_name: str = ""
+    proxy_url: str = ""
+    compress: bool = True
+    headers: Tuple[Tuple[str, str], ...] = ()
+    warnings: Tuple[str, ...] = ()
+
+    def authority_pem(self) -> bytes:
+        """Return the certificates of the server's authority, empty if it is one of the system's.
+
+        Raises ConfigurationError.
+        """
+        if self.authority or not self.authority_file:
+            return self.authority
+        try:
+            with open(self.authority_file, "rb") as file:
+                return file.read()
+        except OSError as error:
+            raise ConfigurationError(f"{self.authority_file}: the file cannot be read: {error.strerror}") from error
+
+    def address(self) -> Tuple[str, str, int]:
+        """Return scheme, host and port of the server. Raises ConfigurationError."""
+        try:
+            parts = urllib.parse.urlsplit(self.server)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        plain = self.server.isascii() and self.server.isprintable() and " " not in self.server
+        if not host or parts.scheme not in _PORTS or not plain:
+            raise ConfigurationError(f"the server {self.server!r} is not an http or https URL")
+        return parts.scheme, host, port or _PORTS[parts.scheme]
+
+    def proxy(self) -> Optional[Proxy]:
+        """Return the proxy to the server, None for a direct connection. Raises ConfigurationError."""
+        if self.proxy_url:
+            return parse_proxy(self.proxy_url, "proxy-url")
+        return environment_proxy(*self.address(), os.environ)
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Return the settings of a TLS connection: TLS 1.2 at least, the server's certificate and name verified.
+
+        Files are read here, so that renewed certificates count from the next connection on. Raises ConfigurationError.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        elif self.authority or self.authority_file:
+            _load_authority(context, self.authority_pem(), self.authority_file or "certificate-authority-data")
+        else:
+            context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+        certificate = self.credentials.certificate()
+        if certificate is not None:
+            _load_certificate(context, certificate)
+        return context
 
 
-def _source(connection: ApiConnection) -> str:
-    return connection.kubeconfig or "kubeconfig"
+def resolve(connection: ApiConnection) -> Access:
+    """Return how to reach the API server; nothing is sent.
+
+    Raises ConfigurationError for a kubeconfig or a file that cannot be used, ApiError where an auth-provider needs
+    the Python package kubernetes.
+    """
+    if connection.kubeconfig or connection.context or not connection.host:
+        if not connection.kubeconfig and not connection.context and os.environ.get(_IN_CLUSTER_HOST):
+            access = _in_cluster()
+        else:
+            files = connection.kubeconfig or default_files()
+            access = _of_choice(read_choice(files, connection.context or ""), files)
+    else:
+        access = Access("", Credentials())
+    access = _with_options(access, connection)
+    access.address()
+    return access
 
 
-def _load_credentials(connection: ApiConnection, configuration: Any, kubernetes_config: Any) -> None:
-    if not connection.kubeconfig and not connection.context and os.environ.get(_IN_CLUSTER_VARIABLE):
-        kubernetes_config.load_incluster_config(client_configuration=configuration)
-        return
-    for path in (connection.kubeconfig or "").split(os.pathsep):
-        if path and not os.access(os.path.expanduser(path), os.R_OK):
-            state = "cannot be read" if os.path.exists(os.path.expanduser(path)) else "does not exist"
-            raise ConfigurationError(f"{path}: the kubeconfig {state}")
-    try:
-        kubernetes_config.load_kube_config(
-            config_file=connection.kubeconfig,
-            context=connection.context,
-            client_configuration=configuration,
-            persist_config=False,
-        )
-    except Exception as error:
-        if type(error).__module__.split(".", maxsplit=1)[0] == "yaml":
-            raise ConfigurationError(f"{_source(connection)}: is not valid YAML: {error}") from error
-        raise
+def _in_cluster() -> Access:
+    host, port = os.environ[_IN_CLUSTER_HOST], os.environ.get(_IN_CLUSTER_PORT) or "443"
+    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    return Access(server, TokenFile(f"{_ACCOUNT}/token"), authority_file=f"{_ACCOUNT}/ca.crt")
 
 
-def _apply(connection: ApiConnection, configuration: Any) -> None:
-    if connection.host:
-        configuration.host = connection.host.rstrip("/")
-    if connection.api_key:
-        configuration.api_key = {"authorization": f"Bearer {connection.api_key}"}
-        configuration.api_key_prefix = {}
-        configuration.refresh_api_key_hook = None
+def _of_choice(choice: Choice, files: str) -> Access:
+    cluster, user = choice.cluster, choice.user
+    server = text_field(cluster, "server", files).rstrip("/")
+    insecure = flag_field(cluster, "insecure-skip-tls-verify", files)
+    authority, file = data_field(cluster, "certificate-authority-data", files), ""
+    if not authority:
+        file = text_field(cluster, "certificate-authority", files)
+    if insecure and (authority or file):
+        raise ConfigurationError(f"{files}: a certificate-authority and insecure-skip-tls-verify exclude each other")
+    warning = f"{files}: insecure-skip-tls-verify: whoever is between this host and {server} can pose as the API server"
+    return Access(
+        server=server,
+        credentials=_credentials(choice, files),
+        authority=authority,
+        authority_file=file,
+        verify=not insecure,
+        server_name=text_field(cluster, "tls-server-name", files),
+        proxy_url=text_field(cluster, "proxy-url", files),
+        compress=not flag_field(cluster, "disable-compression", files),
+        headers=tuple(_impersonation(user, files)),
+        warnings=(warning,) if insecure else (),
+    )
+
+
+def _credentials(choice: Choice, files: str) -> Credentials:
+    """Return the user's credentials; as in client-go a token file comes before a token, and both before a plugin."""
+    user = choice.user
+    certificate = _client_certificate(user, files)
+    if text_field(user, "tokenFile", files):
+        return TokenFile(user["tokenFile"], certificate)
+    if text_field(user, "token", files):
+        return Credentials(bearer(user["token"], f"{files}: token"), certificate)
+    if user.get("exec") is not None:
+        if not isinstance(user["exec"], dict):
+            raise ConfigurationError(f"{files}: is not a valid kubeconfig: exec is not an object")
+        return ExecPlugin(exec_settings(user["exec"], choice.folder, choice.cluster, files))
+    if user.get("auth-provider") is not None:
+        return AuthProvider(files, choice.context)
+    if text_field(user, "username", files):
+        return Credentials(basic(user["username"], text_field(user, "password", files)), certificate)
+    return Credentials(certificate=certificate)
+
+
+def _client_certificate(user: Dict[str, Any], files: str) -> Optional[ClientCertificate]:
+    found = ClientCertificate(
+        data_field(user, "client-certificate-data", files),
+        data_field(user, "client-key-data", files),
+        text_field(user, "client-certificate", files),
+        text_field(user, "client-key", files),
+    )
+    has_certificate, has_key = found.certificate or found.certificate_file, found.key or found.key_file
+    if bool(has_certificate) != bool(has_key):
+        raise ConfigurationError(f"{files}: a client certificate and its key come only together")
+    return found if has_certificate else None
+
+
+def _impersonation(user: Dict[str, Any], files: str) -> Headers:
+    """Return the headers of the fields ``as``, ``as-uid`` and ``as-groups``."""
+    groups: List[Any] = user.get("as-groups") or []
+    if not isinstance(groups, list) or not all(isinstance(group, str) for group in groups):
+        raise ConfigurationError(f"{files}: is not a valid kubeconfig: as-groups is not a list of strings")
+    pairs = [
+        ("Impersonate-User", text_field(user, "as", files)),
+        ("Impersonate-Uid", text_field(user, "as-uid", files)),
+    ]
+    found = [(name, value) for name, value in [*pairs, *(("Impersonate-Group", group) for group in groups)] if value]
+    if not all(value.isascii() and value.isprintable() for _name, value in found):
+        raise ConfigurationError(f"{files}: is not a valid kubeconfig: a name to impersonate is not printable ASCII")
+    return found
+
+
+def _with_options(access: Access, connection: ApiConnection) -> Access:
     for path in (connection.ca_cert, connection.client_cert, connection.client_key):
         if path and not os.access(path, os.R_OK):
             raise ConfigurationError(f"{path}: the file cannot be read")
-    configuration.ssl_ca_cert = connection.ca_cert or configuration.ssl_ca_cert
-    configuration.cert_file = connection.client_cert or configuration.cert_file
-    configuration.key_file = connection.client_key or configuration.key_file
+    if connection.host:
+        access = access._replace(server=connection.host.rstrip("/"))
+    if connection.ca_cert:
+        access = access._replace(authority=b"", authority_file=connection.ca_cert)
     if connection.validate_certs is not None:
-        configuration.verify_ssl = connection.validate_certs
+        access = access._replace(verify=connection.validate_certs, warnings=())
+    if connection.api_key or connection.client_cert or connection.client_key:
+        given = access.credentials.certificate() or ClientCertificate()
+        if connection.client_cert:
+            given = given._replace(certificate=b"", certificate_file=connection.client_cert)
+        if connection.client_key:
+            given = given._replace(key=b"", key_file=connection.client_key)
+        certificate = given if given != ClientCertificate() else None
+        headers = bearer(connection.api_key, "api_key") if connection.api_key else []
+        access = access._replace(credentials=Credentials(headers or access.credentials.headers(), certificate))
+    return access
+
+
+def _load_authority(context: ssl.SSLContext, pem: bytes, source: str) -> None:
+    try:
+        context.load_verify_locations(cadata=pem.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigurationError(f"{source}: holds no certificates in PEM form: {error}") from error
+
+
+def _load_certificate(context: ssl.SSLContext, given: ClientCertificate) -> None:
+    name = given.certificate_file or "client-certificate-data"
+    with tempfile.TemporaryDirectory() as folder:
+        # OpenSSL reads certificates and keys from files only; this folder is for its owner only, and gone at once.
+        try:
+            certificate = _as_file(given.certificate, given.certificate_file, os.path.join(folder, "certificate"))
+            key = _as_file(given.key, given.key_file, os.path.join(folder, "key")) or None
+            context.load_cert_chain(certificate, key, password=_no_password)
+        except OSError as error:
+            # SSLError is an OSError too, without a file name of its own.
+            raise ConfigurationError(
+                f"{error.filename or name}: the client certificate cannot be used: {error.strerror or error}"
+            ) from error
+        except ValueError as error:
+            raise ConfigurationError(f"{name}: the client certificate cannot be used: {error}") from error
+
+
+def _no_password() -> str:
+    """Keep OpenSSL from asking for the password of an encrypted key at a terminal."""
+    raise ValueError("the key is encrypted")
+
+
+def _as_file(data: bytes, path: str, name: str) -> str:
+    if not data:
+        return path
+    with open(name, "wb", opener=lambda place, flags: os.open(place, flags, 0o600)) as file:
+        file.write(data)
+    return name

@@ -21,7 +21,7 @@ from typing import List, NamedTuple, Sequence
 from ..errors import ConfigurationError, ProxyError
 
 # What the engine imports beside the standard library when it runs on a node.
-REQUIREMENTS = ("PyYAML", "kubernetes", "prometheus-client")
+REQUIREMENTS = ("PyYAML", "prometheus-client")
 _VERSION = re.compile(r"3\.\d{1,2}\Z")
 _MACHINE = re.compile(r"[a-z0-9_]{2,20}\Z")
 # A requirement with a version at most: what pip understands beyond that (options, URLs, paths) is not for this place.

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import traceback
 from typing import TYPE_CHECKING, Any, List
 
 from ..cluster.api import list_objects
@@ -25,17 +24,8 @@ _NO_SERVER = "kubeconfig, context or host, or K8S_AUTH_KUBECONFIG or KUBECONFIG 
 def read_cluster_objects(module: AnsibleModule) -> List[Any]:
     """All objects that a service proxy reads, from the API server that the options or the environment name.
 
-    Raises ConfigurationError if neither names one, ApiError if it cannot be read. Fails the module if the Python
-    package kubernetes is missing, in Ansible's usual words.
+    Raises ConfigurationError if neither names one, ApiError if it cannot be read.
     """
-    try:
-        import kubernetes  # noqa: F401
-    except ImportError:
-        from ansible.module_utils.basic import missing_required_lib
-
-        reason = "to read the cluster state from an API server"
-        message = missing_required_lib("kubernetes", reason=reason, url="https://pypi.org/project/kubernetes/")
-        module.fail_json(msg=message, exception=traceback.format_exc(), error_kind="api")
     chosen = api_parameters(module.params, os.environ)
     if chosen["api_key"]:
         # A token from the environment is as secret as one in the options, which Ansible hides by itself.

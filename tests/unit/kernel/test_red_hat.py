@@ -146,8 +146,4 @@ def test_names_of_packages_are_those_of_the_family() -> None:
     kernel = yaml.safe_load((ROOT / "roles/kernel/vars/main.yml").read_text(encoding="utf-8"))
     agent = yaml.safe_load((ROOT / "roles/agent/vars/main.yml").read_text(encoding="utf-8"))
     assert kernel["kernel_package_names"]["RedHat"] == ["kmod", "iptables-nft"]
-    assert agent["__agent_package_names"]["RedHat"] == [
-        "python3-pyyaml",
-        "python3-kubernetes",
-        "python3-prometheus_client",
-    ]
+    assert agent["__agent_package_names"]["RedHat"] == ["python3-pyyaml", "python3-prometheus_client"]

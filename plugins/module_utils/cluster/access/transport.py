@@ -1,0 +1,256 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One HTTP/1.1 connection to an API server, over TLS or in the clear, direct or through a proxy.
+
+Built on http.client of the standard library, which speaks the protocol; here are timeouts, reuse of the connection,
+decompression in bounded pieces, and errors in a few words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import select
+import socket
+import ssl
+import time
+import zlib
+from typing import Callable, Iterator, NamedTuple, Optional
+
+from ..connection import Access
+from .credentials import Headers
+
+_PIECE_BYTES = 1 << 16
+_GZIP = 16 + zlib.MAX_WBITS
+#: Notice within half a minute that a silent connection is dead; send small requests at once. Linux has all of these.
+_SOCKET_OPTIONS = (
+    (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
+    (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 15),
+    (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 5),
+    (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
+)
+
+Dial = Callable[[float], http.client.HTTPConnection]
+
+
+class TransportError(Exception):
+    """A request cannot be sent or its answer cannot be read; the text is a few words."""
+
+
+class Patience(NamedTuple):
+    """Seconds that a request may take: to connect, between two pieces of the answer, and altogether."""
+
+    connect: float
+    silence: float
+    total: float
+
+
+class Answer:
+    """The answer to a request; ``status`` is its HTTP status. :meth:`close` it, or read it to its end."""
+
+    def __init__(self, response: http.client.HTTPResponse, end: float, clock: Callable[[], float]) -> None:
+        self.status = response.status
+        self._response = response
+        self._end = end
+        self._clock = clock
+        self._whole = False
+
+    def header(self, name: str) -> str:
+        """Return a header, empty if there is none."""
+        return self._response.getheader(name) or ""
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the answer has been read to its end and leaves the connection open."""
+        return self._whole and not self._response.will_close
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the content as it comes, decompressed, in pieces of at most 64 KiB. Raises TransportError."""
+        encoding = self.header("Content-Encoding").strip().lower()
+        if encoding in ("", "identity"):
+            return self._raw()
+        if encoding == "gzip":
+            return self._unpacked()
+        raise TransportError("the answer has a Content-Encoding that was not asked for")
+
+    def _raw(self) -> Iterator[bytes]:
+        response = self._response
+        left = response.length
+        while left is None or left > 0:
+            if self._clock() > self._end:
+                raise TransportError("the answer has not ended within the time allowed")
+            try:
+                piece = response.read1(_PIECE_BYTES if left is None else min(left, _PIECE_BYTES))
+            except (http.client.HTTPException, OSError, ValueError) as error:
+                raise TransportError(_reading_failed(error)) from error
+            if not piece:
+                break
+            if left is not None:
+                left -= len(piece)
+            yield piece
+        if left:
+            raise TransportError("the connection broke before the end of the answer")
+        self._whole = True
+        response.close()
+
+    def _unpacked(self) -> Iterator[bytes]:
+        decoder = zlib.decompressobj(_GZIP)
+        for piece in self._raw():
+            while not decoder.eof:
+                try:
+                    text = decoder.decompress(piece, _PIECE_BYTES)
+                except zlib.error as error:
+                    raise TransportError("the answer is not valid gzip data") from error
+                if text:
+                    yield text
+                piece = decoder.unconsumed_tail
+                if not piece and len(text) < _PIECE_BYTES:
+                    break
+        if not decoder.eof:
+            raise TransportError("the answer's gzip data is truncated")
+
+    def close(self) -> None:
+        """End the answer; what has not been read is lost."""
+        self._response.close()
+
+
+class Transport:
+    """Sends requests one after the other; the connection is opened when it is needed and kept as long as it lasts.
+
+    Used by one thread, :meth:`interrupt` aside. ``dial`` opens a connection within the seconds given.
+    """
+
+    def __init__(
+        self, access: Access, dial: Optional[Dial] = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._access = access
+        self._dial = dial or self._connect
+        self._clock = clock
+        self._connection: Optional[http.client.HTTPConnection] = None
+        self._socket: Optional[socket.socket] = None
+        self._answer: Optional[Answer] = None
+        scheme, _host, _port = access.address()
+        # A proxy forwards requests in the clear; to a TLS server it opens a tunnel.
+        self._forwarder = access.proxy() if scheme == "http" else None
+
+    def request(self, method: str, path: str, headers: Headers, body: Optional[bytes], patience: Patience) -> Answer:
+        """Send a request and return the answer as soon as its headers are there.
+
+        ``path`` follows the server's URL. A request that only reads is sent again once when a connection that was kept
+        turns out to be closed. Raises TransportError, or ConfigurationError for a certificate that cannot be used.
+        """
+        end = self._clock() + patience.total
+        kept = self._kept()
+        if kept is not None:
+            try:
+                return self._exchange(kept, method, path, headers, body, patience, end)
+            except TransportError as error:
+                self.close()
+                if method != "GET" or not isinstance(error.__cause__, ConnectionError):
+                    raise
+        self.close()
+        connection = self._dial(patience.connect)
+        self._connection, self._socket = connection, connection.sock
+        return self._exchange(connection, method, path, headers, body, patience, end)
+
+    def interrupt(self) -> None:
+        """Break the connection, so that the thread that waits for it goes on; may be called from any thread."""
+        sock = self._socket
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                # Not SSLSocket.shutdown: it changes the object under the thread that reads from it.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._answer is not None:
+            self._answer.close()
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._socket = self._answer = None
+
+    def _kept(self) -> Optional[http.client.HTTPConnection]:
+        """Return the open connection if it can take a request: its last answer has ended, and the server is silent."""
+        if self._connection is None or self._socket is None or self._answer is None or not self._answer.reusable:
+            return None
+        try:
+            readable, _writable, _failed = select.select([self._socket], [], [], 0)
+        except (OSError, ValueError):
+            return None
+        return None if readable else self._connection
+
+    def _exchange(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        headers: Headers,
+        body: Optional[bytes],
+        patience: Patience,
+        end: float,
+    ) -> Answer:
+        try:
+            if self._socket is not None:
+                self._socket.settimeout(patience.silence)
+            connection.putrequest(method, self._target(path), skip_accept_encoding=True)
+            for name, value in [*headers, *(self._forwarder.headers if self._forwarder else ())]:
+                connection.putheader(name, value)
+            if body is not None:
+                connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders(body)
+            response = connection.getresponse()
+        except (http.client.HTTPException, OSError, ValueError) as error:
+            raise TransportError(_reading_failed(error)) from error
+        self._answer = Answer(response, end, self._clock)
+        return self._answer
+
+    def _target(self, path: str) -> str:
+        """Return what the request line names: a whole URL where a proxy forwards the request."""
+        server = self._access.server
+        if self._forwarder is not None:
+            return server + path
+        prefix = server.partition("://")[2].partition("/")[2]
+        return f"/{prefix}{path}" if prefix else path
+
+    def _connect(self, seconds: float) -> http.client.HTTPConnection:
+        scheme, host, port = self._access.address()
+        proxy = self._access.proxy()
+        # The certificates are read first: a file that cannot be used is no fault of the server.
+        context = self._access.tls_context() if scheme == "https" else None
+        first_host, first_port = (proxy.host, proxy.port) if proxy is not None else (host, port)
+        connection = http.client.HTTPConnection(first_host, first_port, timeout=seconds)
+        if proxy is not None and context is not None:
+            connection.set_tunnel(host, port, dict(proxy.headers))
+        try:
+            connection.connect()
+            for level, name, value in _SOCKET_OPTIONS:
+                if hasattr(socket, name):
+                    connection.sock.setsockopt(level, getattr(socket, name), value)
+            if context is not None:
+                connection.sock = context.wrap_socket(connection.sock, server_hostname=self._access.server_name or host)
+        except (http.client.HTTPException, OSError, ValueError) as error:
+            connection.close()
+            raise TransportError(_connecting_failed(error)) from error
+        return connection
+
+
+def _connecting_failed(error: Exception) -> str:
+    if isinstance(error, socket.timeout):
+        return "no connection within the time allowed"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error}"
+    return f"cannot be reached: {error}"
+
+
+def _reading_failed(error: Exception) -> str:
+    if isinstance(error, socket.timeout):
+        return "no answer within the time allowed"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error}"
+    if isinstance(error, http.client.IncompleteRead):
+        return "the connection broke in the middle of the answer"
+    if isinstance(error, (http.client.RemoteDisconnected, OSError)):
+        return f"the connection broke: {error}"
+    return f"the answer is not valid HTTP: {type(error).__name__}"

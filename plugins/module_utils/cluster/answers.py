@@ -1,0 +1,133 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Taking bytes of an API server apart: whole answers and lines of a watch of bounded size, and the events in them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, Iterable, Iterator, NamedTuple
+
+from ..errors import ApiError
+from .snapshot import with_kind
+
+#: One page of a list, decompressed. 500 objects of the largest size that etcd takes by default are 750 MiB, but a
+#: page of Services or EndpointSlices as clusters have them is 1 to 5 MiB.
+PAGE_BYTES = 64 << 20
+#: One event of a watch. etcd takes objects of 1.5 MiB by default.
+LINE_BYTES = 8 << 20
+#: The answer to a request that failed is shown, so it need not be read any further.
+FAILURE_BYTES = 1 << 16
+_SHOWN_CHARACTERS = 500
+_VERSION_CHARACTERS = 128
+
+
+class WatchEvent(NamedTuple):
+    """``type`` is ADDED, MODIFIED, DELETED, BOOKMARK or ERROR; ``object`` is raw (a bookmark's holds metadata only)."""
+
+    type: str
+    object: Dict[str, Any]
+
+    @property
+    def resource_version(self) -> str:
+        """From where a watch goes on after this event; empty if the object does not say it."""
+        return version_of(self.object)
+
+
+def version_of(raw: Dict[str, Any]) -> str:
+    """Return the resourceVersion of an object or a list, empty if it has none that can be sent back to the server."""
+    metadata = raw.get("metadata")
+    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+    if not isinstance(version, str) or len(version) > _VERSION_CHARACTERS:
+        return ""
+    return version if version.isascii() and version.isprintable() else ""
+
+
+def whole(pieces: Iterable[bytes], most: int, what: str) -> bytes:
+    """Return the pieces together. Raises ApiError, naming the bound, if they are more than ``most`` bytes."""
+    content = bytearray()
+    for piece in pieces:
+        content += piece
+        if len(content) > most:
+            raise ApiError(f"{what} is larger than {most >> 20} MiB")
+    return bytes(content)
+
+
+def beginning(pieces: Iterable[bytes], most: int) -> bytes:
+    """Return at most about ``most`` bytes of the pieces and read no more of them."""
+    content = bytearray()
+    for piece in pieces:
+        content += piece
+        if len(content) >= most:
+            break
+    return bytes(content)
+
+
+def lines(pieces: Iterable[bytes], most: int, what: str) -> Iterator[bytes]:
+    """Yield each line that is not blank. Raises ApiError for a line of more than ``most`` bytes and a cut last one."""
+    held = bytearray()
+    for piece in pieces:
+        start = 0
+        while True:
+            end = piece.find(b"\n", start)
+            held += piece[start:] if end < 0 else piece[start:end]
+            if len(held) > most:
+                raise ApiError(f"{what}: an event is larger than {most >> 20} MiB")
+            if end < 0:
+                break
+            if held.strip():
+                yield bytes(held)
+            held.clear()
+            start = end + 1
+    if held.strip():
+        raise ApiError(f"{what}: the connection broke in the middle of an event")
+
+
+def document(content: bytes, what: str) -> Dict[str, Any]:
+    """Return the JSON object that is the whole content. Raises ApiError."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        # RecursionError: nested some thousand levels deep.
+        raise ApiError(f"{what}: the answer is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ApiError(f"{what}: the answer is not an object")
+    return value
+
+
+def event(line: bytes, kind: str, what: str) -> WatchEvent:
+    """Return the event in a line, kind and apiVersion of its object filled in. Raises ApiError."""
+    try:
+        value = json.loads(line)
+        name, item = value["type"], value["object"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ApiError(f"{what}: an event is not valid: {type(error).__name__}: {error}") from error
+    if not isinstance(item, dict):
+        raise ApiError(f"{what}: an event holds no object")
+    if name != "ERROR":
+        with_kind([item], f"{kind}List", item.get("apiVersion"))
+    return WatchEvent(name if isinstance(name, str) else "", item)
+
+
+def status_code(status: Dict[str, Any]) -> int:
+    """Return the HTTP status that a Status object holds, 500 if it holds none."""
+    code = status.get("code")
+    return code if isinstance(code, int) and 100 <= code <= 599 else 500
+
+
+def status_text(status: Dict[str, Any]) -> str:
+    """Return why a request failed, as a Status object says it, not too long."""
+    for name in ("message", "reason"):
+        text = status.get(name)
+        if isinstance(text, str) and text:
+            return text[:_SHOWN_CHARACTERS]
+    return "no reason given"
+
+
+def status_of(content: bytes) -> Dict[str, Any]:
+    """Return the Status object of a failed request; content that is none becomes its message."""
+    try:
+        status = json.loads(content)
+    except (ValueError, RecursionError):
+        status = {"message": content[:200].decode("utf-8", "replace")}
+    return status if isinstance(status, dict) else {}
