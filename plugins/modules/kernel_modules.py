@@ -60,8 +60,9 @@ options:
     description:
       - The file that lists the modules for the next boot. It belongs to this module as a whole; give each use a file of
         its own.
+      - With O(mode) the default is C(/etc/modules-load.d/kubenode-proxy.conf), the file of the service proxy.
+        Without it this option must be given, or O(persistent=false), so that no task replaces that file by mistake.
     type: path
-    default: /etc/modules-load.d/kubenode-proxy.conf
   unload:
     description:
       - With O(state=absent), unload the modules named by O(modules) and O(mode), or, without these, those that
@@ -84,10 +85,16 @@ EXAMPLES = r"""
     modules: [br_netfilter, overlay]
     persistent: false
 
+- name: Modules by name, in a file of their own
+  kubenode.proxy.kernel_modules:
+    modules: [overlay]
+    persistent_file: /etc/modules-load.d/containers.conf
+
 - name: No longer load them at boot, and unload them now
   kubenode.proxy.kernel_modules:
     state: absent
     unload: true
+    persistent_file: /etc/modules-load.d/containers.conf
 """
 
 RETURN = r"""
@@ -179,7 +186,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules impo
     modules_load_file,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import own_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, Stage, apply_plan, plan
+
+_PROXY_FILE = "/etc/modules-load.d/kubenode-proxy.conf"
 
 
 def _named_modules(parameters: Dict[str, Any]) -> List[str]:
@@ -190,18 +200,16 @@ def _named_modules(parameters: Dict[str, Any]) -> List[str]:
     return names
 
 
-def _stages_present(parameters: Dict[str, Any]) -> List[Stage]:
+def _stages_present(parameters: Dict[str, Any], path: str) -> List[Stage]:
     resource = ModulesResource(_named_modules(parameters))
     stages = [Stage(resource, resource.desired())]
-    if parameters["persistent"]:
-        path = parameters["persistent_file"]
+    if path:
         stages.append(Stage(FilesResource([path]), {path: modules_load_file(resource.names)}))
     return stages
 
 
-def _stages_absent(parameters: Dict[str, Any]) -> List[Stage]:
-    path = parameters["persistent_file"]
-    files = FilesResource([path])
+def _stages_absent(parameters: Dict[str, Any], path: str) -> List[Stage]:
+    files = FilesResource([path] if path else [])
     names: List[str] = []
     if parameters["unload"]:
         names = _named_modules(parameters)
@@ -232,7 +240,7 @@ def main() -> None:
             "bridge_netfilter": {"type": "bool", "default": False},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "persistent": {"type": "bool", "default": True},
-            "persistent_file": {"type": "path", "default": "/etc/modules-load.d/kubenode-proxy.conf"},
+            "persistent_file": {"type": "path"},
             "unload": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
@@ -247,7 +255,9 @@ def main() -> None:
     if refused:
         module.fail_json(**refused)
     try:
-        planned = plan(_stages_present(parameters) if present else _stages_absent(parameters))
+        listed = not present and parameters["unload"] and not parameters["modules"] and not parameters["mode"]
+        path = own_file(parameters, "mode", _PROXY_FILE, parameters["persistent"] or listed)
+        planned = plan(_stages_present(parameters, path) if present else _stages_absent(parameters, path))
         resource = planned[0].resource
         if isinstance(resource, ModulesResource):
             _refuse_unavailable(resource, planned[0])
@@ -260,7 +270,7 @@ def main() -> None:
         "modules": list(resource.names or resource.unload),
         "loaded": [name for name, value in planned[0].change.added.items() if value == LOADED],
         "unloaded": list(planned[0].change.removed),
-        "persistent_file": parameters["persistent_file"] if parameters["persistent"] else "",
+        "persistent_file": path if parameters["persistent"] else "",
         "kernel_release": facts.kernel_release(),
         "changes": tables.change_records(planned),
     }

@@ -54,6 +54,19 @@ options:
         description: Let bridged traffic pass iptables. Needs the module C(br_netfilter).
         type: bool
         default: false
+      netdev_max_backlog:
+        description:
+          - Packets that may wait for a processor (C(net.core.netdev_max_backlog)); a larger value is left alone.
+          - All that pods send passes this queue, whose default of 1000 overflows in bursts. The second column of
+            C(/proc/net/softnet_stat) counts the packets that were dropped for it. Left alone when not given.
+        type: int
+      reserved_node_ports:
+        description:
+          - Ports that the kernel gives to no program by itself (C(net.ipv4.ip_local_reserved_ports)), beside those that
+            are reserved already. Give the cluster's node-port range where it overlaps C(net.ipv4.ip_local_port_range).
+            A program that the kernel gives such a port to gets no packets if it is a node port, since these go to the
+            Service. Masquerading does not look at it. Left alone when not given.
+        type: str
       conntrack:
         description:
           - Connection tracking, as in the C(conntrack) section of a KubeProxyConfiguration, with its defaults. Times
@@ -104,9 +117,10 @@ options:
     description:
       - The file that sets the values at the next boot. It belongs to this module as a whole; give each use a file of
         its own.
+      - With O(profile) the default is C(/etc/sysctl.d/99-kubenode-proxy.conf), the file of the service proxy.
+        Without it this option must be given, or O(persistent=false), so that no task replaces that file by mistake.
       - A warning names each file that is read later at boot and sets another value.
     type: path
-    default: /etc/sysctl.d/99-kubenode-proxy.conf
   unchangeable:
     description:
       - What to do about a key that has another value and cannot be changed here, in a container or in a network
@@ -127,6 +141,8 @@ EXAMPLES = r"""
       strict_arp: true
       conntrack:
         max_per_core: 65536
+      netdev_max_backlog: 16384
+      reserved_node_ports: 30000-32767
 
 - name: Single values, until the next reboot only
   kubenode.proxy.sysctls:
@@ -142,9 +158,16 @@ EXAMPLES = r"""
     values:
       net.netfilter.nf_conntrack_tcp_timeout_established:
 
+- name: Single values, in a file of their own
+  kubenode.proxy.sysctls:
+    values:
+      net.ipv4.tcp_syncookies: 1
+    persistent_file: /etc/sysctl.d/50-web.conf
+
 - name: No longer set them at boot
   kubenode.proxy.sysctls:
     state: absent
+    persistent_file: /etc/sysctl.d/50-web.conf
 """
 
 RETURN = r"""
@@ -246,10 +269,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Confi
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts, modules, sysctl_profile, sysctls
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.files import FilesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import own_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, apply_plan, difference
 
 # What one entry costs is a matter of the kernel's build; 320 bytes is the usual size of struct nf_conn with extensions.
 _ENTRY_BYTES = 320
+
+_PROXY_FILE = "/etc/sysctl.d/99-kubenode-proxy.conf"
 
 _CONNTRACK_SPEC: Dict[str, Dict[str, Any]] = {
     "max_per_core": {"type": "int", "default": 32768},
@@ -305,6 +331,8 @@ def _profile(options: Mapping[str, Any], cores: int) -> Dict[str, sysctl_profile
             route_localnet=options["route_localnet"],
             estimation=options["estimation"],
             bridge_netfilter=options["bridge_netfilter"],
+            netdev_max_backlog=options["netdev_max_backlog"],
+            reserved_node_ports=options["reserved_node_ports"] or "",
             ipv6=facts.ipv6_supported(),
             conntrack=conntrack,
             maximum_reason=reason,
@@ -340,7 +368,7 @@ def _missing_in_check_mode(change_added: Mapping[str, str]) -> List[str]:
     return warnings
 
 
-def _plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool) -> Plan:
+def _plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool, path: str) -> Plan:
     chosen = _profile(parameters["profile"], cores) if parameters["profile"] else {}
     wanted = sysctl_profile.wanted_values(chosen)
     for key, value in _explicit(parameters["values"]).items():
@@ -366,8 +394,7 @@ def _plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool) -
         unchanged_here[key] = reason
         del change.replaced[key]
     planned = [PlannedChange(resource, change)]
-    if parameters["persistent"]:
-        path = parameters["persistent_file"]
+    if path:
         files = FilesResource([path])
         existing = files.observe()
         persistent = sysctls.persistent_values(wanted, running, existing.get(path, ""))
@@ -378,8 +405,8 @@ def _plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool) -
     return Plan(planned, after, sysctl_profile.explanations(chosen), unchanged_here, warnings)
 
 
-def _plan_absent(parameters: Mapping[str, Any]) -> Plan:
-    files = FilesResource([parameters["persistent_file"]])
+def _plan_absent(path: str) -> Plan:
+    files = FilesResource([path])
     return Plan([PlannedChange(files, difference(files.observe(), {}))], {}, [], {}, [])
 
 
@@ -396,12 +423,14 @@ def main() -> None:
                     "route_localnet": {"type": "bool", "default": True},
                     "estimation": {"type": "bool"},
                     "bridge_netfilter": {"type": "bool", "default": False},
+                    "netdev_max_backlog": {"type": "int"},
+                    "reserved_node_ports": {"type": "str"},
                     "conntrack": {"type": "dict", "options": _CONNTRACK_SPEC},
                 },
             },
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "persistent": {"type": "bool", "default": True},
-            "persistent_file": {"type": "path", "default": "/etc/sysctl.d/99-kubenode-proxy.conf"},
+            "persistent_file": {"type": "path"},
             "unchangeable": {"type": "str", "choices": ["fail", "warn"], "default": "fail"},
         },
         supports_check_mode=True,
@@ -416,7 +445,8 @@ def main() -> None:
         module.fail_json(**refused)
     cores = facts.cores()
     try:
-        chosen = _plan_present(parameters, cores, module.check_mode) if present else _plan_absent(parameters)
+        path = own_file(parameters, "profile", _PROXY_FILE, parameters["persistent"] or not present)
+        chosen = _plan_present(parameters, cores, module.check_mode, path) if present else _plan_absent(path)
         if not module.check_mode:
             apply_plan(chosen.planned)
     except ProxyError as error:
@@ -427,7 +457,7 @@ def main() -> None:
         "changed": any(item.change for item in chosen.planned),
         "sysctls": chosen.running,
         "explanations": chosen.explanations,
-        "persistent_file": parameters["persistent_file"] if parameters["persistent"] or not present else "",
+        "persistent_file": path,
         "unchanged_here": chosen.unchanged_here,
         "cores": cores,
         "changes": tables.change_records(chosen.planned),

@@ -125,6 +125,7 @@ def test_without_a_monitoring_device_contents_are_read(node):
             if commands[-1][0] in ("ipvsadm", "ipset"):
                 assert_repaired(node, before, what, commands)
         assert node.stop() == 0
+        assert node.run("cleanup", "--state-directory", str(node.scratch / "run")).returncode == 0
         assert "kube-nlmon0" in output("ip", "-o", "link", "show")
     finally:
         output("ip", "link", "del", "kube-nlmon0")
@@ -138,6 +139,15 @@ def test_a_killed_agent_leaves_everything_and_the_next_one_adopts_it(node):
     node.start()
     assert content() == before
     assert "added=0 replaced=0 removed=0" in node.log
+    assert node.stop(signal.SIGKILL) != 0
+    assert "kube-nlmon0" in output("ip", "-o", "link", "show", "type", "nlmon")
+    state = ("--state-directory", str(node.scratch / "run"))
+    checked = node.run("cleanup", "--check", *state)
+    assert "monitoring device: 0 to add, 0 to replace, 1 to remove" in checked.stdout, checked
+    assert "kube-nlmon0" in output("ip", "-o", "link", "show", "type", "nlmon")
+    assert node.run("cleanup", *state).returncode == 0
+    assert output("ip", "-o", "link", "show", "type", "nlmon") == ""
+    assert "kube-ipvs0" not in output("ip", "-o", "link", "show")
 
 
 def test_a_real_server_with_a_connection_is_drained(node):

@@ -16,7 +16,7 @@ MODULE = "kubenode.proxy.kernel_modules"
 
 
 def test_file_four_times(node):
-    runs = node.four_runs("kernel_modules", {"modules": ["nf-conntrack"]}, verify=LOOK)
+    runs = node.four_runs("kernel_modules", {"modules": ["nf-conntrack"], "persistent_file": OWN}, verify=LOOK)
     assert "kubenode-proxy.conf" not in runs.before
     assert "\nnf_conntrack" in runs.after
     assert [entry["after_header"] for entry in runs.first["diff"]] == [f"{OWN} (after)"]
@@ -29,7 +29,7 @@ def test_derived_and_absent(node):
     check, present, not_ours, gone, again = node.play(
         {MODULE: {"mode": "iptables", "bridge_netfilter": True}, "check_mode": True},
         {MODULE: {"mode": "iptables", "bridge_netfilter": True, "persistent_file": other}},
-        {MODULE: {"state": "absent"}},
+        {MODULE: {"state": "absent", "persistent_file": OWN}},
         {MODULE: {"state": "absent", "persistent_file": other}},
         {MODULE: {"state": "absent", "persistent_file": other}},
     )
@@ -39,16 +39,28 @@ def test_derived_and_absent(node):
     assert node.run("ls", "/etc/modules-load.d").stdout == ""
 
 
+def test_tasks_of_different_purposes_do_not_erase_each_other(node):
+    other = "/etc/modules-load.d/other.conf"
+    tasks = [{MODULE: {"mode": "iptables"}}, {MODULE: {"modules": ["nf_conntrack"], "persistent_file": other}}]
+    refused = [{MODULE: {"modules": ["nf_conntrack"]}}, {MODULE: {"state": "absent"}}]
+    found = node.play(*tasks, *tasks, *refused, {MODULE: {"modules": ["nf_conntrack"], "persistent": False}})
+    assert [result["changed"] for result in found[:4]] == [True, True, False, False], found
+    for result in found[4:6]:
+        assert result["msg"].startswith(f"persistent_file: must be given without mode, since {OWN} belongs"), found
+    assert not found[6]["changed"] and found[6]["persistent_file"] == ""
+    assert sorted(node.run("ls", "/etc/modules-load.d").stdout.split()) == ["kubenode-proxy.conf", "other.conf"]
+
+
 def test_errors_are_one_clear_line_and_change_nothing(node):
     found = node.play(
         {MODULE: {}},
-        {MODULE: {"modules": ["no_such_module", "nf_conntrack"]}},
-        {MODULE: {"modules": ["no_such_module", "nf_conntrack"]}, "check_mode": True},
-        {MODULE: {"modules": ["a;reboot"]}},
+        {MODULE: {"modules": ["no_such_module", "nf_conntrack"], "persistent": False}},
+        {MODULE: {"modules": ["no_such_module", "nf_conntrack"], "persistent": False}, "check_mode": True},
+        {MODULE: {"modules": ["a;reboot"], "persistent": False}},
         {MODULE: {"mode": "ipvs", "schedulers": ["rr\nwrr"]}},
         {MODULE: {"mode": "iptables", "schedulers": ["rr"]}},
         {MODULE: {"mode": "userspace"}},
-        {MODULE: {"modules": ["nf_conntrack"]}, **UNPRIVILEGED},
+        {MODULE: {"modules": ["nf_conntrack"], "persistent": False}, **UNPRIVILEGED},
     )
     messages = [result["msg"] for result in found]
     assert all(result["failed"] for result in found), messages

@@ -15,7 +15,8 @@ LOOK = ["sh", "-c", f"sysctl {FORWARD} {LOCALNET} net.ipv4.tcp_rmem; ls -la /etc
 
 def test_values_four_times(node):
     options = {
-        "values": {FORWARD: 1, "net/ipv4/conf/all/route_localnet": True, "net.ipv4.tcp_rmem": "4096 131072  6000000"}
+        "values": {FORWARD: 1, "net/ipv4/conf/all/route_localnet": True, "net.ipv4.tcp_rmem": "4096 131072  6000000"},
+        "persistent_file": OWN,
     }
     runs = node.four_runs("sysctls", options, verify=LOOK)
     assert f"{FORWARD} = 0" in runs.before and "99-kubenode" not in runs.before
@@ -38,9 +39,9 @@ def test_profile_conflicts_and_absence(node):
     found = node.play(
         {module: {"profile": profile, "values": keep}},
         {module: {"profile": profile, "values": keep}},
-        {module: {"state": "absent"}, "check_mode": True},
-        {module: {"state": "absent"}},
-        {module: {"state": "absent"}},
+        {module: {"state": "absent", "persistent_file": OWN}, "check_mode": True},
+        {module: {"state": "absent", "persistent_file": OWN}},
+        {module: {"state": "absent", "persistent_file": OWN}},
     )
     first, second, check, absent, again = found
     assert first["changed"] and not second["changed"], found
@@ -53,6 +54,32 @@ def test_profile_conflicts_and_absence(node):
     assert check["changed"] and absent["changed"] and not again["changed"]
     assert node.run("sysctl", "-n", FORWARD).stdout.strip() == "1"
     assert node.run("ls", "/etc/sysctl.d").stdout.split() == ["99-zz.conf"]
+
+
+def test_tasks_of_different_purposes_do_not_erase_each_other(node):
+    module = "kubenode.proxy.sysctls"
+    profile = {"mode": "iptables", "conntrack": {"max_per_core": 0}}
+    other = "/etc/sysctl.d/50-web.conf"
+    values = {"values": {"net.ipv4.tcp_syncookies": 0}}
+    tasks = [{module: {"profile": profile}}, {module: {**values, "persistent_file": other}}]
+    found = node.play(*tasks, *tasks, {module: values}, {module: {"state": "absent"}})
+    assert [result["changed"] for result in found[:4]] == [True, True, False, False], found
+    for refused in found[4:]:
+        assert refused["msg"].startswith(f"persistent_file: must be given without profile, since {OWN} belongs"), found
+    assert LOCALNET in node.run("cat", OWN).stdout and "tcp_syncookies" not in node.run("cat", OWN).stdout
+    assert "net.ipv4.tcp_syncookies = 0" in node.run("cat", other).stdout
+
+
+def test_what_nodes_get_only_when_asked_for(node):
+    module, ports = "kubenode.proxy.sysctls", "net.ipv4.ip_local_reserved_ports"
+    node.run("sysctl", "-w", f"{ports}=8472,40000-40001")
+    profile = {"mode": "nftables", "conntrack": {"max_per_core": 0}, "reserved_node_ports": "30000-32767"}
+    first, again = node.play({module: {"profile": profile}}, {module: {"profile": profile}})
+    assert first["changed"] and not again["changed"], (first, again)
+    assert node.run("sysctl", "-n", ports).stdout.strip() == "8472,30000-32767,40000-40001"
+    assert f"{ports} = 8472,30000-32767,40000-40001" in node.run("cat", OWN).stdout
+    (bad,) = node.play({module: {"profile": {**profile, "reserved_node_ports": "30000-99999"}}})
+    assert bad["failed"] and "'30000-99999' is not a port or a range of ports" in bad["msg"]
 
 
 def test_what_only_the_host_may_change(node):
@@ -76,17 +103,17 @@ def test_errors_are_one_clear_line_and_change_nothing(node):
     module = "kubenode.proxy.sysctls"
     found = node.play(
         {module: {}},
-        {module: {"values": {"net.ipv4.no_such_key": 1, FORWARD: 1}}},
-        {module: {"values": {"net.ipv4.vs.conntrack": 1, FORWARD: 1}}},
-        {module: {"values": {"net.ipv4.no_such_key": 1, FORWARD: 1}}, "check_mode": True},
-        {module: {"values": {"../../etc/passwd": 1}}},
-        {module: {"values": {FORWARD: "1\n2"}}},
-        {module: {"values": {FORWARD: {"a": 1}}}},
-        {module: {"values": {FORWARD: 7777777777777}}},
+        {module: {"values": {"net.ipv4.no_such_key": 1, FORWARD: 1}, "persistent": False}},
+        {module: {"values": {"net.ipv4.vs.conntrack": 1, FORWARD: 1}, "persistent": False}},
+        {module: {"values": {"net.ipv4.no_such_key": 1, FORWARD: 1}, "persistent": False}, "check_mode": True},
+        {module: {"values": {"../../etc/passwd": 1}, "persistent": False}},
+        {module: {"values": {FORWARD: "1\n2"}, "persistent": False}},
+        {module: {"values": {FORWARD: {"a": 1}}, "persistent": False}},
+        {module: {"values": {FORWARD: 7777777777777}, "persistent": False}},
         {module: {"profile": {"mode": "userspace"}}},
         {module: {"profile": {"mode": "ipvs", "conntrack": {"min": -1}}}},
         {module: {"values": {FORWARD: 1}, "persistent_file": "/proc/nowhere/x.conf"}},
-        {module: {"values": {FORWARD: 1}}, **UNPRIVILEGED},
+        {module: {"values": {FORWARD: 1}, "persistent": False}, **UNPRIVILEGED},
     )
     messages = [result["msg"] for result in found]
     assert all(result["failed"] for result in found), messages

@@ -14,13 +14,13 @@ from typing import Dict, List, Optional
 from ..cluster.api import ENDPOINT_SLICES, NODES, SERVICE_CIDRS, SERVICES, ApiClient
 from ..cluster.connection import ApiConnection
 from ..cluster.model import Node
-from ..configuration.model import IPVS, NODE_CIDR, KubeProxyConfiguration
+from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ..convergence.handles import KernelHandles
 from ..convergence.request import Request
 from ..errors import ProxyError
 from ..kernel.xtables.nfacct import nfacct_packets
 from ..serviceports.node import node_name
-from .drift.netlink_tap import TAP_DEVICE, remove_tap
+from .drift.parameters import PARAMETERS_SECONDS
 from .drift.watch import DriftWatch
 from .options import AgentOptions, read_configuration
 from .source.inbox import Inbox
@@ -201,6 +201,7 @@ class AgentCore:
         if any(family.draining for family in proxy.families):
             self._set_timer("drain", DRAIN_SECONDS)
         self._set_timer("gauges", CACHE_SECONDS)
+        self._set_timer("parameters", PARAMETERS_SECONDS)
         if first or not self._ready_sent:
             self._send_ready()
             self._clean_up(proxy)
@@ -215,8 +216,6 @@ class AgentCore:
             if found.draining:
                 self.log.info("what ipvs mode left stays until connections end", real_servers=found.draining)
                 self._set_timer("leftovers", DRAIN_SECONDS)
-            if proxy.configuration.mode != IPVS and remove_tap(self._handles):
-                self.log.info("removed the device that ipvs mode had left", device=TAP_DEVICE)
         except ProxyError as error:
             self.log.warning("what another mode left stays", error=error)
         if self.drift is not None:
@@ -228,6 +227,11 @@ class AgentCore:
         for family in self.proxy.families if self.proxy is not None else ():
             self.syncer.suspects.setdefault(family.family, "regular check")
         self.schedule.request()
+
+    def _repair_parameters(self) -> None:
+        if self.proxy is not None:
+            self.syncer.repair_parameters(self.proxy.sysctls)
+            self._set_timer("parameters", PARAMETERS_SECONDS)
 
     def _clean_up_again(self) -> None:
         if self.proxy is not None:

@@ -267,6 +267,7 @@ class Agent(AgentCore):
             "servers": self._open_servers,
             "gauges": self._refresh_gauges,
             "check": self._check_everything,
+            "parameters": self._repair_parameters,
         }
         for name in [name for name, due in self._timers.items() if due <= now]:
             del self._timers[name]

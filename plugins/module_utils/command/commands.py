@@ -10,7 +10,6 @@ import os
 from typing import Any, Dict, List, NamedTuple, TextIO, Tuple
 
 from ..agent.daemon import Agent
-from ..agent.drift.netlink_tap import remove_tap
 from ..agent.options import AgentOptions, read_configuration
 from ..agent.surface.control import NoAgent, ask_agent
 from ..agent.surface.log import Log
@@ -22,7 +21,6 @@ from ..cluster.state import ClusterState
 from ..configuration.model import KubeProxyConfiguration
 from ..convergence.converge import converge, inspect
 from ..convergence.explain import explain, explanation_document, parse_destination
-from ..convergence.handles import KernelHandles
 from ..convergence.modes import choose_mode
 from ..convergence.node import family_settings, view_node
 from ..convergence.request import Report, Request
@@ -185,11 +183,7 @@ def show_diff(arguments: argparse.Namespace) -> Outcome:
 
 def clean_up(arguments: argparse.Namespace) -> Outcome:
     """``cleanup``: take away all that any mode made."""
-    outcome = _converged(arguments, arguments.check, describe=False, absent=True)
-    if not arguments.check:
-        with KernelHandles() as handles:
-            remove_tap(handles)
-    return outcome
+    return _converged(arguments, arguments.check, describe=False, absent=True)
 
 
 def _status_lines(document: Dict[str, Any]) -> List[str]:

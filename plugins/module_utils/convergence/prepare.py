@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import itertools
-from typing import Iterable, List, Sequence, Tuple
+from typing import Dict, Iterable, List, Sequence, Tuple
 
 from ..configuration.model import IPTABLES, IPVS, KubeProxyConfiguration
 from ..kernel.modules import ModulesResource, modules_for
+from ..kernel.sysctls import Wanted
 from ..preflight.check import Intention, preflight
 from ..preflight.findings import judge
 from ..preflight.limits import SetContribution, ipvs_set_contributions
@@ -47,9 +48,16 @@ def node_modules(configuration: KubeProxyConfiguration, view: NodeView) -> Stage
     return Stage(modules, modules.desired())
 
 
+def wanted_node_sysctls(
+    configuration: KubeProxyConfiguration, view: NodeView, plans: Sequence[FamilyPlan]
+) -> Dict[str, Wanted]:
+    """Return the kernel parameters that this node needs, by key."""
+    localhost = configuration.mode == IPTABLES and any(item.settings.localhost_node_ports for item in plans)
+    return wanted_sysctls(configuration, view.facts, localhost)
+
+
 def node_sysctls(
     configuration: KubeProxyConfiguration, view: NodeView, plans: Sequence[FamilyPlan]
 ) -> Tuple[Stage, List[str]]:
     """The stage that sets kernel parameters, and warnings about those that cannot be set. Raises KernelError."""
-    localhost = configuration.mode == IPTABLES and any(item.settings.localhost_node_ports for item in plans)
-    return sysctl_stage(wanted_sysctls(configuration, view.facts, localhost))
+    return sysctl_stage(wanted_node_sysctls(configuration, view, plans))

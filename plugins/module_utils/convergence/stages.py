@@ -19,7 +19,7 @@ from ..configuration.model import IPVS, NFTABLES, KubeProxyConfiguration
 from ..kernel.ipset import SetElementsResource, SetsResource
 from ..kernel.ipvs import RealServersResource, TimeoutsResource, VirtualServersResource
 from ..kernel.ipvs_connections import used_connections
-from ..kernel.links import AddressesResource, DummyDeviceResource
+from ..kernel.links import AddressesResource, DummyDeviceResource, MonitoringDeviceResource
 from ..kernel.xtables.chains import ChainsResource
 from ..kernel.xtables.emptied import EmptiedTablesResource
 from ..kernel.xtables.variant import NFT, XtablesVariant
@@ -251,8 +251,10 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
     With ``draining``, what connections in use go through stays as long as they are. Raises KernelError.
     """
     device = DummyDeviceResource(handles.route)
+    # An agent that was killed leaves it behind.
+    monitoring = Stage(MonitoringDeviceResource(handles.route), {})
     if not handles.has_ipset():
-        return [Stage(device, {})]
+        return [Stage(device, {}), monitoring]
     found: List[StillConnected] = []
     stages: List[Stage] = []
     for family in FAMILIES:
@@ -279,7 +281,7 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
     def devices(observed: Mapping[str, str]) -> Mapping[str, str]:
         return observed if any(kept.any() for kept in found) else {}
 
-    return [Stage(device, devices), *stages]
+    return [Stage(device, devices), *stages, monitoring]
 
 
 def nftables_stages(plans: Sequence[FamilyPlan], handles: KernelHandles) -> List[Stage]:

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The dummy device of ipvs mode and the addresses on it, over route netlink.
+"""The devices of ipvs mode and the addresses on one of them, over route netlink.
 
 Addresses of one family are bound as hosts (/32, /128); link-local IPv6 addresses are not looked at. The
-device is never brought up: for traffic to be delivered locally the addresses need only exist.
+device ``kube-ipvs0`` is never brought up: for traffic to be delivered locally the addresses need only exist.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_INFO_KIND = 3, 18, 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _LINK = struct.Struct("=BxHiII")
 _IFF_UP = 1
+
+#: The device that shows every netlink message of its network namespace (drivers/net/nlmon.c).
+MONITORING_DEVICE = "kube-nlmon0"
+MONITORING_KIND = "nlmon"
 _ADDRESS = struct.Struct("=BBBBI")
 
 
@@ -130,6 +134,38 @@ class DummyDeviceResource(Resource[str, str]):
             raise KernelError(f"device {key}: it is not a dummy device but {kind}; remove or rename it")
         for key in change.added:
             make_device(self._socket, key, "dummy")
+        for key in change.removed:
+            remove_device(self._socket, key)
+
+    def describe(self, key: str, value: str) -> List[str]:
+        """One line of arguments for ``ip``."""
+        return [f"link add {key} type {value}"]
+
+
+class MonitoringDeviceResource(Resource[str, str]):
+    """The device by which an agent in ipvs mode listens to other programs: its name -> its kind (``nlmon``).
+
+    A device of that name but another kind belongs to another program: it is not observed, and so never touched.
+    """
+
+    name = "monitoring device"
+
+    def __init__(self, sock: NetlinkSocket) -> None:
+        self._socket = sock
+
+    def observe(self) -> Dict[str, str]:
+        """The device and its kind, if it exists. Raises KernelError."""
+        link = find_link(self._socket, MONITORING_DEVICE)
+        return {MONITORING_DEVICE: link.kind} if link is not None and link.kind == MONITORING_KIND else {}
+
+    def apply(self, change: Change[str, str]) -> None:
+        """Make the device and bring it up, or remove it. Raises KernelError, also if it cannot be of this kind."""
+        for key, kind in change.added.items():
+            link = find_link(self._socket, key)
+            if link is not None and link.kind != kind:
+                raise KernelError(f"device {key}: it is not of the kind {kind} but {link.kind or 'hardware'}")
+            make_device(self._socket, key, kind)
+            set_device_up(self._socket, key)
         for key in change.removed:
             remove_device(self._socket, key)
 

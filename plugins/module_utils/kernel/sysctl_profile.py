@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ..errors import ConfigurationError
-from .sysctls import HASH_SIZE, AtLeast, Wanted
+from .sysctls import HASH_SIZE, RESERVED_PORTS, AtLeast, Including, Wanted, port_ranges
 
 _MODES = ("iptables", "ipvs", "nftables")
 
@@ -35,7 +35,9 @@ class ProfileSettings(NamedTuple):
 
     ``route_localnet``: node ports shall answer on 127.0.0.1 (iptables mode, IPv4). ``estimation``: False switches the
     IPVS rate estimators off where the kernel can; None leaves them alone. ``bridge_netfilter``: bridged traffic passes
-    iptables. ``maximum_reason``: how ``conntrack.maximum`` was computed.
+    iptables. ``maximum_reason``: how ``conntrack.maximum`` was computed. ``netdev_max_backlog``: packets that may wait
+    for a processor; None leaves it alone. ``reserved_node_ports``: port ranges that no program is given by the kernel,
+    such as ``30000-32767``; empty leaves them alone.
     """
 
     mode: str
@@ -47,6 +49,8 @@ class ProfileSettings(NamedTuple):
     ipv6: bool = False
     conntrack: ConntrackProfile = ConntrackProfile()
     maximum_reason: str = ""
+    netdev_max_backlog: Optional[int] = None
+    reserved_node_ports: str = ""
 
 
 class Setting(NamedTuple):
@@ -129,10 +133,25 @@ def _conntrack(settings: ProfileSettings) -> Dict[str, Setting]:
     return chosen
 
 
+def _for_the_node(settings: ProfileSettings) -> Dict[str, Setting]:
+    """Return what only those get who ask for it: kube-proxy sets none of it."""
+    chosen: Dict[str, Setting] = {}
+    if settings.netdev_max_backlog is not None:
+        if settings.netdev_max_backlog < 1:
+            raise ConfigurationError(f"netdev_max_backlog: {settings.netdev_max_backlog} is not a number of packets")
+        why = "asked for: packets of pods wait in this queue; what is too many is dropped (/proc/net/softnet_stat)"
+        chosen["net.core.netdev_max_backlog"] = Setting(AtLeast(settings.netdev_max_backlog), why)
+    if settings.reserved_node_ports:
+        port_ranges(settings.reserved_node_ports)
+        why = "asked for: a program that the kernel gave a node port to would get no packets, they go to the Service"
+        chosen[RESERVED_PORTS] = Setting(Including(settings.reserved_node_ports), why)
+    return chosen
+
+
 def profile(settings: ProfileSettings) -> Dict[str, Setting]:
     """Key to wanted value and reason, for every parameter that the mode sets or deliberately leaves alone.
 
-    Raises ConfigurationError for an unknown mode or a negative number.
+    Raises ConfigurationError for an unknown mode, a negative number or what is not a list of port ranges.
     """
     if settings.mode not in _MODES:
         raise ConfigurationError(f"mode {settings.mode!r}: not one of {', '.join(_MODES)}")
@@ -148,6 +167,7 @@ def profile(settings: ProfileSettings) -> Dict[str, Setting]:
         if settings.ipv6:
             chosen["net.bridge.bridge-nf-call-ip6tables"] = Setting(1, why)
     chosen.update(_conntrack(settings))
+    chosen.update(_for_the_node(settings))
     return chosen
 
 
@@ -162,5 +182,7 @@ def explanations(chosen: Dict[str, Setting]) -> List[Dict[str, str]]:
     for key, setting in chosen.items():
         value = setting.value or "" if not isinstance(setting.value, int) else str(int(setting.value))
         shown = f">= {value}" if isinstance(setting.value, AtLeast) else value
+        if isinstance(setting.value, Including):
+            shown = f"with {value}"
         rows.append({"key": key, "value": shown, "why": setting.why})
     return rows

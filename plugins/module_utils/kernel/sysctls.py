@@ -21,6 +21,7 @@ from . import facts
 _PART = re.compile(r"[A-Za-z0-9_@:.+-]{1,64}\Z")
 
 HASH_SIZE = "net.netfilter.nf_conntrack_buckets"
+RESERVED_PORTS = "net.ipv4.ip_local_reserved_ports"
 
 # The kernel rounds these up to fill whole pages, so that a larger value read back is the one that was asked for.
 _ROUNDED_UP = frozenset((HASH_SIZE,))
@@ -46,7 +47,40 @@ class AtLeast(int):
         return f"AtLeast({int(self)})"
 
 
-Wanted = Union[str, int, AtLeast]
+class Including(str):
+    """A desired list of port ranges, such as ``30000-32767,8472``, beside which others are left alone."""
+
+    def __repr__(self) -> str:
+        return f"Including({str(self)!r})"
+
+
+Wanted = Union[str, int, AtLeast, Including]
+
+
+def port_ranges(text: str) -> List[Tuple[int, int]]:
+    """Return the first and last port of each range of a list such as ``1000-1009,8080``, joined and in order.
+
+    The kernel prints such lists in this form. Raises ConfigurationError for what is not a list of ports.
+    """
+    found: List[Tuple[int, int]] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part)
+        first, last = (int(match.group(1)), int(match.group(2) or match.group(1))) if match else (1, 0)
+        if not first <= last <= 65535:
+            raise ConfigurationError(f"{part!r} is not a port or a range of ports such as 30000-32767")
+        found.append((first, last))
+    joined: List[Tuple[int, int]] = []
+    for first, last in sorted(found):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        else:
+            joined.append((first, last))
+    return joined
+
+
+def _with_ports(wanted: str, others: str) -> str:
+    ranges = port_ranges(f"{wanted},{others}")
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 class BootValue(NamedTuple):
@@ -112,12 +146,17 @@ def read_value(key: str, root: str = "") -> Optional[str]:
 
 
 def resolve(wanted: Mapping[str, Wanted], observed: Mapping[str, str]) -> Dict[str, str]:
-    """Turn wanted values into the desired table: AtLeast(n) is the observed value where that is n or more, else n."""
+    """Turn wanted values into the desired table.
+
+    AtLeast(n) is the observed value where that is n or more, else n; Including(ports) is these and the observed ones.
+    """
     desired: Dict[str, str] = {}
     for key, value in wanted.items():
         current = observed.get(key, "")
         if isinstance(value, AtLeast) and current.isdecimal() and int(current) >= value:
             desired[key] = current
+        elif isinstance(value, Including):
+            desired[key] = _with_ports(value, current)
         else:
             desired[key] = canonical_value(key, int(value) if isinstance(value, AtLeast) else value)
     return desired
@@ -286,7 +325,8 @@ def persistent_values(wanted: Mapping[str, Wanted], live: Mapping[str, str], own
     """What to write into our sysctl.d file for these wanted values.
 
     For AtLeast(n): what the file already says if that is n or more (so the file is stable although the kernel rounds),
-    else the larger of n and the running value (so that a boot never shrinks what was larger).
+    else the larger of n and the running value (so that a boot never shrinks what was larger). For Including(ports):
+    these, and what the file already says or, in a new file, the running ones.
     """
     written = parse_settings(own_file_text)
     values: Dict[str, str] = {}
@@ -299,5 +339,7 @@ def persistent_values(wanted: Mapping[str, Wanted], live: Mapping[str, str], own
                 text = before
             elif current.isdecimal() and int(current) > value:
                 text = current
+        elif isinstance(value, Including):
+            text = _with_ports(value, written.get(key, live.get(key, "")))
         values[key] = text
     return values

@@ -31,6 +31,9 @@ class Syncs:
     def count_rules(self, _proxy, _family):
         """Nothing to count."""
 
+    def repair_parameters(self, _wanted):
+        """Nothing to repair."""
+
     def sync(self, _proxy):
         observed = bool(self.suspects)
         self.suspects = {}
@@ -45,7 +48,7 @@ def started(tmp_path, text, syncs):
     path.write_text(HEAD + text)
     agent = Agent(AgentOptions(configuration=str(path)), Log(io.StringIO()))
     family = SimpleNamespace(family="IPv4", draining={}, summaries=SimpleNamespace())
-    agent.proxy = SimpleNamespace(configuration=agent.configuration, families=(family,))
+    agent.proxy = SimpleNamespace(configuration=agent.configuration, families=(family,), sysctls={})
     agent.syncer = syncs
     agent.drift = SimpleNamespace(settled=lambda _changed, _observed: None, delay=lambda _now: 3600.0)
     agent._ready_sent = True

@@ -70,6 +70,40 @@ def test_at_least_leaves_larger_alone() -> None:
     assert sysctls.resolve({"k.a": AtLeast(10)}, {}) == {"k.a": "10"}
 
 
+@pytest.mark.parametrize(
+    ("observed", "desired"),
+    [
+        ("", "30000-32767"),
+        ("30000-32767", "30000-32767"),
+        ("8080,31000-33000", "8080,30000-33000"),
+        ("1,29999", "1,29999-32767"),
+        ("0-65535", "0-65535"),
+    ],
+)
+def test_reserved_ports_are_added_to_those_of_others(observed: str, desired: str) -> None:
+    key, wanted = sysctls.RESERVED_PORTS, sysctls.Including("30000-32767")
+    assert sysctls.resolve({key: wanted}, {key: observed}) == {key: desired}
+    assert sysctls.persistent_values({key: wanted}, {key: observed}, "") == {key: desired}
+    assert sysctls.persistent_values({key: wanted}, {key: observed}, f"{key} = 5\n") == {key: "5,30000-32767"}
+
+
+@pytest.mark.parametrize("ports", ["x", "1-", "70000", "5-4", "1;2", "-1"])
+def test_what_is_no_list_of_ports_is_refused(ports: str) -> None:
+    settings = sysctl_profile.ProfileSettings("iptables", (6, 1, 0), reserved_node_ports=ports)
+    with pytest.raises(ConfigurationError, match="is not a port or a range"):
+        sysctl_profile.profile(settings)
+
+
+def test_what_kube_proxy_does_not_set_has_to_be_asked_for() -> None:
+    settings = sysctl_profile.ProfileSettings("nftables", (6, 1, 0))
+    assert sysctl_profile.profile(settings) == {}
+    asked = settings._replace(netdev_max_backlog=16384, reserved_node_ports="30000-32767")
+    rows = {row["key"]: row["value"] for row in sysctl_profile.explanations(sysctl_profile.profile(asked))}
+    assert rows == {"net.core.netdev_max_backlog": ">= 16384", sysctls.RESERVED_PORTS: "with 30000-32767"}
+    with pytest.raises(ConfigurationError, match="netdev_max_backlog: 0 is not"):
+        sysctl_profile.profile(settings._replace(netdev_max_backlog=0))
+
+
 def test_missing_key_names_the_module_that_brings_it(root: Path) -> None:
     resource = sysctls.SysctlsResource(["net.ipv4.vs.conntrack"], str(root))
     with pytest.raises(KernelError, match=r"net.ipv4.vs.conntrack: .*module ip_vs brings it"):

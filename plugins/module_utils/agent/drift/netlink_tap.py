@@ -20,13 +20,10 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from ...convergence.handles import KernelHandles
 from ...errors import KernelError
-from ...kernel.links import find_link, make_device, remove_device, set_device_up
+from ...kernel.links import MONITORING_DEVICE, MONITORING_KIND, MonitoringDeviceResource
 from ...kernel.netlink import NETLINK_GENERIC, NETLINK_NETFILTER, NLM_F_REQUEST
+from ...resources import Change, Stage, apply_plan, plan
 from .notifications import Watch, suspect
-
-#: The device is made when ipvs mode starts and goes with the agent.
-TAP_DEVICE = "kube-nlmon0"
-_KIND = "nlmon"
 
 # A change of IPVS is any command but the questions: get service, destination, daemon, config, info.
 _IPVS_QUESTIONS = (4, 8, 11, 13, 15)
@@ -92,15 +89,6 @@ def _attach(sock: socket.socket, program: Sequence[Instruction]) -> None:
     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))
 
 
-def remove_tap(handles: KernelHandles) -> bool:
-    """Remove the device if it is there; tells whether it was. Raises KernelError."""
-    link = find_link(handles.route, TAP_DEVICE)
-    if link is None or link.kind != _KIND:
-        return False
-    remove_device(handles.route, TAP_DEVICE)
-    return True
-
-
 class NetlinkTap(Watch):
     """ipvs mode: changes that other programs ask IPVS or ipset for.
 
@@ -130,38 +118,34 @@ class NetlinkTap(Watch):
             raise KernelError(f"packet socket: {error.strerror}") from error
         try:
             _attach(sock, program)
-            sock.bind((TAP_DEVICE, _ETH_P_ALL))
+            sock.bind((MONITORING_DEVICE, _ETH_P_ALL))
         except OSError as error:
             sock.close()
             self._remove_device()
-            raise KernelError(f"device {TAP_DEVICE} cannot be listened to: {error.strerror}") from error
+            raise KernelError(f"device {MONITORING_DEVICE} cannot be listened to: {error.strerror}") from error
         self._socket = sock
 
     def _make_device(self) -> None:
-        link = find_link(self._handles.route, TAP_DEVICE)
-        if link is not None and link.kind != _KIND:
-            raise KernelError(f"device {TAP_DEVICE}: it is not of the kind {_KIND} but {link.kind or 'hardware'}")
-        if link is None:
-            make_device(self._handles.route, TAP_DEVICE, _KIND)
-        set_device_up(self._handles.route, TAP_DEVICE)
+        # Added even if it exists: that brings it up, and names a device of another kind.
+        MonitoringDeviceResource(self._handles.route).apply(Change(added={MONITORING_DEVICE: MONITORING_KIND}))
 
     def _remove_device(self) -> None:
         with contextlib.suppress(KernelError):
-            remove_tap(self._handles)
+            apply_plan(plan([Stage(MonitoringDeviceResource(self._handles.route), {})]))
 
     def fileno(self) -> int:
         """See the base class."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def look(self, found: Dict[str, str]) -> None:
-        """See the base class. A device that somebody has removed is made anew; raises KernelError if it cannot be."""
+        """See the base class. Makes a device that another program has removed again; raises KernelError on failure."""
         if self._socket is None:
             return
         try:
             if self._read(self._socket):
                 suspect(found, self._families, "request of another program to IPVS or ipset")
         except OSError as error:
-            suspect(found, self._families, f"loss of the device {TAP_DEVICE} ({error.strerror})")
+            suspect(found, self._families, f"loss of the device {MONITORING_DEVICE} ({error.strerror})")
             self._socket.close()
             self._socket = None
             self._open()

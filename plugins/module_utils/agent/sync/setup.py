@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ...cluster.model import Node
 from ...cluster.state import ClusterState
@@ -13,11 +13,13 @@ from ...configuration.model import IPTABLES, IPVS, NFTABLES, KubeProxyConfigurat
 from ...convergence.handles import KernelHandles
 from ...convergence.modes import choose_mode
 from ...convergence.node import NodeView, family_settings, removal_plans, view_node
-from ...convergence.prepare import check_node, node_modules, node_sysctls
+from ...convergence.prepare import check_node, node_modules, wanted_node_sysctls
 from ...convergence.request import Request
 from ...convergence.stages import FamilyPlan, leftover_stages, shared_chain_stages
+from ...convergence.sysctls import sysctl_stage
 from ...kernel.facts import interface_addresses
 from ...kernel.ipvs import RealServersResource
+from ...kernel.sysctls import Wanted
 from ...kernel.xtables.nfacct import make_nfacct_counters, usable_nfacct_counters
 from ...rendering.build_settings import routing_context
 from ...rendering.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
@@ -30,13 +32,17 @@ NFACCT_COUNTERS = (INVALID_COUNTER, LOCALHOST_COUNTER)
 
 
 class NodeProxy(NamedTuple):
-    """The node as the agent serves it: configuration with the mode in effect, what is known of the node, families."""
+    """The node as the agent serves it: configuration with the mode in effect, what is known of the node, families.
+
+    ``sysctls``: the kernel parameters that the mode wants, by key.
+    """
 
     configuration: KubeProxyConfiguration
     mode_reason: str
     view: NodeView
     families: Tuple[Proxier, ...]
     warnings: Tuple[str, ...]
+    sysctls: Mapping[str, Wanted]
 
 
 def set_up(request: Request, handles: KernelHandles) -> NodeProxy:
@@ -53,11 +59,12 @@ def set_up(request: Request, handles: KernelHandles) -> NodeProxy:
     if configuration.mode == IPTABLES and make_nfacct_counters(NFACCT_COUNTERS):
         view = view._replace(nfacct_counters=usable_nfacct_counters())
         plans = [_empty_plan(request.cluster, configuration, view, family) for family in view.families]
-    sysctls, sysctl_warnings = node_sysctls(configuration, view, plans)
-    apply_plan(plan([sysctls]))
+    sysctls = wanted_node_sysctls(configuration, view, plans)
+    stage, sysctl_warnings = sysctl_stage(sysctls)
+    apply_plan(plan([stage]))
     zone = view.node.zone if view.node is not None else ""
     families = tuple(make_family(configuration, view, item, handles, zone) for item in plans)
-    return NodeProxy(configuration, chosen.reason, view, families, (*warnings, *sysctl_warnings))
+    return NodeProxy(configuration, chosen.reason, view, families, (*warnings, *sysctl_warnings), sysctls)
 
 
 def _empty_plan(

@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 from ...cluster.model import NamespacedName
 from ...configuration.model import IPTABLES, IPVS, NFTABLES
 from ...errors import KernelError, ProxyError
+from ...kernel.sysctls import SysctlsResource, Wanted
 from ...kernel.xtables.restore import RestoreError
 from ...rendering.iptables.tables import ChainKey
 from ...rendering.ipvs.model import CHAINS
 from ..drift.attribution import attributed
+from ..drift.parameters import repair_parameters
 from ..source.view import ClusterView
 from ..surface.health import ProxyHealth
 from ..surface.log import Log
@@ -89,6 +91,7 @@ class Syncer:
         self._filling: Dict[str, float] = {}
         # Families whose repair failed, because others went on changing things in the middle of it; and what told of it.
         self._unrepaired: Dict[str, str] = {}
+        self._refused_parameters: List[str] = []
 
     def start(self, proxy: NodeProxy) -> Outcome:
         """The first sync of a node: adopt what is there, or fill an empty kernel in the order of importance."""
@@ -211,6 +214,24 @@ class Syncer:
         else:
             self._log.debug("nothing to repair", family=family.family, noticed_by=suspicion)
         return count
+
+    def repair_parameters(self, wanted: Mapping[str, Wanted]) -> None:
+        """Put kernel parameters back that another program has changed, and count them as drift.
+
+        What the kernel refuses is logged once, until something else is refused.
+        """
+        try:
+            repaired, refused = repair_parameters(wanted)
+        except KernelError as error:
+            repaired, refused = {}, [str(error)]
+        if repaired:
+            self.drift_repaired += len(repaired)
+            self._metrics.drift_repaired.labels(SysctlsResource.name).inc(len(repaired))
+            what = ", ".join(f"{key} from {old} to {new}" for key, (old, new) in repaired.items())
+            self._log.warning("put kernel parameters back that another program had changed", parameters=what)
+        if refused and refused != self._refused_parameters:
+            self._log.warning("kernel parameters cannot be put back", reason="; ".join(refused))
+        self._refused_parameters = refused
 
     def _clean_conntrack(self, family: Proxier) -> int:
         """Services work without it, so a failure is only logged; the next sync tries again."""

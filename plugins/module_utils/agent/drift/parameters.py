@@ -1,0 +1,51 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Putting kernel parameters back that another program has changed.
+
+The kernel notifies nobody of such changes, so the parameters are read from time to time; that costs less than a
+millisecond. Programs that change them are, for example, tuned, Docker, and ``sysctl --system`` after an update.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple, Tuple
+
+from ...convergence.sysctls import sysctl_stage
+from ...errors import KernelError
+from ...kernel.sysctls import Wanted
+from ...resources import Change, plan
+
+#: Seconds from one look at the parameters to the next.
+PARAMETERS_SECONDS = 10.0
+
+
+class RepairedParameters(NamedTuple):
+    """Parameters that were put back, each with the value found and the value wanted; and what the kernel refused.
+
+    ``refused``: one line for each parameter that still differs.
+    """
+
+    repaired: Dict[str, Tuple[str, str]]
+    refused: List[str]
+
+
+def repair_parameters(wanted: Mapping[str, Wanted]) -> RepairedParameters:
+    """Compare kernel parameters with the wanted ones and put those back that differ, each on its own.
+
+    Parameters that cannot be changed in this container or network namespace are left out, as at the start. Raises
+    KernelError if a parameter cannot be read.
+    """
+    stage, _unchangeable = sysctl_stage(wanted)
+    found = RepairedParameters({}, [])
+    for resource, change, _entries in plan([stage]):
+        parts = [(key, Change(replaced={key: values})) for key, values in change.replaced.items()]
+        parts += [(key, Change(added={key: value})) for key, value in change.added.items()]
+        for key, part in parts:
+            try:
+                resource.apply(part)
+            except KernelError as error:
+                found.refused.append(str(error))
+            else:
+                found.repaired[key] = change.replaced[key]
+    return found

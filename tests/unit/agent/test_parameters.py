@@ -1,0 +1,100 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Kernel parameters that another program changed: each is put back on its own, and what is refused is said once."""
+
+from __future__ import annotations
+
+import functools
+import io
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift import parameters
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.syncer import Syncer
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import sysctls as node_sysctls
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import (
+    HASH_SIZE,
+    AtLeast,
+    SysctlsResource,
+    unchangeable,
+)
+
+FORWARD = "net.ipv4.ip_forward"
+CLOSE_WAIT = "net.netfilter.nf_conntrack_tcp_timeout_close_wait"
+
+
+class Refusing(SysctlsResource):
+    """A kernel that refuses one value."""
+
+    def apply(self, change):
+        if FORWARD in change.replaced:
+            raise KernelError(f"sysctl {FORWARD}: the kernel refused it")
+        super().apply(change)
+
+
+@pytest.fixture
+def kernel(tmp_path, monkeypatch):
+    """Files in the place of /proc/sys."""
+    for key, value in ((FORWARD, "1"), (CLOSE_WAIT, "3600"), (HASH_SIZE, "65536")):
+        path = tmp_path / "proc/sys" / key.replace(".", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{value}\n")
+    for name, bound in (("SysctlsResource", SysctlsResource), ("unchangeable", unchangeable)):
+        monkeypatch.setattr(node_sysctls, name, functools.partial(bound, root=str(tmp_path)))
+    return lambda key: tmp_path / "proc/sys" / key.replace(".", "/")
+
+
+WANTED = {FORWARD: 1, CLOSE_WAIT: 3600, HASH_SIZE: AtLeast(65536)}
+
+
+def test_what_is_as_wanted_or_larger_stays(kernel):
+    assert parameters.repair_parameters(WANTED) == ({}, [])
+    kernel(HASH_SIZE).write_text("262144\n")
+    assert parameters.repair_parameters(WANTED) == ({}, [])
+    assert kernel(HASH_SIZE).read_text() == "262144\n"
+
+
+def test_what_differs_is_put_back(kernel):
+    kernel(CLOSE_WAIT).write_text("60\n")
+    kernel(HASH_SIZE).write_text("16384\n")
+    repaired, refused = parameters.repair_parameters(WANTED)
+    assert (repaired, refused) == ({CLOSE_WAIT: ("60", "3600"), HASH_SIZE: ("16384", "65536")}, [])
+    assert (kernel(CLOSE_WAIT).read_text(), kernel(HASH_SIZE).read_text()) == ("3600", "65536")
+
+
+def test_one_that_is_refused_or_missing_does_not_keep_the_others_from_being_put_back(kernel, tmp_path, monkeypatch):
+    monkeypatch.setattr(node_sysctls, "SysctlsResource", functools.partial(Refusing, root=str(tmp_path)))
+    for key in (FORWARD, CLOSE_WAIT):
+        kernel(key).write_text("0\n")
+    kernel(HASH_SIZE).unlink()
+    repaired, refused = parameters.repair_parameters(WANTED)
+    assert repaired == {CLOSE_WAIT: ("0", "3600")}
+    assert len(refused) == 2 and FORWARD in refused[0] and "the module nf_conntrack brings it" in refused[1]
+
+
+def test_read_only_ones_are_left_out(kernel):
+    kernel(CLOSE_WAIT).write_text("60\n")
+    kernel(CLOSE_WAIT).chmod(0o444)
+    assert parameters.repair_parameters(WANTED) == ({}, [])
+
+
+def test_repairs_are_counted_and_a_refusal_is_logged_once(kernel, tmp_path, monkeypatch):
+    stream, metrics = io.StringIO(), Metrics()
+    syncer = Syncer(None, None, metrics, None, Log(stream))
+    kernel(CLOSE_WAIT).write_text("60\n")
+    syncer.repair_parameters(WANTED)
+    assert syncer.drift_repaired == 1 and f"{CLOSE_WAIT} from 60 to 3600" in stream.getvalue()
+    monkeypatch.setattr(node_sysctls, "SysctlsResource", functools.partial(Refusing, root=str(tmp_path)))
+    kernel(FORWARD).write_text("0\n")
+    for _look in range(3):
+        syncer.repair_parameters(WANTED)
+    assert stream.getvalue().count("cannot be put back") == 1 and syncer.drift_repaired == 1
+    kernel(FORWARD).write_text("1\n")
+    syncer.repair_parameters(WANTED)
+    kernel(FORWARD).write_text("0\n")
+    syncer.repair_parameters(WANTED)
+    assert stream.getvalue().count("cannot be put back") == 2
