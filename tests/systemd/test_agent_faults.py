@@ -40,7 +40,7 @@ from .cluster import POD, Cluster, endpoint_slice, numbered, service
 from .node import Node, collection, run_playbook, wait_for
 
 PLAYBOOK = "kubenode.proxy.agent"
-CACHE = "/var/lib/kubenode-proxy/cluster.json.gz"
+CACHE = "/var/lib/kubenode-proxy/agent/cluster.json.gz"
 ECHO = "10.96.0.20"
 KILLS = 4
 OUTAGE_SECONDS = 65.0

@@ -113,7 +113,7 @@ def test_runs_are_sandboxed_and_metrics_are_for_all(node, scheduled):
     assert node.unit(RUN, "User")["User"] == "kubenode-proxy"
     assert node.output("stat", "-L", "-c", "%a", METRICS).strip() == "644"
     assert (
-        node.output("stat", "-c", "%a", "/var/lib/kubenode-proxy", "/var/lib/kubenode-proxy/metrics").split()
+        node.output("stat", "-c", "%a", "/var/lib/kubenode-proxy", "/var/lib/kubenode-proxy/schedule").split()
         == ["755"] * 2
     )
     lines = node.output("systemd-analyze", "security", "--no-pager", RUN).splitlines()

@@ -20,8 +20,9 @@ from ...addresses import IPV4, IPV6
 from ...errors import KernelError
 from ...resources import Progress, unheeded
 from ..facts import kernel_release
-from ..modules import available_modules
+from ..modules import available_modules, present_modules
 from ..nftables.probe import nat_refused
+from .legacy_tables import TableReader
 from .lock import held_message
 
 LEGACY = "legacy"
@@ -33,6 +34,7 @@ _VERSION = re.compile(r"v(\d+)\.(\d+)(?:\.(\d+))?(?:.*\((legacy|nf_tables)\))?")
 _HINT_CHAINS = (":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY ")
 _NAT_MODULE = {IPV4: "iptable_nat", IPV6: "ip6table_nat"}
 _LISTING_WAIT = 5
+_LEGACY_TABLES = ("raw", "mangle", "nat", "filter", "security")
 _SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 Version = Tuple[int, int, int]
@@ -219,12 +221,33 @@ class Survey:
 
 
 def table_names(family: str) -> List[str]:
-    """The tables that legacy iptables has made in this network namespace."""
+    """Return the tables that legacy iptables has made in this network namespace.
+
+    The kernel lists them in a file of mode 0440, root's and its group's. Without access to it, each table whose module
+    is loaded is asked for its size, which needs CAP_NET_ADMIN and CAP_NET_RAW; since Linux 5.15 that makes an empty
+    table if the module is loaded and the table has not been used in this network namespace.
+    """
+    prefix = "ip6" if family == IPV6 else "ip"
     try:
-        with open(f"/proc/net/{'ip6' if family == IPV6 else 'ip'}_tables_names", encoding="ascii") as file:
+        with open(f"/proc/net/{prefix}_tables_names", encoding="ascii") as file:
             return file.read().split()
+    except PermissionError:
+        return _asked_table_names(family, prefix)
     except OSError:
         return []
+
+
+def _asked_table_names(family: str, prefix: str) -> List[str]:
+    modules = {f"{prefix}table_{table}": table for table in _LEGACY_TABLES}
+    present = present_modules(modules, kernel_release())
+    try:
+        reader = TableReader(family)
+    except OSError:
+        return []
+    try:
+        return [table for module, table in modules.items() if module in present and reader.info(table)]
+    finally:
+        reader.close()
 
 
 def _hinted(saved: str) -> str:
