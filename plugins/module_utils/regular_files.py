@@ -22,6 +22,8 @@ from typing import Any, Union
 SMALL = 1 << 20
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _CHUNK_BYTES = 1 << 20
+#: As many as the kernel follows (path_resolution(7)).
+_MOST_LINKS = 40
 
 
 def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
@@ -66,6 +68,34 @@ def read_regular(path: str, limit: int) -> bytes:
     descriptor = open_regular(path)
     try:
         return read_descriptor(descriptor, limit, path)
+    finally:
+        os.close(descriptor)
+
+
+def read_with_own_links(path: str, limit: int) -> bytes:
+    """Return the content as :func:`read_regular` does, through symbolic links that belong to root or to the caller.
+
+    A projected ServiceAccount token is such a link. The links of others are refused, as fs.protected_symlinks does in
+    sticky directories (proc_sys_fs(5)). Raises OSError.
+    """
+    for _link in range(_MOST_LINKS):
+        try:
+            return read_regular(path, limit)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+        path = os.path.join(os.path.dirname(path), _own_target(path))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
+
+def _own_target(path: str) -> str:
+    """Return where a link leads to. Raises OSError if it belongs to another user than root and the caller."""
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        owner = os.fstat(descriptor).st_uid
+        if owner not in (0, os.geteuid()):
+            raise OSError(errno.ELOOP, f"is a symbolic link of user {owner}, which is not followed", path)
+        return os.readlink("", dir_fd=descriptor)
     finally:
         os.close(descriptor)
 

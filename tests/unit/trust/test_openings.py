@@ -29,6 +29,8 @@ KNOWN: Dict[str, str] = {
     "regular_files.py": "what the others use",
     "whole_files.py": "a directory, to write it out",
     "agent/drift/polls.py": PROC,
+    "cluster/access/kubeconfig.py": GIVEN,
+    "cluster/connection.py": GIVEN,
     "cluster/snapshot.py": GIVEN,
     "configuration/load.py": GIVEN,
     "controller/fleet/sources.py": TOOL,

@@ -19,6 +19,7 @@ from typing import Callable, Dict, NamedTuple, Tuple
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils import regular_files
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.credentials import TokenFile
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import read_cache
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import ledger, state_directory
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import pending
@@ -63,6 +64,13 @@ def write_metrics(top: Path) -> None:
     scheduled_run.write(str(top / "schedule" / "m.prom"), "x 1\n")
 
 
+def foreign_token(path: Path) -> object:
+    """Read it as root does where the link is the agent's user's; then what is in the file cannot be a token."""
+    if path.is_symlink() and not os.geteuid():
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    return TokenFile(str(path)).headers()
+
+
 OPENED: Dict[str, Opened] = {
     "lock": Opened("run/lock", take_lock),
     "ledger, read": Opened("run/ledger.json", lambda top: ledger.read_ledger(str(top / "run"))),
@@ -72,6 +80,7 @@ OPENED: Dict[str, Opened] = {
     "saved state": Opened("history/state-000001.json.gz", lambda top: history(top).load(1)),
     "list of saved states": Opened("history/state-000001.json.gz", lambda top: history(top).list()),
     "outcomes": Opened("history/outcomes.json", lambda top: history(top).outcomes()),
+    "token": Opened("agent/token", lambda top: foreign_token(top / "agent/token")),
     "cache": Opened("agent/cluster.json.gz", lambda top: read_cache(str(top / "agent/cluster.json.gz"))),
     "metrics, read": Opened("schedule/m.prom", lambda top: scheduled_run.last_success(str(top / "schedule/m.prom"))),
     "metrics, written": Opened("schedule/m.prom", write_metrics),
@@ -317,6 +326,22 @@ def test_what_cannot_be_replaced_can_still_be_locked_and_written(tmp_path):
         assert pipe.read() == "{'a/b': 'c'}"
     assert ledger.read_ledger(str(run)) == {"a/b": "c"}
     assert (run / "lock").stat().st_uid == 0
+
+
+def test_own_links_lead_to_a_token_and_those_of_others_do_not(tmp_path):
+    """As the kubelet projects a token: a link to a name in a directory that is a link itself."""
+    (tmp_path / "2026").mkdir()
+    (tmp_path / "2026" / "token").write_text("abc")
+    (tmp_path / "..data").symlink_to("2026")
+    (tmp_path / "token").symlink_to("..data/token")
+    assert regular_files.read_with_own_links(str(tmp_path / "token"), 3) == b"abc"
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="Too many levels"):
+        regular_files.read_with_own_links(str(tmp_path / "loop"), 3)
+    if not os.geteuid():
+        os.chown(tmp_path / "token", NOBODY, NOBODY, follow_symlinks=False)
+        with pytest.raises(OSError, match=f"is a symbolic link of user {NOBODY}, which is not followed"):
+            regular_files.read_with_own_links(str(tmp_path / "token"), 3)
 
 
 def test_content_is_bounded_and_whole(tmp_path):
