@@ -204,7 +204,7 @@ class Syncer:
             self._metrics.drift_repaired.labels(name).inc(number)
         if count:
             self._log.warning(
-                "repaired what somebody else changed",
+                "repaired external changes",
                 family=family.family,
                 noticed_by=suspicion,
                 **attributed(result.changes),
