@@ -28,7 +28,7 @@ BOTH = ("lab-iptables", "lab-ipvs")
 # Of each node what it must hold, and how it gets to differ from the cluster's state in one entry, which is called so.
 HELD = {"lab-iptables": "-A KUBE-SERVICES", "lab-ipvs": "-A -t 10.96.0.10:53"}
 DRIFT = {
-    "lab-iptables": ("iptables -t nat -D KUBE-SERVICES 1", "iptables nat (IPv4): 1 missing"),
+    "lab-iptables": ("iptables -t nat -D KUBE-SERVICES 1", "iptables chains: 1 different"),
     "lab-ipvs": (
         "ipvsadm -d -t 10.96.0.10:53 -r $(ipvsadm -Sn | awk '/-a -t 10.96.0.10:53/ {print $5; exit}')",
         "real servers: 1 missing",
@@ -86,7 +86,8 @@ class Playbooks:
 @pytest.fixture(scope="module", params=[BOTH[:1], pytest.param(BOTH, marks=pytest.mark.full)], ids="-".join)
 def playbooks(request):
     # The path of a control socket of ssh is short, so the laboratory has a directory of its own.
-    with tempfile.TemporaryDirectory(prefix="knp") as scratch, Lab(f"p{os.getpid() % 10000000}", nodes=request.param) as lab:
+    name = f"p{os.getpid() % 10000000}"
+    with tempfile.TemporaryDirectory(prefix="knp") as scratch, Lab(name, nodes=request.param) as lab:
         yield Playbooks(lab, Path(scratch))
 
 
