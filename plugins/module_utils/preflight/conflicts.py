@@ -10,7 +10,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ..addresses import IPV4, IPV6
 from ..kernel import facts
-from ..kernel.xtables.variant import LEGACY, NFT, XtablesVariant, find_program, run, table_names
+from ..kernel.xtables.variant import LEGACY, NFT, XtablesVariant, find_program, run, run_save, table_names
 from .findings import (
     CILIUM,
     EMBEDDED_KUBE_PROXY,
@@ -154,7 +154,7 @@ def other_variant_findings(variants: Mapping[str, XtablesVariant]) -> List[Findi
         program = find_program(f"{prefix}-{other}-save")
         if not program or (other == LEGACY and not table_names(family)):
             continue
-        lines = run([program]).output.splitlines()
+        lines = run_save(program, other, family).output.splitlines()
         if any(line.startswith(":KUBE-SERVICES ") for line in lines):
             what = f"{family}: kube-proxy's chains are also in the {other} variant of iptables (in use: {variant.name})"
             remedy = f"remove them: {prefix}-{other}-save | grep -v KUBE- | {prefix}-{other}-restore"

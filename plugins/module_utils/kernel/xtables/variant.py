@@ -34,6 +34,8 @@ _VERSION = re.compile(r"v(\d+)\.(\d+)(?:\.(\d+))?(?:.*\((legacy|nf_tables)\))?")
 _HINT_CHAINS = (":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY ")
 _NAT_MODULE = {IPV4: "iptable_nat", IPV6: "ip6table_nat"}
 _LISTING_WAIT = 5
+#: The kernel's list of legacy tables in this network namespace, by ip or ip6.
+_NAMES = "/proc/net/{}_tables_names"
 _LEGACY_TABLES = ("raw", "mangle", "nat", "filter", "security")
 _SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
@@ -216,7 +218,8 @@ class Survey:
                 return ""
         key = (programs.save, table)
         if key not in self._saves:
-            self._saves[key] = run([programs.save, *(["-t", table] if table else [])], timeout=60).output
+            done = run([programs.save, "-t", table], timeout=60) if table else run_save(programs.save, variant, family)
+            self._saves[key] = done.output
         return self._saves[key]
 
 
@@ -229,12 +232,28 @@ def table_names(family: str) -> List[str]:
     """
     prefix = "ip6" if family == IPV6 else "ip"
     try:
-        with open(f"/proc/net/{prefix}_tables_names", encoding="ascii") as file:
+        with open(_NAMES.format(prefix), encoding="ascii") as file:
             return file.read().split()
     except PermissionError:
         return _asked_table_names(family, prefix)
     except OSError:
         return []
+
+
+def run_save(program: str, variant: str, family: str, progress: Progress = unheeded) -> Completed:
+    """Run an iptables-save program for all tables that exist, and return what it left. Reading creates no table.
+
+    iptables-legacy-save reads the names of the tables from the same file as :func:`table_names`, and fails without
+    access to it; then it is run for one table at a time. Raises KernelError.
+    """
+    names = _NAMES.format("ip6" if family == IPV6 else "ip")
+    if variant != LEGACY or not os.path.exists(names) or os.access(names, os.R_OK):
+        return run([program], progress=progress)
+    done = Completed(0, "", "")
+    for table in table_names(family):
+        one = run([program, "-t", table], progress=progress)
+        done = Completed(done.status or one.status, done.output + one.output, done.errors + one.errors, one.process)
+    return done
 
 
 def _asked_table_names(family: str, prefix: str) -> List[str]:
