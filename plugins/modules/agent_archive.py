@@ -13,7 +13,8 @@ author:
   - kubenode.proxy contributors (@kubenode)
 description:
   - Packs the Python source of the engine into a zip application, the node command C(kubenode-proxy).
-  - The same source gives the same bytes; the hash of the source is the version of the application.
+  - The same source gives the same bytes.
+  - The version of the application is that of the collection, with the hash of the source.
   - Runs where the collection is, on the controller. The role P(kubenode.proxy.agent#role) uses it.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.posix
@@ -54,10 +55,20 @@ EXAMPLES = r"""
 
 RETURN = r"""
 version:
+  description: Version of the collection and the first 12 digits of RV(engine).
+  type: str
+  returned: success
+  sample: 0.1.0+4be0c6d2c1b7
+engine:
   description: SHA-256 of the engine's source files, their names included.
   type: str
   returned: success
   sample: 4be0c6d2c1b7b0ad0f3c0b3a2c0f4d40d3a0a7c5d2a1f6c58c1d8f1f0a2f2b3c
+record:
+  description: The version of the collection and the whole of RV(engine), as the file C(VERSION) on a node holds them.
+  type: str
+  returned: success
+  sample: 0.1.0+4be0c6d2c1b7b0ad0f3c0b3a2c0f4d40d3a0a7c5d2a1f6c58c1d8f1f0a2f2b3c
 path:
   description: Path of the file.
   type: str
@@ -88,7 +99,13 @@ def archive(module: AnsibleModule) -> Dict[str, Any]:
     """Pack, write if asked and different, and return the version."""
     path = module.params["path"]
     packed = pack(module.params["source"], module.params["interpreter"])
-    result: Dict[str, Any] = {"changed": False, "version": packed.version, "size_bytes": len(packed.content)}
+    result: Dict[str, Any] = {
+        "changed": False,
+        "version": packed.identity.text,
+        "engine": packed.identity.engine,
+        "record": packed.identity.record,
+        "size_bytes": len(packed.content),
+    }
     if path is not None:
         result["changed"] = replace_file(path, packed.content, check=module.check_mode)
         result["path"] = path

@@ -134,13 +134,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.do
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import read_nodes
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.sources import (
-    collection_version,
-    read_entries,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.sources import read_entries
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.binary_files import replace_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
-from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import content_hash, source_files
+from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import (
+    collection_version,
+    source_identity,
+)
 
 
 def reported(module: AnsibleModule) -> Dict[str, Any]:
@@ -152,7 +152,7 @@ def reported(module: AnsibleModule) -> Dict[str, Any]:
         generated=time.time(),
         title=options["title"],
         collection_version=collection_version(engine) if engine else "",
-        engine=content_hash(source_files(engine)) if engine else "",
+        engine=source_identity(engine).text if engine else "",
         stale_after=options["stale_after"],
     )
     report = make_report(nodes, about)

@@ -124,11 +124,12 @@ refused_count:
   sample: 0
 agent_version:
   description:
-    - SHA-256 of the source of the engine that the role P(kubenode.proxy.agent#role) has installed, empty if it has not.
+    - Version of the engine that the role P(kubenode.proxy.agent#role) has installed, empty if it has not. It is the
+      version of the collection with the first 12 digits of the SHA-256 of the engine's source.
     - M(kubenode.proxy.agent_archive) returns that of the collection, to compare with.
   type: str
   returned: always
-  sample: 4be0c6d2c1b7b0ad0f3c0b3a2c0f4d40d3a0a7c5d2a1f6c58c1d8f1f0a2f2b3c
+  sample: 0.1.0+4be0c6d2c1b7
 agent:
   description:
     - What the node's agent says of itself, empty where the role P(kubenode.proxy.agent#role) has not installed one.
@@ -142,7 +143,7 @@ agent:
     healthy: true
     error: ""
     mode: ipvs
-    version: 4be0c6d2c1b7b0ad0f3c0b3a2c0f4d40d3a0a7c5d2a1f6c58c1d8f1f0a2f2b3c
+    version: 0.1.0+4be0c6d2c1b7
     last_sync_age: 12.5
     syncs: 1411
     drift_repaired: 0
@@ -184,7 +185,6 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.control import ask_agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import inspect
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.state_directory import control_socket
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import distribution, kernel_release
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
@@ -200,7 +200,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.resu
     table_differences,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.sources import has_source
-from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import installed_hash
+from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import installed_identity
 
 # What the service proxy has set is not told from what others have set.
 SHARED = ("modules", "sysctls")
@@ -209,7 +209,7 @@ COMPARED = ("changes", "counts", "mode", "mode_reason", "refused", "refused_coun
 
 def agent_state(state_directory: str, installed: bool) -> Dict[str, Any]:
     """What the agent answers when it is asked how it is; empty if none is installed and none listens."""
-    path = control_socket(state_directory)
+    path = os.path.join(state_directory, "agent.sock")
     if not installed and not os.path.exists(path):
         return {}
     try:
@@ -233,10 +233,10 @@ def agent_state(state_directory: str, installed: bool) -> Dict[str, Any]:
 
 def about_node(module: AnsibleModule) -> Dict[str, Any]:
     """What is known of a node whatever becomes of its inspection."""
-    version = installed_hash() or ""
+    installed = installed_identity()
     return {
-        "agent_version": version,
-        "agent": agent_state(module.params["state_directory"], bool(version)),
+        "agent_version": installed.text if installed is not None else "",
+        "agent": agent_state(module.params["state_directory"], installed is not None),
         "kernel": kernel_release(),
         "distribution": distribution().name,
     }

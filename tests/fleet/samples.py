@@ -11,8 +11,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.document import About, Report, make_report
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import read_nodes
 
-ENGINE = "4be0c6d2c1b7b0ad0f3c0b3a2c0f4d40d3a0a7c5d2a1f6c58c1d8f1f0a2f2b3c"
-OLD_ENGINE = "91f7a05be3d86a21c7c0c1d4b85ffb2a90d3de6a4f0e55b7ac1f3c3d2b9e8a77"
+ENGINE = "0.1.0+4be0c6d2c1b7"
+OLD_ENGINE = "0.1.0+91f7a05be3d8"
 KERNELS = (
     ("6.1.0-41-amd64", "Debian GNU/Linux 12 (bookworm)", 61),
     ("5.14.0-570.el9.x86_64", "Rocky Linux 9.6 (Blue Onyx)", 24),
@@ -117,7 +117,7 @@ def entry(rng: random.Random, number: int) -> Dict[str, Any]:
         result["agent"].update(healthy=False, error="iptables-restore: line 3127 failed")
         drifted(rng, result)
     elif fate < 0.022:
-        result["agent"] = {"running": False, "error": "/run/kubenode-proxy/agent/agent.sock: no agent answers"}
+        result["agent"] = {"running": False, "error": "/run/kubenode-proxy/agent.sock: no agent answers"}
     elif fate < 0.028:
         result["agent"]["last_sync_age"] = 3600.0 * rng.randrange(5, 70)
     elif fate < 0.040:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import time
-from typing import Dict, List, Optional
+from typing import Dict, Iterable, List, Optional
 
 from ..cluster.api import ENDPOINT_SLICES, NODES, SERVICE_CIDRS, SERVICES, ApiClient
 from ..cluster.connection import ApiConnection
@@ -22,15 +22,17 @@ from ..kernel.xtables.nfacct import nfacct_packets
 from ..serviceports.node import node_name
 from .drift.parameters import PARAMETERS_SECONDS
 from .drift.watch import DriftWatch
-from .options import AgentOptions, read_configuration
+from .options import AgentOptions, command_line_flags, read_configuration
 from .source.inbox import Inbox
 from .source.keeper import CacheKeeper
 from .source.reflector import Reflector
 from .source.view import ClusterView
 from .surface.events import WARNING, EventPoster, node_reference, service_reference
 from .surface.health import ProxyHealth
-from .surface.log import Log
+from .surface.http_connections import limits_of, raise_open_files
+from .surface.log import INFO, LimitedLog, Log
 from .surface.metrics import Metrics
+from .surface.service_health import FailedPort
 from .surface.surface import RETRY_SECONDS, Surface
 from .surface.systemd import Systemd
 from .sync.schedule import Schedule
@@ -59,6 +61,7 @@ class AgentCore:
     def __init__(self, options: AgentOptions, log: Log, systemd: Optional[Systemd] = None) -> None:
         self.options = options
         self.log = log
+        self.limited = LimitedLog(log)
         self.systemd = systemd or Systemd()
         self.configuration, warnings = read_configuration(options)
         self._configure_log(self.configuration)
@@ -72,8 +75,16 @@ class AgentCore:
         self.metrics.api_connected.set_function(lambda: float(self._connected))
         self.metrics.cache_age.set_function(self._cache_age)
         self.health = ProxyHealth(2 * self.configuration.sync_period)
-        self.surface = Surface(self.configuration, self.health, self.metrics)
-        self.syncer = Syncer(self.view, self.health, self.metrics, self.surface, log)
+        self.surface = Surface(
+            self.configuration,
+            self.health,
+            self.metrics,
+            self.limited,
+            limits=limits_of(raise_open_files()),
+            flags=command_line_flags(options),
+            started=self.started,
+        )
+        self.syncer = Syncer(self.view, self.health, self.metrics, self.surface, log, self.limited)
         self.schedule = self._make_schedule()
         self.proxy: Optional[NodeProxy] = None
         self.drift: Optional[DriftWatch] = None
@@ -150,7 +161,8 @@ class AgentCore:
         self._node = proxy.view.node
         if self._node is not None:
             self.health.node_seen(self._node)
-        self.surface.configuration = proxy.configuration
+        self.surface.configure(proxy.configuration)
+        self.surface.keep_families([family.family for family in proxy.families])
         self.metrics.packets = nfacct_packets if proxy.view.nfacct_counters else dict
         self.configuration = proxy.configuration
         self.schedule = self._make_schedule()
@@ -194,10 +206,7 @@ class AgentCore:
             pause = max(proxy.configuration.check_period, CHECK_PAUSE_FACTOR * (now - started))
             self._timers["check"] = now + pause
             trim_memory()
-        for service, reason in outcome.failed_services:
-            self.log.warning("health check node port cannot be served", service=service, reason=reason)
-            about = service_reference(service.namespace, service.name)
-            self._tell(about, WARNING, "FailedToStartServiceHealthcheck", "Listen", reason)
+        self._report_health_ports(outcome.failed_services)
         if any(family.draining for family in proxy.families):
             self._set_timer("drain", DRAIN_SECONDS)
         self._set_timer("gauges", CACHE_SECONDS)
@@ -288,6 +297,30 @@ class AgentCore:
                 self._tell(node_reference(self.node_name), WARNING, reason, "StartKubeProxy", listener.failure)
                 raise Fatal(f"{listener.name}: {listener.failure}")
             self._set_timer("servers", RETRY_SECONDS)
+
+    def _retry_health_ports(self) -> None:
+        before = set(self.surface.failed_services)
+        self._report_health_ports(self.surface.retry_service_health())
+        for service in before.difference(self.surface.failed_services):
+            self.limited.write(("port served", service), INFO, "health check node port is served now", service=service)
+
+    def _report_health_ports(self, failures: Iterable[FailedPort]) -> None:
+        """Log and post the failures of Services, which are new ones; as long as any is left they are tried again."""
+        for service, reason in failures:
+            text = "health check node port cannot be served"
+            if self.limited.warning(("port", service), text, service=service, reason=reason):
+                about = service_reference(service.namespace, service.name)
+                self._tell(about, WARNING, "FailedToStartServiceHealthcheck", "Listen", reason)
+        if self.surface.failed_services:
+            self._set_timer("health ports", RETRY_SECONDS)
+
+    def _report_suppressed(self) -> None:
+        self.limited.report()
+        self._expect_suppressed()
+
+    def _expect_suppressed(self) -> None:
+        if self.limited.pending:
+            self._set_timer("suppressed", self.limited.seconds)
 
     def _write_cache(self) -> None:
         if self._listed and self._keeper.is_behind(self.view) and not self._keeper.write_beside(self.view):

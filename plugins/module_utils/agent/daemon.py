@@ -26,9 +26,10 @@ from .source.reflector import Batch, Reflector
 from .source.view import small
 from .surface.control import Ask, ControlServer
 from .surface.events import NORMAL, WARNING, EventPoster, node_reference
+from .surface.log import INFO
 from .surface.status import answer
-from .surface.surface import Surface
-from .sync.setup import changed_plans, make_family, node_differences
+from .surface.surface import RETRY_SECONDS
+from .sync.setup import look_again, node_differences
 
 LONGEST_WAIT_SECONDS = 3600.0
 LOCK_SECONDS = 30.0
@@ -72,6 +73,7 @@ class Agent(AgentCore):
             self._events.close()
         if self._listed:
             self._keeper.write_now(self.view)
+        self.limited.report(everything=True)
         self.log.info("stopped; what is programmed stays", syncs=self.syncer.syncs)
 
     # Both are looked up when they are called: a configuration that is read again replaces them.
@@ -157,6 +159,7 @@ class Agent(AgentCore):
             self._wait(self._delay())
             self._take_inbox()
             self._watchdog()
+            self._expect_suppressed()
             if self._reload:
                 self._reload = False
                 self._reload_configuration()
@@ -243,7 +246,6 @@ class Agent(AgentCore):
 
     def _rebuild(self) -> None:
         """Make all families anew: who the node is, or its configuration, has changed."""
-        self.surface.close_service_health()
         self.proxy = self._set_up()
         self.view.dirty |= set(self.view.state.services)
         self.schedule.request()
@@ -265,6 +267,8 @@ class Agent(AgentCore):
             "leftovers": self._clean_up_again,
             "addresses": self._refresh_addresses,
             "servers": self._open_servers,
+            "health ports": self._retry_health_ports,
+            "suppressed": self._report_suppressed,
             "gauges": self._refresh_gauges,
             "check": self._check_everything,
             "parameters": self._repair_parameters,
@@ -274,29 +278,20 @@ class Agent(AgentCore):
             tasks[name]()
 
     def _refresh_addresses(self) -> None:
-        """Addresses of the node, or ServiceCIDRs, may have changed: families whose settings differ are made anew."""
+        """Take up addresses of the node, or ServiceCIDRs, that came or went; only what they concern is programmed."""
         proxy = self.proxy
         if proxy is None:
             return
         try:
-            changed = changed_plans(proxy, self.view.state)
-            if not changed:
-                return
-            families = tuple(
-                make_family(proxy.configuration, proxy.view, changed[family.family], self._handles, family.context.zone)
-                if family.family in changed
-                else family
-                for family in proxy.families
-            )
+            self.proxy, settings = look_again(proxy, self.view.state)
         except ProxyError as error:
-            self.log.error("the node's addresses cannot be taken up", error=error)
+            self.limited.warning("addresses", "the node's addresses cannot be read, is tried again", error=error)
+            self._set_timer("addresses", RETRY_SECONDS)
             return
-        self.log.info("addresses or ServiceCIDRs changed", families=",".join(changed))
-        self.surface.close_service_health(tuple(changed))
-        self.proxy = proxy._replace(families=families)
-        self._forget_drift()
-        self.view.dirty |= set(self.view.state.services)
-        self.schedule.request()
+        changed = [item.family for item in proxy.families if item.follow(settings[item.family], self.view.state)]
+        if changed:
+            self.limited.write("changed", INFO, "addresses or ServiceCIDRs changed", families=",".join(changed))
+            self.schedule.request()
 
     def _reload_configuration(self) -> None:
         self.systemd.reloading()
@@ -333,13 +328,7 @@ class Agent(AgentCore):
         self._read_configuration = configuration
         self._configure_log(configuration)
         self.health.timeout = 2 * self.configuration.sync_period
-        if (before.healthz_bind_address, before.metrics_bind_address) != (
-            configuration.healthz_bind_address,
-            configuration.metrics_bind_address,
-        ):
-            self.surface.close()
-            self.surface = Surface(self.configuration, self.health, self.metrics)
-            self.syncer.surface = self.surface
-            self._open_servers()
+        self.surface.configure(configuration.with_mode(self.configuration.mode))
+        self._open_servers()
         self._ready_sent = False
         self.log.info("the configuration has changed and is in effect")

@@ -5,16 +5,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Tuple
+from typing import Dict, NamedTuple, Tuple
 
 from ..configuration.load import load, load_file
 from ..configuration.model import KubeProxyConfiguration
-from ..convergence.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
-from ..convergence.state_directory import control_socket
 
-DEFAULT_CONTROL = control_socket()
-#: In the agent's own directory; the one above it is root's.
-DEFAULT_CACHE = "/var/lib/kubenode-proxy/agent/cluster.json.gz"
+_NAMED_OTHERWISE = ("configuration", "ignore_findings")
 
 
 class AgentOptions(NamedTuple):
@@ -29,9 +25,9 @@ class AgentOptions(NamedTuple):
     node_name: str = ""
     mode: str = ""
     fallback: str = ""
-    state_directory: str = DEFAULT_STATE
-    cache: str = DEFAULT_CACHE
-    control: str = DEFAULT_CONTROL
+    state_directory: str = "/run/kubenode-proxy"
+    cache: str = "/var/lib/kubenode-proxy/cluster.json.gz"
+    control: str = "/run/kubenode-proxy/agent.sock"
     ignore_findings: Tuple[str, ...] = ()
     verbose: bool = False
     log_format: str = ""
@@ -42,3 +38,13 @@ def read_configuration(options: AgentOptions) -> Tuple[KubeProxyConfiguration, T
     mode = options.mode if options.mode != "auto" else ""
     loaded = load_file(options.configuration, mode) if options.configuration else load({}, mode)
     return loaded.configuration, loaded.warnings
+
+
+def command_line_flags(options: AgentOptions) -> Dict[str, str]:
+    """Return the options of ``kubenode-proxy run`` by name, with the values in effect."""
+    flags = {
+        "config": options.configuration,
+        "ignore": ",".join(options.ignore_findings),
+        **{name: str(getattr(options, name)) for name in AgentOptions._fields if name not in _NAMED_OTHERWISE},
+    }
+    return {name.replace("_", "-"): value for name, value in flags.items()}

@@ -16,12 +16,10 @@ import os
 import sys
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, TextIO
 
-from ..agent.options import DEFAULT_CACHE, DEFAULT_CONTROL
 from ..convergence.history.store import DEFAULT_DIRECTORY as DEFAULT_HISTORY
-from ..convergence.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..errors import ProxyError
 from . import commands, completion, history_commands
-from .commands import FAILED, USAGE, Outcome
+from .commands import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_STATE, FAILED, USAGE, Outcome
 
 CONFIGURATION_PATHS = ("/etc/kubenode-proxy/config.yaml",)
 _VARIABLES = "KUBENODE_PROXY_"
@@ -91,7 +89,7 @@ def _add_history_option(parser: argparse.ArgumentParser) -> None:
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = _Parser(prog="kubenode-proxy", description="Serve Kubernetes Services on this node without kube-proxy.")
-    parser.add_argument("--version", action="store_true", help="show the engine's identity")
+    parser.add_argument("--version", action="store_true", help="show the collection's version and the engine's hash")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
 
     def command(name: str, text: str) -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ import zipfile
 from typing import Mapping, NamedTuple
 
 from ..errors import ConfigurationError
-from .identity import VERSION_FILE, content_hash, source_files
+from .identity import VERSION_FILE, Identity, source_files, source_identity
 
 PACKAGE = "kubenode_proxy"
 DEFAULT_INTERPRETER = "/usr/bin/python3"
@@ -35,9 +35,9 @@ sys.exit(main(sys.argv[1:]))
 
 
 class Archive(NamedTuple):
-    """A packed engine: the hash of its source (its version) and the bytes of the zip application."""
+    """A packed engine: which one it is, and the bytes of the zip application."""
 
-    version: str
+    identity: Identity
     content: bytes
 
 
@@ -81,5 +81,5 @@ def pack(directory: str, interpreter: str = DEFAULT_INTERPRETER) -> Archive:
     """Pack the engine whose top package is the directory. Raises ConfigurationError."""
     first_line = interpreter_line(interpreter)
     files = source_files(directory)
-    version = content_hash(files)
-    return Archive(version, zip_application({**files, VERSION_FILE: f"{version}\n".encode()}, _MAIN, first_line))
+    packed = source_identity(directory)
+    return Archive(packed, zip_application({**files, VERSION_FILE: f"{packed.record}\n".encode()}, _MAIN, first_line))

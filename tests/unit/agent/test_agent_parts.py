@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.inbox import Inbox
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView, small
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.events import (
@@ -20,8 +21,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.event
     node_reference,
     service_reference,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.servers import HttpServer
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http_connections import raise_open_files
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import WARNING, LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surface import parse_address
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.systemd import Systemd
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.syncer import cold_batches
@@ -68,6 +69,42 @@ def test_log_lines_in_json_and_without_line_breaks():
     stream = io.StringIO()
     Log(stream).warning("two\nlines", value="a\nb\x1b[1m")
     assert stream.getvalue() == 'level=warning msg="two lines" value="a b?[1m"\n'
+
+
+def test_lines_that_others_can_cause_are_few_and_the_others_are_counted():
+    now = [100.0]
+    stream = io.StringIO()
+    limited = LimitedLog(Log(stream), burst=2, seconds=60.0, clock=lambda: now[0])
+    written = [limited.warning("a", "repaired", number=number) for number in range(800)]
+    assert written == [True, True] + [False] * 798
+    assert limited.once("b", WARNING, "other") and not limited.once("b", WARNING, "other")
+    assert limited.pending
+    limited.report()
+    assert len(stream.getvalue().splitlines()) == 3
+    now[0] += 60.0
+    assert not limited.warning("a", "repaired", number=800), "until the count is written the key stays limited"
+    limited.report()
+    assert stream.getvalue().splitlines()[3:] == [
+        "level=warning msg=repaired suppressed=799 seconds=60",
+        "level=warning msg=other suppressed=1 seconds=60",
+    ]
+    assert not limited.pending and limited.warning("a", "repaired") and limited.warning("b", "other")
+    now[0] += 60.0
+    limited.report()
+    assert len(stream.getvalue().splitlines()) == 7, "nothing suppressed, nothing to say"
+    limited.warning("a", "repaired")
+    limited.warning("a", "repaired")
+    limited.warning("a", "repaired")
+    limited.report(everything=True)
+    assert stream.getvalue().splitlines()[-1] == "level=warning msg=repaired suppressed=1 seconds=60"
+
+
+def test_keys_of_limited_lines_are_bounded():
+    limited = LimitedLog(Log(io.StringIO()), burst=1)
+    for number in range(5000):
+        limited.warning(number, "text")
+        limited.warning(number, "text")
+    assert len(limited._keys) <= 1000
 
 
 @pytest.mark.parametrize("abstract", [False, True])
@@ -160,14 +197,25 @@ def test_addresses_to_listen_on(text, expected):
     assert parse_address(text) == expected
 
 
-def test_a_server_closes_at_once_and_frees_its_port():
-    taken = []
-    for _round in range(5):
-        server = HttpServer("127.0.0.1", 0, lambda _path: None)
+def test_the_inbox_waits_for_any_descriptor():
+    assert raise_open_files() > 1200
+    inbox = Inbox()
+    held = []
+    try:
+        while not held or held[-1].fileno() < 1100:
+            held.append(socket.socket())
+        reader, writer = socket.socketpair()
+        held += [reader, writer]
+        assert reader.fileno() >= 1024
         started = time.monotonic()
-        server.close()
-        taken.append(time.monotonic() - started)
-        with socket.socket() as sock:
-            assert sock.connect_ex(("127.0.0.1", server.port)) != 0
-    # The best of them: others may have waited for a processor.
-    assert min(taken) < 0.5
+        inbox.wait([reader.fileno()], 0.05)
+        assert 0.04 < time.monotonic() - started < 20.0
+        writer.send(b"x")
+        started = time.monotonic()
+        inbox.wait([reader.fileno()], 60.0)
+        inbox.deliver("item")
+        inbox.wait([], 60.0)
+        assert time.monotonic() - started < 30.0 and list(inbox.items()) == ["item"]
+    finally:
+        for item in held:
+            item.close()

@@ -11,7 +11,6 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import (
     ProxyHealth,
-    local_ready_endpoints,
     service_health_answer,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName, Node
@@ -115,10 +114,3 @@ def test_service_health(count, proxy, code):
         '{\n\t"service": {\n\t\t"namespace": "ns",\n\t\t"name": "svc"\n\t},\n'
         f'\t"localEndpoints": {count},\n\t"serviceProxyHealthy": {flag}\n}}'
     )
-
-
-def test_local_ready_endpoints_counts_distinct_addresses():
-    service = NamespacedName("ns", "svc")
-    here = ("10.0.0.1", True, True)
-    endpoints = (here, here, ("10.0.0.2", True, False), ("10.0.0.3", False, True))
-    assert local_ready_endpoints({service: endpoints}) == {service: 1}

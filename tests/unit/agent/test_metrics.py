@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import urllib.error
 import urllib.request
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surface import Address, Surface
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
@@ -80,7 +82,7 @@ def fetch(port, path, method="GET"):
 
 def test_service_levels_are_counted_and_reset():
     metrics = Metrics()
-    surface = Surface(load({}).configuration, ProxyHealth(60.0), metrics)
+    surface = Surface(load({}).configuration, ProxyHealth(60.0), metrics, LimitedLog(Log(io.StringIO())))
     listener = surface.listeners[1]
     listener.address = Address("127.0.0.1", 0)
     try:
@@ -95,7 +97,7 @@ def test_service_levels_are_counted_and_reset():
         assert 'kubernetes_healthchecks_total{name="proxy",status="success",type="livez"} 2.0' in text
         assert fetch(port, "/metrics/slis", "DELETE") == (200, "metrics reset\n")
         assert fetch(port, "/metrics/slis") == (200, "")
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+        with pytest.raises(urllib.error.HTTPError, match="405"):
             fetch(port, "/metrics", "DELETE")
     finally:
         surface.close()

@@ -11,7 +11,7 @@ import io
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift import parameters
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.syncer import Syncer
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import sysctls as node_sysctls
@@ -84,7 +84,7 @@ def test_read_only_ones_are_left_out(kernel):
 
 def test_repairs_are_counted_and_a_refusal_is_logged_once(kernel, tmp_path, monkeypatch):
     stream, metrics = io.StringIO(), Metrics()
-    syncer = Syncer(None, None, metrics, None, Log(stream))
+    syncer = Syncer(None, None, metrics, None, Log(stream), LimitedLog(Log(stream)))
     kernel(CLOSE_WAIT).write_text("60\n")
     syncer.repair_parameters(WANTED)
     assert syncer.drift_repaired == 1 and f"{CLOSE_WAIT} from 60 to 3600" in stream.getvalue()

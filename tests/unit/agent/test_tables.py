@@ -190,11 +190,11 @@ def test_summaries_count_what_gauges_and_conntrack_need():
     assert summaries.put(service, routes_for_service(state, service, CONTEXT)) is False
     assert (summaries.totals.no_local_internal, summaries.totals.no_local_external) == (1, 1)
     assert summaries.health_ports == {service: 32001}
-    assert summaries.local_ready(service) == 0
+    assert summaries.health_counts == {service: 0}
     slice_["endpoints"].append({"addresses": ["10.244.1.8"], "nodeName": "node1", "conditions": {"ready": True}})
     state.upsert(slice_)
     assert summaries.put(service, routes_for_service(state, service, CONTEXT)) is True
-    assert summaries.local_ready(service) == 1
+    assert summaries.health_counts == {service: 1}
     assert (summaries.totals.no_local_internal, summaries.totals.endpoints) == (0, 2)
     assert summaries.put(service, ()) is False
-    assert summaries.totals == Summaries().totals and summaries.health_ports == {}
+    assert summaries.totals == Summaries().totals and summaries.health_ports == {} == summaries.health_counts

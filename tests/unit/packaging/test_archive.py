@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def test_same_source_gives_same_bytes_whatever_times_and_caches(tmp_path):
     (second / "notes.txt").write_text("not shipped")
     assert archive.pack(str(first)) == archive.pack(str(second))
     (second / "errors.py").write_text((second / "errors.py").read_text() + "\n")
-    assert archive.pack(str(first)).version != archive.pack(str(second)).version
+    assert archive.pack(str(first)).identity != archive.pack(str(second)).identity
 
 
 def test_interpreter_changes_the_first_line_and_not_the_version(tmp_path):
@@ -50,7 +51,7 @@ def test_interpreter_changes_the_first_line_and_not_the_version(tmp_path):
     usual, other = archive.pack(source), archive.pack(source, "/opt/python/bin/python3.9")
     assert usual.content.startswith(b"#!/usr/bin/python3\n")
     assert other.content.startswith(b"#!/opt/python/bin/python3.9\n")
-    assert usual.version == other.version
+    assert usual.identity == other.identity
 
 
 @pytest.mark.parametrize("interpreter", ["python3", "/usr/bin/env python3", "/a\nb", ""])
@@ -70,7 +71,7 @@ def test_archive_runs_by_itself_and_knows_its_hash(tmp_path):
     program.write_bytes(packed.content)
     program.chmod(0o755)
     done = subprocess.run([str(program), "a", "b"], capture_output=True, text=True, cwd="/", env={}, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (2, packed.version + "\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (2, packed.identity.engine + "\n", "")
 
 
 def test_libraries_beside_the_archive_come_first(tmp_path):
@@ -88,7 +89,7 @@ def test_whole_engine_without_what_needs_ansible():
     assert members == sorted(members)
     assert "kubenode_proxy/command/cli.py" in members and "kubenode_proxy/kernel/nftables/messages.py" in members
     assert not [name for name in members if "module_support" in name or "__pycache__" in name]
-    assert packed.version == identity.engine_hash() == archive.pack(str(SOURCE)).version
+    assert packed.identity == identity.identity() == archive.pack(str(SOURCE)).identity
     assert len(packed.content) < 2_000_000
 
 
@@ -110,6 +111,26 @@ def test_every_part_of_the_archive_can_be_imported(tmp_path):
 
 
 def test_installed_hash(tmp_path):
-    assert identity.installed_hash(str(tmp_path / "none")) is None
-    (tmp_path / "VERSION").write_text("abc\n")
-    assert identity.installed_hash(str(tmp_path / "VERSION")) == "abc"
+    assert identity.installed_identity(str(tmp_path / "none")) is None
+    found = identity.source_identity(str(SOURCE))
+    (tmp_path / "VERSION").write_text(f"{found.record}\n")
+    assert identity.installed_identity(str(tmp_path / "VERSION")) == found
+
+
+@pytest.mark.parametrize("text", ["", "abc", "0.1.0", "0.1.0+xyz", "0.1.0+12 3"])
+def test_what_names_no_engine_is_no_identity(tmp_path, text):
+    (tmp_path / "VERSION").write_text(text)
+    assert identity.installed_identity(str(tmp_path / "VERSION")) is None
+
+
+def test_identity_is_the_version_of_the_collection_with_the_hash_of_the_engine(tmp_path):
+    engine = small_engine(tmp_path / "plugins" / "module_utils")
+    assert identity.source_identity(str(engine)).version == identity.UNKNOWN_VERSION
+    (tmp_path / "galaxy.yml").write_text("namespace: a\nversion: 1.2.3\n")
+    found = identity.source_identity(str(engine))
+    assert found.text == f"1.2.3+{found.engine[:12]}" and len(found.engine) == 64
+    (tmp_path / "MANIFEST.json").write_text('{"collection_info": {"version": "1.2.4-rc1"}}')
+    assert identity.source_identity(str(engine)).text == f"1.2.4-rc1+{found.engine[:12]}"
+    assert identity.parse_record(found.record) == found
+    released = re.search(r"(?m)^version: (\S+)", (SOURCE.parents[1] / "galaxy.yml").read_text())
+    assert identity.identity().version == released.group(1)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import select
@@ -34,7 +35,11 @@ class Inbox:
 
     def wait(self, descriptors: Sequence[int], seconds: float) -> None:
         """Wait until something was delivered, a descriptor is readable, or the time is over."""
-        select.select([self._read, *descriptors], (), (), seconds)
+        # Not select(), which knows no descriptor above 1023: an agent has thousands of ports open.
+        waiting = select.poll()
+        for descriptor in (self._read, *descriptors):
+            waiting.register(descriptor, select.POLLIN)
+        waiting.poll(math.ceil(seconds * 1000))
         with contextlib.suppress(BlockingIOError):
             while len(os.read(self._read, 4096)) == 4096:
                 pass

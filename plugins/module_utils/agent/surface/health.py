@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Is this proxy healthy: the answers of /healthz and /livez, and of the Services' health check node ports.
 
-State and bodies only; the sockets are in ``servers``. Semantics, header and body formats are those of kube-proxy 1.36
-(KEP-3836 for the node's eligibility): a family is unhealthy when a change has been waiting for longer than the timeout;
-an agent to which nothing happens stays healthy.
+State and bodies only; the sockets are in ``http_server``. Semantics, header and body formats are those of kube-proxy
+1.36 (KEP-3836 for the node's eligibility): a family is unhealthy when a change has been waiting for longer than the
+timeout; an agent to which nothing happens stays healthy.
 """
 
 from __future__ import annotations
@@ -14,20 +14,13 @@ import datetime
 import json
 import threading
 import time
-from typing import Callable, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Optional
 
 from ...cluster.model import NamespacedName, Node
+from .http_message import Answer
 
 DELETION_TAINT = "ToBeDeletedByClusterAutoscaler"
 JSON_HEADERS = (("Content-Type", "application/json"), ("X-Content-Type-Options", "nosniff"))
-
-
-class Answer(NamedTuple):
-    """An HTTP answer: status code, headers, body."""
-
-    code: int
-    headers: Tuple[Tuple[str, str], ...]
-    body: bytes
 
 
 def timestamp(seconds: Optional[float]) -> str:
@@ -112,13 +105,3 @@ def service_health_answer(service: NamespacedName, local_endpoints: int, proxy_h
     headers = (*JSON_HEADERS, ("X-Load-Balancing-Endpoint-Weight", str(local_endpoints)))
     good = local_endpoints > 0 and proxy_healthy
     return Answer(200 if good else 503, headers, json.dumps(body, indent="\t").encode())
-
-
-def local_ready_endpoints(
-    endpoints_by_service: Mapping[NamespacedName, Tuple[Tuple[str, bool, bool], ...]],
-) -> Dict[NamespacedName, int]:
-    """Distinct addresses of ready, local endpoints per Service, from (ip, is_local, ready) triples of all its ports."""
-    return {
-        service: len({ip for ip, is_local, ready in endpoints if is_local and ready})
-        for service, endpoints in endpoints_by_service.items()
-    }

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from typing import Any, Callable, Dict, TextIO
+from typing import Any, Callable, Dict, Hashable, Mapping, TextIO
 
 from ...errors import one_line
 
 DEBUG, INFO, WARNING, ERROR = "debug", "info", "warning", "error"
+
+_MOST_KEYS = 1000
 
 #: Priorities of syslog, which the journal reads from the start of a line.
 _PRIORITY = {DEBUG: 7, INFO: 6, WARNING: 4, ERROR: 3}
@@ -77,3 +79,79 @@ class Log:
     def debug(self, message: str, **fields: Any) -> None:
         """Something for finding faults."""
         self.write(DEBUG, message, **fields)
+
+
+class LimitedLog:
+    """Writes lines that other programs can cause as often as they like: a few for each key, then only their number.
+
+    Of the lines with one key, the first ``burst`` within ``seconds`` are written; the others are counted, and
+    :meth:`report` writes one line that says how many there were. Safe to use from several threads.
+    """
+
+    def __init__(
+        self, log: Log, burst: int = 5, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.seconds = seconds
+        self._log = log
+        self._burst = burst
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._keys: Dict[Hashable, _Limited] = {}
+
+    def write(self, key: Hashable, level: str, message: str, **fields: Any) -> bool:
+        """Write one line, or count it; returns whether it was written."""
+        return self._write(self._burst, key, level, message, fields)
+
+    def once(self, key: Hashable, level: str, message: str, **fields: Any) -> bool:
+        """Write one line, which is long, if it is the first one with its key; else count it."""
+        return self._write(1, key, level, message, fields)
+
+    def _write(self, burst: int, key: Hashable, level: str, message: str, fields: Mapping[str, Any]) -> bool:
+        with self._lock:
+            now = self._clock()
+            known = self._keys.get(key)
+            if known is None or (now >= known.until and not known.suppressed):
+                if len(self._keys) >= _MOST_KEYS:
+                    self._forget(now)
+                known = self._keys[key] = _Limited(level, message, now + self.seconds)
+            known.lines += 1
+            if known.lines > burst:
+                known.suppressed += 1
+                return False
+        self._log.write(level, message, **fields)
+        return True
+
+    def warning(self, key: Hashable, message: str, **fields: Any) -> bool:
+        """See :meth:`write`."""
+        return self.write(key, WARNING, message, **fields)
+
+    def _forget(self, now: float) -> None:
+        """Make room: first the keys that nothing was suppressed of, else the oldest one."""
+        for key in [key for key, item in self._keys.items() if now >= item.until and not item.suppressed]:
+            del self._keys[key]
+        if len(self._keys) >= _MOST_KEYS:
+            del self._keys[next(iter(self._keys))]
+
+    @property
+    def pending(self) -> bool:
+        """Whether lines were suppressed that :meth:`report` has not counted yet."""
+        with self._lock:
+            return any(item.suppressed for item in self._keys.values())
+
+    def report(self, everything: bool = False) -> None:
+        """Write how many lines of each key were suppressed where its time is up, or of every key."""
+        with self._lock:
+            now = self._clock()
+            due = [key for key, item in self._keys.items() if item.suppressed and (everything or now >= item.until)]
+            found = [self._keys.pop(key) for key in due]
+        for item in found:
+            self._log.write(item.level, item.message, suppressed=item.suppressed, seconds=self.seconds)
+
+
+class _Limited:
+    def __init__(self, level: str, message: str, until: float) -> None:
+        self.level = level
+        self.message = message
+        self.until = until
+        self.lines = 0
+        self.suppressed = 0

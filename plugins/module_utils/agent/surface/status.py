@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict
 
 from ...convergence.explain import explain, explanation_document, parse_destination
 from ...errors import ProxyError
-from ...packaging.identity import engine_hash
+from ...packaging.identity import identity
 
 if TYPE_CHECKING:
     from ..daemon import Agent
@@ -32,7 +32,8 @@ def status_document(agent: Agent) -> Dict[str, Any]:
         }
     return {
         "agent": "running",
-        "version": engine_hash(),
+        "version": identity().text,
+        "engine": identity().engine,
         "node": agent.node_name,
         "mode": proxy.configuration.mode if proxy is not None else "",
         "modeReason": proxy.mode_reason if proxy is not None else "",

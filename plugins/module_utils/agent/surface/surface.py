@@ -1,28 +1,38 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent's HTTP endpoints: health, metrics, configuration, mode; and the Services' health check node ports."""
+"""What the agent serves over HTTP: health, metrics, configuration, mode, z-pages, and health check node ports."""
 
 from __future__ import annotations
 
 import json
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+import time
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ...addresses import IPV6
 from ...cluster.model import NamespacedName
 from ...configuration.document import to_mapping
 from ...configuration.model import KubeProxyConfiguration
 from ...errors import KernelError
+from ...packaging.identity import identity
+from ...rendering.ipvs.entries import is_link_local
+from ...rendering.settings import DataplaneSettings
 from ..sync.proxier import Proxier
-from .health import Answer, ProxyHealth
+from . import zpages
+from .health import ProxyHealth
+from .http_connections import DEFAULT_LIMITS, Limits
+from .http_message import Answer, HttpRequest, Responder
+from .http_server import HttpServer, OpenPort
+from .log import LimitedLog
 from .metrics import Metrics
-from .servers import HttpServer, Responder, ServiceHealthServers
+from .service_health import FailedPort, ServiceHealthPorts
 
 RETRY_SECONDS = 5.0
 
 _TEXT = (("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
 _METRICS = (("Content-Type", "text/plain; version=0.0.4; charset=utf-8"),)
 _JSON = (("Content-Type", "application/json"),)
+_NOT_RESETTABLE = Answer(405, _TEXT, b"only GET and HEAD are served here\n")
 
 
 class Address(NamedTuple):
@@ -41,33 +51,38 @@ def parse_address(text: str) -> Optional[Address]:
 
 
 class Listener:
-    """One server that is opened as soon as its address is free."""
+    """One of the agent's own ports, which is opened as soon as its address is free."""
 
-    def __init__(
-        self, name: str, address: Optional[Address], respond: Responder, delete: Responder = lambda _path: None
-    ) -> None:
+    def __init__(self, name: str, server: HttpServer, address: Optional[Address], respond: Responder) -> None:
         self.name = name
         self.address = address
         self.failure = ""
+        self._server = server
         self._respond = respond
-        self._delete = delete
-        self._server: Optional[HttpServer] = None
+        self._open: Optional[OpenPort] = None
 
     @property
     def pending(self) -> bool:
         """Whether it should be open and is not."""
-        return self.address is not None and self._server is None
+        return self.address is not None and self._open is None
 
     @property
     def port(self) -> int:
         """The port on which it is open; 0 if it is not."""
-        return 0 if self._server is None else self._server.port
+        return 0 if self._open is None else self._open.port
+
+    def move(self, address: Optional[Address]) -> None:
+        """Listen elsewhere; nothing is closed if that is where it listens already."""
+        if address != self.address:
+            self.close()
+            self.address = address
+            self.failure = ""
 
     def open(self) -> bool:
         """Try to open it; returns whether it is open or not wanted. ``failure`` says why not."""
-        if self.pending and self.address is not None:
+        if self._open is None and self.address is not None:
             try:
-                self._server = HttpServer(self.address.host, self.address.port, self._respond, delete=self._delete)
+                self._open = self._server.open(*self.address, self._respond, both_families=True)
                 self.failure = ""
             except KernelError as error:
                 self.failure = str(error)
@@ -75,25 +90,61 @@ class Listener:
 
     def close(self) -> None:
         """Stop listening."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._open is not None:
+            self._open.close()
+            self._open = None
 
 
 class Surface:
-    """The servers of one agent. ``configuration`` is the one in effect and may be replaced."""
+    """Everything that one agent serves over HTTP, by one thread.
 
-    def __init__(self, configuration: KubeProxyConfiguration, health: ProxyHealth, metrics: Metrics) -> None:
-        self.configuration = configuration
+    ``log`` takes what clients cause. ``flags``: the options of the command line, for /flagz. ``started``: when the
+    agent was started, in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        configuration: KubeProxyConfiguration,
+        health: ProxyHealth,
+        metrics: Metrics,
+        log: LimitedLog,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        flags: Optional[Mapping[str, str]] = None,
+        started: Optional[float] = None,
+    ) -> None:
         self.health = health
+        self.server = HttpServer(log, limits)
+        self._configuration = configuration
         self._metrics = metrics
+        self._flags = dict(flags or {})
+        self._started = time.time() if started is None else started
+        healthz, metrics_address = _own_addresses(configuration)
         self.listeners = [
-            Listener("healthz", parse_address(configuration.healthz_bind_address), self._health_answer),
-            Listener("metrics", parse_address(configuration.metrics_bind_address), self._metrics_answer, self._reset),
+            Listener("healthz", self.server, healthz, self._health_answer),
+            Listener("metrics", self.server, metrics_address, self._metrics_answer),
         ]
-        self._service_health: Dict[str, ServiceHealthServers] = {}
+        self._pages: Dict[str, Callable[[HttpRequest], Answer]] = {
+            "/metrics": lambda _request: Answer(200, _METRICS, self._metrics.text()),
+            "/metrics/slis": self._service_levels,
+            "/healthz": lambda _request: Answer(200, _TEXT, b"ok"),
+            "/healthz/ping": lambda _request: Answer(200, _TEXT, b"ok"),
+            "/proxyMode": lambda _request: Answer(200, _TEXT, self._configuration.mode.encode()),
+            "/configz": self._configz,
+            "/version": lambda _request: zpages.version_answer(identity()),
+            "/flagz": lambda request: zpages.flagz(request.accept, self._flags),
+            "/statusz": self._statusz,
+        }
+        self._service_health: Dict[str, ServiceHealthPorts] = {}
 
-    def _health_answer(self, path: str) -> Optional[Answer]:
+    def configure(self, configuration: KubeProxyConfiguration) -> None:
+        """Take the configuration in effect; a port whose address stays is not closed."""
+        self._configuration = configuration
+        for listener, address in zip(self.listeners, _own_addresses(configuration)):
+            listener.move(address)
+
+    def _health_answer(self, request: HttpRequest) -> Optional[Answer]:
+        path = request.path
         if path not in ("/healthz", "/livez"):
             return None
         answer = self.health.answer(with_eligibility=path == "/healthz")
@@ -102,51 +153,68 @@ class Surface:
         self._metrics.observe_health(path[1:], answer.code == 200)
         return answer
 
-    def _reset(self, path: str) -> Optional[Answer]:
-        if path != "/metrics/slis":
+    def _metrics_answer(self, request: HttpRequest) -> Optional[Answer]:
+        page = self._pages.get(request.path)
+        if page is None or not self._is_on(request.path):
             return None
-        self._metrics.reset_slis()
-        return Answer(200, _TEXT, b"metrics reset\n")
+        if request.method == "DELETE" and request.path != "/metrics/slis":
+            return _NOT_RESETTABLE
+        return page(request)
 
-    def _metrics_answer(self, path: str) -> Optional[Answer]:
-        if path == "/metrics":
-            return Answer(200, _METRICS, self._metrics.text())
-        if path == "/metrics/slis":
-            return Answer(200, _METRICS, self._metrics.text(slis=True))
-        if path in ("/healthz", "/healthz/ping"):
-            return Answer(200, _TEXT, b"ok")
-        if path == "/proxyMode":
-            return Answer(200, _TEXT, self.configuration.mode.encode())
-        if path == "/configz":
-            document = {"kubeproxy.config.k8s.io": to_mapping(self.configuration)}
-            return Answer(200, _JSON, json.dumps(document).encode())
-        return None
+    def _is_on(self, path: str) -> bool:
+        gates = {"/flagz": "ComponentFlagz", "/statusz": "ComponentStatusz"}
+        return path not in gates or self._configuration.gate(gates[path])
 
-    def sync_service_health(self, family: Proxier) -> List[Tuple[NamespacedName, str]]:
-        """Open, close and update the health check node ports of a family; returns (Service, reason) of failures."""
-        servers = self._service_health.get(family.family)
-        if servers is None:
-            servers = ServiceHealthServers(health_addresses(family), self.health)
-            self._service_health[family.family] = servers
-        ports = family.summaries.health_ports
-        return servers.sync(dict(ports), {service: family.summaries.local_ready(service) for service in ports})
+    def _service_levels(self, request: HttpRequest) -> Answer:
+        if request.method == "DELETE":
+            self._metrics.reset_slis()
+            return Answer(200, _TEXT, b"metrics reset\n")
+        return Answer(200, _METRICS, self._metrics.text(slis=True))
 
-    def close_service_health(self, families: Sequence[str] = ()) -> None:
-        """Close the health check node ports, of some families or of all."""
-        for family in families or list(self._service_health):
-            servers = self._service_health.pop(family, None)
-            if servers is not None:
-                servers.close()
+    def _configz(self, _request: HttpRequest) -> Answer:
+        document = {"kubeproxy.config.k8s.io": to_mapping(self._configuration)}
+        return Answer(200, _JSON, json.dumps(document).encode())
+
+    def _statusz(self, request: HttpRequest) -> Answer:
+        listed = [path for path in self._pages if self._is_on(path)]
+        return zpages.statusz(request.accept, identity(), self._started, listed, time.time())
+
+    def sync_service_health(self, family: Proxier) -> List[FailedPort]:
+        """Open, close and update the health check node ports of a family; returns failures that are new."""
+        ports = self._service_health.get(family.family)
+        if ports is None:
+            ports = self._service_health[family.family] = ServiceHealthPorts(self.server, self.health)
+        summaries = family.summaries
+        return ports.sync(health_addresses(family.settings), summaries.health_ports, summaries.health_counts)
+
+    def retry_service_health(self) -> List[FailedPort]:
+        """Try again to open what could not be opened; returns failures that are new."""
+        return [failure for ports in self._service_health.values() if ports.failed for failure in ports.retry()]
+
+    @property
+    def failed_services(self) -> Dict[NamespacedName, str]:
+        """Services whose health check node port is not open on every address, and why."""
+        return {service: text for ports in self._service_health.values() for service, text in ports.failed.items()}
+
+    def keep_families(self, families: Sequence[str]) -> None:
+        """Close the health check node ports of all other families."""
+        for family in [name for name in self._service_health if name not in families]:
+            self._service_health.pop(family).close()
 
     def close(self) -> None:
-        """Close everything."""
-        for listener in self.listeners:
-            listener.close()
-        self.close_service_health()
+        """Close everything; nothing can be opened again."""
+        self.server.stop()
 
 
-def health_addresses(family: Proxier) -> Tuple[str, ...]:
-    """Where health check node ports of a family listen: everywhere, or on the addresses that serve node ports."""
-    if not family.settings.node_port_cidrs:
-        return ("::",) if family.family == IPV6 else ("0.0.0.0",)
-    return family.settings.node_port_addresses
+def _own_addresses(configuration: KubeProxyConfiguration) -> Tuple[Optional[Address], Optional[Address]]:
+    return parse_address(configuration.healthz_bind_address), parse_address(configuration.metrics_bind_address)
+
+
+def health_addresses(settings: DataplaneSettings) -> Tuple[str, ...]:
+    """Where health check node ports of a family listen: everywhere, or on the addresses that serve node ports.
+
+    Link-local IPv6 addresses are left out: they cannot be listened on without naming an interface.
+    """
+    if not settings.node_port_cidrs:
+        return ("::",) if settings.family == IPV6 else ("0.0.0.0",)
+    return tuple(address for address in settings.node_port_addresses if not is_link_local(address))

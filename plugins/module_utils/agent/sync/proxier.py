@@ -13,9 +13,9 @@ import time
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Set, Tuple
 
 from ...addresses import parse_network
-from ...cluster.model import NamespacedName
+from ...cluster.model import NamespacedName, Service
 from ...cluster.state import ClusterState
-from ...configuration.model import KubeProxyConfiguration
+from ...configuration.model import IPVS, KubeProxyConfiguration
 from ...convergence.handles import KernelHandles
 from ...convergence.stages import FamilyPlan, own_stages
 from ...kernel.conntrack import ConntrackSocket, delete_stale_udp
@@ -26,7 +26,9 @@ from ...kernel.nftables.resource import NftablesResource
 from ...kernel.xtables.chains import ChainsResource
 from ...rendering.ipvs import model as ipvs
 from ...rendering.ipvs.draining import in_networks
+from ...rendering.ipvs.entries import is_node_address
 from ...rendering.nftables.objects import RESOURCE
+from ...rendering.settings import DataplaneSettings
 from ...resources import Change, PlannedChange, Resource, Stage, apply_plan, plan
 from ...serviceports.table import RoutingContext, routes_for_service
 from .summaries import Summaries
@@ -48,6 +50,27 @@ _SERVICES_BETWEEN_PROGRESS = 500
 def table_of(resource: Resource[Any, Any]) -> str:
     """The name of the desired table that a resource holds; empty for one that never changes (the dummy device)."""
     return next((name for kind, name in _TABLE_OF if isinstance(resource, kind)), "")
+
+
+def settings_in_use(settings: DataplaneSettings, mode: str) -> DataplaneSettings:
+    """Return the settings with nothing in them that the mode does not use, for comparison.
+
+    Addresses count as a set. Which interface has one does not matter, link-local ones are no addresses of the node, and
+    where node ports answer on all addresses no list of them is used but by ipvs mode.
+    """
+    owned = {address for _interface, address in settings.node_addresses if is_node_address(address)}
+    chosen = settings.node_port_addresses if settings.node_port_cidrs else ()
+    return settings._replace(
+        node_addresses=tuple(("", address) for address in sorted(owned)) if mode == IPVS else (),
+        node_port_addresses=tuple(sorted(set(chosen))),
+    )
+
+
+def _is_external(service: Service) -> bool:
+    """Whether a Service can be reached by addresses of the node, or by addresses that may be the node's as well."""
+    return bool(
+        service.external_ips or service.load_balancer_ips or any(port.node_port for port in service.ports)
+    )
 
 
 class SyncResult(NamedTuple):
@@ -89,6 +112,7 @@ class Proxier:
     ) -> None:
         self.family = empty_plan.family
         self.context = context
+        self.mode = configuration.mode
         self.settings = empty_plan.settings
         self.variant = empty_plan.variant
         self.needs_full = True
@@ -109,6 +133,19 @@ class Proxier:
         if self.tables.stale:
             self.tables.settle()
             self._put(state, state.services)
+
+    def follow(self, settings: DataplaneSettings, state: ClusterState) -> bool:
+        """Take settings whose addresses or ServiceCIDRs may be others; return whether this changed desired tables.
+
+        Only what depends on them is worked out again, and the next sync applies the difference. The kernel is not
+        touched.
+        """
+        before, self.settings = self.settings, settings
+        if settings_in_use(before, self.mode) == settings_in_use(settings, self.mode):
+            return False
+        if self.tables.follow(settings):
+            self._put(state, [name for name, service in state.services.items() if _is_external(service)])
+        return True
 
     def _put(self, state: ClusterState, services: Iterable[NamespacedName]) -> None:
         for number, service in enumerate(services):

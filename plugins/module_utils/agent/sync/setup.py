@@ -24,6 +24,7 @@ from ...kernel.xtables.nfacct import make_nfacct_counters, usable_nfacct_counter
 from ...rendering.build_settings import routing_context
 from ...rendering.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
 from ...rendering.ipvs.model import DEVICE
+from ...rendering.settings import DataplaneSettings
 from ...resources import Progress, apply_plan, plan
 from .proxier import Proxier
 
@@ -106,19 +107,17 @@ def remove_leftovers(proxy: NodeProxy, progress: Progress) -> Leftovers:
     )
 
 
-def changed_plans(proxy: NodeProxy, cluster: ClusterState) -> Dict[str, FamilyPlan]:
-    """The plans of families whose settings differ from those in effect, because addresses of the node changed.
+def look_again(proxy: NodeProxy, cluster: ClusterState) -> Tuple[NodeProxy, Dict[str, DataplaneSettings]]:
+    """Return the node with the addresses that it has now, and the settings that follow for each family.
 
     Raises ConfigurationError, KernelError.
     """
     addresses = tuple((item.interface, item.address) for item in interface_addresses() if item.interface != DEVICE)
     view = proxy.view._replace(addresses=addresses)
-    found = {}
-    for family in proxy.families:
-        item = _empty_plan(cluster, proxy.configuration, view, family.family)
-        if item.settings != family.settings:
-            found[family.family] = item
-    return found
+    settings = {
+        family.family: family_settings(cluster, proxy.configuration, view, family.family) for family in proxy.families
+    }
+    return proxy._replace(view=view), settings
 
 
 def node_differences(before: Optional[Node], now: Node) -> List[str]:

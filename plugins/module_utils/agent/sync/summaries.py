@@ -61,7 +61,9 @@ class Summaries:
     def __init__(self) -> None:
         self._services: Dict[NamespacedName, ServiceSummary] = {}
         self.totals = ServiceSummary(0, 0, 0, 0, 0, 0, 0)
+        #: Health check node ports by Service, and how many ready endpoints each of these Services has on this node.
         self.health_ports: Dict[NamespacedName, int] = {}
+        self.health_counts: Dict[NamespacedName, int] = {}
 
     def __len__(self) -> int:
         return len(self._services)
@@ -74,8 +76,10 @@ class Summaries:
             self._services[service] = now
         if now is not None and now.health_check_node_port:
             self.health_ports[service] = now.health_check_node_port
+            self.health_counts[service] = now.local_ready
         else:
             self.health_ports.pop(service, None)
+            self.health_counts.pop(service, None)
         self._count(before, -1)
         self._count(now, 1)
         return now is not None and bool(now.udp) and (before is None or before.udp != now.udp)
@@ -92,8 +96,3 @@ class Summaries:
                 0,
                 0,
             )
-
-    def local_ready(self, service: NamespacedName) -> int:
-        """Distinct addresses of ready endpoints of the Service on this node."""
-        summary = self._services.get(service)
-        return 0 if summary is None else summary.local_ready

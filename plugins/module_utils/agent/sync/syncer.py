@@ -19,8 +19,9 @@ from ..drift.attribution import attributed
 from ..drift.parameters import repair_parameters
 from ..source.view import ClusterView
 from ..surface.health import ProxyHealth
-from ..surface.log import Log
+from ..surface.log import LimitedLog, Log
 from ..surface.metrics import Metrics
+from ..surface.service_health import FailedPort
 from ..surface.surface import Surface
 from .proxier import Proxier, SyncResult
 from .setup import NodeProxy
@@ -37,21 +38,14 @@ _COLD_BATCH = {IPTABLES: 1 << 30, IPVS: 1000, NFTABLES: 1000}
 FULL, PARTIAL, COLD = "full", "partial", "cold"
 
 
-class FailedService(NamedTuple):
-    """A Service whose health check node port cannot be served, and why."""
-
-    service: NamespacedName
-    reason: str
-
-
 class Outcome(NamedTuple):
-    """What syncing all families led to: did all succeed, Services whose health port failed, entries changed.
+    """What syncing all families led to: did all succeed, health check node ports that failed now, entries changed.
 
     ``observed``: every family was compared with the kernel as a whole.
     """
 
     succeeded: bool
-    failed_services: List[FailedService]
+    failed_services: List[FailedPort]
     changes: int
     observed: bool
 
@@ -77,7 +71,15 @@ class Syncer:
     ``last_error`` is empty after a sync that succeeded.
     """
 
-    def __init__(self, view: ClusterView, health: ProxyHealth, metrics: Metrics, surface: Surface, log: Log) -> None:
+    def __init__(
+        self,
+        view: ClusterView,
+        health: ProxyHealth,
+        metrics: Metrics,
+        surface: Surface,
+        log: Log,
+        limited: LimitedLog,
+    ) -> None:
         self.view = view
         self.suspects: Dict[str, str] = {}
         self.last_error = ""
@@ -87,6 +89,7 @@ class Syncer:
         self._metrics = metrics
         self.surface = surface
         self._log = log
+        self._limited = limited
         self._longest = 0.0
         self._filling: Dict[str, float] = {}
         # Families whose repair failed, because others went on changing things in the middle of it; and what told of it.
@@ -135,7 +138,7 @@ class Syncer:
         """Route what is dirty anew and bring every family's tables into the kernel."""
         dirty = self.view.take_dirty()
         succeeded = True
-        failed: List[FailedService] = []
+        failed: List[FailedPort] = []
         changes = 0
         suspects, self.suspects = self.suspects, {}
         observed = all(family.needs_full or family.family in suspects for family in proxy.families)
@@ -152,7 +155,7 @@ class Syncer:
                 self._count_failure(proxy, family, kind, error)
                 self._family_failed(family, str(error))
                 continue
-            failed += [FailedService(*item) for item in self.surface.sync_service_health(family)]
+            failed += self.surface.sync_service_health(family)
         self._finish(proxy, succeeded)
         return Outcome(succeeded, failed, changes, observed and succeeded)
 
@@ -203,8 +206,9 @@ class Syncer:
         for name, number in result.by_resource.items():
             self._metrics.drift_repaired.labels(name).inc(number)
         if count:
-            self._log.warning(
-                "repaired external changes",
+            self._limited.warning(
+                ("repair", family.family),
+                "repaired what somebody else changed",
                 family=family.family,
                 noticed_by=suspicion,
                 **attributed(result.changes),

@@ -91,6 +91,19 @@ class DesiredTables:
         """Follow the setting that ``stale`` tells about; every Service has to be put again afterwards."""
         self.stale = False
 
+    def follow(self, settings: DataplaneSettings) -> bool:
+        """Take settings with other addresses of the node or ServiceCIDRs.
+
+        Returns whether Services that can be reached by addresses of the node have to be put again.
+        """
+        self.settings = settings
+        self._put_static()
+        return False
+
+    def _put_static(self) -> None:
+        """Contribute what is there without any Service."""
+        raise KeyError(_STATIC)
+
     def take_changes(self) -> Changes:
         """What changed in the desired tables since the last call, by table."""
         self._derive(self._merged.journal)
@@ -137,10 +150,13 @@ class IptablesTables(DesiredTables):
         self._comments = True
         self._endpoints = 0
         self._endpoints_of: Dict[NamespacedName, int] = {}
-        self._merged.replace(_STATIC, list(iptables.static_entries(settings)))
-        for key, value in iptables.static_table(settings).items():
-            self._merged.put(IPTABLES_CHAINS, key, value)
+        self._put_static()
         self._derive(self._merged.journal)
+
+    def _put_static(self) -> None:
+        self._merged.replace(_STATIC, list(iptables.static_entries(self.settings)))
+        for key, value in iptables.static_table(self.settings).items():
+            self._merged.put(IPTABLES_CHAINS, key, value)
 
     def put(self, service: NamespacedName, routes: Sequence[ServicePortRoute]) -> None:
         """See the base class. Above a number of endpoints all rules are written without some of their comments."""
@@ -188,8 +204,17 @@ class IpvsTables(DesiredTables):
         self._facts = node_facts(settings)
         self._plain_name = {actual: name for name, actual in NAMES[settings.family].items()}
         self._elements: Dict[str, int] = dict.fromkeys(self._plain_name.values(), 0)
-        self._merged.replace(_STATIC, ipvs_static(settings))
+        self._put_static()
+
+    def _put_static(self) -> None:
+        self._merged.replace(_STATIC, ipvs_static(self.settings))
         self._set_chains()
+
+    def follow(self, settings: DataplaneSettings) -> bool:
+        """See the base class. Virtual servers of node ports are made for each address of the node."""
+        super().follow(settings)
+        self._facts = node_facts(settings)
+        return True
 
     def _entries(self, route: ServicePortRoute) -> List[Entry]:
         return ipvs_entries(route, self._facts)
@@ -219,7 +244,10 @@ class NftablesTables(DesiredTables):
 
     def __init__(self, settings: DataplaneSettings) -> None:
         super().__init__(settings, (RESOURCE,))
-        self._merged.replace(_STATIC, list(nftables_static(settings)))
+        self._put_static()
+
+    def _put_static(self) -> None:
+        self._merged.replace(_STATIC, list(nftables_static(self.settings)))
 
     def _entries(self, route: ServicePortRoute) -> List[Entry]:
         return list(nftables_entries(route, self.settings))

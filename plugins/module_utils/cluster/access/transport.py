@@ -176,7 +176,9 @@ class Transport:
         if self._connection is None or self._socket is None or self._answer is None or not self._answer.reusable:
             return None
         try:
-            readable, _writable, _failed = select.select([self._socket], [], [], 0)
+            waiting = select.poll()
+            waiting.register(self._socket, select.POLLIN)
+            readable = waiting.poll(0)
         except (OSError, ValueError):
             return None
         return None if readable else self._connection

@@ -30,8 +30,6 @@ TITLES: Dict[str, str] = {
     WARNED: "Warnings",
     DIFFERS: "Differs from the rest",
 }
-# Of a hash that many characters are shown to people; no mode has as many.
-ENGINE_DIGITS = 12
 ERROR, WARNING, NOTICE = "error", "warning", "notice"
 SEVERITIES: Dict[str, str] = {
     UNREACHABLE: ERROR,
@@ -48,7 +46,8 @@ SEVERITIES: Dict[str, str] = {
 class About(NamedTuple):
     """What the report is about: ``generated`` in seconds since 1970, and the collection that made it.
 
-    ``engine``: hash of the collection's engine. ``stale_after``: seconds after which a last sync is long ago.
+    ``engine``: the collection's version with the hash of its engine, as nodes report theirs. ``stale_after``: seconds
+    after which a last sync is long ago.
     """
 
     generated: float
@@ -106,7 +105,7 @@ def duration(seconds: float) -> str:
 
 
 def running_engine(node: Node) -> str:
-    """Hash of the engine that the node's agent runs, else of the one that is installed."""
+    """Return the version of the engine that the node's agent runs, else of the one that is installed."""
     return (node.agent.version if node.agent is not None else "") or node.engine
 
 
@@ -160,9 +159,9 @@ def _reasons(node: Node, about: About, majority: Mapping[str, str]) -> Tuple[Rea
     for field, word, value in _COMPARED:
         own, most = value(node), majority[field]
         if own and own != most:
-            found.append(Reason(DIFFERS, word, f"{own[:ENGINE_DIGITS]}, most nodes have {most[:ENGINE_DIGITS]}"))
+            found.append(Reason(DIFFERS, word, f"{own}, most nodes have {most}"))
         elif own and field == "engine" and about.engine and own != about.engine:
-            words = f"{own[:ENGINE_DIGITS]}, this collection has {about.engine[:ENGINE_DIGITS]}"
+            words = f"{own}, this collection has {about.engine}"
             found.append(Reason(DIFFERS, word, words))
     return tuple(found)
 

@@ -32,7 +32,7 @@ STATES: Tuple[str, ...] = (UNREACHABLE, FAILED, AGENT, DRIFTED, STALE, WARNED, D
 class Agent(NamedTuple):
     """What the agent of a node says; ages are in seconds by the node's own clock, None where it never happened.
 
-    ``running``: it answered. ``trouble``: why it did not, or its last error. ``version``: hash of the engine that runs.
+    ``running``: it answered. ``trouble``: why it did not, or its last error. ``version``: of the engine that runs.
     ``disconnected``: the kinds of objects whose watch is not open, with the reason.
     """
 
@@ -67,8 +67,8 @@ class RefusedObject(NamedTuple):
 class Node(NamedTuple):
     """One node. ``failure`` (UNREACHABLE or FAILED) with ``message`` if it could not be looked at, else empty.
 
-    ``drift``: None where there was nothing to compare with. ``engine``: hash of the installed engine, empty without an
-    agent. ``programmed``: entries per table in the kernel.
+    ``drift``: None where there was nothing to compare with. ``engine``: version of the installed engine, empty without
+    an agent. ``programmed``: entries per table in the kernel.
     """
 
     name: str

@@ -19,7 +19,6 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ...timestamps import timestamp
 from .document import (
-    ENGINE_DIGITS,
     KINDS,
     REFUSED,
     SEVERITIES,
@@ -150,15 +149,14 @@ def _share(report: Report) -> str:
     )
 
 
-def _tally(title: str, counts: Mapping[str, int], digits: int = 0) -> str:
+def _tally(title: str, counts: Mapping[str, int], exact: bool = False) -> str:
     most = max(counts.values(), default=1)
     lines = []
     listed = list(counts.items())
     for value, number in listed[:_TALLY_SHOWN]:
-        shown = value[:digits] if digits else value
-        style = ' class="mono"' if digits else ""
+        style = ' class="mono"' if exact else ""
         lines.append(
-            f'<tr><th scope="row" title="{escape(value)}"><span{style}>{escape(shown)}</span></th><td class="graph">'
+            f'<tr><th scope="row" title="{escape(value)}"><span{style}>{escape(value)}</span></th><td class="graph">'
             f'<svg class="tally" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
             f'<rect width="{max(100 * number / most, 1):.1f}" height="8" rx="2"/></svg></td><td>{number:,}</td></tr>'
         )
@@ -191,7 +189,7 @@ def _overview(report: Report) -> str:
     shown = "".join(f"<div><dt>{name}</dt><dd>{number:,}</dd></div>" for name, number in figures)
     tallies = (
         _tally("Mode", counts["modes"])
-        + _tally("Engine", counts["engines"], ENGINE_DIGITS)
+        + _tally("Engine", counts["engines"], True)
         + _tally("Kernel", counts["kernels"])
         + _tally("System", counts["distributions"])
     )
@@ -288,7 +286,7 @@ def _row(place: int, node: Node, state: str) -> str:
         f'<td class="number">{_number(node.endpoints)}</td><td class="number">{drift}</td>'
         f'<td class="number">{_number(node.refused_count) if not node.failure else ""}</td>'
         f'<td class="number">{_last_sync(node.agent)}</td>'
-        f'<td title="{escape(engine)}"><span class="mono">{escape(engine[:ENGINE_DIGITS])}</span></td>'
+        f'<td title="{escape(engine)}"><span class="mono">{escape(engine)}</span></td>'
         f"<td>{escape(node.kernel)}</td><td>{escape(node.distribution)}</td>"
     )
     return f'<tr id="n{place}">{cells}</tr>'
@@ -379,7 +377,7 @@ def page(report: Report) -> str:
     if about.collection_version:
         parts.append(f"kubenode.proxy {escape(about.collection_version)}")
     if about.engine:
-        parts.append(f'engine <code title="{escape(about.engine)}">{escape(about.engine[:ENGINE_DIGITS])}</code>')
+        parts.append(f"engine <code>{escape(about.engine)}</code>")
     title = escape(about.title)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -42,7 +42,7 @@ SCRIPT = """
   var groups = {
     state: function (node) { return node.state; },
     mode: function (node) { return node.mode || 'unknown'; },
-    engine: function (node) { return (node.engine || 'none').slice(0, 12); },
+    engine: function (node) { return node.engine || 'none'; },
     kernel: function (node) { return node.kernel || 'unknown'; },
     distribution: function (node) { return node.distribution || 'unknown'; }
   };
@@ -222,7 +222,7 @@ SCRIPT = """
     pair(facts, 'Agent', node.agent);
     pair(facts, 'Last sync', node.last_sync);
     pair(facts, 'Repaired', node.repaired ? number(node.repaired) + ' entries' : '');
-    pair(facts, 'Engine', node.engine.slice(0, 12), true);
+    pair(facts, 'Engine', node.engine, true);
     pair(facts, 'Kernel', node.kernel, true);
     pair(facts, 'System', node.distribution);
     panel.appendChild(facts);

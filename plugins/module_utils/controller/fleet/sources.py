@@ -1,13 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the report is made from: the file of the results, and the files of the collection."""
+"""What the report is made from: the file of the results."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
 from typing import Any, List
 
 from ...errors import ConfigurationError
@@ -25,23 +23,3 @@ def read_entries(path: str) -> List[Any]:
     if not isinstance(entries, list):
         raise ConfigurationError(f"{path}: must hold a list with one entry per node")
     return entries
-
-
-def collection_version(engine: str) -> str:
-    """The version of the collection whose engine is in that directory; empty if it does not tell.
-
-    An installed collection has MANIFEST.json, a clone galaxy.yml.
-    """
-    top = os.path.join(engine, os.pardir, os.pardir)
-    for name, pattern in (
-        ("MANIFEST.json", r'"version":\s*"([0-9A-Za-z.+-]+)"'),
-        ("galaxy.yml", r"(?m)^version:\s*[\"']?([0-9A-Za-z.+-]+)"),
-    ):
-        try:
-            with open(os.path.join(top, name), encoding="utf-8") as file:
-                match = re.search(pattern, file.read())
-        except (OSError, UnicodeDecodeError):
-            continue
-        if match is not None:
-            return match.group(1)
-    return ""

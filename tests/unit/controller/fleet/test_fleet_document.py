@@ -27,11 +27,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.no
     read_node,
     read_nodes,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.sources import (
-    collection_version,
-    read_entries,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.sources import read_entries
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import collection_version
 from tests.conftest import ROOT
 from tests.fleet import samples
 
@@ -161,22 +159,22 @@ def test_nodes_unlike_the_majority_differ():
         good("a"),
         good("b"),
         good("c", mode="nftables"),
-        good("d", agent_version="f" * 64, agent={"version": ""}),
+        good("d", agent_version="0.2.0+ffffffffffff", agent={"version": ""}),
     ]
     report = report_of(*entries)
     assert report.states == ("ok", "ok", "differs", "differs")
     assert kinds(report)["differs"] == [
-        ("ffffffffffff, most nodes have 4be0c6d2c1b7", ("d",)),
+        ("0.2.0+ffffffffffff, most nodes have 0.1.0+4be0c6d2c1b7", ("d",)),
         ("nftables, most nodes have ipvs", ("c",)),
     ]
 
 
 def test_engines_are_compared_with_the_collection():
-    report = report_of(good("a"), good("b"), engine="e" * 64)
-    assert kinds(report)["differs"] == [("4be0c6d2c1b7, this collection has eeeeeeeeeeee", ("a", "b"))]
+    report = report_of(good("a"), good("b"), engine="0.1.0+eeeeeeeeeeee")
+    assert kinds(report)["differs"] == [("0.1.0+4be0c6d2c1b7, this collection has 0.1.0+eeeeeeeeeeee", ("a", "b"))]
     without = good("a", agent_version="")
     without["results"][2]["agent"] = {}
-    assert report_of(without, engine="e" * 64).states == ("ok",)
+    assert report_of(without, engine="0.1.0+eeeeeeeeeeee").states == ("ok",)
 
 
 def test_refused_objects_are_grouped_and_make_no_state():

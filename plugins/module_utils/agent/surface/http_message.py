@@ -1,0 +1,119 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""HTTP/1.1 messages as the agent's server needs them: the head of a request, and an answer as bytes (RFC 9112).
+
+Requests have no body that matters, and each connection serves one of them, so there is no more to it.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import http
+import re
+from typing import Callable, List, NamedTuple, Optional, Tuple
+
+MOST_HEAD_BYTES = 8192
+METHODS = ("GET", "HEAD", "DELETE")
+
+_END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
+_VERSION = re.compile(r"HTTP/(\d)\.\d\Z")
+_PLAIN = (("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff"))
+
+
+class Answer(NamedTuple):
+    """An HTTP answer: status code, headers, body."""
+
+    code: int
+    headers: Tuple[Tuple[str, str], ...]
+    body: bytes
+
+
+class HttpRequest(NamedTuple):
+    """What a responder may look at: the method, the path without its query, and the Accept header or ``""``."""
+
+    method: str
+    path: str
+    accept: str = ""
+
+
+#: Returns the answer to a request; None stands for 404.
+Responder = Callable[[HttpRequest], Optional[Answer]]
+
+
+class BadRequest(Exception):
+    """A request that cannot be served; ``code`` is the status to answer with, the text says why."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+def text_answer(code: int, text: str) -> Answer:
+    """Return an answer of one line of plain text."""
+    return Answer(code, _PLAIN, f"{text}\n".encode())
+
+
+def head_length(data: bytes) -> int:
+    """Return the length of a complete head, its empty line included, or 0 while the head is incomplete.
+
+    Raises BadRequest when it cannot become complete within MOST_HEAD_BYTES.
+    """
+    found = _END_OF_HEAD.search(data, 0, MOST_HEAD_BYTES)
+    if found is not None:
+        return found.end()
+    if len(data) >= MOST_HEAD_BYTES:
+        raise BadRequest(431, f"the head of the request is longer than {MOST_HEAD_BYTES} bytes")
+    return 0
+
+
+def parse_head(head: bytes) -> HttpRequest:
+    """Return the request that a complete head stands for. Raises BadRequest."""
+    lines = head.decode("latin-1").split("\n")
+    words = lines[0].rstrip("\r").split(" ")
+    if len(words) != 3:
+        raise BadRequest(400, "the request line is not valid")
+    method, target, protocol = words
+    version = _VERSION.match(protocol)
+    if not _TOKEN.match(method) or version is None or not target.isprintable():
+        raise BadRequest(400, "the request line is not valid")
+    if version.group(1) != "1":
+        raise BadRequest(505, "only HTTP/1.0 and HTTP/1.1 are served")
+    if method not in METHODS:
+        raise BadRequest(405, "only GET and HEAD are served")
+    path = target.partition("?")[0]
+    if path.startswith("http://"):
+        # The absolute form, which a proxy is asked with (RFC 9112, section 3.2.2).
+        path = "/" + path[len("http://") :].partition("/")[2]
+    if not path.startswith("/"):
+        raise BadRequest(400, "the target of the request is not a path")
+    return HttpRequest(method, path, _header(lines[1:], "accept"))
+
+
+def _header(lines: List[str], name: str) -> str:
+    found = []
+    for line in lines:
+        field, colon, value = line.partition(":")
+        if colon and field.strip().lower() == name:
+            found.append(value.strip())
+    return ", ".join(found)
+
+
+def encode(answer: Answer, with_body: bool = True) -> bytes:
+    """Return the bytes of an answer that is the last one on its connection; without its body for HEAD."""
+    try:
+        phrase = http.HTTPStatus(answer.code).phrase
+    except ValueError:
+        phrase = ""
+    lines = [f"HTTP/1.1 {answer.code} {phrase}"]
+    lines += [f"{name}: {value}" for name, value in answer.headers]
+    lines += [
+        f"Date: {email.utils.formatdate(usegmt=True)}",
+        f"Content-Length: {len(answer.body)}",
+        "Connection: close",
+    ]
+    if answer.code == 405:
+        lines.append("Allow: GET, HEAD")
+    head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+    return head + answer.body if with_body else head

@@ -1,0 +1,325 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent's HTTP server: one thread with one selector for every port and every connection.
+
+However many ports are open and whatever clients do, the agent has one more thread, and no more connections than
+``http_connections.Limits`` allows. A port is opened and closed by the thread that asks for it, so that it learns at
+once whether that is possible; all else is done by the server's own thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import queue
+import select
+import socket
+import threading
+import time
+import traceback
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from ...errors import KernelError
+from .http_connections import DEFAULT_LIMITS, Connection, Connections, Limits, client_of
+from .http_message import Responder
+from .log import DEBUG, ERROR, INFO, WARNING, LimitedLog
+
+_ACCEPT_AT_ONCE = 64
+_EVENTS_AT_ONCE = 512
+_BACKLOG = 1024
+_OUT_OF_FILES_SECONDS = 0.2
+#: A thread that has not taken up an order for so long is stuck.
+STUCK_SECONDS = 10.0
+
+DEADLINE, IDLE, REFUSED = "deadline", "idle", "refused"
+
+
+class OpenPort:
+    """A listening socket of the server. ``port``: its number, also where 0 was asked for."""
+
+    def __init__(self, server: HttpServer, sock: socket.socket, responder: Responder) -> None:
+        self.sock = sock
+        self.responder = responder
+        self.port: int = sock.getsockname()[1]
+        self._server = server
+
+    def close(self) -> None:
+        """Refuse new connections from now on; requests under way are answered."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self._server.forget(self)
+
+
+class HttpServer:
+    """Serves any number of ports. ``closed`` counts connections that were closed before an answer, by reason.
+
+    ``log`` takes lines that clients cause. The thread starts with the first port.
+    """
+
+    def __init__(
+        self, log: LimitedLog, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.closed: Dict[str, int] = dict.fromkeys((DEADLINE, IDLE, REFUSED), 0)
+        self._log = log
+        self._clock = clock
+        self._limits = limits
+        self._connections = Connections(limits)
+        self._ports: Dict[int, OpenPort] = {}
+        self._opened = 0
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._unanswered: Optional[float] = None
+        self._stopping = False
+        self._thread: Optional[threading.Thread] = None
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        self._poll = select.epoll()
+        # Listening sockets have a selector of their own inside the other one, so that all can be left alone at once.
+        self._poll_ports = select.epoll()
+        self._poll.register(self._wake_reader.fileno(), select.EPOLLIN)
+        self._poll.register(self._poll_ports.fileno(), select.EPOLLIN)
+        self._accepting = True
+        self._accept_again: Optional[float] = None
+
+    # -- called by other threads ---------------------------------------------------------------------------------------
+
+    def open(self, address: str, port: int, responder: Responder, both_families: bool = False) -> OpenPort:
+        """Listen on an address and port, and answer requests there with ``responder``, in the server's thread.
+
+        ``both_families``: ``::`` stands for IPv4 as well, as Go's listeners do where no family is asked for. Raises
+        KernelError.
+        """
+        if self._opened >= self._limits.ports:
+            raise KernelError(
+                f"cannot listen on {address} port {port}: {self._opened} ports are open, and the limit of open files "
+                "(LimitNOFILE) allows no more"
+            )
+        try:
+            sock = _listen(address, port, both_families)
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise KernelError(f"cannot listen on {address} port {port}: {reason}") from error
+        opened = OpenPort(self, sock, responder)
+        self._opened += 1
+        self._order(lambda: self._watch(opened))
+        self._start()
+        return opened
+
+    def forget(self, port: OpenPort) -> None:
+        """Let go of a port that was closed."""
+        self._opened -= 1
+        self._order(lambda: self._release(port))
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs and takes up orders; True before it is needed. Each call gives it an order."""
+        thread = self._thread
+        if thread is None:
+            return True
+        if self._unanswered is None:
+            self._unanswered = self._clock()
+            self._order(self._take_note)
+        asked = self._unanswered
+        return thread.is_alive() and (asked is None or self._clock() - asked < STUCK_SECONDS)
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
+    def stop(self) -> None:
+        """Close every port and connection, and end the thread."""
+        thread, self._thread = self._thread, None
+        self._stopping = True
+        if thread is not None:
+            self._wake()
+            thread.join()
+        self._orders_done()
+        for connection in self._connections.everything():
+            self._connections.remove(connection)
+        for port in list(self._ports.values()):
+            port.sock.close()
+        self._ports.clear()
+        self._poll_ports.close()
+        self._poll.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="http", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def _order(self, order: Callable[[], None]) -> None:
+        self._orders.put(order)
+        self._wake()
+
+    def _wake(self) -> None:
+        # A full pipe wakes the thread as well.
+        with contextlib.suppress(BlockingIOError):
+            self._wake_writer.send(b"x")
+
+    # -- the server's thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._turn()
+            except Exception as error:
+                self._crashed(error, "the HTTP server")
+                time.sleep(_OUT_OF_FILES_SECONDS)
+
+    def _turn(self) -> None:
+        events = self._poll.poll(self._timeout(), _EVENTS_AT_ONCE)
+        acceptable = False
+        for number, _mask in events:
+            if number == self._wake_reader.fileno():
+                self._orders_done()
+            elif number == self._poll_ports.fileno():
+                acceptable = True
+            else:
+                connection = self._connections.get(number)
+                if connection is not None:
+                    self._proceed(connection)
+        self._expire()
+        # Last, so that requests which have come are never closed to make room.
+        if acceptable and self._accepting:
+            self._accept()
+        self._choose_to_accept()
+
+    def _timeout(self) -> float:
+        """Seconds to wait for events, -1 for ever."""
+        moments = [self._connections.first_deadline(), self._accept_again]
+        known = [moment for moment in moments if moment is not None]
+        return max(0.0, min(known) - self._clock()) if known else -1
+
+    def _orders_done(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wake_reader.recv(4096):
+                pass
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._orders.get_nowait()()
+
+    def _take_note(self) -> None:
+        self._unanswered = None
+
+    def _watch(self, port: OpenPort) -> None:
+        if port.sock.fileno() >= 0:
+            self._ports[port.sock.fileno()] = port
+            self._poll_ports.register(port.sock.fileno(), select.EPOLLIN)
+
+    def _release(self, port: OpenPort) -> None:
+        if self._ports.pop(port.sock.fileno(), None) is not None:
+            self._poll_ports.unregister(port.sock.fileno())
+        port.sock.close()
+
+    def _accept(self) -> None:
+        for number, _mask in self._poll_ports.poll(0, _EVENTS_AT_ONCE):
+            port = self._ports.get(number)
+            for _turn in range(_ACCEPT_AT_ONCE if port is not None else 0):
+                if self._connections.full or not self._accept_one(port):
+                    break
+
+    def _accept_one(self, port: Any) -> bool:
+        """Accept one connection; return whether there may be another one."""
+        try:
+            sock, address = port.sock.accept()
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                self._log.write("accept", WARNING, "no connection can be accepted", error=error.strerror)
+                self._accept_again = self._clock() + _OUT_OF_FILES_SECONDS
+                return False
+            # The client has gone again, or the port was closed a moment ago.
+            return error.errno == errno.ECONNABORTED
+        sock.setblocking(False)
+        client = client_of(address[0])
+        allowed, victim = self._connections.make_room(client)
+        if victim is not None:
+            self._close(victim, IDLE)
+        if not allowed:
+            self._count(REFUSED, client)
+            sock.close()
+            return True
+        connection = Connection(sock, client, port.responder, self._clock() + self._limits.seconds)
+        self._connections.add(connection)
+        self._poll.register(sock.fileno(), select.EPOLLIN)
+        # A request often comes along with its connection.
+        self._proceed(connection)
+        return True
+
+    def _proceed(self, connection: Connection) -> None:
+        wrote = connection.writing
+        try:
+            needed = connection.proceed()
+        except OSError as error:
+            # Its client has hung up.
+            self._log.write("client", DEBUG, "connection lost", client=connection.client, error=error.strerror)
+            self._connections.remove(connection)
+            return
+        except Exception as error:
+            self._crashed(error, "a request")
+            needed = connection.writing
+        if connection.fault is not None:
+            self._log.write("fault", INFO, "bad request", client=connection.client, reason=connection.fault)
+            connection.fault = None
+        if not needed:
+            self._connections.remove(connection)
+            return
+        self._connections.settle(connection)
+        if connection.writing != wrote:
+            mask = select.EPOLLOUT if connection.writing else select.EPOLLIN
+            self._poll.modify(connection.sock.fileno(), mask)
+
+    def _expire(self) -> None:
+        for connection in self._connections.overdue(self._clock()):
+            self._close(connection, DEADLINE)
+
+    def _close(self, connection: Connection, reason: str) -> None:
+        self._count(reason, connection.client)
+        self._connections.remove(connection)
+
+    def _count(self, reason: str, client: str) -> None:
+        self.closed[reason] += 1
+        if reason != DEADLINE:
+            text = "too many connections: idle ones are closed"
+            if reason == REFUSED:
+                text = "too many requests under way: a connection is refused"
+            self._log.write(reason, WARNING, text, client=client, connections=len(self._connections))
+
+    def _choose_to_accept(self) -> None:
+        """Leave the listening sockets alone while there is no place, or no file, for a connection."""
+        if self._accept_again is not None and self._clock() >= self._accept_again:
+            self._accept_again = None
+        wanted = not self._connections.full and self._accept_again is None
+        if wanted != self._accepting:
+            self._accepting = wanted
+            self._poll.modify(self._poll_ports.fileno(), select.EPOLLIN if wanted else 0)
+
+    def _crashed(self, error: Exception, what: str) -> None:
+        lines: List[str] = traceback.format_exception(type(error), error, error.__traceback__)
+        last = traceback.extract_tb(error.__traceback__)[-1:]
+        where = [(frame.filename, frame.lineno) for frame in last]
+        self._log.once(
+            ("crash", type(error).__name__, *where), ERROR, f"{what} failed", error=error, traceback="".join(lines)
+        )
+
+
+def _listen(address: str, port: int, both_families: bool) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address == "::" and both_families else 1)
+        place: Tuple[Any, ...] = (address, port)
+        sock.bind(place)
+        sock.listen(_BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

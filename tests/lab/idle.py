@@ -1,0 +1,44 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A client that holds a server's connections without ever asking anything."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from typing import Callable, Dict, Tuple
+
+
+def hold_idle(
+    server: Tuple[str, int], source: str, count: int, seconds: float, beat: Callable[[], None] = lambda: None
+) -> int:
+    """Keep ``count`` connections open from one IPv4 address, and open each again that the server closes.
+
+    Goes on for ``seconds``, and until ``count`` were opened. ``beat`` is called between rounds. Returns how many
+    connections were opened.
+    """
+    poll = select.epoll()
+    held: Dict[int, socket.socket] = {}
+    opened = 0
+    end = time.monotonic() + seconds
+    try:
+        while time.monotonic() < end or opened < count:
+            for _turn in range(min(200, count - len(held))):
+                sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                # The port is chosen with the destination known, so that there are enough of them.
+                sock.setsockopt(socket.IPPROTO_IP, 24, 1)  # IP_BIND_ADDRESS_NO_PORT
+                sock.bind((source, 0))
+                sock.connect_ex(server)
+                held[sock.fileno()] = sock
+                poll.register(sock.fileno(), select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR)
+                opened += 1
+            for number, _mask in poll.poll(0.01, 1000):
+                held.pop(number).close()
+            beat()
+    finally:
+        for sock in held.values():
+            sock.close()
+        poll.close()
+    return opened

@@ -1,0 +1,410 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent's HTTP server: one thread, bounded connections, and no client that can stop it from answering others."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import random
+import socket
+import struct
+import threading
+import time
+from typing import NamedTuple
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface import http_server
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http_connections import (
+    Limits,
+    client_of,
+    limits_of,
+    raise_open_files,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http_message import (
+    MOST_HEAD_BYTES,
+    Answer,
+    BadRequest,
+    HttpRequest,
+    head_length,
+    parse_head,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http_server import (
+    DEADLINE,
+    IDLE,
+    REFUSED,
+    HttpServer,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from tests.lab.idle import hold_idle
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n"
+HERE = "127.0.0.1"
+OTHER = "127.0.0.2"
+PATIENCE = 30.0
+
+
+def respond(request):
+    if request.path == "/broken":
+        raise RuntimeError("a fault of the responder")
+    if request.path == "/large":
+        return Answer(200, (), b"x" * (1 << 22))
+    return Answer(200, (("Content-Type", "text/plain"),), f"{request.method} {request.path}".encode())
+
+
+@pytest.fixture(autouse=True)
+def enough_files():
+    assert raise_open_files() >= 16384
+
+
+class Running(NamedTuple):
+    server: HttpServer
+    port: int
+    log: io.StringIO
+
+
+@contextlib.contextmanager
+def running(limits=None, clock=time.monotonic):
+    stream = io.StringIO()
+    server = HttpServer(LimitedLog(Log(stream)), limits or Limits(), clock)
+    try:
+        yield Running(server, server.open("0.0.0.0", 0, respond).port, stream)
+    finally:
+        server.stop()
+
+
+def connect(port, source=HERE):
+    sock = socket.create_connection((HERE, port), timeout=PATIENCE, source_address=(source, 0))
+    sock.settimeout(PATIENCE)
+    return sock
+
+
+def read_all(sock):
+    found = b""
+    with contextlib.suppress(ConnectionResetError):
+        while True:
+            part = sock.recv(65536)
+            if not part:
+                break
+            found += part
+    return found
+
+
+def ask(port, data=GET, source=HERE):
+    with connect(port, source) as sock:
+        sock.sendall(data)
+        return read_all(sock)
+
+
+def wait_for(condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, condition
+        time.sleep(0.005)
+
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_answers_and_closes():
+    with running() as found:
+        answer = ask(found.port)
+        head, _blank, body = answer.partition(b"\r\n\r\n")
+        assert head.split(b"\r\n")[0] == b"HTTP/1.1 200 OK"
+        assert b"Content-Length: 12" in head and b"Connection: close" in head and b"Date: " in head
+        assert body == b"GET /healthz"
+        assert b"Server:" not in head and b"Python" not in answer
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "start", "end"),
+    [
+        (b"HEAD /x HTTP/1.0\r\n\r\n", b"HTTP/1.1 200 OK", b"\r\n\r\n"),
+        (b"GET /x?y=z HTTP/1.1\nHost: n\n\n", b"HTTP/1.1 200 OK", b"GET /x"),
+        (b"DELETE /x HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK", b"DELETE /x"),
+        (b"GET http://n:80/x HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK", b"GET /x"),
+        (b"POST /x HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", b"HTTP/1.1 405 Method Not Allowed", b"served\n"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"HTTP/1.1 505 ", b"served\n"),
+        (b"GET  /x HTTP/1.1\r\n\r\n", b"HTTP/1.1 400 Bad Request", b"not valid\n"),
+        (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"HTTP/1.1 400 Bad Request", b"not valid\n"),
+        (b"GET x HTTP/1.1\r\n\r\n", b"HTTP/1.1 400 Bad Request", b"not a path\n"),
+        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n", b"HTTP/1.1 431 ", b"bytes\n"),
+        (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 20000, b"HTTP/1.1 431 ", b"bytes\n"),
+        (b"GET /broken HTTP/1.1\r\n\r\n", b"HTTP/1.1 500 ", b"internal error\n"),
+    ],
+)
+def test_every_request_gets_its_answer_and_the_next_one_too(request_bytes, start, end):
+    with running() as found:
+        answer = ask(found.port, request_bytes)
+        assert answer.startswith(start) and answer.endswith(end), answer
+        assert ask(found.port).endswith(b"GET /healthz")
+        assert found.server.alive
+
+
+def test_a_request_may_come_byte_by_byte_and_the_answer_be_read_slowly():
+    with running() as found, connect(found.port) as sock:
+        for number in range(len(GET)):
+            sock.sendall(GET[number : number + 1])
+        assert read_all(sock).endswith(b"GET /healthz")
+        with connect(found.port) as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
+            slow.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+            assert ask(found.port).endswith(b"GET /healthz")
+            assert len(read_all(slow)) > 1 << 22
+
+
+def test_heads_are_parsed_as_they_are_written():
+    head = b"GET /a HTTP/1.1\r\nAccept: text/plain\r\naccept : b\r\nHost: n\r\n\r\n"
+    assert head_length(head + b"rest") == len(head) and head_length(head[:-1]) == 0
+    assert parse_head(head) == HttpRequest("GET", "/a", "text/plain, b")
+    with pytest.raises(BadRequest):
+        head_length(b"a" * MOST_HEAD_BYTES)
+
+
+def test_random_bytes_harm_nothing():
+    generator = random.Random(7)
+    with running(Limits(seconds=0.5)) as found:
+        for _round in range(300):
+            data = bytearray(GET * generator.randint(1, 3))
+            for _change in range(generator.randint(1, 10)):
+                data[generator.randrange(len(data))] = generator.randrange(256)
+            with connect(found.port) as sock, contextlib.suppress(OSError):
+                sock.sendall(data)
+                if generator.random() < 0.3:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert ask(found.port).endswith(b"GET /healthz")
+        wait_for(lambda: found.server.connections == 0)
+        assert "traceback" not in found.log.getvalue()
+
+
+def test_the_whole_request_has_a_deadline_whatever_trickles_in():
+    with running(Limits(seconds=0.3)) as found, connect(found.port) as idle, connect(found.port) as slow:
+        started = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - started < PATIENCE:
+                slow.sendall(b"G")
+                time.sleep(0.02)
+        assert time.monotonic() - started < PATIENCE
+        assert read_all(idle) == b""
+        wait_for(lambda: found.server.closed[DEADLINE] == 2)
+
+
+def test_idle_connections_make_room_the_oldest_first_and_requests_never_do():
+    with running(Limits(connections=8, per_client=100, seconds=PATIENCE)) as found, contextlib.ExitStack() as stack:
+        begun = stack.enter_context(connect(found.port))
+        begun.sendall(GET[:10])
+        idle = [stack.enter_context(connect(found.port)) for _number in range(7)]
+        wait_for(lambda: found.server.connections == 8)
+        assert ask(found.port).endswith(b"GET /healthz")
+        assert read_all(idle[0]) == b"" and found.server.closed[IDLE] == 1
+        begun.sendall(GET[10:])
+        assert read_all(begun).endswith(b"GET /healthz")
+        idle[1].sendall(GET)
+        assert read_all(idle[1]).endswith(b"GET /healthz")
+
+
+def test_a_client_at_its_bound_pays_with_its_own_connections():
+    limits = Limits(connections=100, per_client=4, seconds=PATIENCE)
+    with running(limits) as found, contextlib.ExitStack() as stack:
+        other = stack.enter_context(connect(found.port, OTHER))
+        wait_for(lambda: found.server.connections == 1)
+        begun = [stack.enter_context(connect(found.port)) for _number in range(4)]
+        for sock in begun:
+            sock.sendall(b"G")
+        wait_for(lambda: found.server.connections == 5)
+        assert ask(found.port) == b"" and found.server.closed[REFUSED] == 1
+        other.sendall(GET)
+        assert read_all(other).endswith(b"GET /healthz")
+        assert ask(found.port, source=OTHER).endswith(b"GET /healthz")
+        begun[0].sendall(GET[1:])
+        assert read_all(begun[0]).endswith(b"GET /healthz")
+
+
+def test_with_every_place_taken_by_requests_others_wait_for_their_end():
+    limits = Limits(connections=4, per_client=4, seconds=1.0)
+    with running(limits) as found, contextlib.ExitStack() as stack:
+        for _number in range(4):
+            stack.enter_context(connect(found.port)).sendall(b"G")
+        wait_for(lambda: found.server.connections == 4)
+        before = time.process_time()
+        assert ask(found.port, source=OTHER).endswith(b"GET /healthz")
+        assert time.process_time() - before < 0.5, "it must wait without being busy"
+        assert found.server.closed[DEADLINE] == 4
+
+
+def test_thousands_of_ports_and_connections_need_one_thread():
+    with running() as found:
+        before = threads()
+        opened = [found.server.open(HERE, 0, respond) for _number in range(1000)]
+        socks = [connect(port.port) for port in opened[:300]]
+        assert threads() == before
+        for sock in socks:
+            sock.sendall(GET)
+        assert all(read_all(sock).endswith(b"GET /healthz") for sock in socks)
+        for sock in socks:
+            sock.close()
+
+
+def test_a_closed_port_refuses_at_once_and_can_be_opened_again():
+    with running() as found:
+        for _round in range(50):
+            port = found.server.open(HERE, 0, respond)
+            with connect(port.port) as sock:
+                wait_for(lambda: found.server.connections == 1)
+                port.close()
+                with socket.socket() as late:
+                    assert late.connect_ex((HERE, port.port)) == errno.ECONNREFUSED
+                sock.sendall(GET)
+                assert read_all(sock).endswith(b"GET /healthz")
+            again = found.server.open(HERE, port.port, respond)
+            assert ask(again.port).endswith(b"GET /healthz")
+            again.close()
+        wait_for(lambda: found.server.connections == 0)
+
+
+def test_a_port_that_is_taken_concerns_that_port_only():
+    with running() as found, socket.socket() as taken:
+        taken.bind((HERE, 0))
+        taken.listen()
+        with pytest.raises(KernelError, match=r"cannot listen on 127.0.0.1 port .*: Address already in use"):
+            found.server.open(HERE, taken.getsockname()[1], respond)
+        with pytest.raises(KernelError, match="port 70000"):
+            found.server.open(HERE, 70000, respond)
+        assert ask(found.port).endswith(b"GET /healthz")
+
+
+def test_the_number_of_ports_is_bounded_by_the_files_that_are_left():
+    with running(Limits(ports=3)) as found:
+        opened = [found.server.open(HERE, 0, respond) for _number in range(2)]
+        with pytest.raises(KernelError, match="LimitNOFILE"):
+            found.server.open(HERE, 0, respond)
+        opened[0].close()
+        found.server.open(HERE, 0, respond)
+
+
+@pytest.mark.parametrize("files", [64, 1024, 20000, 65536, 1 << 20])
+def test_limits_leave_files_for_the_rest_of_the_agent(files):
+    limits = limits_of(files)
+    assert limits.per_client <= limits.connections <= 2048 and limits.ports <= 16384
+    if files >= 1024:
+        assert limits.connections + limits.ports + 256 <= files
+
+
+def test_out_of_files_it_waits_and_goes_on(monkeypatch):
+    with running() as found:
+        failures = iter([errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+        accept = socket.socket.accept
+
+        def failing(sock):
+            number = next(failures, None)
+            if number is not None:
+                raise OSError(number, os.strerror(number))
+            return accept(sock)
+
+        monkeypatch.setattr(socket.socket, "accept", failing)
+        assert ask(found.port).endswith(b"GET /healthz")
+        assert "no connection can be accepted" in found.log.getvalue() and found.server.alive
+
+
+def test_faults_of_a_responder_are_logged_once_with_their_traceback():
+    with running() as found:
+        for _round in range(50):
+            assert ask(found.port, b"GET /broken HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 500 ")
+        text = found.log.getvalue()
+        assert text.count("Traceback") == 1 and "in respond" in text
+        assert found.server.alive and ask(found.port).endswith(b"GET /healthz")
+
+
+def test_no_exception_ends_the_thread(monkeypatch):
+    with running() as found:
+        broken = threading.Event()
+        expire = found.server._expire
+
+        def failing():
+            if broken.is_set():
+                broken.clear()
+                raise RuntimeError("a fault of the server")
+            expire()
+
+        monkeypatch.setattr(found.server, "_expire", failing)
+        for _round in range(3):
+            broken.set()
+            assert ask(found.port).endswith(b"GET /healthz")
+        assert found.server.alive and "a fault of the server" in found.log.getvalue()
+
+
+def test_a_dead_or_stuck_thread_can_be_noticed(monkeypatch):
+    now = [1000.0]
+    held = threading.Event()
+    stream = io.StringIO()
+    server = HttpServer(LimitedLog(Log(stream)), clock=lambda: now[0])
+    assert server.alive, "a thread that is not needed yet is not dead"
+
+    def hold(_request):
+        held.wait(PATIENCE)
+
+    port = server.open(HERE, 0, hold)
+    assert server.alive
+    wait_for(lambda: server._unanswered is None)
+    with connect(port.port) as sock:
+        sock.sendall(GET)
+        wait_for(lambda: server.connections == 1)
+        assert server.alive
+        now[0] += http_server.STUCK_SECONDS
+        assert not server.alive
+        held.set()
+        read_all(sock)
+    wait_for(lambda: server._unanswered is None)
+    assert server.alive
+    monkeypatch.setattr(server, "_stopping", True)
+    server._wake()
+    wait_for(lambda: not server.alive)
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::1", "::/64"),
+    ],
+)
+def test_who_counts_as_one_client(address, client):
+    assert client_of(address) == client
+
+
+def test_both_families_share_a_port_where_they_should():
+    with running() as found:
+        port = found.server.open("::", 0, respond, both_families=True)
+        assert ask(port.port).endswith(b"GET /healthz")
+        with socket.create_connection(("::1", port.port), timeout=PATIENCE) as sock:
+            sock.sendall(GET)
+            assert read_all(sock).endswith(b"GET /healthz")
+        alone = found.server.open("::", 0, respond)
+        with socket.socket() as sock:
+            assert sock.connect_ex((HERE, alone.port)) == errno.ECONNREFUSED
+
+
+def test_thousands_of_idle_connections_of_one_client_keep_nobody_waiting():
+    waits = []
+
+    with running() as found:
+
+        def probe():
+            started = time.monotonic()
+            assert ask(found.port).endswith(b"GET /healthz")
+            waits.append(time.monotonic() - started)
+
+        hold_idle((HERE, found.port), OTHER, 5000, 3.0, probe)
+        assert found.server.connections <= 2048
+        assert sorted(waits)[len(waits) // 2] < 1.0 and max(waits) < 10.0
+        assert len(found.log.getvalue().splitlines()) < 20
