@@ -185,6 +185,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.control import ask_agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import inspect
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.state_directory import control_socket
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import distribution, kernel_release
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
@@ -209,7 +210,7 @@ COMPARED = ("changes", "counts", "mode", "mode_reason", "refused", "refused_coun
 
 def agent_state(state_directory: str, installed: bool) -> Dict[str, Any]:
     """What the agent answers when it is asked how it is; empty if none is installed and none listens."""
-    path = os.path.join(state_directory, "agent.sock")
+    path = control_socket(state_directory)
     if not installed and not os.path.exists(path):
         return {}
     try:

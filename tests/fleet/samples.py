@@ -117,7 +117,7 @@ def entry(rng: random.Random, number: int) -> Dict[str, Any]:
         result["agent"].update(healthy=False, error="iptables-restore: line 3127 failed")
         drifted(rng, result)
     elif fate < 0.022:
-        result["agent"] = {"running": False, "error": "/run/kubenode-proxy/agent.sock: no agent answers"}
+        result["agent"] = {"running": False, "error": "/run/kubenode-proxy/agent/agent.sock: no agent answers"}
     elif fate < 0.028:
         result["agent"]["last_sync_age"] = 3600.0 * rng.randrange(5, 70)
     elif fate < 0.040:

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import (
     NETLINK_NETFILTER,
     NLM_F_ACK,
@@ -17,8 +19,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink impo
     NetlinkSocket,
     text_attribute,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import nfacct
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import ChainsResource
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.nfacct import nfacct_counters
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.nfacct import (
+    nfacct_counters,
+    usable_nfacct_counters,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import VARIANTS, detect_variant
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.fixed import (
     INVALID_COUNTER,
@@ -28,6 +34,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.render import desired_tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
+from tests.kernel.test_convergence import add_foreign_rules, request
 from tests.unit.iptables.routes import by_key, endpoint, route
 
 MATCHES = Path("/proc/net/ip_tables_matches")
@@ -41,8 +48,42 @@ def make(name: str) -> None:
         assert not sock.transact([(7 << 8, NLM_F_CREATE | NLM_F_ACK, payload)]).errors
 
 
+needs_nfacct = pytest.mark.skipif(not HAS_NFACCT, reason="this kernel has not registered the match nfacct")
+
+
 def test_without_counters_there_are_none() -> None:
-    assert nfacct_counters() == ()
+    assert nfacct_counters() == () == usable_nfacct_counters()
+
+
+@needs_nfacct
+def test_counters_are_usable_whatever_the_match_is_known_by(monkeypatch) -> None:
+    for counter in (LOCALHOST_COUNTER, INVALID_COUNTER):
+        make(counter)
+    both = (INVALID_COUNTER, LOCALHOST_COUNTER)
+    assert usable_nfacct_counters() == both
+    # Without lists of modules, as in a container or on a kernel that has everything built in; then without /proc.
+    monkeypatch.setattr(nfacct, "available_modules", lambda _release: set())
+    monkeypatch.setattr(nfacct, "present_modules", lambda _names, _release: set())
+    monkeypatch.setattr(nfacct, "asking_loads", lambda _name, _release: False)
+    assert usable_nfacct_counters() == both
+    monkeypatch.setattr(nfacct, "read_text", lambda _path: None)
+    assert usable_nfacct_counters() == both
+    monkeypatch.setattr(nfacct, "_MATCH", "no_such_match")
+    assert usable_nfacct_counters() == ()
+
+
+@needs_nfacct
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rules_of_another_proxy_that_count_stay(tmp_path, monkeypatch, variant) -> None:
+    """kube-proxy makes the counters; what it programmed with them is taken over without a change."""
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "xtables.lock"))
+    add_foreign_rules(variant)
+    for counter in (LOCALHOST_COUNTER, INVALID_COUNTER):
+        make(counter)
+    assert converge(request("iptables", tmp_path)).changed
+    saved = subprocess.run([f"iptables-{variant}-save"], check=True, capture_output=True, text=True).stdout
+    assert f"--nfacct-name  {INVALID_COUNTER} -j DROP" in saved and f"--nfacct-name  {LOCALHOST_COUNTER}" in saved
+    assert not converge(request("iptables", tmp_path, check=True)).changed
 
 
 @pytest.mark.parametrize("name", VARIANTS)

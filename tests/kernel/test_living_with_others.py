@@ -238,7 +238,7 @@ class Node(AgentNode):
         return float(self.status().get("driftRepaired", 0))
 
     def repair_lines(self) -> List[str]:
-        return [line for line in self.log.splitlines() if "repaired what somebody else changed" in line]
+        return [line for line in self.log.splitlines() if "repaired external changes" in line]
 
 
 @pytest.fixture(

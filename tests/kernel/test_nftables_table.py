@@ -13,10 +13,12 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import handles
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import transactions
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.monitor import EVERYTHING, TableMonitor
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.probe import (
+    answers,
     owned_tables_supported,
     unsupported_reason,
 )
@@ -284,3 +286,12 @@ def test_many_elements_are_read_completely(resource: NftablesResource) -> None:
     desired.update(added)
     converge(resource, desired)
     assert resource.longest_call < 5
+
+
+def test_a_table_is_found_where_no_list_names_nf_tables(monkeypatch):
+    """On a kernel that has it built in and installs neither lists nor its configuration."""
+    assert answers()
+    monkeypatch.setattr(handles, "asking_loads", lambda _name, _release: False)
+    assert handles.KernelHandles.has_nftables()
+    monkeypatch.setattr(handles, "asking_loads", lambda _name, _release: True)
+    assert not handles.KernelHandles.has_nftables()

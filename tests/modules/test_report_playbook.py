@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.cluster import SNAPSHOT, Lab
-from tests.lab.demo.__main__ import VARIABLES
+from tests.lab.demo.playbooks import VARIABLES
 from tests.modules.harness import ROOT
 
 NODE = "lab-iptables"

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The playbooks by name, against the laboratory's two nodes: one in a namespace, one with a kernel of its own.
+"""The playbooks by name, against nodes of the laboratory: one in a namespace, and with it one with a kernel of its own.
 
 The tests of this file follow each other: each starts from what the one before has left.
 """
@@ -19,12 +19,21 @@ from pathlib import Path
 import pytest
 
 from tests.lab.cluster import Lab
-from tests.lab.demo.__main__ import VARIABLES
+from tests.lab.demo.playbooks import VARIABLES
 from tests.lab.demo.traffic import WEB
 from tests.modules.harness import ROOT
 
 RECAP = re.compile(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
-NODES = ("lab-iptables", "lab-ipvs")
+BOTH = ("lab-iptables", "lab-ipvs")
+# Of each node what it must hold, and how it gets to differ from the cluster's state in one entry, which is called so.
+HELD = {"lab-iptables": "-A KUBE-SERVICES", "lab-ipvs": "-A -t 10.96.0.10:53"}
+DRIFT = {
+    "lab-iptables": ("iptables -t nat -D KUBE-SERVICES 1", "iptables chains: 1 different"),
+    "lab-ipvs": (
+        "ipvsadm -d -t 10.96.0.10:53 -r $(ipvsadm -Sn | awk '/-a -t 10.96.0.10:53/ {print $5; exit}')",
+        "real servers: 1 missing",
+    ),
+}
 # Everything that a convergence might leave: rules and chains (empty tables the kernel makes when it is asked for them),
 # sets, virtual servers, addresses, files. /tmp shows the host's files as well, so only what has our name counts.
 LOOK = (
@@ -45,6 +54,7 @@ class Playbooks:
     def __init__(self, lab: Lab, scratch: Path) -> None:
         self.lab = lab
         self.scratch = scratch
+        self.names = tuple(node.name for node in lab.nodes)
 
     def run(self, name, *options, snapshot=None):
         """A playbook of the collection: its status, its output, and changed tasks per host."""
@@ -70,13 +80,14 @@ class Playbooks:
 
     def look(self):
         """What each node holds."""
-        return {name: self.lab.output(name, LOOK) for name in NODES}
+        return {name: self.lab.output(name, LOOK) for name in self.names}
 
 
-@pytest.fixture(scope="module")
-def playbooks():
+@pytest.fixture(scope="module", params=[BOTH[:1], pytest.param(BOTH, marks=pytest.mark.full)], ids="-".join)
+def playbooks(request):
     # The path of a control socket of ssh is short, so the laboratory has a directory of its own.
-    with tempfile.TemporaryDirectory(prefix="knp") as scratch, Lab("plays") as lab:
+    name = f"p{os.getpid() % 10000000}"
+    with tempfile.TemporaryDirectory(prefix="knp") as scratch, Lab(name, nodes=request.param) as lab:
         yield Playbooks(lab, Path(scratch))
 
 
@@ -87,7 +98,8 @@ def fresh(playbooks):
     The guest's kernel has no nf_tables for iptables, and kubelet's chain tells so.
     """
     hint = "-w -t mangle -N KUBE-IPTABLES-HINT"
-    playbooks.lab.output("lab-ipvs", f"iptables-legacy {hint} && ip6tables-legacy {hint}")
+    if "lab-ipvs" in playbooks.names:
+        playbooks.lab.output("lab-ipvs", f"iptables-legacy {hint} && ip6tables-legacy {hint}")
     # Looking for the first time makes the kernel load the modules that it needs to answer.
     playbooks.look()
     return playbooks.look()
@@ -96,9 +108,8 @@ def fresh(playbooks):
 def test_preview_shows_everything_and_leaves_nothing(playbooks, fresh):
     status, text, changed = playbooks.run("converge", "--check", "--diff")
     assert status == 0, text
-    assert all(changed[name] for name in NODES), text
-    assert "-A KUBE-SERVICES" in text and "-A -t 10.96.0.10:53" in text
-    assert "lab-ipvs would serve" in text and "lab-iptables would serve" in text
+    for name in playbooks.names:
+        assert changed[name] and HELD[name] in text and f"{name} would serve" in text, text
     for name, held in playbooks.look().items():
         assert held.splitlines() == fresh[name].splitlines(), name
     playbooks.assert_controller_is_clean()
@@ -106,30 +117,32 @@ def test_preview_shows_everything_and_leaves_nothing(playbooks, fresh):
 
 def test_convergence_and_again(playbooks):
     status, text, changed = playbooks.run("converge")
-    assert status == 0 and all(changed[name] for name in NODES), text
+    assert status == 0 and all(changed[name] for name in playbooks.names), text
     held = playbooks.look()
-    assert "-A KUBE-SERVICES" in held["lab-iptables"] and "-A -t 10.96.0.10:53" in held["lab-ipvs"]
-    for name in NODES:
+    for name in playbooks.names:
+        assert HELD[name] in held[name]
         answer = playbooks.lab.ask("TCP", WEB, 80, playbooks.lab.node(name).client)
         assert answer.outcome == "answer" and answer.backend, f"{name}: {answer}"
     status, text, changed = playbooks.run("converge", "--diff")
-    assert status == 0 and changed == dict.fromkeys(NODES, 0), text
+    assert status == 0 and changed == dict.fromkeys(playbooks.names, 0), text
     assert playbooks.look() == held
     playbooks.assert_controller_is_clean()
 
 
 def test_verify_tells_drift_by_its_status(playbooks):
     held = playbooks.look()
-    real_server = "$(ipvsadm -Sn | awk '/-a -t 10.96.0.10:53/ {print $5; exit}')"
-    playbooks.lab.output("lab-ipvs", f"ipvsadm -d -t 10.96.0.10:53 -r {real_server}")
+    *others, name = playbooks.names
+    command, difference = DRIFT[name]
+    playbooks.lab.output(name, command)
     drifted = playbooks.look()
     status, text, changed = playbooks.run("verify")
     assert status != 0 and not any(changed.values())
-    assert "lab-ipvs has drifted from the cluster's state: real servers: 1 missing" in text, text
-    assert "lab-iptables serves" in text and "lab-iptables has drifted" not in text
+    assert f"{name} has drifted from the cluster's state: {difference}" in text, text
+    for other in others:
+        assert f"{other} serves" in text and f"{other} has drifted" not in text
     assert playbooks.look() == drifted
-    status, text, changed = playbooks.run("converge", "--limit", "lab-ipvs")
-    assert status == 0 and changed["lab-ipvs"] and "lab-iptables" not in changed, text
+    status, text, changed = playbooks.run("converge", "--limit", name)
+    assert status == 0 and changed[name] and list(changed) == [name], text
     assert playbooks.look() == held
     status, text, changed = playbooks.run("verify", "--limit", "lab-iptables", "-e", "proxy_serial=1")
     assert status == 0 and changed == {"lab-iptables": 0}, text
@@ -143,7 +156,8 @@ def test_what_is_wrong_on_the_controller_stops_before_any_node(playbooks):
     status, text, _changed = playbooks.run("converge", *prepared, snapshot=bad)
     assert status != 0 and "truncated" in text
     inventory = json.loads(playbooks.lab.inventory.read_text(encoding="utf-8"))
-    inventory["lab"]["hosts"]["lab-ipvs"]["service_proxy_kubeconfig"] = "/other/cluster"
+    hosts = inventory["lab"]["hosts"]
+    hosts["other"] = {**hosts["lab-iptables"], "service_proxy_kubeconfig": "/other/cluster"}
     second = playbooks.scratch / "inventory.json"
     second.write_text(json.dumps(inventory), encoding="utf-8")
     status, text, _changed = playbooks.run("converge", *prepared, "-i", str(second))
@@ -154,7 +168,7 @@ def test_what_is_wrong_on_the_controller_stops_before_any_node(playbooks):
 
 def test_clean_up(playbooks):
     status, text, changed = playbooks.run("cleanup")
-    assert status == 0 and all(changed[name] for name in NODES), text
+    assert status == 0 and all(changed[name] for name in playbooks.names), text
     for held in playbooks.look().values():
         ours = [line for line in held.splitlines() if "KUBE-" in line or "kube-ipvs0" in line]
         assert [line for line in ours if "KUBE-IPTABLES-HINT" not in line] == [], held

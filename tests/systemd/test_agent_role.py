@@ -199,6 +199,7 @@ def test_every_kind_of_unit_has_a_good_score(node):
         assert score(node, "--offline=true", f"/srv/{kind['user']}-{kind['modules']}.service") <= GOOD_SCORE, kind
 
 
+@pytest.mark.full
 def test_as_root_and_with_modules_it_works_in_the_same_sandbox(node, before, variables, cluster):
     cluster.store.put(endpoint_slice("web", [POD]))
     rooted = {**variables, "agent_user": "root", "agent_load_modules": True}

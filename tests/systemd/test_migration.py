@@ -174,6 +174,7 @@ def test_without_access_for_the_agent_no_host_is_touched(fleet, before):
     assert_untouched(fleet, before, *fleet.members)
 
 
+@pytest.mark.full
 def test_a_change_whose_probes_fail_is_taken_back_at_once(fleet, before):
     text = fleet.migrate(service_proxy_probes=["tcp://10.96.2.1:9"], service_proxy_probe_timeout=3, failing=True)
     assert "not confirmed, since probes failed: tcp://10.96.2.1:9" in text, text
@@ -195,6 +196,7 @@ def test_a_host_lost_before_the_change_is_confirmed_goes_back_by_itself(fleet, b
     assert_untouched(fleet, before, *fleet.members)
 
 
+@pytest.mark.full
 def test_a_host_lost_while_others_of_its_batch_go_on_ends_the_rollout(fleet, before):
     first, second, third = fleet.members
     lose(second, when=f"/etc/systemd/system/{UNIT}")
@@ -210,6 +212,7 @@ def test_a_host_lost_while_others_of_its_batch_go_on_ends_the_rollout(fleet, bef
     assert_untouched(fleet, before, third)
 
 
+@pytest.mark.full
 def test_a_host_lost_again_with_what_may_be_an_agent_keeps_kube_proxy_off(fleet, before):
     _first, second, third = fleet.members
     lose(second, when="/")

@@ -113,7 +113,7 @@ def test_runs_are_sandboxed_and_metrics_are_for_all(node, scheduled):
     assert node.unit(RUN, "User")["User"] == "kubenode-proxy"
     assert node.output("stat", "-L", "-c", "%a", METRICS).strip() == "644"
     assert (
-        node.output("stat", "-c", "%a", "/var/lib/kubenode-proxy", "/var/lib/kubenode-proxy/metrics").split()
+        node.output("stat", "-c", "%a", "/var/lib/kubenode-proxy", "/var/lib/kubenode-proxy/schedule").split()
         == ["755"] * 2
     )
     lines = node.output("systemd-analyze", "security", "--no-pager", RUN).splitlines()
@@ -215,6 +215,7 @@ def pull_variables(repository):
     }
 
 
+@pytest.mark.full
 def test_ansible_pull_converges_the_node(node, pulled, cluster):
     found = metrics(node)
     assert found["success"] == 1 and found["failed_tasks"] == 0
@@ -227,6 +228,7 @@ def test_ansible_pull_converges_the_node(node, pulled, cluster):
     assert "--to-destination 10.244.1.32:8080" in node.output("iptables-save", "-t", "nat")
 
 
+@pytest.mark.full
 def test_ansible_pull_takes_up_what_is_pushed(node, pulled, repository):
     playbook = (ROOT / "examples/pull/proxy.yml").read_text()
     repository.push({"proxy.yml": playbook.replace("mode: iptables", "mode: nftables")})
@@ -242,6 +244,7 @@ def test_ansible_pull_takes_up_what_is_pushed(node, pulled, repository):
     assert dataplane(node) == rules
 
 
+@pytest.mark.full
 def test_ansible_pull_again_changes_nothing_and_is_removed(node, pulled, repository, before):
     variables = pull_variables(repository)
     node.run("systemctl", "start", TIMER)

@@ -17,7 +17,7 @@ COLLECTION = "ansible_collections.kubenode.proxy.plugins."
 
 # Each layer may import those before it and itself; those of the first are one layer.
 ORDER = (
-    ("errors", "addresses", "resources", "timestamps", "whole_files"),
+    ("errors", "addresses", "resources", "timestamps", "whole_files", "regular_files"),
     ("cluster", "packaging"),
     ("configuration",),
     ("serviceports",),

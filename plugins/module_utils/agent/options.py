@@ -9,6 +9,12 @@ from typing import Dict, NamedTuple, Tuple
 
 from ..configuration.load import load, load_file
 from ..configuration.model import KubeProxyConfiguration
+from ..convergence.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
+from ..convergence.state_directory import control_socket
+
+DEFAULT_CONTROL = control_socket()
+#: In the agent's own directory; the one above it is root's.
+DEFAULT_CACHE = "/var/lib/kubenode-proxy/agent/cluster.json.gz"
 
 _NAMED_OTHERWISE = ("configuration", "ignore_findings")
 
@@ -25,9 +31,9 @@ class AgentOptions(NamedTuple):
     node_name: str = ""
     mode: str = ""
     fallback: str = ""
-    state_directory: str = "/run/kubenode-proxy"
-    cache: str = "/var/lib/kubenode-proxy/cluster.json.gz"
-    control: str = "/run/kubenode-proxy/agent.sock"
+    state_directory: str = DEFAULT_STATE
+    cache: str = DEFAULT_CACHE
+    control: str = DEFAULT_CONTROL
     ignore_findings: Tuple[str, ...] = ()
     verbose: bool = False
     log_format: str = ""

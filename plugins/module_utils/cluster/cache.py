@@ -13,15 +13,19 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import math
 import os
 import time
 from typing import Any, Dict, Iterable, List, NamedTuple
 
 from ..errors import SnapshotError
+from ..regular_files import gunzip, parse_json, read_regular
 from ..whole_files import write_whole
 
 FORMAT = "kubenode-proxy-cluster-state"
 VERSION = 1
+#: Most bytes of a file, and of the objects in it: ten thousand Services with fifty thousand endpoints take some 40 MB.
+MOST_BYTES, _MOST_TEXT = 256 << 20, 1 << 30
 
 
 class CachedState(NamedTuple):
@@ -56,22 +60,25 @@ def write_encoded(path: str, objects: Iterable[bytes]) -> None:
 def read_cache(path: str) -> CachedState:
     """The objects of an intact cache. Raises SnapshotError, naming the file and what is wrong with it."""
     try:
-        with open(path, "rb") as file:
-            first, payload = file.readline(), file.read()
+        first, _newline, payload = read_regular(path, MOST_BYTES).partition(b"\n")
     except OSError as error:
         raise SnapshotError(f"{path}: no kept cluster state: {error.strerror}") from error
     try:
-        header = json.loads(first)
+        header = parse_json(first)
         known, version = header["format"], header["version"]
         digest, written = header["sha256"], float(header["written"])
-    except (ValueError, KeyError, TypeError) as error:
+        if not math.isfinite(written):
+            raise ValueError("the time of writing is not finite")
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise SnapshotError(f"{path}: the kept cluster state has no valid header") from error
     if known != FORMAT or version != VERSION:
         raise SnapshotError(f"{path}: the kept state has format {known!r} version {version!r}, not {FORMAT} {VERSION}")
     if hashlib.sha256(payload).hexdigest() != digest:
         raise SnapshotError(f"{path}: the kept cluster state is damaged: its SHA-256 does not match")
     try:
-        items = json.loads(gzip.decompress(payload))["items"]
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        items = parse_json(gunzip(payload, _MOST_TEXT))["items"]
+    except (ValueError, KeyError, TypeError) as error:
         raise SnapshotError(f"{path}: the kept cluster state cannot be read: {error}") from error
-    return CachedState(list(items), written)
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise SnapshotError(f"{path}: the kept cluster state is not a list of objects")
+    return CachedState(items, written)

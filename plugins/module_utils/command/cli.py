@@ -16,10 +16,12 @@ import os
 import sys
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, TextIO
 
+from ..agent.options import DEFAULT_CACHE, DEFAULT_CONTROL
 from ..convergence.history.store import DEFAULT_DIRECTORY as DEFAULT_HISTORY
+from ..convergence.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..errors import ProxyError
 from . import commands, completion, history_commands
-from .commands import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_STATE, FAILED, USAGE, Outcome
+from .commands import FAILED, USAGE, Outcome
 
 CONFIGURATION_PATHS = ("/etc/kubenode-proxy/config.yaml",)
 _VARIABLES = "KUBENODE_PROXY_"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any, Dict, List, NamedTuple, TextIO, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, TextIO, Tuple
 
 from ..agent.daemon import Agent
 from ..agent.options import AgentOptions, read_configuration
@@ -27,10 +27,6 @@ from ..convergence.request import Report, Request
 from ..errors import ProxyError
 from ..packaging.identity import identity
 from ..rendering.build_settings import routing_context
-
-DEFAULT_STATE = "/run/kubenode-proxy"
-DEFAULT_CACHE = "/var/lib/kubenode-proxy/cluster.json.gz"
-DEFAULT_CONTROL = "/run/kubenode-proxy/agent.sock"
 
 OK, FAILED, USAGE, DIFFERENT, NOT_RUNNING = 0, 1, 2, 3, 4
 
@@ -214,8 +210,17 @@ def show_status(arguments: argparse.Namespace) -> Outcome:
         document = ask_agent(arguments.control, {"command": "status"})
     except NoAgent as error:
         return _status_without_agent(arguments, str(error))
+    lines = _lines_of(_status_lines, document)
     good = document["healthy"] and not document["lastError"]
-    return Outcome(OK if good else NOT_RUNNING, _status_lines(document), document)
+    return Outcome(OK if good else NOT_RUNNING, lines, document)
+
+
+def _lines_of(show: Callable[[Dict[str, Any]], List[str]], document: Dict[str, Any]) -> List[str]:
+    """Return the lines for an agent's answer. Raises ProxyError if it is not what an agent of this version answers."""
+    try:
+        return show(document)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ProxyError(f"the agent's answer is not valid: {type(error).__name__}: {error}") from error
 
 
 def _status_without_agent(arguments: argparse.Namespace, reason: str) -> Outcome:
@@ -254,7 +259,8 @@ def show_explanation(arguments: argparse.Namespace) -> Outcome:
             for family in view.families
         ]
         document = explanation_document(explain(cluster, families, configuration.mode, destination))
-    return Outcome(OK if document["found"] else DIFFERENT, _explanation_lines(document), document)
+    lines = _lines_of(_explanation_lines, document)
+    return Outcome(OK if document["found"] else DIFFERENT, lines, document)
 
 
 def _explanation_lines(document: Dict[str, Any]) -> List[str]:

@@ -117,7 +117,7 @@ class _Convergence:
         if not self.request.check:
             if any(item.change for item in planned):
                 with self.watch.stage("save"):
-                    self.guard.before_change()
+                    self.warnings += self.guard.before_change()
             with self.watch.stage("apply"), self.guard.explained():
                 self.watch.add(apply_plan(planned))
         self.planned += planned
@@ -128,8 +128,8 @@ class _Convergence:
     def _delete_stale_conntrack(self, plans: Sequence[FamilyPlan]) -> None:
         """Delete stale UDP entries if the endpoints of a UDP Service changed since the last convergence.
 
-        The Services work without it, so a kernel that refuses it gives a warning; the next run tries again, since
-        what is remembered is only brought up to date after success.
+        The Services work without it, so a kernel that refuses it gives a warning, and so does a ledger that cannot be
+        written; the next run tries again, since what is remembered is only brought up to date after success.
         """
         directory = self.request.state_directory
         now = udp_endpoints(self.request.cluster)
@@ -140,10 +140,9 @@ class _Convergence:
                 with ConntrackSocket() as sock:
                     for item in plans:
                         self.conntrack_deleted += delete_stale_udp(sock, item.family, item.routes.values())
+                write_ledger(directory, now)
             except KernelError as error:
                 self.warnings.append(str(error))
-                return
-        write_ledger(directory, now)
 
     def _report(self, mode: str, reason: str, node_name: str, plans: Sequence[FamilyPlan]) -> Report:
         changes = table_changes(self.planned, self.request.describe)

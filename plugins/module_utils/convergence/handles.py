@@ -17,11 +17,13 @@ from typing import Optional, Type
 from ..kernel.facts import kernel_release
 from ..kernel.ipset import IpsetSocket
 from ..kernel.ipvs import PROC_TABLE, IpvsSocket
-from ..kernel.modules import present_modules
+from ..kernel.modules import asking_loads
 from ..kernel.netlink import NETLINK_ROUTE, NetlinkSocket
+from ..kernel.nftables.probe import answers as nftables_answers
 from ..kernel.nftables.resource import NftablesResource
 from ..resources import Progress, unheeded
 
+# It has a parameter (max_sets), so that the directory is there also where the module is built in.
 _IPSET_MODULE = "/sys/module/ip_set"
 
 
@@ -61,8 +63,8 @@ class KernelHandles:
 
     @staticmethod
     def has_nftables() -> bool:
-        """Whether nf_tables is loaded or built in."""
-        return bool(present_modules(["nf_tables"], kernel_release()))
+        """Whether nf_tables is loaded or built in. Raises KernelError."""
+        return not asking_loads("nf_tables", kernel_release()) and nftables_answers()
 
     def nftables(self, family: str) -> NftablesResource:
         """The nftables table of a family, with a socket that is closed with the others."""

@@ -1,14 +1,18 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the node was last programmed with, as far as the kernel cannot tell: the endpoints of UDP Services.
+"""What the node was last programmed with and the kernel does not show: the endpoints of UDP Services.
 
 kube-proxy 1.36 looks for stale conntrack entries only after a sync in which the endpoints of a Service changed that
 has, or had, a UDP port with endpoints. A one-shot convergence has to remember those endpoints from one run to the next.
+
+The file is written in place, because unprivileged runs may write the file but not its directory. A run that is killed
+meanwhile leaves a text that is no JSON, which counts as no record: the next run looks for stale entries once more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import json
@@ -18,14 +22,15 @@ from typing import Dict
 from ..cluster.state import ClusterState
 from ..errors import KernelError
 from ..kernel.files import remove_file
-from ..whole_files import write_whole
+from ..regular_files import open_regular, parse_json, read_regular
+from .state_directory import CONTROL_SOCKET, control_socket
 
 _VERSION = 1
 _FILE = "ledger.json"
-#: How unfinished ones begin, those of earlier versions too.
+#: How unfinished ones of earlier versions begin.
 _TEMPORARY = ".ledger"
-#: What an agent that was killed leaves in the directory.
-_SOCKET = "agent.sock"
+#: A hundred thousand Services with names of the greatest length.
+_MOST_BYTES = 64 << 20
 
 
 def udp_endpoints(cluster: ClusterState) -> Dict[str, str]:
@@ -47,30 +52,37 @@ def udp_endpoints(cluster: ClusterState) -> Dict[str, str]:
 
 
 def read_ledger(directory: str) -> Dict[str, str]:
-    """The UDP endpoints of the last convergence; empty when there was none or its record is not readable."""
+    """Return the UDP endpoints of the last convergence; empty when there was none or its record is not valid."""
     try:
-        with open(os.path.join(directory, _FILE), encoding="utf-8") as file:
-            record = json.load(file)
+        record = parse_json(read_regular(os.path.join(directory, _FILE), _MOST_BYTES))
     except (OSError, ValueError):
         return {}
-    if not isinstance(record, dict) or record.get("version") != _VERSION:
+    known = record.get("udp_endpoints") if isinstance(record, dict) and record.get("version") == _VERSION else None
+    if not isinstance(known, dict) or not all(isinstance(value, str) for value in known.values()):
         return {}
-    known = record.get("udp_endpoints")
-    return {str(key): str(value) for key, value in known.items()} if isinstance(known, dict) else {}
+    return known
 
 
 def write_ledger(directory: str, endpoints: Dict[str, str]) -> None:
-    """Record the UDP endpoints that have been programmed, atomically. Raises KernelError."""
+    """Record the UDP endpoints that have been programmed; the caller holds the lock. Raises KernelError."""
     path = os.path.join(directory, _FILE)
     record = json.dumps({"version": _VERSION, "udp_endpoints": endpoints}, sort_keys=True)
     try:
-        write_whole(path, record.encode())
+        descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.truncate()
+            stream.write(record.encode())
     except OSError as error:
-        raise KernelError(f"{path}: cannot be written: {error.strerror}") from error
+        remark = "the next run looks for stale connections of UDP Services again"
+        raise KernelError(f"{path}: cannot be written: {error.strerror}; {remark}") from error
 
 
 def forget(directory: str) -> None:
-    """Remove what is remembered, and what a run that was killed left beside it. Raises KernelError."""
-    names = [os.path.join(directory, name) for name in (_FILE, _SOCKET)]
+    """Remove what is remembered, and what a run or an agent that was killed left beside it. Raises KernelError."""
+    socket = control_socket(directory)
+    names = [os.path.join(directory, _FILE), os.path.join(directory, CONTROL_SOCKET), socket]
     for path in [*names, *glob.glob(os.path.join(glob.escape(directory), f"{_TEMPORARY}*"))]:
         remove_file(path)
+    # Something else is in it, or there is none.
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(socket))

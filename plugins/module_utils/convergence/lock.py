@@ -3,8 +3,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """One convergence at a time on a node, whether by a module, the agent or the node command.
 
-The file is removed when the node is left for good. Then somebody may already wait for a file that has no name any
-more, so whoever gets the lock looks whether the name still stands for that file, and else begins anew.
+The lock is a file in a directory that only root can write, so that nobody else can put another file in its place. The
+role agent lets the agent's group open it (mode 0660), which is all that an unprivileged process needs to hold it.
+
+The file is removed when the node is left for good. Another process may wait by then for a file that has no name any
+more, so whoever gets the lock compares the name with the file that it holds, and starts again if they differ.
 """
 
 from __future__ import annotations
@@ -18,15 +21,20 @@ from types import TracebackType
 from typing import Optional, Type
 
 from ..errors import KernelError
+from ..regular_files import open_regular
+from .state_directory import prepare_state_directory
 
 _POLL_SECONDS = 0.05
+#: Most bytes of the text in the file that are shown: the process and what it calls itself.
+_HOLDER_BYTES = 200
 
 
 class ConvergenceLock:
     """An exclusive flock on ``<directory>/lock``, held while the context lasts.
 
     ``holder``: what to call the process that holds it. Raises KernelError, naming the process that holds it, when it is
-    not free within ``timeout`` seconds, or when the directory cannot be made.
+    not free within ``timeout`` seconds; when the directory cannot be made, or for root when others can write it; and
+    when the name does not stand for a regular file.
     """
 
     def __init__(self, directory: str, timeout: float, holder: str = "another convergence") -> None:
@@ -45,18 +53,19 @@ class ConvergenceLock:
     def _descriptor_of_the_name(self, deadline: float) -> bool:
         """Open the file and lock it; False if it was removed meanwhile."""
         try:
-            os.makedirs(self._directory, mode=0o755, exist_ok=True)
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            prepare_state_directory(self._directory)
+            self._descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             if self._is_removed(error) and time.monotonic() < deadline:
                 return False
             raise KernelError(f"{self._path}: cannot be opened: {error.strerror}") from error
         try:
-            self._share()
             self._acquire(deadline)
             if self._is_named():
-                os.ftruncate(self._descriptor, 0)
-                os.pwrite(self._descriptor, f"{os.getpid()} {self._holder}".encode(), 0)
+                # Who holds it is for messages only; a full file system is no reason to go without a lock.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._descriptor, 0)
+                    os.pwrite(self._descriptor, f"{os.getpid()} {self._holder}".encode(), 0)
                 return True
         except OSError as error:
             os.close(self._descriptor)
@@ -97,17 +106,6 @@ class ConvergenceLock:
         with contextlib.suppress(OSError):
             os.rmdir(self._directory)
 
-    def _share(self) -> None:
-        """Give a lock that root has made to the owner of its directory: the agent's user, if it has one of its own."""
-        if os.geteuid() != 0:
-            return
-        try:
-            owner = os.stat(self._directory)
-        except FileNotFoundError:
-            return  # removed just now: what is open has no name any more, which is found out later
-        if os.fstat(self._descriptor).st_uid != owner.st_uid:
-            os.fchown(self._descriptor, owner.st_uid, owner.st_gid)
-
     def _acquire(self, deadline: float) -> None:
         while True:
             try:
@@ -117,7 +115,7 @@ class ConvergenceLock:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise KernelError(f"{self._path}: cannot be locked: {error.strerror}") from error
             if time.monotonic() >= deadline:
-                text = os.pread(self._descriptor, 200, 0).decode("utf-8", "replace")
+                text = os.pread(self._descriptor, _HOLDER_BYTES, 0).decode("utf-8", "replace")
                 process, _blank, holder = text.partition(" ")
                 raise KernelError(
                     f"{self._path}: held by process {process or 'unknown'}: {holder or 'another convergence'} of this "

@@ -82,6 +82,15 @@ _OPTIONS: Mapping[str, str] = {
 }
 
 
+# What is only there while the code is in the kernel, built in or loaded: it says so where no list does.
+_EVIDENCE: Mapping[str, str] = {
+    "br_netfilter": "/proc/sys/net/bridge/bridge-nf-call-iptables",
+    "ip_vs": "/proc/net/ip_vs",
+    "ipv6": "/proc/net/if_inet6",
+    "nf_conntrack": "/proc/sys/net/netfilter/nf_conntrack_max",
+}
+
+
 # -- which -------------------------------------------------------------------------------------------------------------
 
 
@@ -176,8 +185,8 @@ def _built_in_by_configuration(names: Iterable[str], release: str, root: str) ->
 def present_modules(names: Iterable[str], release: str, root: str = "") -> Set[str]:
     """Those of ``names`` whose code is in the running kernel: loaded or built in.
 
-    Told by /proc/modules, the list of built-in modules that belongs to the release, /sys/module, and, where that list
-    is not installed, the kernel's own configuration.
+    Found in /proc/modules, in the list of built-in modules that belongs to the release, in /sys/module, by what some
+    modules bring, and, where that list is not installed, in the kernel's own configuration.
     """
     wanted = set(names)
     loaded = loaded_modules(root)
@@ -187,13 +196,29 @@ def present_modules(names: Iterable[str], release: str, root: str = "") -> Set[s
         built_in_list = facts.read_text(f"{root}/lib/modules/{release}/modules.builtin")
         built_in = _module_names(built_in_list or "")
         for name in sorted(missing):
-            # A module that is being loaded or unloaded has a directory too, but with its state in it.
-            directory = f"{root}/sys/module/{name}"
-            if name in built_in or (os.path.isdir(directory) and not os.path.exists(f"{directory}/initstate")):
+            if name in built_in or _shows(name, root):
                 present.add(name)
         if built_in_list is None:
             present |= _built_in_by_configuration(missing - present, release, root)
     return present
+
+
+def _shows(name: str, root: str) -> bool:
+    """Tell whether a module shows in /sys/module or by what it brings."""
+    # A module that is being loaded or unloaded has a directory too, but with its state in it.
+    directory = f"{root}/sys/module/{name}"
+    if os.path.isdir(directory) and not os.path.exists(f"{directory}/initstate"):
+        return True
+    return name in _EVIDENCE and os.path.exists(f"{root}{_EVIDENCE[name]}")
+
+
+def asking_loads(name: str, release: str, root: str = "") -> bool:
+    """Tell whether asking the kernel for what a module brings would make it load the module.
+
+    That is so if its file is installed and its code is not in the kernel. Otherwise the kernel has it or cannot get it,
+    so that it can be asked in a check as well. No list is needed for that: one of built-in modules may be missing.
+    """
+    return name in available_modules(release, root) and name not in present_modules([name], release, root)
 
 
 def remedy(name: str, release: str, root: str = "") -> str:

@@ -15,6 +15,30 @@ from .sysctls import HASH_SIZE, RESERVED_PORTS, AtLeast, Including, Wanted, port
 
 _MODES = ("iptables", "ipvs", "nftables")
 
+#: Every kernel parameter that a profile may set, in any mode and on any kernel. A saved state may hold no others.
+KEYS = frozenset(
+    (
+        "net.bridge.bridge-nf-call-ip6tables",
+        "net.bridge.bridge-nf-call-iptables",
+        "net.ipv4.conf.all.arp_announce",
+        "net.ipv4.conf.all.arp_ignore",
+        "net.ipv4.conf.all.route_localnet",
+        "net.ipv4.ip_forward",
+        "net.ipv4.vs.conn_reuse_mode",
+        "net.ipv4.vs.conntrack",
+        "net.ipv4.vs.expire_nodest_conn",
+        "net.ipv4.vs.expire_quiescent_template",
+        "net.ipv4.vs.run_estimation",
+        "net.netfilter.nf_conntrack_max",
+        "net.netfilter.nf_conntrack_tcp_be_liberal",
+        "net.netfilter.nf_conntrack_tcp_timeout_close_wait",
+        "net.netfilter.nf_conntrack_tcp_timeout_established",
+        "net.netfilter.nf_conntrack_udp_timeout",
+        "net.netfilter.nf_conntrack_udp_timeout_stream",
+        HASH_SIZE,
+    )
+)
+
 
 class ConntrackProfile(NamedTuple):
     """Connection tracking settings; None (or False) leaves the kernel's value alone.

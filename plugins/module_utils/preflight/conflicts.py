@@ -10,7 +10,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ..addresses import IPV4, IPV6
 from ..kernel import facts
-from ..kernel.xtables.variant import LEGACY, NFT, XtablesVariant, find_program, run
+from ..kernel.xtables.variant import LEGACY, NFT, XtablesVariant, find_program, run, run_save, table_names
 from .findings import (
     CILIUM,
     EMBEDDED_KUBE_PROXY,
@@ -125,8 +125,7 @@ def ufw_findings(root: str = "") -> List[Finding]:
 
 def forward_policy(variant: XtablesVariant) -> str:
     """The policy of the chain FORWARD: ACCEPT or DROP; empty where there is no table filter or it cannot be read."""
-    prefix = "ip6" if variant.family == IPV6 else "ip"
-    if variant.name == LEGACY and "filter" not in (facts.read_text(f"/proc/net/{prefix}_tables_names") or "").split():
+    if variant.name == LEGACY and "filter" not in table_names(variant.family):
         return ""
     wait = ["-w", "5"] if variant.waits else []
     words = run([variant.main, *wait, "-t", "filter", "-S", "FORWARD"]).output.split()
@@ -152,11 +151,10 @@ def other_variant_findings(variants: Mapping[str, XtablesVariant]) -> List[Findi
     for family, variant in variants.items():
         prefix = "ip6tables" if family == IPV6 else "iptables"
         other = LEGACY if variant.name == NFT else NFT
-        names = facts.read_text(f"/proc/net/{'ip6' if family == IPV6 else 'ip'}_tables_names") or ""
         program = find_program(f"{prefix}-{other}-save")
-        if not program or (other == LEGACY and not names.split()):
+        if not program or (other == LEGACY and not table_names(family)):
             continue
-        lines = run([program]).output.splitlines()
+        lines = run_save(program, other, family).output.splitlines()
         if any(line.startswith(":KUBE-SERVICES ") for line in lines):
             what = f"{family}: kube-proxy's chains are also in the {other} variant of iptables (in use: {variant.name})"
             remedy = f"remove them: {prefix}-{other}-save | grep -v KUBE- | {prefix}-{other}-restore"

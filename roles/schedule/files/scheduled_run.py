@@ -10,9 +10,12 @@ differences when it was asked to look for them.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import glob
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 import tempfile
@@ -32,6 +35,9 @@ HELP = {
 }
 # The status of "kubenode-proxy converge --check" when something differs.
 DIFFERENT = 3
+TEMPORARY = ".metrics-"
+# More than all metrics take.
+MOST_CHARACTERS = 1 << 16
 KINDS = ("added", "replaced", "removed")
 RECAP = re.compile(r"^\S+\s+: ok=\d+\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
 
@@ -63,11 +69,15 @@ def pull_samples(output: str) -> Samples:
 def last_success(path: str) -> Optional[float]:
     """The time of the last success that an earlier run has written down."""
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            found = re.search(rf"^{PREFIX}last_success_timestamp_seconds (\S+)$", file.read(), re.MULTILINE)
-            return float(found.group(1)) if found else None
-    except (OSError, ValueError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, encoding="ascii", errors="replace") as file:
+            text = file.read(MOST_CHARACTERS) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
+    except OSError:
         return None
+    found = re.search(rf"^{PREFIX}last_success_timestamp_seconds ([0-9.e+]{{1,30}})$", text, re.MULTILINE)
+    with contextlib.suppress(ValueError):
+        return float(found.group(1)) if found else None
+    return None
 
 
 def render(samples: Samples) -> str:
@@ -83,12 +93,12 @@ def render(samples: Samples) -> str:
 
 
 def write(path: str, text: str) -> None:
-    """Replace the file at once, readable for everybody, as is its directory."""
+    """Replace the file at once, readable for everybody; systemd has made its directory (StateDirectory=)."""
     directory = os.path.dirname(path)
-    os.makedirs(directory, exist_ok=True)
-    os.chmod(directory, 0o755)
-    # node_exporter reads only names that end in .prom: it never sees this one.
-    handle, temporary = tempfile.mkstemp(prefix=".metrics-", dir=directory)
+    # node_exporter reads only names that end in .prom: it never sees these. A run that was killed leaves one.
+    for unfinished in glob.glob(os.path.join(glob.escape(directory), f"{TEMPORARY}*")):
+        os.unlink(unfinished)
+    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:
             file.write(text)

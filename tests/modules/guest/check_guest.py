@@ -96,7 +96,9 @@ def test_modules_sysctls_and_virtual_servers(node):
     purge = {"services": [dict(changed[0], real_servers=None)], "purge": ["192.0.2.10"]}
     look = {"ansible.builtin.command": "ipvsadm -Sn", "changed_when": False}
     parameters = {SYSCTLS: {"profile": {"mode": "ipvs", "strict_arp": True}, "unchangeable": "warn"}}
-    unload = {MODULES: {"state": "absent", "modules": ["ip_vs_wrr", "ip_vs_mh"], "unload": True}}
+    file = "/etc/modules-load.d/kubenode-proxy.conf"
+    gone = {"state": "absent", "persistent_file": file}
+    unload = {MODULES: {**gone, "modules": ["ip_vs_wrr", "ip_vs_mh"], "unload": True}}
     found = node.play(
         {IPVS: {"services": changed}},
         {IPVS: {"services": [dict(changed[0], scheduler="nosuch")]}, "check_mode": True},

@@ -41,10 +41,10 @@ def test_kinds_counts_and_some_names():
         removed={chain("KUBE-SVC-FOREIGN"): ("-j DROP",)},
     )
     assert attributed([("iptables chains", change)]) == {
-        "taken_away": "10 nat chains (KUBE-SERVICES, KUBE-SEP0, KUBE-SEP1, KUBE-SEP2 and 6 more), 1 nat jump (OUTPUT)",
-        "emptied": "1 nat chain (KUBE-POSTROUTING)",
-        "altered": "1 nat chain (KUBE-MARK-MASQ)",
-        "put_in": "1 nat chain (KUBE-SVC-FOREIGN)",
+        "removed": "10 nat chains (KUBE-SERVICES, KUBE-SEP0, KUBE-SEP1, KUBE-SEP2 and 6 more), 1 nat jump (OUTPUT)",
+        "flushed": "1 nat chain (KUBE-POSTROUTING)",
+        "modified": "1 nat chain (KUBE-MARK-MASQ)",
+        "added": "1 nat chain (KUBE-SVC-FOREIGN)",
     }
 
 
@@ -78,9 +78,9 @@ def test_plurals():
     servers = {VirtualServerKey("tcp", "10.96.0.1", port): None for port in (80, 81)}
     elements = {("element", "cluster-ips", bytes([number])): True for number in range(3)}
     told = attributed([("virtual servers", Change(added=servers)), ("nftables IPv4", Change(added=elements))])
-    assert told["taken_away"] == ("2 virtual servers (10.96.0.1:80/TCP, 10.96.0.1:81/TCP), 3 elements of (cluster-ips)")
+    assert told["removed"] == ("2 virtual servers (10.96.0.1:80/TCP, 10.96.0.1:81/TCP), 3 elements of (cluster-ips)")
     addresses = {"10.96.0.1": True, "10.96.0.2": True}
-    assert attributed([("addresses", Change(added=addresses))])["taken_away"].startswith("2 addresses (")
+    assert attributed([("addresses", Change(added=addresses))])["removed"].startswith("2 addresses (")
 
 
 def test_the_author_of_a_transaction():

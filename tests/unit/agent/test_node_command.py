@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import socket
 import subprocess
+import threading
 
 import pytest
 
@@ -210,6 +213,48 @@ def test_the_control_socket_answers_and_is_private(tmp_path):
         ask_agent(path, {"command": "status"})
     with pytest.raises(KernelError, match="cannot listen"):
         ControlServer("/proc/nowhere/agent.sock", deliver)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b'{"node": "\\u001b[2Jx\\r\\u202e", "\\u001b]0;": ["\\u009b"]}\n', ""),
+        (b"[]\n", "is not an object"),
+        (b"{\n", "is not valid"),
+        (b"[" * 200_000 + b"\n", "is not valid"),
+        (b'{"error": "\\u001b[31m\\nred"}\n', "red"),
+        (b"", "is not valid"),
+        (b"x" * (65 << 20), "is larger than"),
+    ],
+    ids=["escapes", "list", "cut", "deep", "error", "nothing", "endless"],
+)
+def test_what_a_hostile_agent_answers_is_bounded_and_printable(tmp_path, answer, said):
+    path = str(tmp_path / "agent.sock")
+
+    def serve(listener: socket.socket) -> None:
+        for _connection in range(2):
+            client = listener.accept()[0]
+            with client, contextlib.suppress(OSError):
+                client.recv(4096)
+                client.sendall(answer)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        try:
+            if said:
+                with pytest.raises(ProxyError, match=said) as caught:
+                    ask_agent(path, {"command": "status"})
+                assert str(caught.value).isprintable()
+            else:
+                assert ask_agent(path, {"command": "status"}) == {"node": "?[2Jx??", "?]0;": ["?"]}
+            code, output, errors = run("status", "--control", path)
+        finally:
+            thread.join()
+    text = (output + errors).replace("\n", "")
+    assert code in (1, 4) and text.isprintable() and errors.count("\n") <= 1 and "Traceback" not in errors
 
 
 def test_completion_is_valid_shell_and_knows_commands_and_options():

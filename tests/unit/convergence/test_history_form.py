@@ -19,6 +19,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import ChainsState, NodeState
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.raw import RawChain, RawSet
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctl_profile import KEYS
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.saved import SavedChainKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model as ipvs
 
@@ -60,7 +61,7 @@ STATES = st.builds(
     devices=st.dictionaries(WORDS, WORDS, max_size=1),
     addresses=st.dictionaries(ADDRESSES, st.just(True), max_size=3),
     timeouts=st.dictionaries(WORDS, PORTS, max_size=3),
-    sysctls=st.dictionaries(WORDS, LINES, max_size=3),
+    sysctls=st.dictionaries(st.sampled_from(sorted(KEYS)), st.integers(0, 10**18).map(str), max_size=3),
     exclude_cidrs=st.lists(WORDS, max_size=2).map(tuple),
 )
 SAMPLE = NodeState(
@@ -109,6 +110,11 @@ def test_the_same_state_gives_the_same_bytes():
         (changed(sets=[["KUBE-X", "hash:ip", "IPv4"]]), "field sets: is not a list of entries with 4 values each"),
         (changed(sysctls=[]), "field sysctls: is not a mapping"),
         (changed(sysctls={"net.ipv4.ip_forward": 1}), "field sysctls: is not a list of entries: 1 is not text"),
+        (
+            changed(sysctls={"kernel.core_pattern": "|/bin/sh"}),
+            "field sysctls: is not a mapping of kernel parameters that a service proxy sets: 'kernel.core_pattern'",
+        ),
+        (changed(sysctls={"net.netfilter.nf_conntrack_max": "x"}), "nf_conntrack_max: 'x'"),
         (changed(timeouts={"tcp": -1}), "field timeouts: is not a list of entries: -1 is not a number"),
         (changed(addresses=["10.96.0.1 dev eth0"]), "field addresses: is not a list of addresses"),
         (changed(nftables={"IPv4": [[["chain", "x"], "no base64!", []]]}), "field nftables: is not in Base64"),

@@ -28,6 +28,8 @@ def test_nothing_is_left_after_removal(tmp_path):
         assert held_by(state) == f"{os.getpid()} somebody"
         write_ledger(str(state), {"a/b": "c"})
         (state / "agent.sock").touch()
+        (state / "agent").mkdir()
+        (state / "agent" / "agent.sock").touch()
         (state / ".ledger-x").touch()
         forget(str(state))
         forget(str(state))

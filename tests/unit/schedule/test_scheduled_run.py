@@ -24,6 +24,7 @@ RECAP = "PLAY RECAP ***\nnode-1    : ok=5    changed=2    unreachable=0    faile
 def run(tmp_path, kind, output, status=0):
     code = f"import sys; print({output!r}); sys.exit({status})"
     path = tmp_path / "metrics/out.prom"
+    path.parent.mkdir(exist_ok=True)
     result = scheduled_run.main(["--metrics", str(path), "--kind", kind, "--", sys.executable, "-c", code])
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     values = dict(line.replace(scheduled_run.PREFIX, "").rsplit(" ", 1) for line in lines)
@@ -57,8 +58,10 @@ def test_recap_of_a_playbook(tmp_path):
 
 
 def test_file_is_whole_and_readable_and_nothing_is_left_beside_it(tmp_path):
-    run(tmp_path, "converge", json.dumps(REPORT))
     path = tmp_path / "metrics/out.prom"
+    path.parent.mkdir()
+    (path.parent / ".metrics-of-a-killed-run").touch()
+    run(tmp_path, "converge", json.dumps(REPORT))
     assert path.stat().st_mode & 0o777 == 0o644
     assert list(path.parent.iterdir()) == [path]
     text = path.read_text()
@@ -66,7 +69,7 @@ def test_file_is_whole_and_readable_and_nothing_is_left_beside_it(tmp_path):
 
 
 def test_command_that_does_not_exist_and_signal(tmp_path, capsys):
-    path = str(tmp_path / "m/out.prom")
+    path = str(tmp_path / "out.prom")
     assert scheduled_run.main(["--metrics", path, "--kind", "pull", "--", "/does/not/exist"]) == 127
     assert "/does/not/exist: cannot be run" in capsys.readouterr().err
     code = "import os; os.kill(os.getpid(), 9)"

@@ -66,15 +66,15 @@ def _is_empty(value: Any) -> bool:
 
 
 def attributed(changes: List[Tuple[str, Change[Any, Any]]]) -> Dict[str, str]:
-    """What a repair tells: what others had ``taken_away``, ``emptied``, ``altered`` and ``put_in``; only what there is.
+    """Return the log fields for external changes: removed, flushed, modified, added. Empty fields are omitted.
 
     ``changes``: name of the resource, what the repair changed in it.
     """
     replaced = [((name, key), before) for name, change in changes for key, (before, _now) in change.replaced.items()]
     found = {
-        "taken_away": summary((name, key) for name, change in changes for key in change.added),
-        "emptied": summary(item for item, before in replaced if _is_empty(before)),
-        "altered": summary(item for item, before in replaced if not _is_empty(before)),
-        "put_in": summary((name, key) for name, change in changes for key in change.removed),
+        "removed": summary((name, key) for name, change in changes for key in change.added),
+        "flushed": summary(item for item, before in replaced if _is_empty(before)),
+        "modified": summary(item for item, before in replaced if not _is_empty(before)),
+        "added": summary((name, key) for name, change in changes for key in change.removed),
     }
     return {word: text for word, text in found.items() if text}

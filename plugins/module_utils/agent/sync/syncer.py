@@ -208,7 +208,7 @@ class Syncer:
         if count:
             self._limited.warning(
                 ("repair", family.family),
-                "repaired what somebody else changed",
+                "repaired external changes",
                 family=family.family,
                 noticed_by=suspicion,
                 **attributed(result.changes),

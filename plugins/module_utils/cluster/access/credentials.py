@@ -14,6 +14,7 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ...errors import ApiError, ConfigurationError
+from ...regular_files import read_with_own_links
 
 #: client-go's period for token files (k8s.io/client-go/transport, NewCachedFileTokenSource).
 TOKEN_FILE_SECONDS = 60.0
@@ -101,8 +102,7 @@ class TokenFile(Credentials):
 
     def _read(self) -> str:
         try:
-            with open(self._path, "rb") as file:
-                return file.read(_MAXIMUM_TOKEN_BYTES).decode("utf-8").strip()
+            return read_with_own_links(self._path, _MAXIMUM_TOKEN_BYTES).decode("utf-8").strip()
         except UnicodeDecodeError as error:
             raise ConfigurationError(f"{self._path}: the token is not UTF-8 text") from error
         except OSError as error:

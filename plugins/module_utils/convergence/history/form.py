@@ -14,19 +14,24 @@ import binascii
 import gzip
 import hashlib
 import json
-import zlib
+import re
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 from ...addresses import FAMILIES, canonical_address
 from ...errors import HistoryError
 from ...kernel.nftables.raw import RawChain, RawSet
+from ...kernel.sysctl_profile import KEYS
 from ...kernel.xtables.saved import BUILTIN, CHAIN, SavedChainKey
+from ...regular_files import gunzip, parse_json
 from ...rendering.ipvs import model as ipvs
 from .state import ChainsState, NodeState
 
 FORMAT = "kubenode-proxy node state"
 VERSION = 1
+#: Most bytes of a file, and of what it holds: a hundred thousand endpoints take some 60 MB.
+MOST_BYTES, _MOST_TEXT = 64 << 20, 512 << 20
 _LEVEL = 4
+_NUMBER = re.compile(r"[0-9]{1,19}\Z")
 _KINDS = {"list": "a list", "dict": "a mapping", "str": "text", "int": "a number"}
 
 
@@ -166,6 +171,16 @@ def _decode_nftables(reader: _Reader, rows: Any) -> Dict[Tuple[Any, ...], Any]:
     return table
 
 
+def _check_sysctls(reader: _Reader, values: Dict[str, str]) -> None:
+    """Accept only what a mode sets, all of which are numbers: another parameter of the kernel can start programs."""
+    reader.field = "sysctls"
+    for key, value in values.items():
+        if key not in KEYS:
+            raise reader.fail(f"a mapping of kernel parameters that a service proxy sets: {key!r}")
+        if not _NUMBER.match(value):
+            raise reader.fail(f"a mapping to numbers: {key}: {value!r}")
+
+
 def decode_state(document: Any) -> NodeState:
     """The state from JSON values. Raises HistoryError naming the field."""
     reader = _Reader(document)
@@ -196,6 +211,7 @@ def decode_state(document: Any) -> NodeState:
     for name, kind in (("devices", str), ("sysctls", str), ("timeouts", int)):
         entries = reader.take(name, dict)
         texts[name] = {key: reader.row([value], (kind,))[0] for key, value in entries.items()}
+    _check_sysctls(reader, texts["sysctls"])
     excluded = tuple(map(reader.line, reader.take("exclude_cidrs", list)))
     return NodeState(
         chains,
@@ -223,10 +239,10 @@ def pack_record(record: StateRecord) -> bytes:
 def unpack_record(content: bytes) -> StateRecord:
     """The record in the content of a file. Raises HistoryError that says what is wrong with it."""
     try:
-        head_line, _newline, body = gzip.decompress(content).partition(b"\n")
-        head = json.loads(head_line)
-    except (OSError, EOFError, zlib.error, ValueError):
-        raise HistoryError("not a saved state, or cut short") from None
+        head_line, _newline, body = gunzip(content, _MOST_TEXT).partition(b"\n")
+        head = parse_json(head_line)
+    except ValueError as error:
+        raise HistoryError(f"not a saved state, or cut short: {error}") from None
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise HistoryError("not a saved state of kubenode-proxy")
     if head.get("version") != VERSION:
@@ -234,9 +250,9 @@ def unpack_record(content: bytes) -> StateRecord:
     if head.get("sha256") != hashlib.sha256(body).hexdigest():
         raise HistoryError("its content does not match its checksum")
     try:
-        document = json.loads(body)
-    except ValueError:
-        raise HistoryError("its content is not JSON") from None
+        document = parse_json(body)
+    except ValueError as error:
+        raise HistoryError(f"its content is not JSON: {error}") from None
     reader = _Reader(document)
     words = {name: reader.line(reader.take(name, str)) for name in ("created", "reason", "kernel", "engine", "boot")}
     return StateRecord(number=reader.take("number", int), state=decode_state(reader.take("state", dict)), **words)

@@ -9,7 +9,7 @@ import contextlib
 from typing import Iterator, List, Optional
 
 from ...configuration.model import KubeProxyConfiguration
-from ...errors import ConfigurationError, KernelError
+from ...errors import ConfigurationError, HistoryError, KernelError
 from ..handles import KernelHandles
 from ..request import Request
 from .arm import arm, check_timeout, refuse_if_pending
@@ -28,6 +28,7 @@ class Guard:
         self._request = request
         self._handles = handles
         self._configuration: Optional[KubeProxyConfiguration] = None
+        self._saved = False
         self.saved_state: Optional[int] = None
         self.confirm_until = ""
 
@@ -40,6 +41,8 @@ class Guard:
             raise ConfigurationError("confirm_timeout: needs a saved state to go back to, so keep_states must not be 0")
         if request.confirm_timeout:
             check_timeout(request.confirm_timeout)
+            if not request.check:
+                History(request.history_directory, request.keep_states).check_writable()
         warning = refuse_if_pending(check=request.check)
         return [warning] if warning else []
 
@@ -47,16 +50,28 @@ class Guard:
         """Say what the node is about to be converged to. Nothing is saved before this is known."""
         self._configuration = configuration
 
-    def before_change(self) -> None:
-        """Save the present state, and arm the revert if it is asked for. Raises HistoryError, KernelError."""
+    def before_change(self) -> List[str]:
+        """Save the present state, and arm the revert if it is asked for; returns warnings.
+
+        A state that cannot be written is a warning, since the change does not depend on it: a full disk must not keep
+        a node from following its cluster. If the change has to be confirmed, it is an error, before anything is
+        changed. Raises HistoryError, KernelError.
+        """
         request, configuration = self._request, self._configuration
-        if configuration is None or not request.history_directory or self.saved_state is not None:
-            return
-        state = observe_state(self._handles, configuration.mode, configuration.ipvs.exclude_cidrs)
-        self.saved_state = History(request.history_directory, request.keep_states).save(state).number
+        if configuration is None or not request.history_directory or self._saved:
+            return []
+        self._saved = True
+        try:
+            state = observe_state(self._handles, configuration.mode, configuration.ipvs.exclude_cidrs)
+            self.saved_state = History(request.history_directory, request.keep_states).save(state).number
+        except HistoryError as error:
+            if request.confirm_timeout:
+                raise
+            return [f"the state before is not saved, so the node cannot be rolled back to it: {error}"]
         if request.confirm_timeout:
             waiting = arm(self.saved_state, request.confirm_timeout, request.history_directory, request.state_directory)
             self.confirm_until = waiting.deadline
+        return []
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import stat
 import time
 from typing import Any, NamedTuple, Optional
 
 from ...errors import HistoryError
+from ...regular_files import SMALL, parse_json, read_regular
+from ...whole_files import write_whole
 
 DIRECTORY = "/run/kubenode-proxy-confirm"
 ENGINE = "revert.pyz"
@@ -73,22 +76,24 @@ def read(directory: str = DIRECTORY) -> Optional[Pending]:
     for name in (_FILE, REVERTING):
         path = os.path.join(directory, name)
         try:
-            with open(path, encoding="utf-8") as file:
-                document: Any = json.load(file)
-            return Pending(
-                int(document["state"]),
-                float(document["armed"]),
-                float(document["timeout"]),
-                str(document["deadline"]),
-                str(document["history_directory"]),
-                str(document["state_directory"]),
-                name == REVERTING,
-            )
+            return _parsed(parse_json(read_regular(path, SMALL)), name == REVERTING)
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise HistoryError(f"{path}: cannot be read: {error}; remove it once the node is in order") from error
+        except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise HistoryError(f"{path}: cannot be read: {reason}; remove it once the node is in order") from error
     return None
+
+
+def _parsed(document: Any, reverting: bool) -> Pending:
+    """Return what a document says. Raises ValueError, TypeError, KeyError or OverflowError."""
+    armed, timeout = float(document["armed"]), float(document["timeout"])
+    if not math.isfinite(armed + timeout):
+        raise ValueError("a time is not finite")
+    deadline, *directories = (document[name] for name in ("deadline", "history_directory", "state_directory"))
+    if not all(isinstance(text, str) for text in (deadline, *directories)):
+        raise TypeError("a field is not text")
+    return Pending(int(document["state"]), armed, timeout, deadline, directories[0], directories[1], reverting)
 
 
 def claim(name: str, directory: str = DIRECTORY) -> bool:
@@ -113,10 +118,7 @@ def write(pending: Pending, engine: bytes, directory: str = DIRECTORY) -> str:
             os.mkdir(directory, 0o700)
         _trusted(directory)
         for name, content in ((path, engine), (os.path.join(directory, _FILE), _text(pending))):
-            descriptor = os.open(f"{name}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-            os.replace(f"{name}.new", name)
+            write_whole(name, content)
     except OSError as error:
         raise HistoryError(f"{directory}: cannot be written: {error.strerror}") from error
     return path
@@ -132,7 +134,8 @@ def clear(directory: str = DIRECTORY) -> None:
         return
     try:
         # The file that says so first: without it the program does nothing.
-        for name in (_FILE, REVERTING, DECIDED, ENGINE, f"{_FILE}.new", f"{ENGINE}.new"):
+        unfinished = [name for name in os.listdir(directory) if name.startswith((f".{_FILE}.", f".{ENGINE}."))]
+        for name in (_FILE, REVERTING, DECIDED, ENGINE, *unfinished):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(directory, name))
         os.rmdir(directory)

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 from ...addresses import FAMILIES
 from ...configuration.model import IPVS
-from ...errors import ProxyError
+from ...errors import HistoryError, KernelError, ProxyError
 from ...kernel.facts import node_facts
 from ...kernel.ipvs import RealServersResource, TimeoutsResource
 from ...kernel.ipvs_connections import used_connections
@@ -274,14 +274,20 @@ def restore(
     if not check and _differs(planned):
         with watch.stage("save"):
             before = observe_state(handles, IPVS if state.mode() == IPVS else "", state.exclude_cidrs)
-            saved = history.save(before, BEFORE_ROLLBACK, [record.number]).number
+            try:
+                saved = history.save(before, BEFORE_ROLLBACK, [record.number]).number
+            except HistoryError as error:
+                more.append(f"the state before is not saved, so this rollback cannot be undone: {error}")
         with watch.stage("apply"):
             # What goes is looked at again when what comes is there: connections that began meanwhile are seen.
             watch.add(apply_plan(planned, removals=False))
             rest = plan(restore_stages(state, handles, check)[0])
             watch.add(apply_plan(rest))
             # The next convergence looks for stale connection tracking entries of UDP Services.
-            write_ledger(request.state_directory, {})
+            try:
+                write_ledger(request.state_directory, {})
+            except KernelError as error:
+                more.append(str(error))
     changes = table_changes([*modules, *planned], request.describe)
     more += _staying(state, rest)
     return RollbackReport(record, bool(changes), changes, saved, stopped, (*warnings, *more), dict(watch.seconds))

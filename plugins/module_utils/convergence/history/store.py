@@ -13,13 +13,16 @@ import json
 import os
 import re
 import stat
+import tempfile
+import time
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional
 
 from ...errors import HistoryError
 from ...packaging.identity import engine_hash
+from ...regular_files import SMALL, parse_json, read_regular
 from ...timestamps import timestamp
 from ...whole_files import write_whole
-from .form import StateRecord, pack_record, unpack_record
+from .form import MOST_BYTES, StateRecord, pack_record, unpack_record
 from .state import NodeState
 
 DEFAULT_DIRECTORY = "/var/lib/kubenode-proxy-history"
@@ -31,8 +34,13 @@ BEFORE_ROLLBACK = "before a rollback"
 
 CONFIRMED, REVERTED, WITHDRAWN = "confirmed", "reverted", "rolled back"
 
+_NUMBER = re.compile(r"[0-9]{1,6}\Z")
 _NAME = re.compile(r"state-(\d{6})\.json\.gz\Z")
 _OUTCOMES = "outcomes.json"
+#: What a writer that was killed leaves behind: whole_files.write_whole makes such names.
+_UNFINISHED = re.compile(r"\.(state-\d{6}\.json\.gz|outcomes\.json|writable)\..+\Z")
+#: A file of that age has no writer any more.
+_UNFINISHED_SECONDS = 60.0
 _MOST = 999_999
 
 
@@ -104,21 +112,45 @@ class History:
 
     def save(self, state: NodeState, reason: str = BEFORE_CONVERGENCE, kept: Iterable[int] = ()) -> StateRecord:
         """Save a state, and forget the oldest beyond ``keep``, except those with the numbers ``kept``."""
-        try:
-            os.makedirs(self.directory, mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise HistoryError(f"{self.directory}: cannot be made: {error.strerror}") from error
+        self._make()
         numbers = self.numbers()
         number = max([*numbers, *self.outcomes()], default=0) + 1
         if number > _MOST:
             raise HistoryError(f"{self.directory}: there is no number after {_MOST}; remove the directory")
         record = StateRecord(number, timestamp(), reason, os.uname().release, engine_hash(), boot_identity(), state)
         self._write(self._path(number), pack_record(record))
+        self._remove_unfinished()
         spared = {number, *kept}
         for old in [each for each in numbers if each not in spared][: max(0, len(numbers) + 1 - self.keep)]:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path(old))
         return record
+
+    def _make(self) -> None:
+        try:
+            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise HistoryError(f"{self.directory}: cannot be made: {error.strerror}") from error
+
+    def check_writable(self) -> None:
+        """Write a file as large as a small state and remove it. Raises HistoryError if that is not possible."""
+        self._make()
+        self._check()
+        try:
+            with tempfile.NamedTemporaryFile(prefix=".writable.", dir=self.directory) as file:
+                file.write(bytes(SMALL))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise HistoryError(f"{self.directory}: cannot be written: {error.strerror}") from error
+
+    def _remove_unfinished(self) -> None:
+        """Remove what writers that were killed have left. A file that is gone already, or stays, does no harm."""
+        with contextlib.suppress(OSError):
+            for name in filter(_UNFINISHED.match, os.listdir(self.directory)):
+                path = os.path.join(self.directory, name)
+                if os.lstat(path).st_mtime < time.time() - _UNFINISHED_SECONDS:
+                    os.unlink(path)
 
     @staticmethod
     def _write(path: str, content: bytes) -> None:
@@ -135,8 +167,7 @@ class History:
             raise HistoryError(f"state {number}: there is no such saved state in {self.directory} (there are: {known})")
         path = self._path(number)
         try:
-            with open(path, "rb") as file:
-                record = unpack_record(file.read())
+            record = unpack_record(read_regular(path, MOST_BYTES))
         except OSError as error:
             raise HistoryError(f"{path}: cannot be read: {error.strerror}") from error
         except HistoryError as error:
@@ -157,7 +188,10 @@ class History:
         outcomes = self.outcomes()
         found = []
         for number in reversed(self.numbers()):
-            size = os.stat(self._path(number)).st_size
+            try:
+                size = os.lstat(self._path(number)).st_size
+            except FileNotFoundError:
+                continue
             try:
                 record = self.load(number)
             except HistoryError as error:
@@ -173,13 +207,16 @@ class History:
         if not self._check():
             return {}
         try:
-            with open(os.path.join(self.directory, _OUTCOMES), encoding="utf-8") as file:
-                document: Any = json.load(file)
+            document: Any = parse_json(read_regular(os.path.join(self.directory, _OUTCOMES), SMALL))
         except (OSError, ValueError):
             return {}
         if not isinstance(document, dict):
             return {}
-        return {int(key): value for key, value in document.items() if key.isdigit() and isinstance(value, dict)}
+        return {
+            int(key): value
+            for key, value in document.items()
+            if _NUMBER.match(key) and isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+        }
 
     def outcome(self, number: int) -> Optional[str]:
         """What became of the change after the state of that number; None if nothing is known."""

@@ -19,11 +19,13 @@ from ...rendering.nftables.tables import desired_tables
 from ...rendering.settings import DataplaneSettings, LocalTraffic
 from ...resources import Change
 from ...serviceports.routes import Endpoint, ServicePortName, ServicePortRoute
-from ..netlink import NETLINK_NETFILTER, NetlinkSocket
+from ..netlink import NETLINK_NETFILTER, NetlinkRefusal, NetlinkSocket
 from .messages import BATCH_BEGIN, TABLE_OWNER, TABLE_PERSIST, Encoder
 from .transactions import Labelled, Planner
 
 PROBE_TABLE = "kube-proxy-probe"
+#: NFT_MSG_GETGEN of NFNL_SUBSYS_NFTABLES (linux/netfilter/nf_tables.h).
+_GET_GENERATION = 10 << 8 | 16
 
 
 def _sample(family: str) -> Dict[Key, Value]:
@@ -80,6 +82,20 @@ def unsupported_reason(family: str) -> str:
     except KernelError as error:
         return str(error)
     return f"nf_tables refuses what nftables mode needs: {refused}" if refused else ""
+
+
+def answers() -> bool:
+    """Tell whether the kernel has nf_tables, by a question that changes nothing; the kernel may load the module.
+
+    Raises KernelError if netlink itself fails.
+    """
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        try:
+            sock.request(_GET_GENERATION, b"\0" * 4)
+        except NetlinkRefusal as refusal:
+            # So nfnetlink refuses what belongs to no subsystem; any other refusal comes from nf_tables.
+            return refusal.error.errno not in (errno.EINVAL, errno.EOPNOTSUPP)
+    return True
 
 
 def owned_tables_supported(family: str) -> bool:

@@ -10,17 +10,18 @@ where the counter exists. Reading creates none (the kernel may load its module n
 from __future__ import annotations
 
 import errno
-import os
+import socket
 import struct
 from typing import Dict, Iterable, Tuple
 
-from ..facts import kernel_release
-from ..modules import available_modules, present_modules
+from ..facts import kernel_release, read_text
+from ..modules import asking_loads, available_modules, present_modules
 from ..netlink import (
     NETLINK_NETFILTER,
     NLM_F_CREATE,
     NetlinkRefusal,
     NetlinkSocket,
+    attribute,
     attribute_text,
     parse_attributes,
     text_attribute,
@@ -28,9 +29,13 @@ from ..netlink import (
 
 _NEW, _GET = 7 << 8 | 0, 7 << 8 | 1
 _NAME, _PACKETS = 1, 2
-_MODULE = "/sys/module/nfnetlink_acct"
-_MATCH = "xt_nfacct"
+_MODULE = "nfnetlink_acct"
+_MATCH, _MATCH_MODULE = "nfacct", "xt_nfacct"
 _FAMILY_HEADER = struct.pack("=BBH", 0, 0, 0)
+_MATCHES = "/proc/net/ip_tables_matches"
+# linux/netfilter/nf_tables_compat.h: NFNL_MSG_COMPAT_GET of NFNL_SUBSYS_NFT_COMPAT, and its attributes.
+_COMPAT_MODULE, _COMPAT_GET = "nft_compat", 11 << 8 | 0
+_COMPAT_NAME, _COMPAT_REVISION, _COMPAT_TYPE = 1, 2, 3
 
 
 def nfacct_packets() -> Dict[str, int]:
@@ -61,21 +66,38 @@ def usable_nfacct_counters() -> Tuple[str, ...]:
 
     Raises KernelError.
     """
-    return nfacct_counters() if os.path.isdir(_MODULE) and _has_match() else ()
-
-
-def _has_match() -> bool:
-    """The rules' match is a module of its own, which need not be there where the counters are."""
     release = kernel_release()
-    return bool(present_modules([_MATCH], release)) or _MATCH in available_modules(release)
+    # A module that is still to be loaded holds no counters.
+    return () if asking_loads(_MODULE, release) or not _has_match(release) else nfacct_counters()
+
+
+def _has_match(release: str) -> bool:
+    """Tell whether the kernel has the rules' match, a module of its own, or can load it; nothing is loaded."""
+    if _MATCH_MODULE in available_modules(release) or present_modules([_MATCH_MODULE], release):
+        return True
+    # Where neither file nor list knows the module it may be built in: then it is registered, which the kernel says.
+    return _MATCH in (read_text(_MATCHES) or "").split() or _registered_for_nftables(release)
+
+
+def _registered_for_nftables(release: str) -> bool:
+    """Ask nf_tables, whose translation of iptables rules uses the same matches, for the match of IPv4."""
+    if asking_loads(_COMPAT_MODULE, release):
+        return False
+    question = struct.pack("=BBH", socket.AF_INET, 0, 0) + text_attribute(_COMPAT_NAME, _MATCH)
+    question += attribute(_COMPAT_REVISION, struct.pack(">I", 0)) + attribute(_COMPAT_TYPE, struct.pack(">I", 0))
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        try:
+            return bool(sock.request(_COMPAT_GET, question))
+        except NetlinkRefusal:
+            return False
 
 
 def make_nfacct_counters(names: Iterable[str]) -> bool:
-    """Make counters that are not there yet; tells whether this kernel can have them and match them in rules.
+    """Make counters that are not there yet; return whether this kernel can have them and match them in rules.
 
     Raises KernelError if netlink itself fails.
     """
-    if not _has_match():
+    if not _has_match(kernel_release()):
         return False
     wanted = [(_NEW, NLM_F_CREATE, _FAMILY_HEADER + text_attribute(_NAME, name)) for name in names]
     with NetlinkSocket(NETLINK_NETFILTER) as sock:

@@ -11,7 +11,7 @@ from typing import List, Set
 from ...errors import KernelError
 from ...resources import Progress, unheeded
 from .lock import XtablesLock, held_message
-from .variant import LEGACY, Completed, XtablesVariant, run
+from .variant import LEGACY, Completed, XtablesVariant, run, run_save
 
 DEFAULT_WAIT = 5.0
 
@@ -127,7 +127,7 @@ def restore(
 
 def save(variant: XtablesVariant, progress: Progress = unheeded) -> str:
     """Return the text of all tables that exist; reading creates none. Raises KernelError."""
-    done = run([variant.save], progress=progress)
+    done = run_save(variant.save, variant.name, variant.family, progress)
     if done.status:
         program = variant.save.rsplit("/", 1)[-1]
         raise KernelError(f"{program}: {' '.join(done.errors.split()) or 'exit status ' + str(done.status)}")

@@ -1,0 +1,75 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The directory of the lock and the ledger: root's, and what the agent's user may write is in a directory below it.
+
+Earlier versions gave the whole directory to the agent's user. Root takes such a directory over before it opens
+anything in it: whoever owns a directory decides what a name in it stands for.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from typing import Set
+
+DEFAULT_DIRECTORY = "/run/kubenode-proxy"
+#: Below it, what belongs to the agent's user: the control socket.
+AGENT_DIRECTORY = "agent"
+CONTROL_SOCKET = "agent.sock"
+#: What an agent of an earlier version that still runs needs: its socket, and the lock that it holds.
+_LOCK = "lock"
+_OTHERS_WRITE = 0o022
+
+
+def control_socket(directory: str = DEFAULT_DIRECTORY) -> str:
+    """Return the path of the agent's control socket below a state directory."""
+    return os.path.join(directory, AGENT_DIRECTORY, CONTROL_SOCKET)
+
+
+def prepare_state_directory(directory: str) -> None:
+    """Make the directory if it is missing; as root, see to it that only root can write it.
+
+    Another user's directory at the usual place is taken over, as an earlier version left it; anywhere else it is
+    refused. Raises OSError.
+    """
+    os.makedirs(directory, mode=0o755, exist_ok=True)
+    if os.geteuid() != 0:
+        return
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not found.st_uid and not found.st_mode & _OTHERS_WRITE:
+            return
+        if directory != DEFAULT_DIRECTORY:
+            owner = f"its directory belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}"
+            raise PermissionError(1, f"{owner}, and root trusts only what nobody else can write", directory)
+        os.fchown(descriptor, 0, 0)
+        os.fchmod(descriptor, 0o755)
+        _remove_untrusted(directory, descriptor, {0, found.st_uid})
+    finally:
+        os.close(descriptor)
+
+
+def _remove_untrusted(directory: str, descriptor: int, owners: Set[int]) -> None:
+    """Keep the lock if it is one, the control socket and the agent's own directory; remove everything else.
+
+    Nobody but root can change the names any more. A running agent of an earlier version holds the lock, so its file
+    stays, and becomes root's; its group keeps access.
+    """
+    for name in os.listdir(descriptor):
+        found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+        if name == AGENT_DIRECTORY and stat.S_ISDIR(found.st_mode) and found.st_uid in owners:
+            continue
+        if name == CONTROL_SOCKET and stat.S_ISSOCK(found.st_mode):
+            continue
+        if name == _LOCK and stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid in owners:
+            lock = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=descriptor)
+            os.fchown(lock, 0, -1)
+            os.fchmod(lock, 0o660)
+            os.close(lock)
+        elif stat.S_ISDIR(found.st_mode):
+            shutil.rmtree(os.path.join(directory, name))
+        else:
+            os.unlink(name, dir_fd=descriptor)

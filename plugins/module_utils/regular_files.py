@@ -1,0 +1,131 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Files that are opened only if they are what their name promises, wherever they lie.
+
+Root reads files that the agent's user writes, and the agent reads files that other programs write. A name in a
+directory that another user can write may at any moment be a symbolic link (open(2), O_NOFOLLOW), another name of a
+file elsewhere, a FIFO that blocks whoever opens it (fifo(7), O_NONBLOCK), a device, a directory, or a file without end.
+Every such name is opened by :func:`open_regular`, and functions bound the size and the nesting of what it holds.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import zlib
+from typing import Any, Union
+
+#: Most bytes of a small file: a lock, a record of a few settings, a token.
+SMALL = 1 << 20
+_GZIP_WINDOW = 16 + zlib.MAX_WBITS
+_CHUNK_BYTES = 1 << 20
+#: As many as the kernel follows (path_resolution(7)).
+_MOST_LINKS = 40
+
+
+def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
+    """Open a file that is regular and has no other name; return its descriptor.
+
+    ``flags``: as for os.open; a file made by O_CREAT gets the permission bits ``mode``. O_TRUNC must not be among
+    them: nothing is changed before it is known what was opened. The file may have been removed meanwhile (no name).
+    Raises OSError, with a text that says what the name stands for instead.
+    """
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(error.errno, "is a symbolic link, which is not followed", path) from None
+        if error.errno in (errno.ENXIO, errno.ENODEV):
+            raise OSError(error.errno, "is not a regular file", path) from None
+        raise
+    found = os.fstat(descriptor)
+    reason = "is not a regular file" if not stat.S_ISREG(found.st_mode) else ""
+    reason = reason or ("is another name of a file elsewhere (a hard link)" if found.st_nlink > 1 else "")
+    if reason:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, reason, path)
+    return descriptor
+
+
+def read_descriptor(descriptor: int, limit: int, path: str = "") -> bytes:
+    """Return what a file holds from its beginning. Raises OSError if that is more than ``limit`` bytes."""
+    content = bytearray()
+    while True:
+        part = os.pread(descriptor, min(_CHUNK_BYTES, limit + 1 - len(content)), len(content))
+        content += part
+        if len(content) > limit:
+            raise OSError(errno.EFBIG, f"is larger than {limit} bytes", path)
+        if not part:
+            return bytes(content)
+
+
+def read_regular(path: str, limit: int) -> bytes:
+    """Return the content of a regular file of at most ``limit`` bytes. Raises OSError as :func:`open_regular`."""
+    descriptor = open_regular(path)
+    try:
+        return read_descriptor(descriptor, limit, path)
+    finally:
+        os.close(descriptor)
+
+
+def read_with_own_links(path: str, limit: int) -> bytes:
+    """Return the content as :func:`read_regular` does, through symbolic links that belong to root or to the caller.
+
+    A projected ServiceAccount token is such a link. The links of others are refused, as fs.protected_symlinks does in
+    sticky directories (proc_sys_fs(5)). Raises OSError.
+    """
+    for _link in range(_MOST_LINKS):
+        try:
+            return read_regular(path, limit)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+        path = os.path.join(os.path.dirname(path), _own_target(path))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
+
+def _own_target(path: str) -> str:
+    """Return where a link leads to. Raises OSError if it belongs to another user than root and the caller."""
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        owner = os.fstat(descriptor).st_uid
+        if owner not in (0, os.geteuid()):
+            raise OSError(errno.ELOOP, f"is a symbolic link of user {owner}, which is not followed", path)
+        return os.readlink("", dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def parse_json(text: Union[str, bytes]) -> Any:
+    """Return the value of a JSON text. Raises ValueError, also for nesting that is too deep for the parser."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def gunzip(content: bytes, limit: int) -> bytes:
+    """Return what gzip-compressed content holds. Raises ValueError if it is damaged or gives more than ``limit`` bytes.
+
+    Like gzip(1), it reads on where one compressed member ends and another one begins.
+    """
+    found = bytearray()
+    rest = content
+    while rest:
+        decoder = zlib.decompressobj(_GZIP_WINDOW)
+        try:
+            found += decoder.decompress(rest, limit + 1 - len(found))
+        except zlib.error as error:
+            raise ValueError(f"it is not valid gzip: {error}") from None
+        if len(found) > limit:
+            raise ValueError(f"it gives more than {limit} bytes")
+        if not decoder.eof:
+            raise ValueError("it is cut short")
+        rest = decoder.unused_data
+    if not content:
+        raise ValueError("it is empty")
+    return bytes(found)

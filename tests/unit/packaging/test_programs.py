@@ -1,0 +1,165 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the demonstration and the tests execute is installed by .ci/bootstrap, which reads .ci/programs.
+
+The programs are read from the sources: the first word of what is given to a function that runs a command, or of what
+is assigned to a name that is given to one, and the commands of shell scripts.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Iterator, List, Set
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+RUNNERS = {"run", "Popen", "check_call", "check_output", "Background", "output", "execute", "start", "commands", "_run"}
+PROGRAM = re.compile(r"^(/usr)?(/s?bin/)?[a-z][a-z0-9_]*([.+-][a-z0-9_]+)*$")
+# Of packages that every Debian has: essential ones, and what its package manager requires.
+ALWAYS = """
+    apt-get awk basename bash cat chmod cmp command comm cp cut date dd dirname dpkg dpkg-deb echo env expand false find
+    flock grep gzip head id ln ls md5sum mkdir mktemp mount mv nsenter perl printf readlink rm rmdir sed seq setpriv sh
+    sha256sum sleep sort stat tail tar taskset tee test touch tr true truncate umount uname unshare wc xargs
+"""
+# First words of functions of the same names, which are not programs of this machine: nodes, commands of the agent,
+# playbooks, parameters of a function; and what the virtual environment or some machines have.
+OTHERS = """
+    address ansible-test cleanup converge diff explain lab-iptables lab-ipvs link net.ipv4.conf.all.route_localnet
+    net.ipv4.vs.conntrack pyenv python systemctl verify
+"""
+SHELL = """
+    ! [ [[ { } ( ) . : break cd continue do done elif else esac eval exec exit export fi if local read return set shift
+    then trap umask unset until wait while
+"""
+
+
+def declared(*purposes: str) -> Set[str]:
+    """The programs of .ci/programs that are installed for these purposes."""
+    lines = (ROOT / ".ci" / "programs").read_text(encoding="ascii").splitlines()
+    found = [line.split() for line in lines if line and not line.startswith("#")]
+    assert {needed for _program, _package, needed in found} == {"all", "demo", "test"}
+    return {program for program, _package, needed in found if needed in purposes}
+
+
+def of_shell(script: str) -> Iterator[str]:
+    """First words of the commands of a shell script, roughly: quoted words are no commands."""
+    text = re.sub(r"<<'?(\w+)'?\n.*?\n\1\n", "\n", script, flags=re.DOTALL)
+    text = re.sub(r"(?m)(^|\s)#.*$", "", text.replace("\\\n", " "))
+    text = re.sub(r'"[^"$]*\$\(([^()]*)\)[^"$]*"', r" $(\1) ", text)
+    text = re.sub(r"""'[^']*'|"(?:\\.|[^"\\$]|\$(?!\())*"|\\.""", "_Q_", text)
+    for command in re.split(r"\|\|?|&&|;;?|\n|\$\(|`|\bthen\b|\bdo\b|\belse\b|\{ ", text):
+        words = [word for word in command.split() if not re.match(r"^\w+=", word)]
+        while words and (words[0] in SHELL.split() or words[0] in ("exec", "nice", "env")):
+            words.pop(0)
+        if words and words[0] not in ("for", "case") and PROGRAM.match(words[0]) and "()" not in command:
+            yield words[0]
+
+
+class Commands(ast.NodeVisitor):
+    """The programs that a Python module executes."""
+
+    def __init__(self, tree: ast.AST) -> None:
+        self.found: List[str] = []
+        self._given: Set[str] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and self._name(node.func) in RUNNERS:
+                for argument in node.args:
+                    self._given |= {self._name(item) for item in self._parts(argument)} - {""}
+        self.visit(tree)
+
+    @staticmethod
+    def _name(node: ast.AST) -> str:
+        return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+    @staticmethod
+    def _parts(node: ast.AST) -> List[ast.AST]:
+        if isinstance(node, ast.Starred):
+            return [node.value]
+        if isinstance(node, (ast.List, ast.Tuple)):
+            return [item.value for item in node.elts if isinstance(item, ast.Starred)]
+        return [node]
+
+    def _take(self, words: List[ast.expr]) -> None:
+        words = [word for word in words if not isinstance(word, ast.Starred)]
+        texts = [word.value if isinstance(word, ast.Constant) else None for word in words]
+        if texts and isinstance(texts[0], str) and PROGRAM.match(texts[0]):
+            self.found.append(texts[0])
+            if texts[0] in ("sh", "bash") and "-c" in texts[:-1] and isinstance(texts[texts.index("-c") + 1], str):
+                self.found += of_shell(str(texts[texts.index("-c") + 1]))
+
+    def _literal(self, node: ast.AST) -> None:
+        if isinstance(node, (ast.List, ast.Tuple)):
+            self._take(node.elts)
+        elif isinstance(node, ast.BinOp):
+            self._literal(node.left)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if self._name(node.func) in RUNNERS:
+            self._take(node.args)
+            for argument in node.args:
+                self._literal(argument)
+        self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        if self._given & {self._name(target) for target in node.targets}:
+            self._literal(node.value)
+        self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None and self._name(node.target) in self._given:
+            self._literal(node.value)
+        self.generic_visit(node)
+
+
+def programs_of(path: Path) -> Set[str]:
+    """The programs that a file executes, without their directories."""
+    text = path.read_text(encoding="utf-8")
+    found = Commands(ast.parse(text)).found if path.suffix == ".py" else list(of_shell(text))
+    functions = set(re.findall(r"(?m)^ *(\w+)\(\) \{", text))
+    # All of these are iptables.
+    names = {re.sub(r"^ip6?tables(-legacy|-nft)?(-save|-restore)?$", "iptables", Path(name).name) for name in found}
+    return names - functions
+
+
+def sources() -> List[Path]:
+    """What runs on this machine; tests/systemd and the inside of Molecule's nodes have packages of their own."""
+    folders = [
+        ROOT / "tests" / name
+        for name in ("lab", "kernel", "modules", "fleet", "monitoring", "conformance", "apiserver")
+    ]
+    found = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    scripts = [path for path in sorted((ROOT / ".ci").iterdir()) if path.read_text().startswith("#!/bin/sh")]
+    others = [
+        ROOT / "tests/systemd/image.py",
+        ROOT / "tests/systemd/controller.py",
+        *sorted((ROOT / "tests").glob("*.py")),
+    ]
+    inside = {"checks.py", "inside.py"}
+    others += [path for path in sorted((ROOT / "tests/molecule_support").glob("*.py")) if path.name not in inside]
+    return [*found, *others, *scripts]
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_program_is_installed(path):
+    needed = ["all", "demo", "test"]
+    if path.parent.name in ("lab", "demo") and path.name not in ("qemu.py", "stock_kernel.py"):
+        needed.remove("test")
+    missing = programs_of(path) - declared(*needed) - set(ALWAYS.split()) - set(OTHERS.split())
+    assert not missing, f"{path.relative_to(ROOT)} executes what .ci/programs does not name: {sorted(missing)}"
+
+
+def test_the_check_finds_what_is_not_declared(tmp_path):
+    module = tmp_path / "helper.py"
+    module.write_text(
+        'ANSWERING = ["socat", "TCP-LISTEN:8080"]\n'
+        'def begin(inside):\n    start(ANSWERING)\n    run([*inside, "ncat", "-l"])\n'
+        '    run("telnet", "::1")\n    run(["sh", "-c", "echo x | jq . && rsync a b"])\n'
+    )
+    assert programs_of(module) - set(ALWAYS.split()) == {"socat", "ncat", "telnet", "jq", "rsync"}
+    script = tmp_path / "script"
+    script.write_text('#!/bin/sh\ncd "$(realpath "$0")" || { logger no; exit; }\nfor a in b; do pv $a; done # no zip\n')
+    assert programs_of(script) - set(ALWAYS.split()) == {"realpath", "logger", "pv"}

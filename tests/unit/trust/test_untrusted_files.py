@@ -1,0 +1,364 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every file that root opens where the agent's user can write, against every kind of thing that user can put there."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import importlib.util
+import json
+import os
+import socket
+import stat
+import threading
+from pathlib import Path
+from typing import Callable, Dict, NamedTuple, Tuple
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils import regular_files
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.credentials import TokenFile
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import read_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import ledger, state_directory
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import pending
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import History
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.lock import ConvergenceLock
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
+
+ROOT = Path(__file__).resolve().parents[3]
+SECRET = "root:*:20000:0:99999:7:::\n"
+NOBODY = 65534
+SECONDS = 20.0
+
+spec = importlib.util.spec_from_file_location("scheduled_run", ROOT / "roles/schedule/files/scheduled_run.py")
+assert spec is not None and spec.loader is not None
+scheduled_run = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(scheduled_run)
+
+
+class Opened(NamedTuple):
+    """A file that root opens: its path below the test's directory, and what opens it there."""
+
+    path: str
+    use: Callable[[Path], object]
+
+
+def take_lock(top: Path) -> None:
+    with ConvergenceLock(str(top / "run"), 0.2):
+        pass
+
+
+def read_pending(top: Path) -> object:
+    (top / "confirm").chmod(0o700)
+    return pending.read(str(top / "confirm"))
+
+
+def history(top: Path) -> History:
+    (top / "history").chmod(0o700)
+    return History(str(top / "history"))
+
+
+def write_metrics(top: Path) -> None:
+    scheduled_run.write(str(top / "schedule" / "m.prom"), "x 1\n")
+
+
+def foreign_token(path: Path) -> object:
+    """Read it as root does where the link is the agent's user's; then what is in the file cannot be a token."""
+    if path.is_symlink() and not os.geteuid():
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    return TokenFile(str(path)).headers()
+
+
+OPENED: Dict[str, Opened] = {
+    "lock": Opened("run/lock", take_lock),
+    "ledger, read": Opened("run/ledger.json", lambda top: ledger.read_ledger(str(top / "run"))),
+    "ledger, written": Opened("run/ledger.json", lambda top: ledger.write_ledger(str(top / "run"), {"a/b": "c"})),
+    "change that waits": Opened("confirm/pending.json", read_pending),
+    "change that is reverted": Opened("confirm/reverting.json", read_pending),
+    "saved state": Opened("history/state-000001.json.gz", lambda top: history(top).load(1)),
+    "list of saved states": Opened("history/state-000001.json.gz", lambda top: history(top).list()),
+    "outcomes": Opened("history/outcomes.json", lambda top: history(top).outcomes()),
+    "token": Opened("agent/token", lambda top: foreign_token(top / "agent/token")),
+    "cache": Opened("agent/cluster.json.gz", lambda top: read_cache(str(top / "agent/cluster.json.gz"))),
+    "metrics, read": Opened("schedule/m.prom", lambda top: scheduled_run.last_success(str(top / "schedule/m.prom"))),
+    "metrics, written": Opened("schedule/m.prom", write_metrics),
+}
+
+
+def link(path: Path, victim: Path) -> None:
+    path.symlink_to(victim)
+
+
+def link_to_nothing(path: Path, victim: Path) -> None:
+    path.symlink_to(victim.with_name("made-by-root"))
+
+
+def hard_link(path: Path, victim: Path) -> None:
+    path.hardlink_to(victim)
+
+
+def fifo(path: Path, _victim: Path) -> None:
+    os.mkfifo(path)
+
+
+def directory(path: Path, _victim: Path) -> None:
+    path.mkdir()
+
+
+def device(path: Path, _victim: Path) -> None:
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))  # /dev/zero, which never ends
+    except PermissionError:
+        pytest.skip("this user cannot make devices")
+
+
+def unix_socket(path: Path, _victim: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+def huge(path: Path, _victim: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+def bomb(path: Path, _victim: Path) -> None:
+    """A gigabyte and a half in a file of a megabyte and a half, behind the head line of the cache."""
+    zeros = gzip.compress(bytes(16 << 20), mtime=0) * 96
+    path.write_bytes(zeros)
+
+
+def deep_json(path: Path, _victim: Path) -> None:
+    path.write_text("[" * 200_000 + "]" * 200_000)
+
+
+def deep_object(path: Path, _victim: Path) -> None:
+    path.write_text('{"version":' * 100_000 + "1" + "}" * 100_000)
+
+
+def compressed_depth(path: Path, _victim: Path) -> None:
+    path.write_bytes(gzip.compress(b"[" * 200_000 + b"\n" + b"[" * 200_000))
+
+
+def other_values(path: Path, _victim: Path) -> None:
+    fields = ("version", "udp_endpoints", "state", "armed", "timeout", "deadline", "format", "sha256", "written")
+    path.write_text(json.dumps({field: {"a": [1, None, "\x1b[2J"]} for field in fields}))
+
+
+def infinite_numbers(path: Path, _victim: Path) -> None:
+    path.write_text(
+        '{"state": 1, "armed": 1e999, "timeout": NaN, "deadline": "", "history_directory": "", "1": {"a": 1}}'
+    )
+
+
+def not_text(path: Path, _victim: Path) -> None:
+    path.write_bytes(b"\xff\xfe\x00\x1b[2J" * 100)
+
+
+def wrong_owner(path: Path, _victim: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give files away")
+    path.write_text("99999999 somebody \x1b[31m else")
+    os.chown(path, NOBODY, NOBODY)
+
+
+ATTACKS = (
+    *(link, link_to_nothing, hard_link, fifo, directory, device, unix_socket, huge, bomb, deep_json, deep_object),
+    *(compressed_depth, other_values, infinite_numbers, not_text, wrong_owner),
+)
+
+
+def state_of(path: Path) -> Tuple[object, ...]:
+    found = path.stat()
+    return path.read_text(), found.st_uid, found.st_gid, found.st_mode
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+@pytest.mark.parametrize("name", OPENED)
+def test_what_another_user_puts_in_place_of_a_file_does_no_harm(tmp_path, name, attack):
+    """It is refused in one line or counts as nothing, at once, and no other file is changed or made."""
+    opened = OPENED[name]
+    victim = tmp_path / "shadow"
+    victim.write_text(SECRET)
+    victim.chmod(0o600)
+    path = tmp_path / opened.path
+    path.parent.mkdir(mode=0o755)
+    attack(path, victim)
+    before = state_of(victim)
+    ended = []
+
+    def use() -> None:
+        try:
+            ended.append(opened.use(tmp_path))
+        except (ProxyError, OSError) as error:
+            ended.append(error)
+        except BaseException as error:
+            ended.append(("crash", error))
+
+    # What blocks for ever in a FIFO must not block the tests.
+    thread = threading.Thread(target=use, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert ended, f"{name}: blocks"
+    assert not (isinstance(ended[0], tuple) and ended[0][:1] == ("crash",)), ended
+    text = str(ended[0])
+    assert "\n" not in text and "\x1b" not in text and SECRET.strip() not in text
+    assert state_of(victim) == before
+    assert not victim.with_name("made-by-root").exists()
+
+
+@pytest.mark.parametrize("name", ["lock", "ledger, written"])
+def test_a_write_to_another_file_is_refused_with_its_reason(tmp_path, name):
+    for attack, reason in (
+        (link, "is a symbolic link, which is not followed"),
+        (hard_link, "is another name of a file"),
+    ):
+        victim = tmp_path / attack.__name__
+        victim.write_text(SECRET)
+        path = tmp_path / OPENED[name].path
+        path.parent.mkdir(exist_ok=True)
+        attack(path, victim)
+        with pytest.raises(ProxyError, match=reason):
+            OPENED[name].use(tmp_path)
+        path.unlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root distrusts the directories of others")
+def test_root_does_not_lock_where_another_user_can_write(tmp_path):
+    for owner, mode in ((NOBODY, 0o755), (0, 0o775), (0, 0o1777)):
+        place = tmp_path / f"{owner}-{mode:o}"
+        place.mkdir()
+        place.chmod(mode)
+        os.chown(place, owner, 0)
+        with (
+            pytest.raises(ProxyError, match=f"belongs to user {owner} with mode {mode:04o}"),
+            ConvergenceLock(str(place), 0.1),
+        ):
+            pass
+        assert list(place.iterdir()) == [] and place.stat().st_uid == owner
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root takes directories over")
+@pytest.mark.parametrize("attack", [None, *ATTACKS], ids=lambda attack: attack.__name__ if attack else "none")
+def test_the_directory_of_an_earlier_version_is_taken_over(tmp_path, monkeypatch, attack):
+    """Whatever its user has put there: root has a lock of its own, and the socket of a running agent stays."""
+    run = tmp_path / "run"
+    run.mkdir()
+    monkeypatch.setattr(state_directory, "DEFAULT_DIRECTORY", str(run))
+    victim = tmp_path / "shadow"
+    victim.write_text(SECRET)
+    (run / "ledger.json").symlink_to(victim)
+    (run / ".ledger.json.x1").write_text("{")
+    (run / "deep").mkdir()
+    (run / "deep" / "link").symlink_to(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(run / "agent.sock"))
+    if attack is None:
+        (run / "lock").write_text("1 the agent")
+        os.chown(run / "lock", NOBODY, NOBODY)
+    else:
+        attack(run / "lock", victim)
+    os.chown(run, NOBODY, NOBODY)
+    before = state_of(victim)
+    with ConvergenceLock(str(run), 1.0, "root"):
+        assert ledger.read_ledger(str(run)) == {}
+        ledger.write_ledger(str(run), {"a/b": "c"})
+    assert state_of(victim) == before and not victim.with_name("made-by-root").exists()
+    found = (run / "lock").lstat()
+    assert stat.S_ISREG(found.st_mode) and found.st_uid == 0 and found.st_nlink == 1
+    assert (run / "lock").read_text() == f"{os.getpid()} root"
+    assert (run.stat().st_uid, run.stat().st_mode & 0o7777) == (0, 0o755)
+    assert sorted(path.name for path in run.iterdir()) == ["agent.sock", "ledger.json", "lock"]
+    if attack is None:
+        assert (found.st_gid, found.st_mode & 0o777) == (NOBODY, 0o660)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root takes directories over")
+def test_an_agent_of_an_earlier_version_keeps_the_lock_that_it_holds(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    run.mkdir()
+    monkeypatch.setattr(state_directory, "DEFAULT_DIRECTORY", str(run))
+    with ConvergenceLock(str(run), 0.1, "the agent"):
+        for path in (run / "lock", run):
+            os.chown(path, NOBODY, NOBODY)
+        with pytest.raises(ProxyError, match="the agent of this node is running"), ConvergenceLock(str(run), 0.1):
+            pass
+    with ConvergenceLock(str(run), 0.1):
+        pass
+
+
+def test_what_cannot_be_replaced_can_still_be_locked_and_written(tmp_path):
+    """The agent's side: a directory that it cannot write, with the files that are prepared for its group."""
+    if os.geteuid():
+        pytest.skip("only root can become another user")
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents[:-2]:
+        if not parent.stat().st_mode & 0o005:
+            parent.chmod(0o755)
+    run = tmp_path / "run"
+    run.mkdir(mode=0o755)
+    for name in ("lock", "ledger.json"):
+        (run / name).touch()
+        os.chown(run / name, 0, NOBODY)
+        (run / name).chmod(0o660)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            with ConvergenceLock(str(run), 0.1, "the agent"):
+                ledger.write_ledger(str(run), {"a/b": "c"})
+                said = repr(ledger.read_ledger(str(run)))
+            with contextlib.suppress(OSError):
+                (run / "lock").unlink()
+                said = "replaced"
+        except BaseException as error:
+            said = repr(error)
+        os.write(writer, said.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        assert pipe.read() == "{'a/b': 'c'}"
+    assert ledger.read_ledger(str(run)) == {"a/b": "c"}
+    assert (run / "lock").stat().st_uid == 0
+
+
+def test_own_links_lead_to_a_token_and_those_of_others_do_not(tmp_path):
+    """As the kubelet projects a token: a link to a name in a directory that is a link itself."""
+    (tmp_path / "2026").mkdir()
+    (tmp_path / "2026" / "token").write_text("abc")
+    (tmp_path / "..data").symlink_to("2026")
+    (tmp_path / "token").symlink_to("..data/token")
+    assert regular_files.read_with_own_links(str(tmp_path / "token"), 3) == b"abc"
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="Too many levels"):
+        regular_files.read_with_own_links(str(tmp_path / "loop"), 3)
+    if not os.geteuid():
+        os.chown(tmp_path / "token", NOBODY, NOBODY, follow_symlinks=False)
+        with pytest.raises(OSError, match=f"is a symbolic link of user {NOBODY}, which is not followed"):
+            regular_files.read_with_own_links(str(tmp_path / "token"), 3)
+
+
+def test_content_is_bounded_and_whole(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"12345")
+    assert regular_files.read_regular(str(path), 5) == b"12345"
+    with pytest.raises(OSError, match="is larger than 4 bytes"):
+        regular_files.read_regular(str(path), 4)
+    packed = gzip.compress(b"123") + gzip.compress(b"45")
+    assert regular_files.gunzip(packed, 5) == b"12345"
+    for content, limit, reason in (
+        (packed, 4, "it gives more than 4 bytes"),
+        (packed[:-1], 5, "it is cut short"),
+        (b"", 5, "it is empty"),
+        (b"12345", 5, "it is not valid gzip"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            regular_files.gunzip(content, limit)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        regular_files.parse_json("[" * 100_000)
