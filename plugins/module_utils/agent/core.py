@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import time
-from typing import Dict, Iterable, List, Optional
+from typing import Callable, Dict, Iterable, List, Optional, Set
 
 from ..cluster.api import ENDPOINT_SLICES, NODES, SERVICE_CIDRS, SERVICES, ApiClient
 from ..cluster.connection import ApiConnection
@@ -27,6 +27,7 @@ from .source.inbox import Inbox
 from .source.keeper import CacheKeeper
 from .source.reflector import Reflector
 from .source.view import ClusterView
+from .supervision import Supervisor, Task
 from .surface.events import WARNING, EventPoster, node_reference, service_reference
 from .surface.health import ProxyHealth
 from .surface.http_connections import limits_of, raise_open_files
@@ -39,7 +40,17 @@ from .sync.schedule import Schedule
 from .sync.setup import NodeProxy, remove_leftovers, set_up
 from .sync.syncer import Syncer
 
+# How long the API server may take to answer before the state kept on disk is programmed, from the first request on:
+# where nothing is served yet, and where the kernel serves what may well be newer than the state on disk.
 API_PATIENCE_SECONDS = 1.0
+SERVING_PATIENCE_SECONDS = 10.0
+# How long a server that answers some of the lists may take for the others, and the credentials to be ready at all.
+PARTIAL_PATIENCE_SECONDS = 60.0
+ASKING_PATIENCE_SECONDS = 30.0
+# Agents that are restarted together do not ask the API server all at once.
+START_JITTER_SECONDS = 1.0
+# For a request that the main loop itself waits for.
+LOOP_REQUEST_SECONDS = 5.0
 READY_PATIENCE_SECONDS = 10.0
 NODE_PATIENCE_SECONDS = 10.0
 CACHE_SECONDS = 30.0
@@ -69,7 +80,12 @@ class AgentCore:
             log.warning(warning)
         self._read_configuration = self.configuration
         self.started = time.time()
+        self.supervisor = Supervisor(log)
         self._keeper = CacheKeeper(options.cache, log)
+        self._keeper_task: Optional[Task] = None
+        self._unsupported_selectors: Set[str] = set()
+        self._api_warnings: Set[str] = set()
+        self._serving = False
         self.view = ClusterView()
         self.metrics = Metrics()
         self.metrics.api_connected.set_function(lambda: float(self._connected))
@@ -126,9 +142,16 @@ class AgentCore:
     def _cache_age(self) -> float:
         return self._keeper.age()
 
-    def _connect(self) -> ApiClient:
+    def _connect(self, expect: Callable[[float], None], timeout: float = 30.0) -> ApiClient:
+        """Return a client, for use by one thread; ``expect`` learns how long each request may take."""
         kubeconfig = self.options.kubeconfig or self.configuration.client_connection.kubeconfig
-        return ApiClient(ApiConnection(kubeconfig=kubeconfig or None))
+        connection = ApiConnection(kubeconfig=kubeconfig or None)
+        client = ApiClient(connection, timeout, unsupported=self._unsupported_selectors, expect=expect)
+        for warning in client.warnings:
+            if warning not in self._api_warnings:
+                self._api_warnings.add(warning)
+                self.log.warning(warning)
+        return client
 
     @property
     def _connected(self) -> bool:
@@ -268,7 +291,10 @@ class AgentCore:
         self._timers.setdefault(name, time.monotonic() + seconds)
 
     def _watchdog(self) -> None:
-        if self.systemd.watchdog_seconds:
+        """Look after the threads, and tell systemd that the agent is alive unless one of them is stuck."""
+        stuck = self.supervisor.check()
+        self.health.threads_stuck(stuck)
+        if self.systemd.watchdog_seconds and not stuck:
             self.systemd.alive()
 
     def _drain(self) -> None:

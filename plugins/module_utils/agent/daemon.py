@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import time
 from typing import Any, Callable, Dict, List
 
@@ -17,9 +18,22 @@ from ..cluster.api import ENDPOINT_SLICES, NODES, SERVICE_CIDRS, SERVICES
 from ..cluster.parse import object_key
 from ..configuration.model import IPVS, NODE_CIDR, KubeProxyConfiguration
 from ..convergence.lock import ConvergenceLock
-from ..errors import ConfigurationError, ProxyError
+from ..errors import ConfigurationError, KernelError, ProxyError
+from ..kernel.presence import holds_dataplane
 from ..serviceports.node import node_name
-from .core import ADDRESS_PAUSE_SECONDS, API_PATIENCE_SECONDS, CACHE_SECONDS, READY_PATIENCE_SECONDS, AgentCore, Fatal
+from .core import (
+    ADDRESS_PAUSE_SECONDS,
+    API_PATIENCE_SECONDS,
+    ASKING_PATIENCE_SECONDS,
+    CACHE_SECONDS,
+    LOOP_REQUEST_SECONDS,
+    PARTIAL_PATIENCE_SECONDS,
+    READY_PATIENCE_SECONDS,
+    SERVING_PATIENCE_SECONDS,
+    START_JITTER_SECONDS,
+    AgentCore,
+    Fatal,
+)
 from .options import read_configuration
 from .source.keeper import Names
 from .source.reflector import Batch, Reflector
@@ -31,7 +45,6 @@ from .surface.status import answer
 from .surface.surface import RETRY_SECONDS
 from .sync.setup import look_again, node_differences
 
-LONGEST_WAIT_SECONDS = 3600.0
 LOCK_SECONDS = 30.0
 
 
@@ -48,10 +61,14 @@ class Agent(AgentCore):
             if self.options.control:
                 control = ControlServer(self.options.control, self._inbox.deliver)
                 stack.callback(control.close)
+                self.supervisor.start("control", control.run)
             cached, names = self._keeper.read()
             self._open_servers()
+            self._serving = self._is_serving()
+            self._keeper_task = self.supervisor.start("cache", self._keeper.run)
             self._start_reflectors(names)
             self._events = EventPoster(self._connect, os.uname().nodename, self.log)
+            self.supervisor.start("events", self._events.run, self._events.interrupt)
             try:
                 self._await_cluster(cached)
                 if not self._stop:
@@ -72,7 +89,7 @@ class Agent(AgentCore):
         if self._events is not None:
             self._events.close()
         if self._listed:
-            self._keeper.write_now(self.view)
+            self._keeper.write_now(self.view, self._keeper_task)
         self.limited.report(everything=True)
         self.log.info("stopped; what is programmed stays", syncs=self.syncer.syncs)
 
@@ -80,29 +97,51 @@ class Agent(AgentCore):
     def _close_surface(self) -> None:
         self.surface.close()
 
-    def _warn(self, text: str) -> None:
-        self.log.warning(text)
+    def _is_serving(self) -> bool:
+        """Whether the kernel serves Services from before this start."""
+        try:
+            return holds_dataplane()
+        except KernelError as error:
+            self.log.debug("whether the kernel serves already is not known", error=error)
+            return False
 
     def _start_reflectors(self, known: Names) -> None:
-        self.reflectors.append(self._node_reflector())
-        for resource in (SERVICES, ENDPOINT_SLICES, SERVICE_CIDRS):
-            optional = resource is SERVICE_CIDRS
-            self.reflectors.append(
-                Reflector(resource, self._connect, self._inbox.deliver, self._warn, optional=optional, reduce=small)
+        # A node that serves nothing yet does not wait; all others may have been restarted at the same moment.
+        pause = random.uniform(0.0, START_JITTER_SECONDS) if self._serving else 0.0
+        self.reflectors.append(self._node_reflector(pause))
+        self.reflectors += [
+            Reflector(
+                resource,
+                self._connect,
+                self._inbox.deliver,
+                self.log,
+                optional=resource is SERVICE_CIDRS,
+                reduce=small,
+                first_pause=pause,
             )
+            for resource in (SERVICES, ENDPOINT_SLICES, SERVICE_CIDRS)
+        ]
         for reflector in self.reflectors:
             reflector.known.assume(known.get(reflector.resource.kind, ()))
-            reflector.start()
+            self._start_reflector(reflector)
 
-    def _node_reflector(self) -> Reflector:
-        selector = f"metadata.name={self.node_name}"
+    def _start_reflector(self, reflector: Reflector) -> None:
+        self.supervisor.start(f"watch-{reflector.resource.name}", reflector.run, reflector.interrupt)
+
+    def _node_reflector(self, pause: float = 0.0) -> Reflector:
         return Reflector(
-            NODES, self._connect, self._inbox.deliver, self._warn, field_selector=selector, reduce=small
+            NODES,
+            self._connect,
+            self._inbox.deliver,
+            self.log,
+            field_selector=f"metadata.name={self.node_name}",
+            reduce=small,
+            first_pause=pause,
         )
 
     def _read_node(self, name: str) -> List[Dict[str, Any]]:
         """The Node of that name, or nothing if there is none. Raises ApiError."""
-        with contextlib.closing(self._connect()) as client:
+        with contextlib.closing(self._connect(lambda _seconds: None, LOOP_REQUEST_SECONDS)) as client:
             return client.list(NODES, f"metadata.name={name}", reduce=small).items
 
     def _follow_node(self, old_name: str) -> None:
@@ -112,38 +151,52 @@ class Agent(AgentCore):
         self.reflectors.remove(old)
         self.view.take(Batch(NODES.kind, [], [{"kind": NODES.kind, "metadata": {"name": old_name}}]))
         self.reflectors.append(self._node_reflector())
-        self.reflectors[-1].start()
+        self._start_reflector(self.reflectors[-1])
         self.log.info("this node has another name", node=self.node_name, before=old_name)
 
     def _await_cluster(self, cached: List[Dict[str, Any]]) -> None:
-        patience = time.monotonic() + API_PATIENCE_SECONDS
-        late = time.monotonic() + READY_PATIENCE_SECONDS
+        """Wait for the lists; where the API server is late, take what is missing from the state kept on disk."""
+        began = time.monotonic()
         self.systemd.status("waiting for the API server")
         while not self._stop and not self._listed:
             now = time.monotonic()
-            if cached and now >= patience:
-                if not self.view.listed:
-                    self._take_cached(cached)
-                    return
-                patience = now + API_PATIENCE_SECONDS
-            if now >= late:
+            due = self._patience_ends(began)
+            if cached and now >= due:
+                self._take_cached(cached)
+                return
+            if now - began >= READY_PATIENCE_SECONDS:
                 self._send_ready()
-            self._wait(min(0.5, max(0.0, patience - now)) if cached else 1.0)
+            self._wait(min(0.5, max(0.01, due - now)) if cached else 1.0)
             self._take_inbox()
             self._watchdog()
             self._open_servers()
+
+    def _patience_ends(self, began: float) -> float:
+        """Return until when, by the monotonic clock, the API server may answer the first lists.
+
+        It counts from the first request that was sent or failed: the agent may have been busy before that.
+        """
+        asked = [reflector.asked for reflector in self.reflectors if reflector.asked is not None]
+        if not asked:
+            return began + ASKING_PATIENCE_SECONDS
+        if self.view.listed:
+            return min(asked) + PARTIAL_PATIENCE_SECONDS
+        return min(asked) + (SERVING_PATIENCE_SECONDS if self._serving else API_PATIENCE_SECONDS)
 
     def _take_cached(self, cached: List[Dict[str, Any]]) -> None:
         by_kind: Dict[str, List[Dict[str, Any]]] = {}
         for raw in cached:
             by_kind.setdefault(object_key(raw).kind, []).append(raw)
         for kind, items in by_kind.items():
-            self.view.take(Batch(kind, items, []))
+            if kind not in self.view.listed:
+                self.view.take(Batch(kind, items, []))
         self.from_cache = True
+        errors = [reflector.error for reflector in self.reflectors if reflector.error]
         self.log.warning(
-            "the API server does not answer: starting from the cluster state kept on disk",
+            "starting from the cluster state kept on disk, as the API server has not given all of it",
             path=self.options.cache,
             services=len(self.view.state.services),
+            reason=errors[0] if errors else "no answer yet",
         )
 
     def _begin(self) -> None:
@@ -174,7 +227,7 @@ class Agent(AgentCore):
 
     def _delay(self) -> float:
         now = time.monotonic()
-        delays = [self.schedule.delay(now), LONGEST_WAIT_SECONDS]
+        delays = [self.schedule.delay(now), self.supervisor.delay()]
         delays += [due - now for due in self._timers.values()]
         if self.drift is not None:
             delays.append(self.drift.delay(now))

@@ -22,6 +22,10 @@ _SHOWN_CHARACTERS = 500
 _VERSION_CHARACTERS = 128
 
 
+class InvalidAnswer(ApiError):
+    """What the API server sent is not what its API defines, or is larger than any answer may be."""
+
+
 class WatchEvent(NamedTuple):
     """``type`` is ADDED, MODIFIED, DELETED, BOOKMARK or ERROR; ``object`` is raw (a bookmark's holds metadata only)."""
 
@@ -44,12 +48,12 @@ def version_of(raw: Dict[str, Any]) -> str:
 
 
 def whole(pieces: Iterable[bytes], most: int, what: str) -> bytes:
-    """Return the pieces together. Raises ApiError, naming the bound, if they are more than ``most`` bytes."""
+    """Return the pieces together. Raises InvalidAnswer, naming the bound, if they are more than ``most`` bytes."""
     content = bytearray()
     for piece in pieces:
         content += piece
         if len(content) > most:
-            raise ApiError(f"{what} is larger than {most >> 20} MiB")
+            raise InvalidAnswer(f"{what} is larger than {most >> 20} MiB")
     return bytes(content)
 
 
@@ -64,7 +68,10 @@ def beginning(pieces: Iterable[bytes], most: int) -> bytes:
 
 
 def lines(pieces: Iterable[bytes], most: int, what: str) -> Iterator[bytes]:
-    """Yield each line that is not blank. Raises ApiError for a line of more than ``most`` bytes and a cut last one."""
+    """Yield each line that is not blank.
+
+    Raises InvalidAnswer for a line of more than ``most`` bytes, ApiError if the last one is cut.
+    """
     held = bytearray()
     for piece in pieces:
         start = 0
@@ -72,7 +79,7 @@ def lines(pieces: Iterable[bytes], most: int, what: str) -> Iterator[bytes]:
             end = piece.find(b"\n", start)
             held += piece[start:] if end < 0 else piece[start:end]
             if len(held) > most:
-                raise ApiError(f"{what}: an event is larger than {most >> 20} MiB")
+                raise InvalidAnswer(f"{what}: an event is larger than {most >> 20} MiB")
             if end < 0:
                 break
             if held.strip():
@@ -84,26 +91,26 @@ def lines(pieces: Iterable[bytes], most: int, what: str) -> Iterator[bytes]:
 
 
 def document(content: bytes, what: str) -> Dict[str, Any]:
-    """Return the JSON object that is the whole content. Raises ApiError."""
+    """Return the JSON object that is the whole content. Raises InvalidAnswer."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
         # RecursionError: nested some thousand levels deep.
-        raise ApiError(f"{what}: the answer is not JSON: {error}") from error
+        raise InvalidAnswer(f"{what}: the answer is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ApiError(f"{what}: the answer is not an object")
+        raise InvalidAnswer(f"{what}: the answer is not an object")
     return value
 
 
 def event(line: bytes, kind: str, what: str) -> WatchEvent:
-    """Return the event in a line, kind and apiVersion of its object filled in. Raises ApiError."""
+    """Return the event in a line, kind and apiVersion of its object filled in. Raises InvalidAnswer."""
     try:
         value = json.loads(line)
         name, item = value["type"], value["object"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ApiError(f"{what}: an event is not valid: {type(error).__name__}: {error}") from error
+        raise InvalidAnswer(f"{what}: an event is not valid: {type(error).__name__}: {error}") from error
     if not isinstance(item, dict):
-        raise ApiError(f"{what}: an event holds no object")
+        raise InvalidAnswer(f"{what}: an event holds no object")
     if name != "ERROR":
         with_kind([item], f"{kind}List", item.get("apiVersion"))
     return WatchEvent(name if isinstance(name, str) else "", item)

@@ -19,6 +19,7 @@ from .answers import (
     FAILURE_BYTES,
     LINE_BYTES,
     PAGE_BYTES,
+    InvalidAnswer,
     WatchEvent,
     beginning,
     document,
@@ -62,6 +63,10 @@ class ApiStatusError(ApiError):
 
 class Expired(ApiStatusError):
     """What was asked for is too old (410): the list must be started again."""
+
+
+class WatchFailed(ApiStatusError):
+    """The server ended a watch by an event of type ERROR: the list must be started again."""
 
 
 class ResourceType(NamedTuple):
@@ -174,11 +179,11 @@ class ApiClient:
             page = self._get_json(resource.path, query, purpose)
             metadata, found, version = page.get("metadata"), page.get("items"), version_of(page)
             if not isinstance(metadata, dict) or not (found is None or isinstance(found, list)):
-                raise ApiError(f"{where}: the answer is not a list")
+                raise InvalidAnswer(f"{where}: the answer is not a list")
             if page.get("kind") != f"{resource.kind}List":
-                raise ApiError(f"{where}: the answer is not a {resource.kind}List")
+                raise InvalidAnswer(f"{where}: the answer is not a {resource.kind}List")
             if not version:
-                raise ApiError(f"{where}: the answer has no valid resourceVersion")
+                raise InvalidAnswer(f"{where}: the answer has no valid resourceVersion")
             complete = with_kind(found or [], f"{resource.kind}List", page.get("apiVersion"))
             items += [item for item in map(reduce, complete) if item is not None]
             token = metadata.get("continue")
@@ -228,11 +233,12 @@ class ApiClient:
         timeout_seconds: int = 300,
         read_timeout: Optional[float] = None,
     ) -> Iterator[WatchEvent]:
-        """Events after ``resource_version``, bookmarks included, until the server ends the watch.
+        """Open a watch and return its events after ``resource_version``, bookmarks included, until the server ends it.
 
         The server ends it after ``timeout_seconds`` or earlier; that is no error. ``read_timeout``: seconds without any
         data after which the connection counts as dead. Raises Expired when the version is too old (list again),
-        ApiError when the connection breaks.
+        WatchFailed or InvalidAnswer when the stream cannot be followed, ApiError when the connection breaks; the
+        events may raise them as well.
         """
         query = self._selectors(resource, field_selector)
         query.update(
@@ -242,16 +248,20 @@ class ApiClient:
             timeoutSeconds=str(timeout_seconds),
         )
         purpose = f"watch {resource.name}"
-        where = f"API server {self.host}: {purpose}"
         total = timeout_seconds + _WATCH_GRACE_SECONDS
         silence = total if read_timeout is None else read_timeout
         answer = self._request("GET", resource.path, query, purpose, Patience(self._timeout, silence, total))
+        self._raise_for_status(answer, purpose)
+        return self._events(answer, resource.kind, purpose)
+
+    def _events(self, answer: Answer, kind: str, purpose: str) -> Iterator[WatchEvent]:
+        where = f"API server {self.host}: {purpose}"
         try:
-            self._raise_for_status(answer, purpose)
             for line in lines(self._pieces(answer, purpose), LINE_BYTES, where):
-                found = event(line, resource.kind, where)
+                found = event(line, kind, where)
                 if found.type == "ERROR":
-                    raise self._failure(status_code(found.object), found.object, purpose)
+                    failure = self._failure(status_code(found.object), found.object, purpose)
+                    raise failure if isinstance(failure, Expired) else WatchFailed(str(failure), failure.code)
                 yield found
         finally:
             # The rest of the stream is of no use: the connection cannot serve another request.

@@ -14,12 +14,14 @@ import threading
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.control import (
     Ask,
     ControlServer,
     NoAgent,
     ask_agent,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.command import cli, commands
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explain import (
@@ -201,6 +203,7 @@ def test_the_control_socket_answers_and_is_private(tmp_path):
         ask.reply({"error": "not that"} if ask.question.get("command") == "bad" else {"agent": "running"})
 
     server = ControlServer(path, deliver)
+    Supervisor(Log(io.StringIO())).start("control", server.run)
     try:
         assert ask_agent(path, {"command": "status"}) == {"agent": "running"}
         assert (tmp_path / "run" / "agent.sock").stat().st_mode & 0o777 == 0o600

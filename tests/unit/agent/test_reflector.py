@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
+import io
 import queue
 import socket
 import time
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Known, Reflector
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import (
     LONGEST_PAUSE_SECONDS,
     Backoff,
-    Known,
-    Reflector,
+    Supervisor,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import (
     NODES,
     SERVICE_CIDRS,
@@ -42,6 +44,13 @@ def names(items):
     return sorted(item["metadata"]["name"] for item in items)
 
 
+def wait_for(what, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.01)
+
+
 class Setup:
     def __init__(self, scratch, first_version=1):
         self.certificates = make_certificates(scratch / "tls")
@@ -50,7 +59,8 @@ class Setup:
             sock.bind(("127.0.0.1", 0))
             self.port = sock.getsockname()[1]
         self.batches = queue.SimpleQueue()
-        self.said = []
+        self.stream = io.StringIO()
+        self.supervisor = Supervisor(Log(self.stream))
         self.reflectors = []
         self.kubeconfig = write_kubeconfig(
             scratch / "kubeconfig", f"https://127.0.0.1:{self.port}", self.certificates.authority, "test-token"
@@ -65,16 +75,21 @@ class Setup:
         self.api.close()
         self.api = None
 
+    @property
+    def said(self):
+        return self.stream.getvalue().splitlines()
+
     def follow(self, resource, **options):
         reflector = Reflector(
             resource,
-            lambda: ApiClient(ApiConnection(kubeconfig=str(self.kubeconfig)), timeout=5.0),
+            lambda expect: ApiClient(ApiConnection(kubeconfig=str(self.kubeconfig)), timeout=5.0, expect=expect),
             self.batches.put,
-            self.said.append,
+            Log(self.stream),
             backoff=lambda: Backoff(lambda: -0.9),
             **options,
         )
         self.reflectors.append(reflector)
+        self.supervisor.start(resource.name, reflector.run, reflector.interrupt)
         return reflector
 
     def next(self, seconds=10.0):
@@ -96,7 +111,7 @@ def setup(tmp_path):
 
 def test_lists_then_follows_every_kind_of_event(setup):
     setup.store.put(service("a"))
-    setup.follow(SERVICES).start()
+    setup.follow(SERVICES)
     first = setup.next()
     assert (names(first.changed), first.gone, first.listed) == (["a"], [], True)
     setup.store.put(service("b"))
@@ -106,13 +121,13 @@ def test_lists_then_follows_every_kind_of_event(setup):
     assert setup.next().changed[0]["spec"]["ports"] == [{"port": 81}]
     last = setup.next()
     assert (last.changed, names(last.gone), last.listed) == ([], ["b"], False)
-    assert setup.reflectors[0].connected
+    wait_for(lambda: setup.reflectors[0].connected)
 
 
 def test_the_selectors_are_sent_and_leaving_them_is_a_deletion(setup):
     setup.store.put(service("ours"))
     setup.store.put(service("theirs", **{"service.kubernetes.io/service-proxy-name": "other"}))
-    setup.follow(SERVICES).start()
+    setup.follow(SERVICES)
     assert names(setup.next().changed) == ["ours"]
     setup.store.put(service("ours", **{"service.kubernetes.io/service-proxy-name": "other"}))
     assert names(setup.next().gone) == ["ours"]
@@ -121,14 +136,14 @@ def test_the_selectors_are_sent_and_leaving_them_is_a_deletion(setup):
 def test_only_the_own_node_is_followed(setup):
     for name in ("node1", "node2"):
         setup.store.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
-    setup.follow(NODES, field_selector="metadata.name=node1").start()
+    setup.follow(NODES, field_selector="metadata.name=node1")
     assert names(setup.next().changed) == ["node1"]
 
 
 def test_a_version_that_is_too_old_makes_it_list_again_and_hand_on_differences_only(setup):
     for name in "abc":
         setup.store.put(service(name))
-    setup.follow(SERVICES).start()
+    setup.follow(SERVICES)
     assert names(setup.next().changed) == ["a", "b", "c"]
     setup.down()
     setup.store.put(service("b", 81))
@@ -138,12 +153,12 @@ def test_a_version_that_is_too_old_makes_it_list_again_and_hand_on_differences_o
     setup.up()
     again = setup.next(20)
     assert (names(again.changed), names(again.gone), again.listed) == (["b", "d"], ["c"], True)
-    assert setup.said and "can be read again" in setup.said[-1]
+    assert setup.said[-1].startswith("level=info") and "can be read again" in setup.said[-1]
 
 
 def test_a_dropped_watch_goes_on_where_it_was_without_a_list(setup):
     setup.store.put(service("a"))
-    setup.follow(SERVICES).start()
+    setup.follow(SERVICES)
     setup.next()
     lists = sum("watch=true" not in path for path in setup.api.requests)
     for number in range(3):
@@ -157,7 +172,7 @@ def test_a_server_with_another_history_is_noticed_by_its_bookmarks(tmp_path):
     setup = Setup(tmp_path, first_version=5000)
     try:
         setup.store.put(service("a"))
-        setup.follow(SERVICES).start()
+        setup.follow(SERVICES)
         setup.next()
         setup.down()
         setup.store = Store(10)
@@ -172,10 +187,8 @@ def test_a_server_with_another_history_is_noticed_by_its_bookmarks(tmp_path):
 @pytest.mark.parametrize("code", [403, 500, 504])
 def test_an_error_is_said_once_and_tried_again(setup, code):
     setup.api.failing["/api/v1/services"] = code
-    setup.follow(SERVICES).start()
-    deadline = time.monotonic() + 20
-    while not setup.said and time.monotonic() < deadline:
-        time.sleep(0.01)
+    setup.follow(SERVICES)
+    wait_for(lambda: setup.said)
     with pytest.raises(queue.Empty):
         setup.next(1.0)
     assert len(setup.said) == 1 and str(code) in setup.said[0]
@@ -187,9 +200,11 @@ def test_an_error_is_said_once_and_tried_again(setup, code):
 
 def test_a_collection_that_the_server_does_not_know_is_empty_where_it_is_optional(setup):
     setup.api.failing[SERVICE_CIDRS.path] = 404
-    setup.follow(SERVICE_CIDRS, optional=True).start()
+    setup.follow(SERVICE_CIDRS, optional=True)
     batch = setup.next()
     assert (batch.changed, batch.gone, batch.listed) == ([], [], True)
+    wait_for(lambda: setup.reflectors[0].connected)
+    assert setup.reflectors[0].error == "" and setup.said == []
 
 
 def test_objects_assumed_from_disk_are_taken_back_when_the_list_lacks_them():

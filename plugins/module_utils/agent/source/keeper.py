@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
-import threading
+import queue
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from ...cluster.cache import read_cache, write_encoded
 from ...cluster.parse import object_key
 from ...errors import SnapshotError
+from ..supervision import Task
 from ..surface.log import Log
 from .view import ClusterView
+
+#: A disk that takes longer is a fault of the node.
+_WRITE_SECONDS = 300.0
 
 Names = Dict[str, List[Tuple[str, str]]]
 
@@ -26,7 +30,8 @@ class CacheKeeper:
         self._log = log
         self._written = 0.0
         self._revision = -1
-        self._thread: threading.Thread | None = None
+        self._writing = False
+        self._waiting: queue.SimpleQueue[Optional[List[bytes]]] = queue.SimpleQueue()
 
     def age(self) -> float:
         """Seconds since the file was written; 0 if there is none."""
@@ -53,19 +58,33 @@ class CacheKeeper:
         return bool(self._path) and view.revision != self._revision
 
     def write_beside(self, view: ClusterView) -> bool:
-        """Write in a thread, so that syncs do not wait for the disk; False if the last writing has not ended yet."""
-        if self._thread is not None and self._thread.is_alive():
+        """Have :meth:`run` write, so that syncs do not wait for the disk; False while the last write is not done."""
+        if self._writing:
             return False
         self._revision = view.revision
-        self._thread = threading.Thread(target=self._store, args=(view.objects(),), name="cache", daemon=True)
-        self._thread.start()
+        self._writing = True
+        self._waiting.put(view.objects())
         return True
 
-    def write_now(self, view: ClusterView) -> None:
-        """Write and wait for it."""
-        if self._thread is not None:
-            self._thread.join(10)
-        if self.is_behind(view):
+    def run(self, task: Task) -> None:
+        """Write what is handed over until :meth:`write_now`; the body of a supervised thread."""
+        while True:
+            task.idle()
+            objects = self._waiting.get()
+            if objects is None:
+                return
+            task.busy(_WRITE_SECONDS)
+            try:
+                self._store(objects)
+            finally:
+                self._writing = False
+
+    def write_now(self, view: ClusterView, task: Optional[Task]) -> None:
+        """End the thread, and write what it has not written. A disk that hangs is waited for ten seconds."""
+        self._waiting.put(None)
+        if task is not None:
+            task.join(10)
+        if self.is_behind(view) and not self._writing:
             self._revision = view.revision
             self._store(view.objects())
 

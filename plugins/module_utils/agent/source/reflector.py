@@ -4,8 +4,9 @@
 """Following one collection of the API server: list it, watch it, list again when the watch cannot go on.
 
 A list is compared with what is known already and only the differences are handed on, so that nothing ever looks empty
-in between. Each reflector is a thread with a connection of its own; what it finds goes to a callable as
-:class:`Batch`.
+in between. Each reflector is the body of a thread with a connection of its own; what it finds goes to a callable as
+:class:`Batch`. Objects without a usable identity are left out here, by name and reason; all other checks of an object
+are those of ``cluster.parse``.
 """
 
 from __future__ import annotations
@@ -13,16 +14,27 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
-from ...cluster.api import ApiClient, ApiStatusError, Expired, ResourceType
-from ...errors import ProxyError
+from ...cluster.answers import InvalidAnswer, WatchEvent, version_of
+from ...cluster.api import ApiClient, ApiStatusError, Expired, ResourceType, WatchFailed
+from ...cluster.fields import Invalid, mapping, shown, text
+from ...cluster.parse import object_key
+from ...errors import ApiError, ProxyError, Refusal
+from ..supervision import Backoff, Task, brief_traceback
+from ..surface.log import Log
 
-FIRST_PAUSE_SECONDS = 0.8
-LONGEST_PAUSE_SECONDS = 30.0
+#: A watch that has lasted so long ends a series of failures.
+STEADY_SECONDS = 10.0
 _SHORTEST_WATCH_SECONDS = 1.0
 _WATCH_SECONDS = (300, 600)
-_NOT_FOUND, _GATEWAY_TIMEOUT = 404, 504
+_NOT_FOUND, _GATEWAY_TIMEOUT, _UNAUTHORIZED = 404, 504, 401
+#: After these answers a watch can go on from where it was: the server is overloaded, restarts, or minds who asks.
+_RESUMABLE = frozenset((_UNAUTHORIZED, 403, 429, 500, 502, 503))
+#: How often a server without an optional collection is asked for it: it may be upgraded.
+_ABSENT_SECONDS = 300.0
+_MOST_NAME_CHARACTERS = 253
+_MOST_REPORTED = 100
 
 Name = Tuple[str, str]
 
@@ -39,57 +51,49 @@ class Batch(NamedTuple):
     listed: bool = False
 
 
-class Backoff:
-    """Pauses between attempts, in seconds: doubled from 0.8 up to 30, each stretched at random by up to its double."""
-
-    def __init__(self, jitter: Callable[[], float] = random.random) -> None:
-        self._jitter = jitter
-        self._next = FIRST_PAUSE_SECONDS
-
-    def pause(self) -> float:
-        """The next pause."""
-        pause = self._next * (1.0 + self._jitter())
-        self._next = min(self._next * 2, LONGEST_PAUSE_SECONDS)
-        return min(pause, LONGEST_PAUSE_SECONDS)
-
-    def reset(self) -> None:
-        """An attempt was successful."""
-        self._next = FIRST_PAUSE_SECONDS
-
-
 def _name(raw: Dict[str, Any]) -> Name:
-    metadata = raw.get("metadata") or {}
-    return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
-
-
-def _version(raw: Dict[str, Any]) -> str:
-    return str((raw.get("metadata") or {}).get("resourceVersion") or "")
+    key = object_key(raw)
+    return key.namespace, key.name
 
 
 def _older(version: str, than: str) -> bool:
-    """Whether a resourceVersion is smaller; where one is not a number nothing is concluded."""
+    """Whether a resourceVersion is smaller (KEP-5504); where one is not a number nothing is concluded."""
     return version.isdecimal() and than.isdecimal() and int(version) < int(than)
+
+
+def check_identity(raw: object, kind: str) -> Dict[str, Any]:
+    """Return the raw object if it is of the kind and has a name. Raises Invalid."""
+    item = mapping(raw, "")
+    if item.get("kind") != kind:
+        raise Invalid("kind", f"{shown(item.get('kind'))} is not {kind}")
+    metadata = mapping(item.get("metadata"), "metadata")
+    text(metadata.get("namespace"), "metadata.namespace")
+    name = text(metadata.get("name"), "metadata.name")
+    if not name:
+        raise Invalid("metadata.name", "is missing")
+    if len(name) > _MOST_NAME_CHARACTERS:
+        raise Invalid("metadata.name", f"is longer than {_MOST_NAME_CHARACTERS} characters")
+    return item
 
 
 class Known:
     """The objects of a collection that have been handed on, by name with their resourceVersion."""
 
-    def __init__(self, kind: str, api_version: str = "") -> None:
+    def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._api_version = api_version
         self._versions: Dict[Name, str] = {}
 
     def assume(self, names: Iterable[Name]) -> None:
-        """Objects that are known from elsewhere (the state kept on disk), in an unknown version."""
+        """Note objects that are known from elsewhere (the state kept on disk), in an unknown version."""
         for name in names:
             self._versions.setdefault(name, "")
 
     def replace(self, items: Iterable[Dict[str, Any]]) -> Batch:
-        """Take a whole list, and tell what differs."""
+        """Note a whole list, and return what differs."""
         before, self._versions = self._versions, {}
         changed = []
         for item in items:
-            name, version = _name(item), _version(item)
+            name, version = _name(item), version_of(item)
             self._versions[name] = version
             if not version or before.get(name) != version:
                 changed.append(item)
@@ -97,12 +101,12 @@ class Known:
         return Batch(self._kind, changed, gone, True)
 
     def put(self, item: Dict[str, Any]) -> Batch:
-        """Take an object that was added or modified."""
-        self._versions[_name(item)] = _version(item)
+        """Note an object that was added or modified."""
+        self._versions[_name(item)] = version_of(item)
         return Batch(self._kind, [item], [])
 
     def delete(self, item: Dict[str, Any]) -> Batch:
-        """Take an object's deletion."""
+        """Note an object's deletion."""
         self._versions.pop(_name(item), None)
         return Batch(self._kind, [], [item])
 
@@ -111,125 +115,223 @@ class Known:
         return {"kind": self._kind, "metadata": metadata}
 
 
-class Reflector(threading.Thread):
-    """Follows one collection until :meth:`stop`.
+class Reflector:
+    """Follows one collection until :meth:`stop`; :meth:`run` is the body of a supervised thread.
 
-    ``connect`` makes a client; ``hand_on`` takes each Batch, ``say`` a line of text about failures; both are called
-    from this thread. ``reduce`` makes each object small as soon as it has come. ``field_selector`` takes the place of
-    the resource's own. ``optional``: a server without the collection (404) has an empty one.
-    ``connected`` tells whether a watch is open, ``error`` what kept it from being so.
+    ``connect`` makes a client, which announces its requests to the callable given to it; ``hand_on`` takes each Batch;
+    both are called from this thread. ``reduce`` makes each object small as soon as it has come. ``field_selector``
+    takes the place of the resource's own. ``optional``: a server without the collection (404) has an empty one.
+    ``first_pause``: seconds before the first request. ``clock`` and ``wait`` replace the time.
+
+    ``connected``: whether a watch is open. ``error``: what kept it from being so. ``asked``: when the first request
+    was sent or could not be sent, by ``clock``; None before.
     """
 
     def __init__(
         self,
         resource: ResourceType,
-        connect: Callable[[], ApiClient],
+        connect: Callable[[Callable[[float], None]], ApiClient],
         hand_on: Callable[[Batch], None],
-        say: Callable[[str], None],
+        log: Log,
+        *,
         field_selector: str = "",
         optional: bool = False,
         reduce: Callable[[Dict[str, Any]], Dict[str, Any]] = lambda item: item,
         backoff: Callable[[], Backoff] = Backoff,
+        first_pause: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Optional[Callable[[float], object]] = None,
     ) -> None:
-        super().__init__(name=f"watch-{resource.name}", daemon=True)
         self.resource = resource
         self.known = Known(resource.kind)
         self.connected = False
         self.error = ""
+        self.asked: Optional[float] = None
         self._connect = connect
         self._hand_on = hand_on
-        self._say = say
+        self._log = log
         self._field_selector = field_selector
         self._optional = optional
         self._reduce = reduce
         self._backoff = backoff()
+        self._first_pause = first_pause
+        self._clock = clock
         self._ending = threading.Event()
+        self._wait = wait or self._ending.wait
+        self._client: Optional[ApiClient] = None
         self._version = ""
         self._minimum = "0"
+        self._reported: Dict[str, str] = {}
+        self._left_out = 0
 
     def stop(self) -> None:
-        """End as soon as the server says something; the thread does not keep the process alive."""
+        """Have the thread end; it may be called from any thread."""
         self._ending.set()
+        self.interrupt()
 
-    def run(self) -> None:
+    def interrupt(self) -> None:
+        """Break off the request that the thread waits for; it may be called from any thread."""
+        client = self._client
+        if client is not None:
+            client.interrupt()
+
+    def run(self, task: Task) -> None:
         """List and watch until stopped; no failure of the server or the connection ends it."""
-        while not self._ending.is_set():
-            try:
-                client = self._connect()
-            except ProxyError as error:
-                self._failed(error)
-                continue
-            try:
-                self._follow(client)
-            except ProxyError as error:
-                self._failed(error)
-            finally:
-                self.connected = False
-                client.close()
+        pause, self._first_pause = self._first_pause, 0.0
+        if pause:
+            self._rest(task, pause)
+        try:
+            while not self._ending.is_set():
+                try:
+                    self._cycle(task)
+                except ProxyError as error:
+                    self._failed(task, error)
+        except Exception:
+            # Whatever the defect is, it must not meet the same event again.
+            self._forget_version()
+            raise
+        finally:
+            self._disconnect()
+
+    def _rest(self, task: Task, seconds: float) -> None:
+        task.busy(seconds)
+        self._wait(seconds)
+
+    def _disconnect(self) -> None:
+        self.connected = False
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _forget_version(self) -> None:
+        """Have the next cycle list, whatever the server holds by then."""
+        self._version = self._minimum = ""
 
     def _give(self, batch: Batch) -> None:
-        """Whoever has stopped this one wants no more of it."""
+        """Deliver a batch unless the reflector was stopped."""
         if not self._ending.is_set():
             self._hand_on(batch)
 
-    def _failed(self, error: ProxyError) -> None:
+    def _failed(self, task: Task, error: ProxyError) -> None:
+        if not isinstance(error, ApiStatusError) or error.code == _UNAUTHORIZED:
+            # Kubeconfig and certificates are read again: they may be what is wrong.
+            self._disconnect()
         self.connected = False
-        pause = self._backoff.pause()
-        if str(error) != self.error:
-            self._say(str(error))
+        if str(error) != self.error and not self._ending.is_set():
+            self._log.warning(str(error))
         self.error = str(error)
-        self._ending.wait(pause)
+        self._rest(task, self._backoff.pause())
 
-    def _follow(self, client: ApiClient) -> None:
-        while not self._ending.is_set():
+    def _succeeded(self) -> None:
+        if self.error:
+            self._log.info(f"{self.resource.name} of the API server can be read again")
+        self.error = ""
+
+    def _cycle(self, task: Task) -> None:
+        """List if need be, then watch once; pause where the watch brought nothing. Raises ProxyError."""
+        if self._client is None:
             try:
-                if not self._version:
-                    self._list(client)
-                self._watch(client)
-            except Expired:
-                if not self._version:
-                    raise
-                self._version, self._minimum = "", ""
-
-    def _list(self, client: ApiClient) -> None:
+                self._client = self._connect(task.busy)
+            finally:
+                self._note_asked()
+        if not self._version and not self._list(self._client):
+            self.connected = True
+            self._rest(task, _ABSENT_SECONDS)
+            return
+        before, started = self._version, self._clock()
         try:
-            found = client.list(self.resource, self._field_selector, self._minimum, self._reduce)
+            self._watch(self._client)
+        finally:
+            self.connected = False
+            lasted = self._clock() - started
+            if lasted >= STEADY_SECONDS:
+                self._backoff.reset()
+        if lasted < STEADY_SECONDS and not self._ending.is_set():
+            progressed = self._version not in ("", before)
+            self._rest(task, max(0.0, _SHORTEST_WATCH_SECONDS - lasted) if progressed else self._backoff.pause())
+
+    def _note_asked(self) -> None:
+        if self.asked is None:
+            self.asked = self._clock()
+
+    def _list(self, client: ApiClient) -> bool:
+        """List the collection and deliver what differs; return whether the server has it. Raises ProxyError."""
+        self._left_out = 0
+        try:
+            found = client.list(self.resource, self._field_selector, self._minimum, self._received)
         except ApiStatusError as error:
             if error.code == _NOT_FOUND and self._optional:
                 self._give(self.known.replace([]))
-            elif error.code == _GATEWAY_TIMEOUT and self._minimum:
+                self._succeeded()
+                return False
+            if error.code == _GATEWAY_TIMEOUT and self._minimum:
                 # The server has not got, and may never get, what this node has seen already.
                 self._minimum = ""
             raise
+        if self._left_out and not found.items:
+            raise ApiError(f"list {self.resource.name}: not one of {self._left_out} objects can be used")
         self._version = self._minimum = found.resource_version
         self._give(self.known.replace(found.items))
         self._succeeded()
+        return True
 
-    def _succeeded(self) -> None:
-        self._backoff.reset()
-        if self.error:
-            self._say(f"{self.resource.name} of the API server can be read again")
-        self.error = ""
+    def _received(self, raw: Any) -> Optional[Dict[str, Any]]:
+        """Return an object in small form, or None if it has no identity or cannot be read."""
+        try:
+            return self._reduce(check_identity(raw, self.resource.kind))
+        except Invalid as error:
+            self._leave_out(raw, error.field, error.reason)
+        except Exception as error:
+            # A defect that one object brings out must cost only this object.
+            self._leave_out(raw, "", f"{type(error).__name__}: {error} ({brief_traceback(error)})")
+        return None
+
+    def _leave_out(self, raw: object, field: str, reason: str) -> None:
+        """Warn of an object that cannot be used, once for each name and reason."""
+        self._left_out += 1
+        key = object_key(raw)
+        refusal = str(Refusal(self.resource.kind, key.namespace, key.name, field, reason))
+        name = f"{key.namespace}/{key.name}"
+        if self._reported.get(name) == refusal:
+            return
+        if len(self._reported) >= _MOST_REPORTED:
+            self._reported.clear()
+        self._reported[name] = refusal
+        self._log.warning("left out an object of the API server", object=refusal)
 
     def _watch(self, client: ApiClient) -> None:
-        started = time.monotonic()
+        """Follow a watch until it ends. Without a version afterwards the collection has to be listed again."""
         seconds = random.randint(*_WATCH_SECONDS)
-        self.connected = True
-        for event in client.watch(self.resource, self._version, self._field_selector, timeout_seconds=seconds):
-            version = event.resource_version
-            if _older(version, self._version):
-                # A server with another history, say one restored from a backup.
-                self._version, self._minimum = "", ""
-                return
-            if event.type in ("ADDED", "MODIFIED"):
-                self._give(self.known.put(self._reduce(event.object)))
-            elif event.type == "DELETED":
-                self._give(self.known.delete(event.object))
-            self._version = self._minimum = version or self._version
-            if self.error:
+        try:
+            events = client.watch(self.resource, self._version, self._field_selector, timeout_seconds=seconds)
+            self.connected = True
+            for event in events:
+                if _older(event.resource_version, self._version):
+                    # A server with another history, say one restored from a backup.
+                    self._forget_version()
+                    return
+                self._take(event)
+                self._version = self._minimum = event.resource_version or self._version
                 self._succeeded()
-            if self._ending.is_set():
-                return
-        self.connected = False
-        self._backoff.reset()
-        self._ending.wait(max(0.0, started + _SHORTEST_WATCH_SECONDS - time.monotonic()))
+                if self._ending.is_set():
+                    return
+        except Expired:
+            self._forget_version()
+        except (InvalidAnswer, WatchFailed):
+            self._forget_version()
+            raise
+        except ApiStatusError as error:
+            if error.code not in _RESUMABLE:
+                self._forget_version()
+            raise
+
+    def _take(self, event: WatchEvent) -> None:
+        if event.type == "BOOKMARK":
+            return
+        if event.type not in ("ADDED", "MODIFIED", "DELETED"):
+            self._leave_out(event.object, "type", f"{shown(event.type)} is no type of event")
+            return
+        item = self._received(event.object)
+        if item is None:
+            return
+        self._give(self.known.delete(item) if event.type == "DELETED" else self.known.put(item))

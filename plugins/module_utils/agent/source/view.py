@@ -10,6 +10,7 @@ import json
 import time
 from typing import Any, Dict, FrozenSet, Iterable, List, Set, Tuple
 
+from ...cluster.answers import version_of
 from ...cluster.model import NamespacedName
 from ...cluster.parse import KINDS, ObjectKey, object_key
 from ...cluster.parse_slice import SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
@@ -18,24 +19,27 @@ from ...cluster.state import ClusterState
 from .reflector import Batch
 
 _MOST_TRIGGER_TIMES = 100
+_MOST_FRACTION_DIGITS = 9
 
 
 def small(raw: Dict[str, Any]) -> Dict[str, Any]:
-    """An object without what nobody reads, resourceVersion aside."""
+    """Return an object with nothing but the fields that are read, and its resourceVersion."""
     kept = prune(raw)
-    version = (raw.get("metadata") or {}).get("resourceVersion")
-    if kept is not raw and version and isinstance(kept.get("metadata"), dict):
+    version = version_of(raw)
+    if kept is not raw and version:
         kept["metadata"]["resourceVersion"] = version
     return dict(kept)
 
 
 def _trigger_time(raw: Dict[str, Any]) -> float:
-    """Seconds since the epoch of the change that made the EndpointSlice be written; 0 if it does not tell."""
-    annotations = (raw.get("metadata") or {}).get("annotations")
+    """Return when the change happened that an EndpointSlice reports, in seconds since the epoch; 0 if unknown."""
+    annotations = raw["metadata"].get("annotations")
     text = annotations.get(TRIGGER_TIME_ANNOTATION) if isinstance(annotations, dict) else None
     if not isinstance(text, str) or not text.endswith("Z"):
         return 0.0
     whole, _point, fraction = text[:-1].partition(".")
+    if not (fraction or "0").isdecimal() or len(fraction) > _MOST_FRACTION_DIGITS:
+        return 0.0
     try:
         moment = datetime.datetime.strptime(whole, "%Y-%m-%dT%H:%M:%S").replace(tzinfo=datetime.timezone.utc)
         return moment.timestamp() + float(f"0.{fraction or '0'}")
@@ -44,10 +48,9 @@ def _trigger_time(raw: Dict[str, Any]) -> float:
 
 
 def _owner(raw: Dict[str, Any]) -> NamespacedName:
-    metadata = raw.get("metadata") or {}
-    labels = metadata.get("labels")
+    labels = raw["metadata"].get("labels")
     name = labels.get(SERVICE_NAME_LABEL, "") if isinstance(labels, dict) else ""
-    return NamespacedName(str(metadata.get("namespace") or ""), str(name))
+    return NamespacedName(str(raw["metadata"].get("namespace") or ""), str(name))
 
 
 class ClusterView:
@@ -96,7 +99,10 @@ class ClusterView:
             affected = self.state.upsert(raw)
             text = _stored(raw)
             changed = self._objects.get(key) != text
-            self._objects[key] = text
+            if text:
+                self._objects[key] = text
+            else:
+                self._objects.pop(key, None)
         self.revision += changed
         self.dirty |= affected
         return affected
@@ -137,8 +143,13 @@ class ClusterView:
 
 
 def _stored(raw: Dict[str, Any]) -> bytes:
+    """Return an object as JSON for the copy on disk; empty if it cannot be written."""
     metadata = raw.get("metadata")
     if isinstance(metadata, dict) and "resourceVersion" in metadata:
         # Versions belong to a server's history; what is kept on disk must not depend on them.
         raw = {**raw, "metadata": {name: value for name, value in metadata.items() if name != "resourceVersion"}}
-    return json.dumps(raw, separators=(",", ":")).encode()
+    try:
+        return json.dumps(raw, separators=(",", ":")).encode()
+    except (ValueError, RecursionError):
+        # Nested too deep, or with numbers too long to be written: no such object is valid, so none is kept.
+        return b""

@@ -14,12 +14,12 @@ import json
 import os
 import queue
 import socket
-import threading
 import time
 from typing import Any, Callable, Dict
 
 from ...errors import KernelError, ProxyError
 from ...regular_files import parse_json
+from ..supervision import Task
 
 _MOST_BYTES = 1 << 16
 #: Most bytes of an answer: an explanation of a Service with a hundred thousand endpoints takes some 20 MB.
@@ -51,11 +51,15 @@ class Ask:
 
 
 class ControlServer:
-    """Listens at ``path`` (mode 0600) and hands each question to ``deliver``. Raises KernelError if it cannot."""
+    """Listens at ``path`` (mode 0600) and hands each question to ``deliver``. Raises KernelError if it cannot.
+
+    :meth:`run` is the body of a supervised thread.
+    """
 
     def __init__(self, path: str, deliver: Callable[[Ask], None]) -> None:
         self._path = path
         self._deliver = deliver
+        self._closed = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
@@ -70,15 +74,18 @@ class ControlServer:
         except OSError as error:
             self._socket.close()
             raise KernelError(f"{path}: cannot listen: {error.strerror or error}") from error
-        self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
-        self._thread.start()
 
-    def _serve(self) -> None:
+    def run(self, task: Task) -> None:
+        """Answer one client after the other until :meth:`close`; the body of a supervised thread."""
         while True:
+            task.idle()
             try:
                 client, _address = self._socket.accept()
             except OSError:
-                return
+                if self._closed:
+                    return
+                raise
+            task.busy(ANSWER_SECONDS + 2 * _CLIENT_SECONDS)
             with client:
                 client.settimeout(_CLIENT_SECONDS)
                 with contextlib.suppress(OSError):
@@ -86,13 +93,14 @@ class ControlServer:
 
     def _answer(self, client: socket.socket) -> None:
         data = b""
-        while not data.endswith(b"\n") and len(data) < _MOST_BYTES:
+        end = time.monotonic() + _CLIENT_SECONDS
+        while not data.endswith(b"\n") and len(data) < _MOST_BYTES and time.monotonic() < end:
             part = client.recv(4096)
             if not part:
                 break
             data += part
         try:
-            question = json.loads(data)
+            question = parse_json(data)
         except ValueError:
             question = None
         if not isinstance(question, dict):
@@ -105,6 +113,7 @@ class ControlServer:
 
     def close(self) -> None:
         """Stop listening and remove the socket."""
+        self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -1,19 +1,19 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Events (events.k8s.io/v1) about this node and its Services, posted by a thread of their own."""
+"""Events (events.k8s.io/v1) about this node and its Services, posted beside the agent's loop."""
 
 from __future__ import annotations
 
 import datetime
 import queue
-import threading
 import urllib.parse
 import uuid
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from ...cluster.api import ApiClient
 from ...errors import ProxyError
+from ..supervision import Task
 from .log import Log
 
 NORMAL, WARNING = "Normal", "Warning"
@@ -54,15 +54,18 @@ def make_event(
 
 
 class EventPoster:
-    """Posts events one after the other; one that the server does not take is logged and forgotten."""
+    """Posts events one after the other; one that the server does not take is logged and forgotten.
 
-    def __init__(self, connect: Callable[[], ApiClient], host: str, log: Log) -> None:
+    :meth:`run` is the body of a supervised thread. ``connect`` makes a client that announces its requests to the
+    callable given to it.
+    """
+
+    def __init__(self, connect: Callable[[Callable[[float], None]], ApiClient], host: str, log: Log) -> None:
         self._connect = connect
         self._host = host
         self._log = log
+        self._client: Optional[ApiClient] = None
         self._waiting: queue.Queue[Optional[Dict[str, Any]]] = queue.Queue(maxsize=100)
-        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
-        self._thread.start()
 
     def post(self, regarding: Dict[str, str], kind: str, reason: str, action: str, note: str) -> None:
         """Have an event posted soon; with too many waiting it is dropped."""
@@ -71,23 +74,36 @@ class EventPoster:
         except queue.Full:
             self._log.debug("event dropped", reason=reason)
 
-    def _run(self) -> None:
+    def run(self, task: Task) -> None:
+        """Post what is waiting until :meth:`close`."""
         while True:
+            task.idle()
             event = self._waiting.get()
             if event is None:
                 return
-            namespace = urllib.parse.quote(event["metadata"]["namespace"], safe="")
             try:
-                client = self._connect()
-                try:
-                    client.post(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", event, "create an event")
-                finally:
-                    client.close()
+                self._send(event, task)
             except ProxyError as error:
                 self._log.warning("event not posted", reason=event["reason"], error=error)
 
+    def _send(self, event: Dict[str, Any], task: Task) -> None:
+        namespace = urllib.parse.quote(event["metadata"]["namespace"], safe="")
+        client = self._connect(task.busy)
+        self._client = client
+        try:
+            client.post(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", event, "create an event")
+        finally:
+            self._client = None
+            client.close()
+
+    def interrupt(self) -> None:
+        """Break off the request under way; called from the main thread."""
+        client = self._client
+        if client is not None:
+            client.interrupt()
+
     def close(self) -> None:
-        """End after what is waiting; does not wait for it."""
+        """Have the thread end after what is waiting; does not wait for it."""
         try:
             self._waiting.put_nowait(None)
         except queue.Full:

@@ -5,7 +5,7 @@
 
 State and bodies only; the sockets are in ``http_server``. Semantics, header and body formats are those of kube-proxy
 1.36 (KEP-3836 for the node's eligibility): a family is unhealthy when a change has been waiting for longer than the
-timeout; an agent to which nothing happens stays healthy.
+timeout; an agent to which nothing happens stays healthy. An agent with a stuck thread is unhealthy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import datetime
 import json
 import threading
 import time
-from typing import Callable, Dict, Optional
+from typing import Callable, Dict, Optional, Tuple
 
 from ...cluster.model import NamespacedName, Node
 from .http_message import Answer
@@ -43,6 +43,12 @@ class ProxyHealth:
         self._updated: Dict[str, float] = {}
         self._oldest_pending: Dict[str, float] = {}
         self._node_eligible = False
+        self._stuck: Tuple[str, ...] = ()
+
+    def threads_stuck(self, names: Tuple[str, ...]) -> None:
+        """Note the agent's threads that no longer go on: with one of them the agent is unhealthy."""
+        with self._lock:
+            self._stuck = names
 
     def updated(self, family: str) -> None:
         """The loop of the family has started, or a sync of it has succeeded."""
@@ -68,9 +74,9 @@ class ProxyHealth:
 
     @property
     def healthy(self) -> bool:
-        """Whether no family has a change that waits for longer than the timeout."""
+        """Whether no thread is stuck and no family has a change that waits for longer than the timeout."""
         with self._lock:
-            return all(self._families(self._clock()).values())
+            return not self._stuck and all(self._families(self._clock()).values())
 
     def answer(self, with_eligibility: bool) -> Answer:
         """The answer of /healthz (with the node's eligibility) or /livez (without)."""
@@ -79,7 +85,7 @@ class ProxyHealth:
             families = self._families(now)
             updated = dict(self._updated)
             eligible = self._node_eligible
-        healthy = all(families.values())
+            healthy = not self._stuck and all(families.values())
         good = healthy and (eligible or not with_eligibility)
         last = now if good else max(updated.values(), default=None)
         body: Dict[str, object] = {"lastUpdated": timestamp(last), "currentTime": timestamp(now)}

@@ -72,15 +72,20 @@ class TableReader:
 
     def digest(self, table: str) -> bytes:
         """A digest of a table's rules without their counters; empty if it cannot be read."""
+        blob = self._entries(table)
+        return b"" if blob is None else self._digest_of(table, blob)
+
+    def mentions(self, table: str, chain: str) -> bool:
+        """Whether the table has a chain of that name; False if it cannot be read."""
+        return b"\0" + chain.encode() + b"\0" in (self._entries(table) or b"")
+
+    def _entries(self, table: str) -> Optional[bytearray]:
         info = self.info(table)
         if not info:
-            return b""
+            return None
         size = _SIZE.unpack_from(info, _INFO_BYTES - 4)[0]
         head = table.encode().ljust(_NAME_BYTES, b"\0") + _SIZE.pack(size)
-        blob = kernel_copy(self._socket, self._level, _GET_ENTRIES, head, _ENTRIES_HEAD + size)
-        if blob is None:
-            return b""
-        return self._digest_of(table, blob)
+        return kernel_copy(self._socket, self._level, _GET_ENTRIES, head, _ENTRIES_HEAD + size)
 
     def forget(self) -> None:
         """Entries may have moved: their places are found anew."""

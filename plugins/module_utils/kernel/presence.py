@@ -1,0 +1,53 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether this network namespace serves Services already, whoever programmed them. Reads only, and loads no module."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+from ..addresses import FAMILIES
+from .facts import kernel_release, read_text
+from .modules import present_modules
+from .netlink import NETLINK_NETFILTER, NetlinkSocket
+from .nftables.listing import nft_chains, nft_tables
+from .xtables.legacy_tables import TableReader
+
+# The names are kube-proxy's, in all of its modes.
+_DEVICE, _TABLE, _CHAIN = "kube-ipvs0", "kube-proxy", "KUBE-SERVICES"
+_LEGACY_NAMES = ("/proc/net/ip_tables_names", "/proc/net/ip6_tables_names")
+_LEGACY_MODULES = ("iptable_nat", "ip6table_nat")
+
+
+def holds_dataplane() -> bool:
+    """Whether a service proxy has left its device, tables or chains here. Raises KernelError."""
+    with contextlib.suppress(OSError):
+        socket.if_nametoindex(_DEVICE)
+        return True
+    return _in_nftables() or _in_legacy_tables()
+
+
+def _in_nftables() -> bool:
+    if not present_modules(["nf_tables"], kernel_release()):
+        return False
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        for family in FAMILIES:
+            if any(table.name == _TABLE and table.uses for table in nft_tables(sock, family)):
+                return True
+            if any(chain.name == _CHAIN for chain in nft_chains(sock, family)):
+                return True
+    return False
+
+
+def _in_legacy_tables() -> bool:
+    for family, path, module in zip(FAMILIES, _LEGACY_NAMES, _LEGACY_MODULES):
+        names = read_text(path)
+        # Only root may read the names. Asking for a table whose module is not loaded would load it.
+        known = "nat" in names.split() if names is not None else bool(present_modules([module], kernel_release()))
+        if known:
+            with contextlib.closing(TableReader(family)) as reader:
+                if reader.mentions("nat", _CHAIN):
+                    return True
+    return False
