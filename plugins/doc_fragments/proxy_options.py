@@ -55,7 +55,14 @@ options:
   ignore_findings:
     description:
       - Names of preflight findings to go on in spite of, for example V(firewalld). The text of a finding says its name.
+      - V(incomplete-snapshot) is a cluster state without any Service, EndpointSlice or Node, V(node) a host without a
+        Node, and V(loss) a change that would leave most Services without endpoints.
     type: list
     elements: str
     default: []
+  outside_host:
+    description:
+      - Declares the host to be outside the cluster. It needs no Node object, and counts no endpoint as local.
+    type: bool
+    default: false
 """

@@ -191,11 +191,15 @@ class Stage(NamedTuple):
 
 
 class PlannedChange(NamedTuple):
-    """A resource and what has to change in it; ``change`` may be empty. ``entries``: how many entries were observed."""
+    """A resource and what has to change in it; ``change`` may be empty.
+
+    ``entries``: how many entries were observed. ``observed``: these entries, empty where nothing was observed.
+    """
 
     resource: Resource[Any, Any]
     change: Change[Any, Any]
     entries: int = 0
+    observed: Mapping[Any, Any] = {}
 
 
 def plan(stages: Sequence[Stage]) -> List[PlannedChange]:
@@ -208,7 +212,7 @@ def plan(stages: Sequence[Stage]) -> List[PlannedChange]:
         table = stage.desired(observed) if callable(stage.desired) else stage.desired
         change = difference(observed, table)
         chosen = postponed if stage.postponed(change) else planned
-        chosen.append(PlannedChange(stage.resource, change, len(observed)))
+        chosen.append(PlannedChange(stage.resource, change, len(observed), observed))
     return planned + postponed
 
 
@@ -228,9 +232,9 @@ def apply_plan(
             resource.apply(change)
             seconds[resource.name] = seconds.get(resource.name, 0.0) + clock() - started
 
-    for resource, change, _entries in planned:
+    for resource, change, *_observed in planned:
         run(resource, change if resource.atomic else change.without_removals())
-    for resource, change, _entries in reversed(planned if removals else ()):
+    for resource, change, *_observed in reversed(planned if removals else ()):
         if not resource.atomic:
             run(resource, change.removals())
     return seconds

@@ -48,6 +48,17 @@ options:
     description: Up to how many names of objects a diff shows on each side. V(0) shows all.
     type: int
     default: 200
+  outside_hosts:
+    description: The snapshot is for hosts outside the cluster, which do without any Node in it.
+    type: bool
+    default: false
+  ignore_findings:
+    description:
+      - Names of findings to go on in spite of, as O(kubenode.proxy.service_proxy#module:ignore_findings) takes them. A
+        cluster state without any Service, EndpointSlice or Node is refused by the finding V(incomplete-snapshot).
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     description: Reads from the API server and tells whether the file would change, without writing it.
@@ -98,7 +109,7 @@ counts:
   returned: success
   sample: {Service: 12, EndpointSlice: 14, Node: 3, ServiceCIDR: 1}
 error_kind:
-  description: The kind of failure, one of V(snapshot), V(api) or V(configuration).
+  description: The kind of failure, one of V(snapshot), V(api), V(configuration) or V(preflight).
   type: str
   returned: failure
   sample: api
@@ -109,18 +120,25 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parse import is_read, object_key
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot import read_snapshot, write_snapshot
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import API_SOURCES, api_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import text_difference
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.snapshots import snapshot_difference
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.sources import read_cluster_objects
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.cluster_state import completeness_findings
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.findings import judge
 
 
 def snapshot(module: AnsibleModule) -> Dict[str, Any]:
     """Read the cluster, write the file if its content differs, and return what was read."""
     path, source = module.params["snapshot_file"], module.params["source_file"]
     objects = read_snapshot(source) if source else read_cluster_objects(module)
+    kinds = {object_key(raw).kind for raw in objects if is_read(raw)}
+    findings = completeness_findings(kinds, module.params["outside_hosts"])
+    for warning in judge(findings, module.params["ignore_findings"]):
+        module.warn(warning)
     result: Dict[str, Any] = {"snapshot_file": path}
     if module._diff:
         before, after = snapshot_difference(path, objects)
@@ -145,6 +163,8 @@ def main() -> None:
             "owner": {"type": "str"},
             "group": {"type": "str"},
             "diff_lines": {"type": "int", "default": 200},
+            "outside_hosts": {"type": "bool", "default": False},
+            "ignore_findings": {"type": "list", "elements": "str", "default": []},
             **api_spec(),
         },
         mutually_exclusive=[("source_file", option) for option in API_SOURCES],

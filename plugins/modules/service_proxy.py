@@ -57,6 +57,19 @@ options:
       - With V(0) a change stays.
     type: float
     default: 0.0
+  max_loss_percent:
+    description:
+      - A change that would leave more than this share of the Services that have endpoints on the node now without
+        endpoints is refused, by the finding V(loss) of O(ignore_findings). With fewer than ten such Services none is.
+      - What is served now is read from the kernel, whoever has programmed it. V(100) refuses no change.
+    type: float
+    default: 50.0
+  unattended:
+    description:
+      - Nobody watches this run, a timer has started it. What O(max_loss_percent) forbids is refused once, and done if
+        the next run is given a cluster state that says the same.
+    type: bool
+    default: false
 notes:
   - Needs root, except for O(state=rendered).
   - A convergence of the same node that is already running is waited for, O(lock_timeout) seconds at most.
@@ -135,10 +148,12 @@ variant:
   returned: O(state) is V(present) or V(absent)
   sample: "iptables 1.8.9 (nft: the default)"
 counts:
-  description: How much is served, and how many entries were added, replaced and removed, or would be in check mode.
+  description:
+    - How much is served, how many of the Services are without endpoints, and how many entries were added, replaced and
+      removed, or would be in check mode.
   type: dict
   returned: O(state) is V(present) or V(absent)
-  sample: {services: 12, service_ports: 15, endpoints: 34, added: 112, replaced: 3, removed: 0}
+  sample: {services: 12, without_endpoints: 1, service_ports: 15, endpoints: 34, added: 112, replaced: 3, removed: 0}
 changes:
   description: The tables that differed, with counts.
   type: list
@@ -173,6 +188,19 @@ refused:
       sample: 70000 is not between 1 and 65535
 refused_count:
   description: How many objects were left out.
+  type: int
+  returned: success
+  sample: 0
+skipped:
+  description:
+    - The first 100 parts of objects of the cluster, addresses and endpoints, that were left out because they are not
+      valid, while the rest of their object is served. The keys are those of RV(refused).
+  type: list
+  elements: dict
+  returned: success
+  sample: []
+skipped_count:
+  description: How many parts of objects were left out.
   type: int
   returned: success
   sample: 0
@@ -258,12 +286,13 @@ def rendered(module: AnsibleModule) -> Dict[str, Any]:
     """Return the text of everything that would be programmed."""
     request, warnings = engine_request(module, source="required")
     texts = render(request)
-    warn(module, warnings, request.cluster.refusals)
+    refused, skipped = request.cluster.refusals, request.cluster.skipped
+    warn(module, warnings, refused, skipped)
     return {
         "changed": False,
         "mode": request.mode or request.configuration.mode,
         "rendered": texts,
-        **refused_result(request.cluster.refusals),
+        **refused_result(refused, skipped),
     }
 
 
@@ -274,7 +303,7 @@ def converged(module: AnsibleModule) -> Dict[str, Any]:
     if keep:
         request = request._replace(history_directory=module.params["history_directory"], keep_states=keep)
     report = converge(request._replace(confirm_timeout=module.params["confirm_timeout"]))
-    warn(module, [*warnings, *report.warnings], report.refused)
+    warn(module, [*warnings, *report.warnings], report.refused, report.skipped)
     result = {
         "changed": report.changed,
         "conntrack_deleted": report.conntrack_deleted,
@@ -297,6 +326,8 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "absent", "rendered"], "default": "present"},
             "node_addresses": {"type": "list", "elements": "str"},
             "confirm_timeout": {"type": "float", "default": 0.0},
+            "max_loss_percent": {"type": "float", "default": 50.0},
+            "unattended": {"type": "bool", "default": False},
             **source_spec(),
             **proxy_spec(),
             **history_spec(),

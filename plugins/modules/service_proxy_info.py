@@ -105,10 +105,12 @@ variant:
   returned: success
   sample: "iptables 1.8.9 (nft: the default)"
 counts:
-  description: How much should be served, and how many entries would be added, replaced and removed by a convergence.
+  description:
+    - How much should be served, how many of the Services are without endpoints, and how many entries would be added,
+      replaced and removed by a convergence.
   type: dict
   returned: a source of the cluster state is given
-  sample: {services: 12, service_ports: 15, endpoints: 34, added: 0, replaced: 1, removed: 0}
+  sample: {services: 12, without_endpoints: 1, service_ports: 15, endpoints: 34, added: 0, replaced: 1, removed: 0}
 refused:
   description:
     - The first 100 objects of the cluster that are left out because they are not valid, as
@@ -119,6 +121,19 @@ refused:
   sample: []
 refused_count:
   description: How many objects are left out.
+  type: int
+  returned: a source of the cluster state is given
+  sample: 0
+skipped:
+  description:
+    - The first 100 parts of objects of the cluster that are left out because they are not valid, as
+      M(kubenode.proxy.service_proxy) has it.
+  type: list
+  elements: dict
+  returned: a source of the cluster state is given
+  sample: []
+skipped_count:
+  description: How many parts of objects are left out.
   type: int
   returned: a source of the cluster state is given
   sample: 0
@@ -205,7 +220,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity 
 
 # What the service proxy has set is not told from what others have set.
 SHARED = ("modules", "sysctls")
-COMPARED = ("changes", "counts", "mode", "mode_reason", "refused", "refused_count")
+COMPARED = ("changes", "counts", "mode", "mode_reason", "refused", "refused_count", "skipped", "skipped_count")
 
 
 def agent_state(state_directory: str, installed: bool) -> Dict[str, Any]:
@@ -248,7 +263,7 @@ def inspected(module: AnsibleModule) -> Dict[str, Any]:
     compare = has_source(module)
     request, warnings = engine_request(module, source="optional")
     report = inspect(request)
-    warn(module, [*warnings, *report.warnings], report.refused)
+    warn(module, [*warnings, *report.warnings], report.refused, report.skipped)
     programmed = {table: count for table, count in report.programmed.items() if count and table not in SHARED}
     result = {
         "changed": False,

@@ -134,7 +134,7 @@ class Fleet:
             "ansible_ssh_common_args": f"-o UserKnownHostsFile={self.directory}/known_hosts -o IdentitiesOnly=yes",
             "ansible_python_interpreter": "/usr/bin/python3",
         }
-        text = json.dumps({"all": {"hosts": hosts, "vars": variables}})
+        text = json.dumps({"k8s_cluster": {"hosts": hosts, "vars": variables}})
         self.inventory.write_text(text + "\n", encoding="utf-8")
 
     def _end(self) -> None:

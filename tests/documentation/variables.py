@@ -12,6 +12,9 @@ from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 from .collection import NAME, Role
 from .markup import cell, value
 
+# A list, a text in quotes or a word; what default() takes besides it, or makes of it, is not the default.
+_DEFAULT = re.compile(r"\b(proxy_[a-z_]+) \| default\((\[[^]]*\]|'[^']*'|[\w.]+)")
+
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> Iterator[Tuple[str, Mapping[str, Any]]]:
     for name, option in options.items():
@@ -53,7 +56,7 @@ def playbook_variables(root: Path) -> List[Tuple[str, str, List[str]]]:
     """Name, default and playbooks of each variable that playbooks read themselves, in alphabetical order."""
     found: Dict[Tuple[str, str], List[str]] = {}
     for path in sorted((root / "playbooks").glob("*.yml")):
-        for name, default in re.findall(r"\b(proxy_[a-z_]+) \| default\(([^)]*)\)", path.read_text(encoding="utf-8")):
+        for name, default in _DEFAULT.findall(path.read_text(encoding="utf-8")):
             found.setdefault((name, default.strip("'\"")), []).append(path.stem)
     return [(name, default, playbooks) for (name, default), playbooks in sorted(found.items())]
 

@@ -85,6 +85,7 @@ class LoadedNode:
         """Converge, and return the number of the state that was saved before."""
         report = converge(
             Request(
+                whole_cluster=False,
                 cluster=ClusterState.from_objects(CASE.snapshots()[0]),
                 configuration=load(CASE.proxy_configuration(mode, "", None)).configuration,
                 node_name=CASE.node,

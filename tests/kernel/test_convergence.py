@@ -119,7 +119,7 @@ def cluster() -> ClusterState:
 def request(mode: str, directory: Path, **more: Any) -> Request:
     configuration = load({"mode": mode, "nodePortAddresses": ["primary"]}).configuration
     values = {"cluster": cluster(), "node_name": "node-1", "state_directory": str(directory / "state"), **more}
-    return Request(configuration=configuration, **values)
+    return Request(configuration=configuration, whole_cluster=False, **values)
 
 
 def remove(directory: Path) -> Report:

@@ -124,6 +124,7 @@ def request(mode: str, directory: Path, variant: str) -> Request:
         configuration=load(document).configuration,
         node_name="node-1",
         state_directory=str(directory / "state"),
+        whole_cluster=False,
     )
 
 

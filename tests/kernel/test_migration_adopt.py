@@ -19,8 +19,11 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import loss
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import PreflightError
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import cluster_state
 from tests.conformance.wirelab.cases import Case, load_case
 from tests.lab import recorded
 
@@ -93,6 +96,7 @@ def load_recorded(case: Case, mode: str, variant: str) -> None:
 def convergence(case: Case, mode: str, directory: Path, check: bool) -> Report:
     return converge(
         Request(
+            whole_cluster=False,
             cluster=ClusterState.from_objects(case.snapshots()[0]),
             configuration=load(case.proxy_configuration(mode, "", None)).configuration,
             node_name=case.node,
@@ -162,3 +166,24 @@ def test_nftables_mode_tells_what_it_replaces_and_does_so_once(tmp_path, name):
     listed = run(["nft", "list", "ruleset"])
     assert "service-ips" not in listed and "service-frontends" in listed
     assert convergence(case, "nftables", tmp_path, check=True).changes == ()
+
+
+@pytest.mark.parametrize("mode", ("iptables", "nftables", pytest.param("ipvs", marks=pytest.mark.uml)))
+@pytest.mark.parametrize("name", ("nodeport-cluster", "affinity", "internal-local"))
+def test_what_kube_proxy_serves_counts_for_the_guard_against_losses(tmp_path, monkeypatch, mode, name):
+    """The tables of kube-proxy itself tell which Services have endpoints before this proxy has programmed anything."""
+    case = load_case(str(CASES / name))
+    make_node()
+    load_recorded(case, mode, "legacy")
+    for module in (cluster_state, loss):
+        monkeypatch.setattr(module, "LOSS_MINIMUM", 1)
+    objects = [item for item in case.snapshots()[0] if item.get("kind") != "EndpointSlice"]
+    request = Request(
+        ClusterState.from_objects(objects),
+        load(case.proxy_configuration(mode, "", None)).configuration,
+        case.node,
+        whole_cluster=False,
+        state_directory=str(tmp_path / "state"),
+    )
+    with pytest.raises(PreflightError, match=r"^(\d+) of the \1 Services that have endpoints on this node"):
+        converge(request)

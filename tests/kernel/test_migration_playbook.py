@@ -157,7 +157,7 @@ class Cluster:
             "migrate_wait_timeout": 20,
         }
         hosts = {name: {"ansible_python_interpreter": str(node.interpreter)} for name, node in self.nodes.items()}
-        inventory = {"all": {"hosts": hosts, "vars": variables}}
+        inventory = {"k8s_cluster": {"hosts": hosts, "vars": variables}}
         (self.scratch / "inventory.json").write_text(json.dumps(inventory), encoding="utf-8")
 
     def migrate(self, *options: str) -> Tuple[int, str]:

@@ -161,6 +161,7 @@ class Node:
             node_name=CASE.node,
             state_directory=str(self.directory / "run"),
             history_directory=self.history,
+            whole_cluster=False,
         )
         return converge(request._replace(**fields))
 

@@ -114,7 +114,7 @@ class Lab:
 
     @property
     def inventory(self) -> Path:
-        """Return the path of the running laboratory's Ansible inventory: group lab, and one group for each mode."""
+        """Return the path of the laboratory's Ansible inventory: groups k8s_cluster, lab, and one for each mode."""
         return self.directory / "inventory.json"
 
     def node(self, name: str) -> LabNode:
@@ -300,7 +300,8 @@ class Lab:
         groups: Dict[str, Dict[str, Dict[str, Dict[str, str]]]] = {
             mode: {"hosts": {node.name: {} for node in self.nodes if node.mode == mode}} for mode in modes
         }
-        inventory = {"lab": {"hosts": hosts, "vars": variables}, **groups}
+        cluster = {"children": {"lab": {}}}
+        inventory = {"lab": {"hosts": hosts, "vars": variables}, "k8s_cluster": cluster, **groups}
         self.inventory.write_text(json.dumps(inventory, indent=2) + "\n", encoding="utf-8")
 
 

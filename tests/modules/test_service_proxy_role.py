@@ -18,6 +18,8 @@ SPECIFICATIONS = yaml.safe_load((ROLE / "meta" / "argument_specs.yml").read_text
 ONLY_OF_INSPECT = {"service_proxy_compare"}
 NOT_OF_VERIFY = ONLY_OF_INSPECT | {
     "service_proxy_state",
+    "service_proxy_max_loss_percent",
+    "service_proxy_unattended",
     "service_proxy_directory",
     "service_proxy_history_directory",
     "service_proxy_keep_states",

@@ -189,7 +189,7 @@ def run_playbook(
     # Who enters a container is root there; it has no sudo.
     everywhere = {"ansible_python_interpreter": "/usr/bin/python3", "ansible_become": False, **variables}
     inventory = scratch / "hosts.json"
-    inventory.write_text(json.dumps({"all": {"hosts": hosts, "vars": everywhere}}), encoding="utf-8")
+    inventory.write_text(json.dumps({"k8s_cluster": {"hosts": hosts, "vars": everywhere}}), encoding="utf-8")
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     ansible = shutil.which("ansible-playbook", path=programs)
     if ansible is None:

@@ -142,9 +142,10 @@ def ip_family(value: object, field: str) -> str:
 
 
 def special_use(canonical: str) -> str:
-    """Why a canonical address cannot be that of a Service or a pod: ``a loopback address`` and so on, else empty.
+    """Return why a canonical address cannot be that of a Service or a pod: ``a loopback address`` and so on, or "".
 
-    The classes are those that the API server forbids for endpoints and external IPs.
+    The classes are those that the API server forbids for endpoints and external IPs (of multicast only the link-local
+    scope), and the broadcast address, which the traffic of other programs on the node needs.
     """
     if family_of(canonical) == "IPv6":
         head = canonical.partition(":")[0]
@@ -152,16 +153,16 @@ def special_use(canonical: str) -> str:
             return "the unspecified address"
         if canonical == "::1":
             return "a loopback address"
-        if len(head) == 4 and head.startswith("ff"):
-            return "a multicast address"
+        if len(head) == 4 and head.startswith("ff") and head[3] == "2":
+            return "a link-local multicast address"
         return "a link-local address" if len(head) == 4 and head[:3] in ("fe8", "fe9", "fea", "feb") else ""
     first, second = canonical.split(".", 2)[:2]
     if canonical == "0.0.0.0":
         return "the unspecified address"
     if first == "127":
         return "a loopback address"
-    if 224 <= int(first) <= 239:
-        return "a multicast address"
+    if canonical.startswith("224.0.0."):
+        return "a link-local multicast address"
     if canonical == "255.255.255.255":
         return "the broadcast address"
     return "a link-local address" if first == "169" and second == "254" else ""

@@ -109,6 +109,7 @@ class Node(NamedTuple):
 
     ``internal_ips`` and ``external_ips`` keep the order of status.addresses; ``zone`` is empty without the label.
     ``taint_keys`` are the keys of spec.taints; ``deleting`` tells of a metadata.deletionTimestamp.
+    ``hostname`` is the label kubernetes.io/hostname, empty without it.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Node(NamedTuple):
     zone: str = ""
     taint_keys: Tuple[str, ...] = ()
     deleting: bool = False
+    hostname: str = ""
 
 
 class ServiceCIDR(NamedTuple):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 from ..addresses import canonical_network
 from ..errors import Refusal
@@ -15,6 +15,7 @@ from .parse_service import parse_service
 from .parse_slice import parse_endpoint_slice
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
+HOSTNAME_LABEL = "kubernetes.io/hostname"
 
 Parsed = Union[Service, EndpointSlice, Node, ServiceCIDR]
 
@@ -27,25 +28,25 @@ class ObjectKey(NamedTuple):
     name: str
 
 
-def parse_node(raw: Dict[str, Any]) -> Node:
-    """The Node that a raw object describes. Raises Invalid."""
+def parse_node(raw: Dict[str, Any], skipped: List[Invalid]) -> Node:
+    """Return the Node that a raw object describes.
+
+    Addresses and pod CIDRs that are not valid are left out and appended to ``skipped``. Raises Invalid.
+    """
     metadata = mapping(raw.get("metadata"), "metadata")
     name = dns_subdomain(metadata.get("name"), "metadata.name")
     labels = mapping(metadata.get("labels"), "metadata.labels")
     spec = mapping(raw.get("spec"), "spec")
-    addresses: Dict[str, List[str]] = {"InternalIP": [], "ExternalIP": []}
-    for index, value in enumerate(sequence(mapping(raw.get("status"), "status").get("addresses"), "status.addresses")):
-        where = f"status.addresses[{index}]"
-        item = mapping(value, where)
-        kind = text(item.get("type"), f"{where}.type")
-        if kind in addresses:
-            addresses[kind].append(address(item.get("address"), f"{where}.address"))
-    pod_cidrs = [
-        _cidr(value, f"spec.podCIDRs[{index}]")
-        for index, value in enumerate(sequence(spec.get("podCIDRs"), "spec.podCIDRs"))
-    ]
-    if not pod_cidrs and spec.get("podCIDR"):
-        pod_cidrs = [_cidr(spec["podCIDR"], "spec.podCIDR")]
+    addresses = _node_addresses(mapping(raw.get("status"), "status").get("addresses"), skipped)
+    named = [(f"spec.podCIDRs[{index}]", value) for index, value in _indexed(spec.get("podCIDRs"), "spec.podCIDRs")]
+    if not named and spec.get("podCIDR"):
+        named = [("spec.podCIDR", spec["podCIDR"])]
+    pod_cidrs = []
+    for field, value in named:
+        try:
+            pod_cidrs.append(_cidr(value, field))
+        except Invalid as error:
+            skipped.append(error)
     taint_keys = [
         text(mapping(value, f"spec.taints[{index}]").get("key"), f"spec.taints[{index}].key")
         for index, value in enumerate(sequence(spec.get("taints"), "spec.taints"))
@@ -58,11 +59,31 @@ def parse_node(raw: Dict[str, Any]) -> Node:
         text(labels.get(ZONE_LABEL), f"metadata.labels[{ZONE_LABEL}]"),
         tuple(taint_keys),
         bool(metadata.get("deletionTimestamp")),
+        text(labels.get(HOSTNAME_LABEL), f"metadata.labels[{HOSTNAME_LABEL}]"),
     )
 
 
-def parse_service_cidr(raw: Dict[str, Any]) -> ServiceCIDR:
-    """The ServiceCIDR that a raw object describes. Raises Invalid."""
+def _indexed(value: object, field: str) -> Iterable[Tuple[int, Any]]:
+    return enumerate(sequence(value, field))
+
+
+def _node_addresses(raw: object, skipped: List[Invalid]) -> Dict[str, List[str]]:
+    """Return the internal and external addresses of a Node in their order, by type."""
+    addresses: Dict[str, List[str]] = {"InternalIP": [], "ExternalIP": []}
+    for index, value in _indexed(raw, "status.addresses"):
+        where = f"status.addresses[{index}]"
+        try:
+            item = mapping(value, where)
+            kind = text(item.get("type"), f"{where}.type")
+            if kind in addresses:
+                addresses[kind].append(address(item.get("address"), f"{where}.address"))
+        except Invalid as error:
+            skipped.append(error)
+    return addresses
+
+
+def parse_service_cidr(raw: Dict[str, Any], _skipped: List[Invalid]) -> ServiceCIDR:
+    """Return the ServiceCIDR that a raw object describes; it is taken as a whole or not at all. Raises Invalid."""
     metadata = mapping(raw.get("metadata"), "metadata")
     name = dns_subdomain(metadata.get("name"), "metadata.name")
     spec = mapping(raw.get("spec"), "spec")
@@ -79,7 +100,7 @@ def _cidr(value: object, field: str) -> str:
 
 class _Kind(NamedTuple):
     api_version: str
-    parse: Callable[[Dict[str, Any]], Optional[Parsed]]
+    parse: Callable[[Dict[str, Any], List[Invalid]], Optional[Parsed]]
 
 
 _KINDS: Dict[str, _Kind] = {
@@ -124,12 +145,14 @@ def object_key(raw: object) -> ObjectKey:
     )
 
 
-def parse_object(raw: object) -> Union[Parsed, Refusal, None]:
-    """One raw object as a Service, EndpointSlice, Node or ServiceCIDR.
+def parse_object(raw: object, skipped: Optional[List[Refusal]] = None) -> Union[Parsed, Refusal, None]:
+    """Return one raw object as a Service, EndpointSlice, Node or ServiceCIDR.
 
     None stands for an object that is right but of no concern here (another kind, headless, another proxy's ...). An
-    object that is wrong gives a Refusal; no input raises.
+    object that is wrong gives a Refusal; no input raises. Of an object that is right, parts that are not valid and can
+    do without each other (addresses, endpoints) are left out; what was left out is appended to ``skipped``.
     """
+    left_out: List[Invalid] = []
     try:
         if not is_read(raw):
             return None
@@ -141,7 +164,14 @@ def parse_object(raw: object) -> Union[Parsed, Refusal, None]:
         version = raw.get("apiVersion")
         if version is not None and version != known.api_version:
             raise Invalid("apiVersion", f"{shown(version)} is not {known.api_version}")
-        return known.parse(raw)
+        parsed = known.parse(raw, left_out)
     except Invalid as error:
-        key = object_key(raw)
-        return Refusal(key.kind or "object", key.namespace, key.name, error.field, error.reason)
+        return _refusal(raw, error)
+    if left_out and skipped is not None:
+        skipped += [_refusal(raw, error) for error in left_out]
+    return parsed
+
+
+def _refusal(raw: object, error: Invalid) -> Refusal:
+    key = object_key(raw)
+    return Refusal(key.kind or "object", key.namespace, key.name, error.field, error.reason)

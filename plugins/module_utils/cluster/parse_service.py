@@ -30,11 +30,12 @@ MAXIMUM_AFFINITY_SECONDS = 86400
 _TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 
 
-def parse_service(raw: Dict[str, Any]) -> Optional[Service]:
+def parse_service(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[Service]:
     """The Service that a raw object describes, or None for one that this proxy has nothing to do with.
 
     Those are what kube-proxy 1.36 asks the API server to leave out (the label of another proxy, headless), Services
-    without a cluster IP, and ExternalName. Defaults of the API server are filled in. Raises Invalid.
+    without a cluster IP, and ExternalName. Defaults of the API server are filled in. External IPs and load balancer
+    addresses that cannot be served are left out and appended to ``skipped``. Raises Invalid.
     """
     metadata = mapping(raw.get("metadata"), "metadata")
     namespace = dns_label(metadata.get("namespace"), "metadata.namespace")
@@ -57,9 +58,9 @@ def parse_service(raw: Dict[str, Any]) -> Optional[Service]:
         cluster_ip_v4,
         cluster_ip_v6,
         _ports(sequence(spec.get("ports"), "spec.ports")),
-        _external_ips(raw_external_ips) if raw_external_ips else (),
+        _external_ips(raw_external_ips, skipped) if raw_external_ips else (),
         bool(raw_external_ips),
-        _load_balancer_ips(raw.get("status")),
+        _load_balancer_ips(raw.get("status"), skipped),
         _source_ranges(spec.get("loadBalancerSourceRanges")),
         _affinity_seconds(spec),
         text(spec.get("externalTrafficPolicy"), "spec.externalTrafficPolicy") == "Local",
@@ -141,38 +142,55 @@ def _refuse_duplicates(ports: List[ServicePort]) -> None:
         node_ports.add((port.node_port, port.protocol))
 
 
-def _external_ips(raw: List[Any]) -> Tuple[str, ...]:
+def _external_ips(raw: List[Any], skipped: List[Invalid]) -> Tuple[str, ...]:
     chosen: Dict[str, None] = {}
     for index, value in enumerate(raw):
         field = f"spec.externalIPs[{index}]"
-        item = canonical_address(text(value, field))
-        if item is None:
+        try:
+            item = canonical_address(text(value, field))
+            special = special_use(item) if item is not None else ""
+            if special:
+                raise Invalid(field, f"{item} is {special}")
+        except Invalid as error:
+            skipped.append(error)
             continue
-        special = special_use(item)
-        if special:
-            raise Invalid(field, f"{item} is {special}")
-        chosen[item] = None
+        if item is not None:
+            chosen[item] = None
     return tuple(chosen)
 
 
-def _load_balancer_ips(raw_status: object) -> Tuple[str, ...]:
-    """Addresses of ipMode VIP (the default). Loopback is allowed: some load balancers of single machines report it."""
+def _load_balancer_ips(raw_status: object, skipped: List[Invalid]) -> Tuple[str, ...]:
+    """Return the addresses of ipMode VIP (the default).
+
+    The API server accepts any address in a status. Loopback and link-local ones are served: load balancers of single
+    machines report them.
+    """
     if not raw_status:
         return ()
     balancer = mapping(mapping(raw_status, "status").get("loadBalancer"), "status.loadBalancer")
     chosen: Dict[str, None] = {}
     for index, value in enumerate(sequence(balancer.get("ingress"), "status.loadBalancer.ingress")):
-        field = f"status.loadBalancer.ingress[{index}]"
-        ingress = mapping(value, field)
-        item = canonical_address(text(ingress.get("ip"), f"{field}.ip"))
-        mode = text(ingress.get("ipMode"), f"{field}.ipMode")
-        if item is None or mode not in ("", "VIP"):
+        try:
+            item = _ingress_address(value)
+        except Invalid as error:
+            skipped.append(error.under(f"status.loadBalancer.ingress[{index}]"))
             continue
-        special = special_use(item)
-        if special and special not in ("a loopback address", "a link-local address"):
-            raise Invalid(f"{field}.ip", f"{item} is {special}")
-        chosen[item] = None
+        if item:
+            chosen[item] = None
     return tuple(chosen)
+
+
+def _ingress_address(raw: object) -> str:
+    """Return the address of one ingress, empty for one without an address or of ipMode Proxy. Raises Invalid."""
+    ingress = mapping(raw, "")
+    item = canonical_address(text(ingress.get("ip"), "ip"))
+    mode = text(ingress.get("ipMode"), "ipMode")
+    if item is None or mode not in ("", "VIP"):
+        return ""
+    special = special_use(item)
+    if special and special not in ("a loopback address", "a link-local address"):
+        raise Invalid("ip", f"{item} is {special}")
+    return item
 
 
 def _source_ranges(raw: object) -> Tuple[str, ...]:

@@ -30,11 +30,12 @@ TRIGGER_TIME_ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
 _NO_CONDITIONS: Dict[str, Any] = {}
 
 
-def parse_endpoint_slice(raw: Dict[str, Any]) -> Optional[EndpointSlice]:
+def parse_endpoint_slice(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[EndpointSlice]:
     """The EndpointSlice that a raw object describes, or None for one that no Service can use.
 
     Those are slices labelled headless, slices without an owning Service, and slices of addressType FQDN. Endpoints
-    without an address and ports without a number are left out of the slice. Raises Invalid.
+    without an address and ports without a number are left out of the slice; an endpoint that is not valid is left out,
+    too, and appended to ``skipped``. Raises Invalid.
     """
     metadata = mapping(raw.get("metadata"), "metadata")
     namespace = dns_label(metadata.get("namespace"), "metadata.namespace")
@@ -54,7 +55,7 @@ def parse_endpoint_slice(raw: Dict[str, Any]) -> Optional[EndpointSlice]:
         owner,
         family,
         _ports(sequence(raw.get("ports"), "ports")),
-        _endpoints(sequence(raw.get("endpoints"), "endpoints"), family),
+        _endpoints(sequence(raw.get("endpoints"), "endpoints"), family, skipped),
         text(annotations.get(TRIGGER_TIME_ANNOTATION), f"metadata.annotations[{TRIGGER_TIME_ANNOTATION}]"),
     )
 
@@ -80,13 +81,14 @@ def _port(raw: object) -> SlicePort:
     return SlicePort(name, protocol(raw.get("protocol"), "protocol"), integer(raw.get("port"), "port", 0, 65535, 0))
 
 
-def _endpoints(raw_endpoints: List[Any], family: str) -> Tuple[SliceEndpoint, ...]:
+def _endpoints(raw_endpoints: List[Any], family: str, skipped: List[Invalid]) -> Tuple[SliceEndpoint, ...]:
     endpoints: List[SliceEndpoint] = []
     for index, raw in enumerate(raw_endpoints):
         try:
             endpoint = _endpoint(raw, family)
         except Invalid as error:
-            raise error.under(f"endpoints[{index}]") from None
+            skipped.append(error.under(f"endpoints[{index}]"))
+            continue
         if endpoint is not None:
             endpoints.append(endpoint)
     return tuple(endpoints)

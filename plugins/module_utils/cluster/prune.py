@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Union
 
-from .parse import ZONE_LABEL
+from .parse import HOSTNAME_LABEL, ZONE_LABEL
 from .parse_service import SERVICE_PROXY_NAME_LABEL
 from .parse_slice import HEADLESS_LABEL, SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
 
@@ -51,7 +51,7 @@ _SHAPES: Dict[str, Mapping[str, Any]] = {
         },
     },
     "Node": {
-        "metadata": {**_METADATA, "labels": {ZONE_LABEL: True}, "deletionTimestamp": True},
+        "metadata": {**_METADATA, "labels": {ZONE_LABEL: True, HOSTNAME_LABEL: True}, "deletionTimestamp": True},
         "spec": {"podCIDR": True, "podCIDRs": True, "taints": {"key": True}},
         "status": {"addresses": {"type": True, "address": True}},
     },

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Iterable, Mapping, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Set, Tuple
 
 from ..errors import Refusal
 from .model import EndpointSlice, NamespacedName, Node, Service, ServiceCIDR
@@ -17,6 +17,8 @@ _NO_SLICES: Dict[str, EndpointSlice] = {}
 
 class ClusterState:
     """Services, the EndpointSlices of each, Nodes and ServiceCIDRs; and the objects refused.
+
+    ``kinds``: the kinds of which an object was ever given, whatever became of it.
 
     The state depends only on the last version of each object: a version that is refused takes the place of an earlier
     good one, as if the object were gone.
@@ -30,6 +32,8 @@ class ClusterState:
         self._slice_owners: Dict[Tuple[str, str], NamespacedName] = {}
         self._refusals: Dict[ObjectKey, Refusal] = {}
         self._nameless: Dict[Refusal, None] = {}
+        self._skipped: Dict[ObjectKey, Tuple[Refusal, ...]] = {}
+        self.kinds: Set[str] = set()
 
     @classmethod
     def from_objects(cls, objects: Iterable[Any]) -> ClusterState:
@@ -43,6 +47,11 @@ class ClusterState:
     def refusals(self) -> Tuple[Refusal, ...]:
         """The objects that are left out because they are wrong, in order of kind, namespace and name."""
         return tuple(sorted([*self._refusals.values(), *self._nameless]))
+
+    @property
+    def skipped(self) -> Tuple[Refusal, ...]:
+        """The parts of objects that are left out because they are wrong, in order of kind, namespace and name."""
+        return tuple(part for key in sorted(self._skipped) for part in self._skipped[key])
 
     @property
     def slices(self) -> Mapping[NamespacedName, Mapping[str, EndpointSlice]]:
@@ -68,8 +77,15 @@ class ClusterState:
 
         Empty if nothing changes or the object is a Node or ServiceCIDR. No bad object raises: see ``refusals``.
         """
-        parsed = parse_object(raw)
+        skipped: List[Refusal] = []
+        parsed = parse_object(raw, skipped)
         key = object_key(raw)
+        if is_read(raw):
+            self.kinds.add(key.kind)
+        if skipped:
+            self._skipped[key] = tuple(skipped)
+        elif self._skipped:
+            self._skipped.pop(key, None)
         if isinstance(parsed, Refusal):
             if not key.kind or not key.name:
                 self._nameless[parsed] = None
@@ -94,6 +110,7 @@ class ClusterState:
         """Forget a raw object (only kind, namespace and name are read) and return the Services affected."""
         key = object_key(raw)
         self._refusals.pop(key, None)
+        self._skipped.pop(key, None)
         return self._remove(key)
 
     def _put_service(self, service: Service) -> FrozenSet[NamespacedName]:

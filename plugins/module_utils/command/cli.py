@@ -77,6 +77,7 @@ def _add_source_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--snapshot", default="", metavar="FILE", help="read the cluster from a snapshot (kubectl get -o json|yaml)")
     add("--cache", default=DEFAULT_CACHE, metavar="FILE", help="the cluster state that the agent keeps")
+    add("--outside-host", action="store_true", help="this host is outside the cluster and has no Node")
     add("--from-cache", action="store_true", help="read the cluster from that file instead of the API server")
 
 
@@ -113,6 +114,14 @@ def make_parser() -> argparse.ArgumentParser:
     converge.add_argument(
         "--confirm-timeout", type=float, default=0.0, metavar="SECONDS", help="go back unless it is confirmed by then"
     )
+    converge.add_argument(
+        "--max-loss-percent",
+        type=float,
+        default=50.0,
+        metavar="PERCENT",
+        help="refuse to leave more of the Services served now without endpoints",
+    )
+    converge.add_argument("--unattended", action="store_true", help="refuse that once, and do it at the next run")
     diff = command("diff", "show how this node differs from what the cluster says")
     for item in (converge, diff):
         _add_node_options(item)

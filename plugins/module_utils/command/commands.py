@@ -110,6 +110,7 @@ def report_document(report: Report) -> Dict[str, Any]:
         "changes": [change._asdict() for change in report.changes],
         "counts": report.counts,
         "refused": [str(refusal) for refusal in report.refused],
+        "skipped": [str(part) for part in report.skipped],
         "durations": {name: round(seconds, 6) for name, seconds in report.durations.items()},
         "conntrackDeleted": report.conntrack_deleted,
         "savedState": report.saved_state,
@@ -132,6 +133,8 @@ def _report_lines(report: Report, checking: bool, with_entries: bool) -> List[st
     if report.mode:
         counts = report.counts
         where = f"{counts['services']} Services, {counts['service_ports']} ports, {counts['endpoints']} endpoints"
+        if counts["without_endpoints"]:
+            where += f", {counts['without_endpoints']} Services without endpoints"
         lines.append(f"mode {report.mode} on {report.node_name}: {where}")
     if not report.changed:
         lines.append("nothing differs")
@@ -148,11 +151,16 @@ def _converged(arguments: argparse.Namespace, check: bool, describe: bool, absen
     configuration, warnings = _configuration(arguments)
     cluster = ClusterState() if absent else _cluster(arguments, configuration)
     request = _request(arguments, cluster, configuration)._replace(
-        check=check, describe=describe, state="absent" if absent else "present"
+        check=check,
+        describe=describe,
+        state="absent" if absent else "present",
+        outside_host=getattr(arguments, "outside_host", False),
+        max_loss_percent=getattr(arguments, "max_loss_percent", 100.0),
+        unattended=getattr(arguments, "unattended", False),
     )
     report = converge(request if absent or "keep_states" not in arguments else _with_history(request, arguments))
     code = DIFFERENT if check and report.changed else OK
-    refused = tuple(f"left out: {refusal}" for refusal in report.refused)
+    refused = tuple(f"left out: {refusal}" for refusal in (*report.refused, *report.skipped))
     lines = _report_lines(report, check, describe)
     return Outcome(code, lines, report_document(report), (*warnings, *report.warnings, *refused))
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Dict, List, Sequence
+from typing import Callable, Dict, List, Sequence
 
 from ..configuration.model import NFTABLES, KubeProxyConfiguration
 from ..errors import KernelError
@@ -18,9 +18,10 @@ from .handles import KernelHandles
 from .history.guard import Guard
 from .ledger import forget, read_ledger, udp_endpoints, write_ledger
 from .lock import ConvergenceLock
+from .loss import LossGuard
 from .modes import choose_mode
 from .node import NodeView, family_plans, removal_plans, view_node
-from .prepare import check_node, node_modules, node_sysctls
+from .prepare import check_cluster, check_node, node_modules, node_sysctls
 from .probes import default_probes
 from .report import Stopwatch, counts, table_changes
 from .request import Report, Request
@@ -53,8 +54,11 @@ def converge(request: Request) -> Report:
 
 
 def inspect(request: Request) -> Report:
-    """What a convergence would change, and how many entries the node is programmed with; changes nothing."""
-    return converge(request._replace(check=True))
+    """Return what a convergence would change, and how many entries the node is programmed with; changes nothing.
+
+    However much the node differs, that is no error.
+    """
+    return converge(request._replace(check=True, max_loss_percent=100.0))
 
 
 class _Convergence:
@@ -69,6 +73,7 @@ class _Convergence:
         self.programmed: Dict[str, int] = {}
         self.conntrack_deleted = 0
         self.guard = Guard(request, handles)
+        self.loss = LossGuard(request)
 
     def converge(self) -> Report:
         """Program the node with the cluster's Services."""
@@ -78,7 +83,7 @@ class _Convergence:
             chosen = choose_mode(request)
             configuration = request.configuration.with_mode(chosen.mode)
             view = view_node(request, configuration)
-        self.warnings += [*chosen.warnings, *view.warnings]
+        self.warnings += [*chosen.warnings, *view.warnings, *check_cluster(request, view)]
         with self.watch.stage("routes"):
             plans = family_plans(request.cluster, configuration, view)
         self._preflight(configuration, plans)
@@ -87,7 +92,12 @@ class _Convergence:
             others = removal_plans(view.families) if configuration.mode == NFTABLES else ()
             stages = mode_stages(configuration, plans, self.handles, request.check)
         self.guard.target(configuration)
-        self._run([self._sysctls(configuration, view, plans), *stages])
+
+        def allowed(planned: Sequence[PlannedChange]) -> None:
+            self.loss.judge(planned, leftover_stages(configuration.mode, self.handles, others), plans)
+
+        self._run([self._sysctls(configuration, view, plans), *stages], allowed)
+        self.warnings += self.loss.warnings
         self._run(leftover_stages(configuration.mode, self.handles, others))
         if not request.check:
             self._delete_stale_conntrack(plans)
@@ -110,10 +120,16 @@ class _Convergence:
         self.warnings += warnings
         return stage
 
-    def _run(self, stages: Sequence[Stage]) -> None:
-        """Plan the stages, apply the plan unless this is a check, and remember it for the report."""
+    def _run(
+        self, stages: Sequence[Stage], judge_plan: Callable[[Sequence[PlannedChange]], None] = lambda _planned: None
+    ) -> None:
+        """Plan the stages, apply the plan unless this is a check, and remember it for the report.
+
+        ``judge_plan`` sees the plan before it is applied, and raises if it must not be.
+        """
         with self.watch.stage("observe"):
             planned = plan(stages)
+            judge_plan(planned)
         if not self.request.check:
             if any(item.change for item in planned):
                 with self.watch.stage("save"):
@@ -158,6 +174,7 @@ class _Convergence:
             counts=counts([item.routes for item in plans], changes),
             programmed=self.programmed,
             refused=self.request.cluster.refusals,
+            skipped=self.request.cluster.skipped,
             warnings=tuple(dict.fromkeys(self.warnings)),
             durations=self.watch.seconds,
             conntrack_deleted=self.conntrack_deleted,

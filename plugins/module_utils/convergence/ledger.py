@@ -1,10 +1,12 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the node was last programmed with and the kernel does not show: the endpoints of UDP Services.
+"""What one convergence has to tell the next one, and the kernel does not show: the endpoints of UDP Services.
 
 kube-proxy 1.36 looks for stale conntrack entries only after a sync in which the endpoints of a Service changed that
 has, or had, a UDP port with endpoints. A one-shot convergence has to remember those endpoints from one run to the next.
+
+An unattended run also records that it has refused a loss of Services, because the next one makes it (see ``loss``).
 
 The file is written in place, because unprivileged runs may write the file but not its directory. A run that is killed
 meanwhile leaves a text that is no JSON, which counts as no record: the next run looks for stale entries once more.
@@ -17,7 +19,7 @@ import glob
 import hashlib
 import json
 import os
-from typing import Dict
+from typing import Any, Dict
 
 from ..cluster.state import ClusterState
 from ..errors import KernelError
@@ -51,13 +53,18 @@ def udp_endpoints(cluster: ClusterState) -> Dict[str, str]:
     return digests
 
 
-def read_ledger(directory: str) -> Dict[str, str]:
-    """Return the UDP endpoints of the last convergence; empty when there was none or its record is not valid."""
+def _read(directory: str) -> Dict[str, Any]:
+    """Return the record, empty when there is none or it is not valid."""
     try:
         record = parse_json(read_regular(os.path.join(directory, _FILE), _MOST_BYTES))
     except (OSError, ValueError):
         return {}
-    known = record.get("udp_endpoints") if isinstance(record, dict) and record.get("version") == _VERSION else None
+    return record if isinstance(record, dict) and record.get("version") == _VERSION else {}
+
+
+def read_ledger(directory: str) -> Dict[str, str]:
+    """Return the UDP endpoints of the last convergence; empty when there was none or its record is not valid."""
+    known = _read(directory).get("udp_endpoints")
     if not isinstance(known, dict) or not all(isinstance(value, str) for value in known.values()):
         return {}
     return known
@@ -65,15 +72,31 @@ def read_ledger(directory: str) -> Dict[str, str]:
 
 def write_ledger(directory: str, endpoints: Dict[str, str]) -> None:
     """Record the UDP endpoints that have been programmed; the caller holds the lock. Raises KernelError."""
+    remark = "the next run looks for stale connections of UDP Services again"
+    _write(directory, {**_read(directory), "udp_endpoints": endpoints}, remark)
+
+
+def loss_was_refused(directory: str) -> bool:
+    """Whether the last unattended run has refused a loss of Services."""
+    return _read(directory).get("loss_refused") is True
+
+
+def record_loss(directory: str, refused: bool) -> None:
+    """Record whether an unattended run has refused a loss; the caller holds the lock. Raises KernelError."""
+    if refused != loss_was_refused(directory):
+        remark = "the next run does not know of it"
+        _write(directory, {**_read(directory), "loss_refused": refused}, remark)
+
+
+def _write(directory: str, record: Dict[str, Any], remark: str) -> None:
     path = os.path.join(directory, _FILE)
-    record = json.dumps({"version": _VERSION, "udp_endpoints": endpoints}, sort_keys=True)
+    text = json.dumps({**record, "version": _VERSION}, sort_keys=True)
     try:
         descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT)
         with os.fdopen(descriptor, "wb") as stream:
             stream.truncate()
-            stream.write(record.encode())
+            stream.write(text.encode())
     except OSError as error:
-        remark = "the next run looks for stale connections of UDP Services again"
         raise KernelError(f"{path}: cannot be written: {error.strerror}; {remark}") from error
 
 

@@ -66,9 +66,6 @@ def view_node(request: Request, configuration: KubeProxyConfiguration) -> NodeVi
         raise PreflightError(f"{primary}: {missing[primary]}")
     families = tuple(sorted((f for f in facts.families if f not in missing), key=lambda family: family != primary))
     warnings = [f"{family} is not served: {reason}" for family, reason in missing.items()]
-    if node is None and request.cluster.nodes:
-        known = ", ".join(sorted(request.cluster.nodes)[:5])
-        warnings.append(f"no Node is named {name}: no endpoint counts as local (the cluster state has {known})")
     warnings += check_consistency(configuration, primary, families, node.pod_cidrs if node else ())
     counters = usable_nfacct_counters() if configuration.mode == IPTABLES else ()
     return NodeView(name, node, addresses, facts, families, variants, tuple(warnings), counters)

@@ -6,22 +6,45 @@
 from __future__ import annotations
 
 import itertools
+import os
 from typing import Dict, Iterable, List, Sequence, Tuple
 
 from ..configuration.model import IPTABLES, IPVS, KubeProxyConfiguration
 from ..kernel.modules import ModulesResource, modules_for
 from ..kernel.sysctls import Wanted
 from ..preflight.check import Intention, preflight
-from ..preflight.findings import judge
+from ..preflight.cluster_state import Host, completeness_findings, node_findings
+from ..preflight.findings import Finding, judge
 from ..preflight.limits import SetContribution, ipvs_set_contributions
 from ..resources import Stage
 from .node import NodeView
+from .request import Request
 from .stages import FamilyPlan
 from .sysctls import sysctl_stage, wanted_sysctls
 
 
 def _set_contributions(plans: Sequence[FamilyPlan]) -> Iterable[SetContribution]:
     return itertools.chain.from_iterable(ipvs_set_contributions(item.routes, item.settings) for item in plans)
+
+
+def check_cluster(request: Request, view: NodeView) -> List[str]:
+    """Return warnings about the cluster state; changes nothing.
+
+    Raises PreflightError if the state is not complete or has no Node of this host, unless these findings are ignored
+    or the request does without a whole cluster.
+    """
+    if not request.whole_cluster:
+        return [str(finding) for finding in missing_node(request, view)]
+    findings = [*completeness_findings(request.cluster.kinds, request.outside_host), *missing_node(request, view)]
+    return judge(findings, request.ignore_findings)
+
+
+def missing_node(request: Request, view: NodeView) -> List[Finding]:
+    """Return an error if the cluster has no Node of this host, and should have one."""
+    if request.outside_host:
+        return []
+    host = Host(view.name, (os.uname().nodename,), {address for _interface, address in view.addresses})
+    return node_findings(request.cluster, host)
 
 
 def check_node(

@@ -41,7 +41,7 @@ def _lines(resource: Resource[Any, Any], entries: Iterable[Tuple[Any, Any]]) -> 
 
 def table_change(planned: PlannedChange, describe: bool) -> TableChange:
     """Counts of one planned change, and with ``describe`` the lines of its entries before and after."""
-    resource, change, _entries = planned
+    resource, change = planned.resource, planned.change
     before: List[str] = []
     after: List[str] = []
     if describe:
@@ -62,10 +62,18 @@ def table_changes(planned: Sequence[PlannedChange], describe: bool) -> Tuple[Tab
 def counts(
     routes: Sequence[Mapping[ServicePortName, ServicePortRoute]], changes: Sequence[TableChange]
 ) -> Dict[str, int]:
-    """Services, ServicePorts and endpoints that are served (over all families), and entries changed."""
+    """Return how many Services, ServicePorts and endpoints are served (over all families), and entries changed.
+
+    A Service is without endpoints if none of its ServicePorts has one in any family.
+    """
     keys = {key for table in routes for key in table}
+    services = {(key.namespace, key.name) for key in keys}
+    with_endpoints = {
+        (key.namespace, key.name) for table in routes for key, route in table.items() if route.endpoints
+    }
     return {
-        "services": len({(key.namespace, key.name) for key in keys}),
+        "services": len(services),
+        "without_endpoints": len(services) - len(with_endpoints),
         "service_ports": len(keys),
         "endpoints": sum(len(route.endpoints) for table in routes for route in table.values()),
         "added": sum(change.added for change in changes),

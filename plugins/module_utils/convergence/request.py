@@ -26,6 +26,12 @@ class Request(NamedTuple):
     ``history_directory``: where the node's state is saved before it is changed; empty to save nothing.
     ``keep_states``: how many saved states are kept. ``confirm_timeout``: seconds within which the change has to be
     confirmed, else the node goes back to the saved state by itself; 0 for a change that stays (see ``history``).
+
+    ``whole_cluster``: the cluster state is that of a whole cluster to which the node belongs; one that is incomplete or
+    without the node's Node is refused. ``outside_host``: the node is a host outside the cluster, without a Node.
+    ``max_loss_percent``: a change that leaves more of the Services served now without endpoints is refused (100: none
+    is). ``unattended``: nobody watches the run, so it refuses such a change once, and makes it if the next complete
+    cluster state says the same.
     """
 
     cluster: ClusterState
@@ -43,6 +49,10 @@ class Request(NamedTuple):
     history_directory: str = ""
     keep_states: int = 5
     confirm_timeout: float = 0.0
+    whole_cluster: bool = True
+    outside_host: bool = False
+    max_loss_percent: float = 50.0
+    unattended: bool = False
 
 
 class TableChange(NamedTuple):
@@ -60,10 +70,11 @@ class Report(NamedTuple):
     """What a convergence found and did.
 
     ``changed``: something differed (and was changed, unless checking). ``changes`` holds only tables that differ.
-    ``counts``: services, service_ports, endpoints, added, replaced, removed. ``programmed``: entries per table as they
-    are afterwards (in a check: as they are).
+    ``counts``: services, without_endpoints (of these), service_ports, endpoints, added, replaced, removed.
+    ``programmed``: entries per table as they are afterwards (in a check: as they are).
     ``durations``: seconds per stage and per table. ``mode_reason`` and ``xtables_variant`` say what was chosen and why.
-    ``saved_state``: the number of the state saved before the change, None if none was. ``confirm_until``: when the node
+    ``skipped``: parts of objects that are left out. ``saved_state``: the number of the state saved before the change,
+    None if none was. ``confirm_until``: when the node
     goes back to it unless the change is confirmed (UTC, RFC 3339), empty if it stays. ``probes``: how to see whether
     the API server and DNS are served, for whoever confirms.
     """
@@ -84,3 +95,4 @@ class Report(NamedTuple):
     saved_state: Optional[int] = None
     confirm_until: str = ""
     probes: Tuple[str, ...] = ()
+    skipped: Tuple[Refusal, ...] = ()

@@ -67,6 +67,7 @@ def proxy_spec() -> Spec:
         "configuration": {"type": "dict"},
         "fallback": {"type": "str", "choices": ["iptables"]},
         "ignore_findings": {"type": "list", "elements": "str", "default": []},
+        "outside_host": {"type": "bool", "default": False},
         **convergence_spec(),
     }
 

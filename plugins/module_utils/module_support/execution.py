@@ -44,12 +44,19 @@ def run(
     module.exit_json(**{**(known or {}), **result})
 
 
-def warn(module: AnsibleModule, warnings: Iterable[str], refused: Sequence[Refusal]) -> None:
-    """Hand the engine's warnings to Ansible, and one more that names the first few objects that were left out."""
+def warn(
+    module: AnsibleModule, warnings: Iterable[str], refused: Sequence[Refusal], skipped: Sequence[Refusal] = ()
+) -> None:
+    """Hand the engine's warnings to Ansible, and one more each that names the first few objects, and parts of objects,
+    that were left out.
+    """
     for warning in dict.fromkeys(warnings):
         module.warn(warning)
-    if refused:
-        named = "; ".join(str(refusal) for refusal in refused[:_NAMED])
-        more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
-        objects = "object of the cluster is" if len(refused) == 1 else "objects of the cluster are"
-        module.warn(f"{len(refused)} {objects} left out as not valid: {named}{more}")
+    for what, several, found in (
+        ("object of the cluster is", "objects of the cluster are", refused),
+        ("part of an object of the cluster is", "parts of objects of the cluster are", skipped),
+    ):
+        if found:
+            named = "; ".join(str(item) for item in found[:_NAMED])
+            more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+            module.warn(f"{len(found)} {what if len(found) == 1 else several} left out as not valid: {named}{more}")

@@ -52,5 +52,9 @@ def engine_request(module: AnsibleModule, source: str) -> Tuple[Request, Tuple[s
         lock_timeout=parameters["lock_timeout"],
         ignore_findings=tuple(parameters["ignore_findings"]),
         node_addresses=tuple(parameters.get("node_addresses") or ()),
+        whole_cluster=wanted,
+        outside_host=parameters["outside_host"],
+        max_loss_percent=parameters.get("max_loss_percent", 100.0),
+        unattended=parameters.get("unattended", False),
     )
     return request, warnings

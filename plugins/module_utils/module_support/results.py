@@ -19,9 +19,14 @@ from .tables import difference_entry
 REFUSED_LIMIT = 100
 
 
-def refused_result(refused: Sequence[Refusal]) -> Dict[str, Any]:
-    """The keys ``refused`` (the first 100 as dictionaries) and ``refused_count`` (all of them)."""
-    return {"refused": [refusal._asdict() for refusal in refused[:REFUSED_LIMIT]], "refused_count": len(refused)}
+def refused_result(refused: Sequence[Refusal], skipped: Sequence[Refusal]) -> Dict[str, Any]:
+    """Return ``refused`` and ``skipped`` (the first 100 of each as dictionaries), and how many there are of each."""
+    return {
+        "refused": [refusal._asdict() for refusal in refused[:REFUSED_LIMIT]],
+        "refused_count": len(refused),
+        "skipped": [part._asdict() for part in skipped[:REFUSED_LIMIT]],
+        "skipped_count": len(skipped),
+    }
 
 
 def change_result(changes: Iterable[TableChange]) -> List[Dict[str, Any]]:
@@ -52,7 +57,7 @@ def report_result(report: Report) -> Dict[str, Any]:
         "counts": dict(report.counts),
         "changes": change_result(report.changes),
         "durations": {stage: round(seconds, 3) for stage, seconds in report.durations.items()},
-        **refused_result(report.refused),
+        **refused_result(report.refused, report.skipped),
     }
 
 

@@ -31,6 +31,9 @@ FIREWALLD = "firewalld"
 UFW = "ufw"
 FORWARD_DROP = "forward-drop"
 OTHER_IPTABLES = "other-iptables"
+NODE = "node"
+INCOMPLETE_SNAPSHOT = "incomplete-snapshot"
+LOSS = "loss"
 
 NAMES = (
     RIGHTS,
@@ -51,6 +54,9 @@ NAMES = (
     UFW,
     FORWARD_DROP,
     OTHER_IPTABLES,
+    NODE,
+    INCOMPLETE_SNAPSHOT,
+    LOSS,
 )
 
 # Those about others on the node; the rest is about what the node can do, whoever else is there.

@@ -176,7 +176,7 @@ def test_converge_tells_what_it_did_or_would_do(monkeypatch, tmp_path, check, ch
     def converge(request):
         requests.append(request)
         change = TableChange("virtual servers", 2, 1, 0, ("old",), ("new",))
-        counts = {"services": 1, "service_ports": 1, "endpoints": 4}
+        counts = {"services": 1, "without_endpoints": 0, "service_ports": 1, "endpoints": 4}
         changes = (change,) if changed else ()
         return Report("ipvs", "", "node1", ("IPv4",), "", changed, changes, counts, {}, (), ("take care",), {})
 

@@ -80,7 +80,7 @@ def node(**status: Any) -> dict[str, Any]:
         "kind": "Node",
         "metadata": {
             "name": "node-a",
-            "labels": {"topology.kubernetes.io/zone": "a"},
+            "labels": {"topology.kubernetes.io/zone": "a", "kubernetes.io/hostname": "host-a"},
             "deletionTimestamp": "2026-01-01T00:00:00Z",
         },
         "spec": {"podCIDRs": ["10.244.1.7/24"], "taints": [{"key": "ToBeDeletedByClusterAutoscaler"}]},
@@ -231,7 +231,14 @@ def test_ports_without_a_number_are_left_out():
 
 def test_node_and_service_cidr():
     assert parse_object(node()) == Node(
-        "node-a", ("172.18.0.2",), ("192.0.2.1",), ("10.244.1.0/24",), "a", ("ToBeDeletedByClusterAutoscaler",), True
+        "node-a",
+        ("172.18.0.2",),
+        ("192.0.2.1",),
+        ("10.244.1.0/24",),
+        "a",
+        ("ToBeDeletedByClusterAutoscaler",),
+        True,
+        "host-a",
     )
     assert parse_object(SERVICE_CIDR) == ServiceCIDR("kubernetes", ("10.96.0.0/16", "fd00:96::/112"))
 
@@ -256,11 +263,6 @@ def renamed(raw: dict[str, Any], **metadata: Any) -> dict[str, Any]:
         ({**service(), "metadata": "x"}, "metadata", "is not an object"),
         ({**service(), "spec": []}, "spec", "a list is not an object"),
         ({**service(), "status": {"loadBalancer": {"ingress": {}}}}, "status.loadBalancer.ingress", "is not a list"),
-        (
-            {**service(), "status": {"loadBalancer": {"ingress": [{"ip": "224.0.0.1"}]}}},
-            "status.loadBalancer.ingress[0].ip",
-            "is a multicast address",
-        ),
         (service(type="Cluster"), "spec.type", "is not one of"),
         (service(clusterIP="10.96.0.300", clusterIPs=...), "spec.clusterIP", '"10.96.0.300" is not an IP address'),
         (service(clusterIP=7), "spec.clusterIP", "7 is not a string"),
@@ -290,8 +292,6 @@ def renamed(raw: dict[str, Any], **metadata: Any) -> dict[str, Any]:
             "30000/TCP is the node port of an earlier port",
         ),
         (service(externalIPs="192.0.2.1"), "spec.externalIPs", "is not a list"),
-        (service(externalIPs=[4]), "spec.externalIPs[0]", "4 is not a string"),
-        (service(externalIPs=["fe80::1"]), "spec.externalIPs[0]", "is a link-local address"),
         (service(loadBalancerSourceRanges=[None, {}]), "spec.loadBalancerSourceRanges[1]", "is not a string"),
         (
             service(sessionAffinityConfig={"clientIP": {"timeoutSeconds": 0}}),
@@ -311,38 +311,7 @@ def renamed(raw: dict[str, Any], **metadata: Any) -> dict[str, Any]:
         (endpoint_slice(ports=[{"name": HOSTILE, "port": 80}]), "ports[0].name", "is not a DNS label"),
         (endpoint_slice(ports=[{"name": "x", "port": 65536}]), "ports[0].port", "is not between 0 and 65535"),
         (endpoint_slice(endpoints="x"), "endpoints", "is not a list"),
-        (endpoint_slice(endpoints=["x"]), "endpoints[0]", "is not an object"),
-        (endpoint_slice(endpoints=[{"addresses": "10.0.0.1"}]), "endpoints[0].addresses", "is not a list"),
-        (endpoint_slice(endpoints=[{"addresses": ["fd00::1"]}]), "endpoints[0].addresses[0]", "not of the addressType"),
-        (endpoint_slice(endpoints=[{"addresses": ["127.0.0.1"]}]), "endpoints[0].addresses[0]", "a loopback address"),
-        (
-            endpoint_slice(endpoints=[{"addresses": ["169.254.169.254"]}]),
-            "endpoints[0].addresses[0]",
-            "a link-local address",
-        ),
-        (
-            endpoint_slice(endpoints=[{"addresses": ["10.0.0.1; reboot"]}]),
-            "endpoints[0].addresses[0]",
-            "is not an IP address",
-        ),
-        (
-            endpoint_slice(endpoints=[{"addresses": ["10.0.0.1"], "conditions": {"ready": "true"}}]),
-            "endpoints[0].conditions.ready",
-            "is not true or false",
-        ),
-        (
-            endpoint_slice(endpoints=[{"addresses": ["10.0.0.1"], "nodeName": 1}]),
-            "endpoints[0].nodeName",
-            "1 is not a string",
-        ),
-        (
-            endpoint_slice(endpoints=[{"addresses": ["10.0.0.1"], "hints": {"forZones": "a"}}]),
-            "endpoints[0].hints.forZones",
-            "is not a list",
-        ),
         ({**endpoint_slice(), "apiVersion": "discovery.k8s.io/v1beta1"}, "apiVersion", "is not discovery.k8s.io/v1"),
-        (node(addresses=[{"type": "InternalIP", "address": "x"}]), "status.addresses[0].address", "not an IP address"),
-        ({**node(), "spec": {"podCIDRs": ["10.0.0.0"]}}, "spec.podCIDRs[0]", "is not a CIDR"),
         ({**SERVICE_CIDR, "spec": {"cidrs": [None]}}, "spec.cidrs[0]", "is not a CIDR"),
         ({"metadata": {"name": "x"}}, "kind", "is missing"),
         ({"kind": ["Service"]}, "kind", "a list is not a string"),
@@ -355,6 +324,79 @@ def test_what_is_wrong_is_refused_with_field_and_reason(raw, field, reason):
     assert isinstance(refusal, Refusal), refusal
     assert refusal.field == field
     assert reason in refusal.reason
+
+
+GOOD_ENDPOINT = {"addresses": ["10.244.1.6"]}
+
+
+def with_ingress(*ingress: Any) -> dict[str, Any]:
+    return {**service(), "status": {"loadBalancer": {"ingress": [*ingress, {"ip": "198.51.100.4"}]}}}
+
+
+@pytest.mark.parametrize(
+    ("raw", "field", "reason"),
+    [
+        (with_ingress({"ip": "224.0.0.1"}), "status.loadBalancer.ingress[0].ip", "is a link-local multicast address"),
+        (with_ingress({"ip": "ff12::5"}), "status.loadBalancer.ingress[0].ip", "is a link-local multicast address"),
+        (with_ingress({"ip": "0.0.0.0"}), "status.loadBalancer.ingress[0].ip", "is the unspecified address"),
+        (with_ingress({"ip": "255.255.255.255"}), "status.loadBalancer.ingress[0].ip", "is the broadcast address"),
+        (with_ingress("x"), "status.loadBalancer.ingress[0]", "is not an object"),
+        (with_ingress({"ip": 4}), "status.loadBalancer.ingress[0].ip", "4 is not a string"),
+        (service(externalIPs=[4, "192.0.2.7"]), "spec.externalIPs[0]", "4 is not a string"),
+        (service(externalIPs=["fe80::1", "192.0.2.7"]), "spec.externalIPs[0]", "is a link-local address"),
+        (service(externalIPs=["127.0.0.1", "192.0.2.7"]), "spec.externalIPs[0]", "is a loopback address"),
+        *(
+            (endpoint_slice(endpoints=[bad, GOOD_ENDPOINT]), field, reason)
+            for bad, field, reason in (
+                ("x", "endpoints[0]", "is not an object"),
+                ({"addresses": "10.0.0.1"}, "endpoints[0].addresses", "is not a list"),
+                ({"addresses": ["fd00::1"]}, "endpoints[0].addresses[0]", "not of the addressType"),
+                ({"addresses": ["127.0.0.1"]}, "endpoints[0].addresses[0]", "a loopback address"),
+                ({"addresses": ["224.0.0.9"]}, "endpoints[0].addresses[0]", "a link-local multicast address"),
+                ({"addresses": ["169.254.169.254"]}, "endpoints[0].addresses[0]", "a link-local address"),
+                ({"addresses": ["10.0.0.1; reboot"]}, "endpoints[0].addresses[0]", "is not an IP address"),
+                (
+                    {"addresses": ["10.0.0.1"], "conditions": {"ready": "true"}},
+                    "endpoints[0].conditions.ready",
+                    "is not true or false",
+                ),
+                ({"addresses": ["10.0.0.1"], "nodeName": 1}, "endpoints[0].nodeName", "1 is not a string"),
+                ({"addresses": ["10.0.0.1"], "hints": {"forZones": "a"}}, "endpoints[0].hints.forZones", "not a list"),
+            )
+        ),
+        (
+            node(addresses=[{"type": "InternalIP", "address": "x"}, {"type": "InternalIP", "address": "172.18.0.2"}]),
+            "status.addresses[0].address",
+            "not an IP address",
+        ),
+        ({**node(), "spec": {"podCIDRs": ["10.0.0.0", "10.244.1.0/24"]}}, "spec.podCIDRs[0]", "is not a CIDR"),
+    ],
+)
+def test_a_part_that_is_wrong_costs_only_itself(raw, field, reason):
+    skipped: list[Refusal] = []
+    parsed = parse_object(raw, skipped)
+    assert not isinstance(parsed, Refusal), parsed
+    assert [part.field for part in skipped] == [field] and reason in skipped[0].reason
+    if isinstance(parsed, Service):
+        assert parsed.cluster_ip_v4 == "10.96.0.10" and "198.51.100.4" in parsed.load_balancer_ips
+        assert "192.0.2.7" in parsed.external_ips
+    elif isinstance(parsed, EndpointSlice):
+        assert [endpoint.address for endpoint in parsed.endpoints] == ["10.244.1.6"]
+    else:
+        assert isinstance(parsed, Node)
+        assert parsed.internal_ips == ("172.18.0.2",) and parsed.pod_cidrs == ("10.244.1.0/24",)
+    again: list[Refusal] = []
+    assert parse_object(prune(raw), again) == parsed and again == skipped
+
+
+def test_what_the_api_server_accepts_is_served():
+    """Of multicast addresses only those of link-local scope are forbidden."""
+    parsed = parse_object(service(externalIPs=["239.1.1.1", "ff0e::1", "240.0.0.1"]))
+    assert isinstance(parsed, Service) and parsed.external_ips == ("239.1.1.1", "ff0e::1", "240.0.0.1")
+    parsed = parse_object(endpoint_slice(endpoints=[{"addresses": ["239.1.1.1"]}]))
+    assert isinstance(parsed, EndpointSlice) and len(parsed.endpoints) == 1
+    parsed = parse_object(with_ingress({"ip": "127.0.0.1"}, {"ip": "169.254.0.9"}))
+    assert isinstance(parsed, Service) and parsed.load_balancer_ips == ("127.0.0.1", "169.254.0.9", "198.51.100.4")
 
 
 def test_a_refusal_is_one_printable_line():
@@ -407,10 +449,13 @@ def test_no_damage_raises_and_pruning_changes_no_outcome(data):
         target[path[-1]] = data.draw(JSON)
         if not isinstance(raw, dict):
             break
-    outcome = parse_object(raw)
+    skipped: list[Refusal] = []
+    outcome = parse_object(raw, skipped)
     if isinstance(outcome, Refusal):
         assert str(outcome).isprintable()
-    assert parse_object(prune(raw)) == outcome
+    assert all(str(part).isprintable() for part in skipped)
+    again: list[Refusal] = []
+    assert parse_object(prune(raw), again) == outcome and again == skipped
 
 
 @given(JSON)

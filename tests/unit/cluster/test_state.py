@@ -56,6 +56,20 @@ def test_a_slice_that_changes_hands_concerns_both_services():
     assert state.slices_of(WEB) == {} and list(state.slices_of(CART)) == ["web-1"]
 
 
+def test_parts_left_out_follow_their_object():
+    bad = {**endpoint_slice(), "endpoints": [{"addresses": ["x"]}, {"addresses": ["10.0.0.2"]}]}
+    state = ClusterState.from_objects([service(), bad])
+    assert [str(part) for part in state.skipped] == [
+        'EndpointSlice shop/web-1: endpoints[0].addresses[0]: "x" is not an IP address'
+    ]
+    assert state.endpoint_count() == 1 and state.refusals == () and state.kinds == {"Service", "EndpointSlice"}
+    state.upsert(endpoint_slice())
+    assert state.skipped == ()
+    state.upsert(bad)
+    state.delete(bad)
+    assert state.skipped == ()
+
+
 def test_deletes_of_the_known_and_the_unknown():
     state = ClusterState.from_objects([service(), endpoint_slice()])
     assert state.delete(endpoint_slice("other")) == frozenset()

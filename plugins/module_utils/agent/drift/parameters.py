@@ -38,7 +38,7 @@ def repair_parameters(wanted: Mapping[str, Wanted]) -> RepairedParameters:
     """
     stage, _unchangeable = sysctl_stage(wanted)
     found = RepairedParameters({}, [])
-    for resource, change, _entries in plan([stage]):
+    for resource, change, *_observed in plan([stage]):
         parts = [(key, Change(replaced={key: values})) for key, values in change.replaced.items()]
         parts += [(key, Change(added={key: value})) for key, value in change.added.items()]
         for key, part in parts:

@@ -13,7 +13,7 @@ from ...configuration.model import IPTABLES, IPVS, NFTABLES, KubeProxyConfigurat
 from ...convergence.handles import KernelHandles
 from ...convergence.modes import choose_mode
 from ...convergence.node import NodeView, family_settings, removal_plans, view_node
-from ...convergence.prepare import check_node, node_modules, wanted_node_sysctls
+from ...convergence.prepare import check_node, missing_node, node_modules, wanted_node_sysctls
 from ...convergence.request import Request
 from ...convergence.stages import FamilyPlan, leftover_stages, shared_chain_stages
 from ...convergence.sysctls import sysctl_stage
@@ -56,6 +56,8 @@ def set_up(request: Request, handles: KernelHandles) -> NodeProxy:
     view = view_node(request, configuration)
     plans = [_empty_plan(request.cluster, configuration, view, family) for family in view.families]
     warnings = [*chosen.warnings, *view.warnings, *check_node(configuration, plans, request.ignore_findings)]
+    # The Node may come later, so that it is missing is no reason not to serve.
+    warnings += [str(finding) for finding in missing_node(request, view)]
     apply_plan(plan([node_modules(configuration, view)]))
     if configuration.mode == IPTABLES and make_nfacct_counters(NFACCT_COUNTERS):
         view = view._replace(nfacct_counters=usable_nfacct_counters())

@@ -72,6 +72,19 @@ def is_link_local(address: str) -> bool:
     return ":" in address and address.startswith(("fe8", "fe9", "fea", "feb"))
 
 
+def is_bindable(address: str) -> bool:
+    """Whether the kernel lets a canonical address be put on the dummy device: not loopback or multicast of IPv6."""
+    return ":" not in address or (address != "::1" and not (address.startswith("ff") and address.find(":") == 4))
+
+
+def is_real_server(address: str) -> bool:
+    """Whether IPVS takes a canonical address as a real server: unicast ones only (``ip_vs_new_dest``)."""
+    if ":" in address:
+        return is_bindable(address)
+    first = address.partition(".")[0]
+    return first != "0" and not (len(first) == 3 and "224" <= first <= "239")
+
+
 def is_node_address(address: str) -> bool:
     """Whether a local address counts as one of the node: not loopback, and for IPv6 not link-local."""
     return address != "::1" and not address.startswith("127.") and not is_link_local(address)
@@ -129,10 +142,11 @@ def entries_of(route: ServicePortRoute, facts: NodeFacts) -> List[Entry]:
         server = VirtualServerKey(protocol, address, number)
         add((VIRTUAL_SERVERS, server, settings))
         for endpoint in real_servers(route, only_local):
-            add((REAL_SERVERS, RealServerKey(server, endpoint.ip, endpoint.port), _WANTED))
+            if is_real_server(endpoint.ip):
+                add((REAL_SERVERS, RealServerKey(server, endpoint.ip, endpoint.port), _WANTED))
 
     def bind(address: str) -> None:
-        if address not in facts.owned and not is_link_local(address):
+        if address not in facts.owned and not is_link_local(address) and is_bindable(address):
             add((ADDRESSES, address, True))
             in_set(IPVS_IPS, address)
 

@@ -1,0 +1,89 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Refusal of a change that would leave most Services of the node without endpoints, before anything is applied.
+
+What is served now is read from the kernel, whoever programmed it: an earlier convergence, the agent or kube-proxy, in
+this mode or another one.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Sequence, Set
+
+from ..addresses import family_of
+from ..cluster.state import ClusterState
+from ..errors import PreflightError
+from ..preflight.cluster_state import LOSS_MINIMUM, loss_findings
+from ..preflight.findings import LOSS, Finding, judge
+from ..rendering.served import routed_cluster_ips, served_cluster_ips
+from ..resources import PlannedChange, Stage, plan
+from .ledger import loss_was_refused, record_loss
+from .request import Request
+from .stages import FamilyPlan
+
+
+class LossGuard:
+    """Judges the planned changes of one convergence; ``warnings`` are those of its judgement."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.warnings: List[str] = []
+
+    def judge(
+        self, planned: Sequence[PlannedChange], others: Sequence[Stage], plans: Sequence[FamilyPlan]
+    ) -> None:
+        """Compare what is served now with what would be.
+
+        ``planned``: the changes of the mode in effect. ``others``: stages of what other modes left, which are observed
+        where the mode in effect serves next to nothing, since the node may be about to change its mode. Raises
+        PreflightError if the loss is too great, KernelError if something cannot be read.
+        """
+        if self._request.max_loss_percent >= 100:
+            return
+        now = served_cluster_ips(item.observed for item in planned)
+        if len(now) < LOSS_MINIMUM:
+            now |= served_cluster_ips(item.observed for item in plan(others))
+        findings = self._findings(now, plans)
+        if not findings:
+            self._forget()
+            return
+        if self._request.unattended and LOSS not in self._request.ignore_findings:
+            self._refuse_once(findings)
+            return
+        self.warnings += judge(findings, self._request.ignore_findings)
+
+    def _findings(self, now: Set[str], plans: Sequence[FamilyPlan]) -> List[Finding]:
+        """Return the loss of the first family that loses too much; a Service has one cluster IP in each."""
+        names = _service_names(self._request.cluster)
+        for item in plans:
+            before = {address for address in now if family_of(address) == item.family}
+            after = routed_cluster_ips(item.routes.values())
+            findings = loss_findings(before, after, names, self._request.max_loss_percent)
+            if findings:
+                return findings
+        return []
+
+    def _refuse_once(self, findings: Sequence[Finding]) -> None:
+        directory = self._request.state_directory
+        if loss_was_refused(directory):
+            self.warnings += [f"made because two runs in a row found it: {finding.what}" for finding in findings]
+            self._forget()
+            return
+        if not self._request.check:
+            record_loss(directory, True)
+        try:
+            judge(findings)
+        except PreflightError as error:
+            raise PreflightError(f"{error}; the next run makes the change if its cluster state says the same") from None
+
+    def _forget(self) -> None:
+        if not self._request.check:
+            record_loss(self._request.state_directory, False)
+
+
+def _service_names(cluster: ClusterState) -> Mapping[str, str]:
+    names: Dict[str, str] = {}
+    for key, service in cluster.services.items():
+        names[service.cluster_ip_v4] = names[service.cluster_ip_v6] = str(key)
+    return names

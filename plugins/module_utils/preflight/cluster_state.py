@@ -1,0 +1,109 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether the cluster state can be meant for this node: complete, with its Node, and not the end of most Services."""
+
+from __future__ import annotations
+
+from typing import AbstractSet, Collection, List, Mapping, NamedTuple, Sequence
+
+from ..cluster.model import Node
+from ..cluster.state import ClusterState
+from .findings import ERROR, INCOMPLETE_SNAPSHOT, LOSS, NODE, Finding
+
+COMPLETE_COMMAND = "kubectl get services,endpointslices,nodes -A -o json"
+#: With fewer Services on a node than this a share of them says nothing.
+LOSS_MINIMUM = 10
+_NAMED = 5
+
+_REQUIRED = ("Service", "EndpointSlice", "Node")
+
+
+class Host(NamedTuple):
+    """What a host is known by: the name it is looked for under, the names that it has itself, and its addresses."""
+
+    node_name: str
+    host_names: Sequence[str]
+    addresses: Collection[str]
+
+
+def completeness_findings(kinds: AbstractSet[str], outside: bool = False) -> List[Finding]:
+    """Return an error if the cluster state has no object of a kind that every cluster has.
+
+    A running cluster has at least the Service ``default/kubernetes`` with its EndpointSlice, and a Node.
+    ``kinds``: those of which there is an object. ``outside``: for a host outside the cluster, which needs no Node.
+    """
+    missing = [kind for kind in _REQUIRED if kind not in kinds and not (outside and kind == "Node")]
+    if not missing:
+        return []
+    return [
+        Finding(
+            INCOMPLETE_SNAPSHOT,
+            ERROR,
+            f"the cluster state has no {' and no '.join(missing)}, so it is not that of a whole cluster",
+            f'make a complete snapshot with "{COMPLETE_COMMAND}", as a user who may list all of these',
+        )
+    ]
+
+
+def _likely_node(nodes: Mapping[str, Node], host: Host) -> str:
+    """Return which Node may be meant and what it has in common with the host, or an empty text."""
+    names = {name.strip().lower() for name in (host.node_name, *host.host_names) if name.strip()}
+    short = {name.partition(".")[0] for name in names}
+    by_name = [name for name in nodes if name in names or name.partition(".")[0] in short]
+    if len(by_name) == 1:
+        return f"Node {by_name[0]} has the same short name"
+    by_label = [node.name for node in nodes.values() if node.hostname and node.hostname.lower() in names | short]
+    if len(by_label) == 1:
+        return f"Node {by_label[0]} has this host's name in its label kubernetes.io/hostname"
+    by_address = [
+        (node.name, address)
+        for node in nodes.values()
+        for address in (*node.internal_ips, *node.external_ips)
+        if address in host.addresses
+    ]
+    if len({name for name, _address in by_address}) == 1:
+        return "Node {} has this host's address {}".format(*by_address[0])
+    return ""
+
+
+def node_findings(cluster: ClusterState, host: Host) -> List[Finding]:
+    """Return an error if no Node of the cluster has the host's node name, which names the Node that may be meant.
+
+    A host that is no Node counts no endpoint as local, so it would drop the traffic of policy Local.
+    """
+    if host.node_name in cluster.nodes or not cluster.nodes:
+        return []
+    listed = ", ".join(sorted(cluster.nodes)[:_NAMED])
+    more = f" and {len(cluster.nodes) - _NAMED} more" if len(cluster.nodes) > _NAMED else ""
+    what = f"no Node is named {host.node_name} (the cluster state has {listed}{more})"
+    likely = _likely_node(cluster.nodes, host)
+    if likely:
+        return [Finding(NODE, ERROR, f"{what}; {likely}", "set node_name (role: service_proxy_node_name) to its name")]
+    remedy = (
+        "give the name of its Node (node_name, role: service_proxy_node_name), leave the host out of the play, "
+        "or declare it a host outside the cluster (outside_host, role: service_proxy_outside_host)"
+    )
+    return [Finding(NODE, ERROR, what, remedy)]
+
+
+def loss_findings(
+    before: AbstractSet[str], after: AbstractSet[str], names: Mapping[str, str], limit_percent: float
+) -> List[Finding]:
+    """Return an error if more than ``limit_percent`` of the Services that have endpoints would have none.
+
+    ``before``, ``after``: cluster IPs, of one family, of the Services that have endpoints on the node now and that
+    would have some. ``names``: the Service of a cluster IP, where it is known. Below LOSS_MINIMUM Services there is no
+    finding.
+    """
+    lost = sorted(before - after)
+    if len(before) < LOSS_MINIMUM or len(lost) * 100 <= limit_percent * len(before):
+        return []
+    shown = ", ".join(sorted(names.get(address, address) for address in lost)[:_NAMED])
+    more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+    what = (
+        f"{len(lost)} of the {len(before)} Services that have endpoints on this node would be left without "
+        f"({shown}{more}), more than {limit_percent:g} %"
+    )
+    remedy = "check the cluster state; if it is right, name this finding in ignore_findings or raise max_loss_percent"
+    return [Finding(LOSS, ERROR, what, remedy)]

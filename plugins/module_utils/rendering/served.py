@@ -1,0 +1,63 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which Services have endpoints, read from the tables of any mode, kube-proxy's own included, and from ServicePorts.
+
+A Service is named by its cluster IP, which is its own among all modes; its external addresses are not counted.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Iterable, Mapping, Set
+
+from ..addresses import unpacked
+from ..serviceports.routes import ServicePortRoute
+from .iptables.fixed import SERVICES
+from .iptables.names import CLUSTER_PREFIX, LOCAL_PREFIX
+from .ipvs.model import RealServerKey, SetElementKey
+from .ipvs.sets import CLUSTER_IP, NAMES
+from .nftables.layout import FRONTENDS
+
+_CHAINS_RULE = re.compile(rf"-d ([^ /]+)/(?:32|128) .* -j (?:{CLUSTER_PREFIX}|{LOCAL_PREFIX})")
+#: The map of kube-proxy 1.36 itself, in the place of FRONTENDS.
+_KUBE_PROXY_MAP = "service-ips"
+#: Verdicts of frontends for internal traffic, those that are cluster IPs, with and without affinity.
+_INTERNAL = ("goto cluster-", "goto local-", "goto service-")
+_FRONTENDS = (("element", FRONTENDS), ("element", _KUBE_PROXY_MAP))
+_CLUSTER_IP_SETS = frozenset(names[CLUSTER_IP] for names in NAMES.values())
+
+Table = Mapping[Any, Any]
+
+
+def served_cluster_ips(tables: Iterable[Table]) -> Set[str]:
+    """Return the cluster IPs, of both families, behind which the tables have an endpoint.
+
+    ``tables``: observed or desired resource tables of any mode; those of other resources are passed over.
+    """
+    served: Set[str] = set()
+    cluster_ips: Set[str] = set()
+    with_real_servers: Set[str] = set()
+    for table in tables:
+        for address in _CHAINS_RULE.findall("\n".join(_rules(table.get(SERVICES)))):
+            served.add(address)
+        for key, value in table.items():
+            if isinstance(key, SetElementKey):
+                if key.set in _CLUSTER_IP_SETS:
+                    cluster_ips.add(key.element.partition(",")[0])
+            elif isinstance(key, RealServerKey):
+                if value.weight:
+                    with_real_servers.add(key.server.address)
+            elif isinstance(value, str) and key[:2] in _FRONTENDS and value.startswith(_INTERNAL):
+                # After the address come protocol and port, each padded to a register of four bytes.
+                served.add(unpacked(key[2][:-8]))
+    return served | (cluster_ips & with_real_servers)
+
+
+def _rules(value: object) -> Iterable[str]:
+    return value if isinstance(value, tuple) else ()
+
+
+def routed_cluster_ips(routes: Iterable[ServicePortRoute]) -> Set[str]:
+    """Return the cluster IPs of the ServicePorts that have an endpoint for internal traffic."""
+    return {route.cluster_ip for route in routes if (route.local if route.internal_local else route.cluster)}

@@ -1,0 +1,189 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Input that would empty a node, or is not meant for it, is refused before the kernel is touched."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge, inspect
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import PreflightError
+from tests.kernel.test_convergence import UML
+
+NODE = {
+    "kind": "Node",
+    "metadata": {"name": "worker-1", "labels": {"kubernetes.io/hostname": "w1"}},
+    "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.11"}]},
+}
+MODES = ["iptables", "nftables", pytest.param("ipvs", marks=UML)]
+
+
+def service(number: int) -> Dict[str, Any]:
+    ips = [f"10.96.0.{number}", f"fd00:96::{number}"]
+    return {
+        "kind": "Service",
+        "metadata": {"namespace": "shop", "name": f"web-{number}"},
+        "spec": {
+            "clusterIP": ips[0],
+            "clusterIPs": ips,
+            "externalIPs": [f"198.51.100.{number}"],
+            "ports": [{"port": 80}],
+            # Every other Service has chains of its own in nftables mode.
+            **({"sessionAffinity": "ClientIP"} if number % 2 else {}),
+        },
+    }
+
+
+def slices(number: int) -> List[Dict[str, Any]]:
+    labels = {"kubernetes.io/service-name": f"web-{number}"}
+    return [
+        {
+            "kind": "EndpointSlice",
+            "metadata": {"namespace": "shop", "name": f"web-{number}-{family.lower()}", "labels": labels},
+            "addressType": family,
+            "endpoints": [{"addresses": [f"{prefix}{number}"]}],
+            "ports": [{"name": "", "port": 8080}],
+        }
+        for family, prefix in (("IPv4", "10.244.0."), ("IPv6", "fd00:244::"))
+    ]
+
+
+def cluster(services: int, served: int, *others: Dict[str, Any]) -> ClusterState:
+    """That many Services, of which the first ones have endpoints."""
+    objects = [service(number) for number in range(1, services + 1)]
+    objects += [item for number in range(1, served + 1) for item in slices(number)]
+    return ClusterState.from_objects([*objects, NODE, *others])
+
+
+def run(directory: Path, mode: str, state: ClusterState, **fields: Any) -> Report:
+    configuration = load({"mode": mode, "nodePortAddresses": ["primary"]}).configuration
+    values = {"node_name": "worker-1", "state_directory": str(directory / "state"), **fields}
+    return converge(Request(state, configuration, **values))
+
+
+def rules() -> str:
+    commands = ["iptables-legacy-save", "ip6tables-legacy-save", "iptables-nft-save", "ip6tables-nft-save"]
+    saved = [subprocess.run([name], capture_output=True, text=True, check=False).stdout for name in commands]
+    listed = subprocess.run(["nft", "-s", "list", "ruleset"], capture_output=True, text=True, check=False).stdout
+    servers = subprocess.run(["ipvsadm", "-Sn"], capture_output=True, text=True, check=False).stdout
+    text = "\n".join([*saved, listed, servers])
+    return "\n".join(line for line in text.splitlines() if not line.startswith(("#", ":")))
+
+
+def refusal(directory: Path, mode: str, state: ClusterState, **fields: Any) -> str:
+    """Return why a convergence is refused, which leaves the kernel as it is, in a check as well."""
+    before = rules()
+    with pytest.raises(PreflightError) as checked:
+        run(directory, mode, state, check=True, **fields)
+    with pytest.raises(PreflightError) as found:
+        run(directory, mode, state, **fields)
+    assert rules() == before
+    assert str(found.value) == str(checked.value)
+    return str(found.value)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_loss_of_most_services_is_refused(tmp_path, mode):
+    run(tmp_path, mode, cluster(12, 12))
+    assert run(tmp_path, mode, cluster(12, 6)).counts["without_endpoints"] == 6, "half of them are not too many"
+    run(tmp_path, mode, cluster(12, 12))
+    reason = refusal(tmp_path, mode, cluster(12, 5))
+    assert reason.startswith("7 of the 12 Services that have endpoints on this node would be left without (")
+    assert "(shop/web-10, shop/web-11," in reason
+    assert " and 2 more), more than 50 %: " in reason and reason.endswith("[loss]")
+    assert "10.96.0." in refusal(tmp_path, mode, cluster(5, 5)), "Services that are gone count as well"
+    assert refusal(tmp_path, mode, cluster(12, 11), max_loss_percent=5.0)
+    report = inspect(
+        Request(cluster(12, 5), load({"mode": mode}).configuration, "worker-1", state_directory=str(tmp_path / "state"))
+    )
+    assert report.changed, "a comparison shows the difference"
+    ignored = run(tmp_path, mode, cluster(12, 5), ignore_findings=("loss",))
+    assert any(warning.startswith("ignored as asked: 7 of the 12") for warning in ignored.warnings)
+    assert not run(tmp_path, mode, cluster(12, 5)).changed
+    run(tmp_path, mode, cluster(12, 1))  # five that are left are too few to say anything
+
+
+@pytest.mark.parametrize(("before", "after"), [("iptables", "nftables"), ("nftables", "iptables")])
+def test_a_loss_is_noticed_over_a_change_of_modes(tmp_path, before, after):
+    run(tmp_path, before, cluster(12, 12))
+    assert refusal(tmp_path, after, cluster(12, 2)).startswith("10 of the 12 Services")
+    run(tmp_path, after, cluster(12, 12))
+
+
+@UML
+@pytest.mark.parametrize(("before", "after"), [("iptables", "ipvs"), ("ipvs", "iptables")])
+def test_a_loss_is_noticed_over_a_change_of_modes_with_ipvs(tmp_path, before, after):
+    run(tmp_path, before, cluster(12, 12))
+    assert refusal(tmp_path, after, cluster(12, 2)).startswith("10 of the 12 Services")
+    run(tmp_path, after, cluster(12, 12))
+
+
+def test_an_unattended_run_refuses_a_loss_once(tmp_path):
+    run(tmp_path, "nftables", cluster(12, 12))
+    assert refusal(tmp_path, "nftables", cluster(12, 1), unattended=True).endswith("if its cluster state says the same")
+    run(tmp_path, "nftables", cluster(12, 12), unattended=True)
+    refusal(tmp_path, "nftables", cluster(12, 1), unattended=True)
+    with pytest.raises(PreflightError, match="incomplete-snapshot"):
+        run(tmp_path, "nftables", ClusterState.from_objects(()), unattended=True)
+    report = run(tmp_path, "nftables", cluster(12, 1), unattended=True)
+    assert report.changed and any("two runs in a row found it: 11 of the 12" in item for item in report.warnings)
+
+
+@pytest.mark.parametrize(
+    ("left_out", "named"),
+    [
+        ({"Service"}, "no Service,"),
+        ({"EndpointSlice"}, "no EndpointSlice,"),
+        ({"Node"}, "no Node,"),
+        ({"EndpointSlice", "Node"}, "no EndpointSlice and no Node,"),
+        ({"Service", "EndpointSlice", "Node"}, "no Service and no EndpointSlice and no Node,"),
+    ],
+)
+def test_an_incomplete_cluster_state_is_refused(tmp_path, left_out, named):
+    objects = [item for item in (service(1), *slices(1), NODE) if item["kind"] not in left_out]
+    state = ClusterState.from_objects(objects)
+    reason = refusal(tmp_path, "nftables", state)
+    assert f"the cluster state has {named} so it is not that of a whole cluster" in reason
+    assert '"kubectl get services,endpointslices,nodes -A -o json"' in reason and "[incomplete-snapshot]" in reason
+    report = run(tmp_path, "nftables", state, ignore_findings=("incomplete-snapshot",))
+    assert any("[incomplete-snapshot]" in warning for warning in report.warnings)
+    assert report.warnings == tuple(dict.fromkeys(report.warnings))
+
+
+@pytest.mark.parametrize(
+    ("name", "likely"),
+    [
+        ("worker-1.example.com", "Node worker-1 has the same short name"),
+        ("w1", "Node worker-1 has this host's name in its label kubernetes.io/hostname"),
+        ("w1.example.com", "Node worker-1 has this host's name in its label kubernetes.io/hostname"),
+        ("bastion", ""),
+    ],
+)
+def test_a_host_without_a_node_is_refused(tmp_path, name, likely):
+    reason = refusal(tmp_path, "nftables", cluster(1, 1), node_name=name)
+    assert f"no Node is named {name} (the cluster state has worker-1)" in reason and reason.endswith("[node]")
+    assert likely in reason if likely else "outside the cluster" in reason
+    assert any("[node]" in item for item in run(
+        tmp_path, "nftables", cluster(1, 1), node_name=name, ignore_findings=("node",)
+    ).warnings)
+
+
+def test_the_node_with_the_address_of_the_host_is_named(tmp_path):
+    subprocess.run(["ip", "address", "add", "192.0.2.11/32", "dev", "lo"], check=True)
+    reason = refusal(tmp_path, "nftables", cluster(1, 1), node_name="bastion")
+    assert "Node worker-1 has this host's address 192.0.2.11: set node_name" in reason
+
+
+def test_a_host_outside_the_cluster_needs_no_node(tmp_path):
+    objects = [service(1), *slices(1)]
+    for state in (ClusterState.from_objects(objects), cluster(1, 1)):
+        report = run(tmp_path, "nftables", state, node_name="bastion", outside_host=True)
+        assert report.counts["endpoints"] == 2 and not any("Node" in warning for warning in report.warnings)
