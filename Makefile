@@ -102,7 +102,7 @@ browser: setup-lab
 
 # Two files at a time, here and below: much of the time is Ansible waiting for a node, or a test for something to happen.
 kernel: setup-lab
-	$(PYTEST) -q -n 2 --dist loadfile tests/kernel -m "not uml $(MARKS)" --ignore $(LOAD)
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder tests/kernel -m "not uml $(MARKS)" --ignore $(LOAD)
 
 # Alone, since an emulated node needs all processors.
 load: setup-lab
@@ -114,7 +114,7 @@ uml: setup-lab
 	  '$(PYTHON) -m tests.lab.uml --memory 1G -- $(PYTEST) -q -p no:cacheprovider % -m "uml $(MARKS)"'
 
 systemd: setup-lab
-	$(PYTEST) -q -n 2 --dist loadfile $(if $(FULL),,-m "not full") tests/systemd
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder $(if $(FULL),,-m "not full") tests/systemd
 
 molecule: setup-lab
 	@failed=; trap 'exit 130' INT TERM; trap '$(PYTHON) -m tests.molecule_support down $$scenario' EXIT; \
@@ -126,7 +126,7 @@ molecule: setup-lab
 	if [ -n "$$failed" ]; then echo "error: failed:$$failed" >&2; exit 1; fi
 
 modules: setup-lab
-	$(PYTEST) -q -n 2 --dist loadfile tests/modules -m "not uml $(MARKS)"
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder tests/modules -m "not uml $(MARKS)"
 
 sanity: setup
 	.ci/ansible-test sanity

@@ -29,6 +29,7 @@ def own_network_namespace() -> Iterator[None]:
     descriptor = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     system.unshare(system.CLONE_NEWNET)
     try:
+        system.forget_host_settings()
         system.ip_batch(["link set lo up"])
         yield
     finally:

@@ -183,9 +183,10 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
     """The cluster, made in a network namespace of its own as everything in these tests."""
     descriptor = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     system.unshare(system.CLONE_NEWNET)
-    system.ip_batch(["link set lo up"])
     made = None
     try:
+        system.forget_host_settings()
+        system.ip_batch(["link set lo up"])
         made = Cluster(tmp_path_factory.mktemp("migration"))
         yield made
     finally:

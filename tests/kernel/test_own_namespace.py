@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
+
+from tests.lab.namespaces import Namespaces
+from tests.lab.system import NETWORK_DEFAULTS
 
 
 def test_only_the_loopback_device_is_there() -> None:
@@ -15,6 +19,20 @@ def test_only_the_loopback_device_is_there() -> None:
     names = [line.split(": ")[1].split("@")[0] for line in devices.splitlines()]
     assert "lo" in names
     assert "eth0" not in names
+
+
+def test_what_the_host_has_set_is_not_inherited(tmp_path: Path) -> None:
+    """Nor by namespaces that hold a node: on a host that forwards, both began to forward as well."""
+    assert Path("/proc/sys/net/ipv4/ip_forward").read_text() == "0\n"
+    node = Namespaces()
+    try:
+        for name, value in NETWORK_DEFAULTS.items():
+            path = Path("/proc/sys/net", name)
+            if path.exists():
+                assert path.read_text() == f"{value}\n", path
+                assert node.execute(["cat", str(path)], tmp_path).stdout == f"{value}\n", path
+    finally:
+        node.close()
 
 
 @pytest.mark.uml

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Dict, List, Sequence
 
 from tests.lab.background import Background
+from tests.lab.system import NETWORK_DEFAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What modules may write to on a node; hidden behind empty directories in memory.
 HIDDEN = ("/etc/modules-load.d", "/etc/sysctl.d", "/run", "/var/lib")
-# A namespace starts with the host's settings, which a container engine may have changed.
-_SETTINGS = ("net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet")
 
 
 class Namespaces:
@@ -24,7 +23,8 @@ class Namespaces:
 
     def __init__(self) -> None:
         steps = [f"mkdir -p {path} && mount -t tmpfs -o mode=0755 node-test {path}" for path in HIDDEN]
-        steps += [f"echo 0 >/proc/sys/{name}" for name in _SETTINGS]
+        for name, value in NETWORK_DEFAULTS.items():
+            steps.append(f"{{ [ ! -e /proc/sys/net/{name} ] || echo {value} >/proc/sys/net/{name}; }}")
         script = " && ".join([*steps, "ip link set lo up", "echo ready", "exec sleep infinity"])
         self.holder = Background(["unshare", "-n", "-m", "--propagation", "private", "sh", "-c", script])
 

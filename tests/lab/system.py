@@ -10,7 +10,8 @@ import ctypes
 import os
 import socket
 import subprocess
-from typing import Iterator, Optional, Sequence
+from pathlib import Path
+from typing import Dict, Iterator, Optional, Sequence
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
@@ -24,6 +25,17 @@ MS_PRIVATE = 0x40000
 MNT_DETACH = 2
 REBOOT_POWER_OFF = 0x4321FEDC
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+
+_OF_DEVICES = {"accept_local": 0, "arp_announce": 0, "arp_ignore": 0, "route_localnet": 0, "rp_filter": 0}
+#: Settings of a network namespace on a machine that nobody has configured, as paths below /proc/sys/net, in this order:
+#: the first sets others. A new namespace copies some from the first one, where container engines, sysctl.conf and other
+#: programs have left their own.
+NETWORK_DEFAULTS: Dict[str, int] = {
+    "ipv4/ip_forward": 0,
+    "ipv6/conf/all/forwarding": 0,
+    **{f"ipv4/conf/{of}/{name}": value for of in ("all", "default") for name, value in _OF_DEVICES.items()},
+    **{f"bridge/bridge-nf-call-{program}": 1 for program in ("iptables", "ip6tables", "arptables")},
+}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -82,6 +94,14 @@ def power_off() -> None:
     """Stop the machine; for the first process of a guest."""
     os.sync()
     _check(_libc.reboot(ctypes.c_int(REBOOT_POWER_OFF)), "power off")
+
+
+def forget_host_settings() -> None:
+    """Give the network namespace of this process the values of :data:`NETWORK_DEFAULTS`, where the kernel has them."""
+    for name, value in NETWORK_DEFAULTS.items():
+        path = Path("/proc/sys/net", name)
+        if path.exists():
+            path.write_text(str(value), encoding="ascii")
 
 
 @contextlib.contextmanager

@@ -157,7 +157,7 @@ def test_what_is_wrong_on_the_controller_stops_before_any_node(playbooks):
     assert status != 0 and "truncated" in text
     inventory = json.loads(playbooks.lab.inventory.read_text(encoding="utf-8"))
     hosts = inventory["lab"]["hosts"]
-    hosts["other"] = {**hosts["lab-iptables"], "service_proxy_kubeconfig": "/other/cluster"}
+    hosts["lab-nftables"] = {**hosts["lab-iptables"], "service_proxy_kubeconfig": "/other/cluster"}
     second = playbooks.scratch / "inventory.json"
     second.write_text(json.dumps(inventory), encoding="utf-8")
     status, text, _changed = playbooks.run("converge", *prepared, "-i", str(second))
