@@ -34,6 +34,7 @@ IPVS := affinity cleanup clusterip-basic clusterip-sctp external-ips-local forei
 	restart-changed-meanwhile terminating-local udp-endpoint-replaced
 IPVS_TWINS := affinity hairpin lb-source-ranges nodeport-local
 cases = $(if $(FULL),,$(foreach case,$(1),--cases $(case)))
+export FULL
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
 export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export PYTHONPATH := $(CURDIR)

@@ -39,6 +39,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
+from tests.campaigns import examples
 from tests.unit.iptables.routes import by_key, endpoint, route
 
 ADDRESS = {
@@ -324,7 +325,7 @@ def routes_of(family: str, state: Any) -> Any:
     return by_key(*routes)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=STATES, second=STATES)
 def test_a_then_b_then_a_leaves_exactly_a(variant: XtablesVariant, first: Any, second: Any) -> None:
     chains = resource(variant)

@@ -7,5 +7,7 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-settings.register_profile("project", deadline=None)
+from tests.campaigns import examples
+
+settings.register_profile("project", deadline=None, max_examples=examples(100))
 settings.load_profile("project")

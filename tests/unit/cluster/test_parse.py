@@ -24,6 +24,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parse import parse_object
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Refusal
+from tests.campaigns import examples
 
 
 def service(**spec: Any) -> dict[str, Any]:
@@ -437,7 +438,7 @@ def positions(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.data())
 def test_no_damage_raises_and_pruning_changes_no_outcome(data):
     raw = copy.deepcopy(data.draw(st.sampled_from([service(), endpoint_slice(), node(), SERVICE_CIDR])))

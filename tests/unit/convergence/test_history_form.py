@@ -22,6 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.raw
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctl_profile import KEYS
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.saved import SavedChainKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model as ipvs
+from tests.campaigns import examples
 
 WORDS = st.text(alphabet="abcXYZ-0189", min_size=1, max_size=12)
 LINES = st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=0x2FF), max_size=30)
@@ -88,7 +89,7 @@ def packed(head: Dict[str, Any], body: bytes) -> bytes:
     return gzip.compress(json.dumps({"format": form.FORMAT, "version": 1, **head}).encode() + b"\n" + body, mtime=0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(state=STATES, number=st.integers(1, 999_999))
 def test_what_is_packed_is_unpacked_again(state, number):
     assert form.unpack_record(form.pack_record(record(state, number))) == record(state, number)
@@ -131,7 +132,7 @@ def test_what_is_not_a_saved_state_is_refused_in_one_line(content, reason):
 
 
 @given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_no_flipped_bit_goes_unnoticed(position, bit):
     content = bytearray(form.pack_record(record(SAMPLE)))
     # The header of gzip holds a time and the system, which mean nothing.

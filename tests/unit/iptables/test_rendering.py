@@ -34,6 +34,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
     JumpKey,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
+from tests.campaigns import examples
 
 from .routes import by_key, endpoint, route
 
@@ -210,7 +211,7 @@ FACTS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(ROUTES, max_size=5), FACTS)
 def test_tables_are_closed_owned_and_canonical(routes: Any, node: DataplaneSettings) -> None:
     table = desired_tables(by_key(*routes), node)["chains"]
@@ -232,7 +233,7 @@ def test_tables_are_closed_owned_and_canonical(routes: Any, node: DataplaneSetti
             assert fixed or (key.table, key.chain) in used or key.chain.startswith("KUBE-SEP-")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(ROUTES, max_size=5), FACTS)
 def test_entries_merge_to_the_desired_table(routes: Any, node: DataplaneSettings) -> None:
     keyed = by_key(*routes)
