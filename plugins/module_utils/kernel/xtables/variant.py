@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import time
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import BinaryIO, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from ...addresses import IPV4, IPV6
 from ...errors import KernelError
@@ -65,11 +65,11 @@ def run(
     """
     environment = {**os.environ, "LC_ALL": "C", "LANG": "C"}
     try:
-        with subprocess.Popen(
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        with _readable(text or "") as stdin, subprocess.Popen(
+            list(command), stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
         ) as child:
             try:
-                output, errors = _communicate(child, (text or "").encode(), timeout, progress)
+                output, errors = _outputs(child, timeout, progress)
             except BaseException:
                 child.kill()
                 raise
@@ -80,20 +80,24 @@ def run(
     return Completed(child.returncode, output.decode(errors="replace"), errors.decode(errors="replace"), child.pid)
 
 
-def _communicate(
-    child: subprocess.Popen[bytes], data: bytes, timeout: float, progress: Progress
-) -> Tuple[bytes, bytes]:
+def _readable(text: str) -> BinaryIO:
+    """Return a file in memory that holds a text: a program that reads slowly keeps nobody waiting, as a pipe would."""
+    file = os.fdopen(os.memfd_create("input", os.MFD_CLOEXEC), "w+b")
+    file.write(text.encode())
+    file.seek(0)
+    return file
+
+
+def _outputs(child: subprocess.Popen[bytes], timeout: float, progress: Progress) -> Tuple[bytes, bytes]:
     """Return both outputs of a program. Raises subprocess.TimeoutExpired."""
     deadline = time.monotonic() + timeout
-    unsent: Optional[bytes] = data
     while True:
         left = deadline - time.monotonic()
         try:
-            return child.communicate(unsent, max(0.0, min(PULSE_SECONDS, left)))
+            return child.communicate(timeout=max(0.0, min(PULSE_SECONDS, left)))
         except subprocess.TimeoutExpired:
             if left <= PULSE_SECONDS:
                 raise
-        unsent = None  # the first call has it, and goes on with it
         progress()
 
 
