@@ -35,6 +35,34 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
+class Kind:
+    """What a resource table holds, in the words of results, metrics, logs and documentation."""
+
+    CHAINS = "chains"
+    EMPTY_TABLES = "empty tables"
+    TABLE_OBJECTS = "table objects"
+    SETS = "sets"
+    SET_ELEMENTS = "set elements"
+    VIRTUAL_SERVERS = "virtual servers"
+    REAL_SERVERS = "real servers"
+    TIMEOUTS = "IPVS timeouts"
+    DEVICES = "devices"
+    ADDRESSES = "addresses"
+    SYSCTLS = "sysctls"
+    MODULES = "modules"
+    FILES = "files"
+
+
+def label(kind: str, family: str = "", qualifier: str = "") -> str:
+    """Return what a resource table is called wherever people read it: ``IPv4 chains``, ``sysctls``.
+
+    ``family``: IPv4, IPv6, or empty for what belongs to neither. ``qualifier`` distinguishes tables of one kind and
+    family: ``IPv4 chains (nft)``.
+    """
+    name = f"{family} {kind}" if family else kind
+    return f"{name} ({qualifier})" if qualifier else name
+
+
 def unheeded() -> None:
     """Do nothing with the progress of long work: nobody waits for it."""
 
@@ -109,14 +137,22 @@ def difference(
 class Resource(Generic[Key, Value]):
     """A table of things in the kernel or on the disk of the node; subclasses live in the kernel layer.
 
-    ``name`` is what reports call it. An ``atomic`` resource gets its whole change in one call (chains: one
-    transaction); the others get additions and replacements in a first pass over all resources, in their order, and
-    removals in a second pass in reverse order, so that whatever refers to something comes after it and goes before it.
+    ``kind`` and ``family`` (IPv4, IPv6, or empty) identify it; :attr:`label` is what people read. An ``atomic``
+    resource gets its whole change in one call (chains: one transaction); the others get additions and replacements in a
+    first pass over all resources, in their order, and removals in a second pass in reverse order, so that whatever
+    refers to something comes after it and goes before it.
     """
 
-    name: str = ""
+    kind: str = ""
+    family: str = ""
+    qualifier: str = ""
     atomic: bool = False
     progress: Progress = staticmethod(unheeded)
+
+    @property
+    def label(self) -> str:
+        """What people read: see :func:`label`."""
+        return label(self.kind, self.family, self.qualifier)
 
     def report_to(self, progress: Progress) -> None:
         """Have ``progress`` called before the resource is read or changed, and between the parts of long work."""
@@ -127,11 +163,11 @@ class Resource(Generic[Key, Value]):
 
         Raises KernelError if it cannot be read.
         """
-        raise KeyError(self.name)
+        raise KeyError(self.label)
 
     def apply(self, change: Change[Key, Value]) -> None:
         """Make the change, in one batch; all or nothing where the kernel allows. Raises KernelError."""
-        raise KeyError(self.name)
+        raise KeyError(self.label)
 
     def describe(self, key: Key, value: Value) -> List[str]:
         """Lines that show one entry to a person, in the syntax of the usual tool (iptables-save, ipvsadm-save, ...)."""
@@ -145,7 +181,7 @@ class ObservedOnce(Resource[Key, Value]):
     """
 
     def __init__(self, resource: Resource[Key, Value]) -> None:
-        self.name = resource.name
+        self.kind, self.family, self.qualifier = resource.kind, resource.family, resource.qualifier
         self.atomic = resource.atomic
         self._resource = resource
         self._table: Optional[Dict[Key, Value]] = None
@@ -219,7 +255,7 @@ def plan(stages: Sequence[Stage]) -> List[PlannedChange]:
 def apply_plan(
     planned: Sequence[PlannedChange], clock: Callable[[], float] = time.monotonic, removals: bool = True
 ) -> Dict[str, float]:
-    """Apply planned changes in dependency order and return seconds spent per resource name. Raises KernelError.
+    """Apply planned changes in dependency order and return seconds spent per resource label. Raises KernelError.
 
     ``removals`` False: what goes without anything in its place is left to a later plan.
     """
@@ -230,7 +266,7 @@ def apply_plan(
             started = clock()
             resource.progress()
             resource.apply(change)
-            seconds[resource.name] = seconds.get(resource.name, 0.0) + clock() - started
+            seconds[resource.label] = seconds.get(resource.label, 0.0) + clock() - started
 
     for resource, change, *_observed in planned:
         run(resource, change if resource.atomic else change.without_removals())

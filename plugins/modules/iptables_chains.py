@@ -171,7 +171,7 @@ changes:
       type: bool
       returned: always
   sample:
-    - table: iptables chains
+    - table: IPv4 chains
       added: 1
       replaced: 0
       removed: 0

@@ -190,7 +190,7 @@ changes:
       type: bool
       returned: always
   sample:
-    - table: real servers
+    - table: IPv4 real servers
       added: 1
       replaced: 0
       removed: 0

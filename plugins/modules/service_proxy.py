@@ -129,7 +129,7 @@ mode_reason:
   description: Why it is that one.
   type: str
   returned: O(state) is V(present) or V(absent)
-  sample: requested
+  sample: the configuration says so
 node_name:
   description: The name of the node by which its endpoints were found.
   type: str
@@ -146,7 +146,7 @@ variant:
     - The iptables in use on the node, with its version, its variant (legacy or nft) and why that one. May be empty.
   type: str
   returned: O(state) is V(present) or V(absent)
-  sample: "iptables 1.8.9 (nft: the default)"
+  sample: "iptables 1.8.9 (nft: kubelet's chain KUBE-IPTABLES-HINT is in mangle)"
 counts:
   description:
     - How much is served, how many of the Services are without endpoints, and how many entries were added, replaced and

@@ -71,7 +71,7 @@ summary:
   description: The same in one line for people, empty without drift.
   type: str
   returned: a source of the cluster state is given
-  sample: "iptables chains: 1 different; real servers: 2 missing"
+  sample: "IPv4 chains: 1 different; IPv4 real servers: 2 missing"
 programmed:
   description: Number of entries per table that the service proxy owns on the node now; tables without any are left out.
   type: dict
@@ -86,7 +86,7 @@ mode_reason:
   description: Why it is that one.
   type: str
   returned: a source of the cluster state is given
-  sample: requested
+  sample: the configuration says so
 node_name:
   description: The name of the node by which its endpoints were found.
   type: str
@@ -103,7 +103,7 @@ variant:
     - The iptables in use on the node, with its version, its variant (legacy or nft) and why that one. May be empty.
   type: str
   returned: success
-  sample: "iptables 1.8.9 (nft: the default)"
+  sample: "iptables 1.8.9 (nft: kubelet's chain KUBE-IPTABLES-HINT is in mangle)"
 counts:
   description:
     - How much should be served, how many of the Services are without endpoints, and how many entries would be added,
@@ -217,9 +217,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.resu
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.sources import has_source
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import installed_identity
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Kind, label
 
 # What the service proxy has set is not told from what others have set.
-SHARED = ("modules", "sysctls")
+SHARED = (label(Kind.MODULES), label(Kind.SYSCTLS))
 COMPARED = ("changes", "counts", "mode", "mode_reason", "refused", "refused_count", "skipped", "skipped_count")
 
 

@@ -148,7 +148,7 @@ def measure(bench: Bench) -> bool:
         empty.append(first.wall)
         unchanged.append(second.wall)
         if bench.options.mode == "iptables":
-            chains.append(stages["iptables chains"])
+            chains.append(stages["IPv4 chains"])
             restored = restore_alone(bench)
             report("iptables-restore alone", restored)
             alone.append(restored.wall)

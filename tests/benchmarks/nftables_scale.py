@@ -200,7 +200,7 @@ def fill(resource: NftablesResource, by_key: Dict[Any, ServicePortRoute]) -> Tup
         for cached in (tables._address, tables.transport_key):
             cached.cache_clear()
         started = clock()
-        desired: Entries = desired_tables(by_key, SETTINGS)["nftables"]
+        desired: Entries = desired_tables(by_key, SETTINGS)["table objects"]
         resource.apply(difference(resource.observe(), desired))
         taken.append(clock() - started)
         if turn < FILLS - 1:

@@ -194,7 +194,7 @@ def measure(paths: Dict[str, str], services: int, endpoints: int, seconds: float
     with NftablesResource("IPv4") as resource:
         before = kernel_memory()
         started = time.perf_counter()
-        desired = desired_tables({one.key: one for one in all_routes}, CHOSEN)["nftables"]
+        desired = desired_tables({one.key: one for one in all_routes}, CHOSEN)["table objects"]
         resource.apply(difference(resource.observe(), desired))
         programmed = time.perf_counter() - started
         memory = kernel_memory() - before

@@ -31,9 +31,9 @@ PREFLIGHT = (
     "[kube-proxy]"
 )
 TABLES = {
-    "iptables": ("IPv4 filter chains", "IPv4 nat chains", "IPv6 filter chains", "IPv6 nat chains"),
-    "ipvs": ("IPv4 virtual servers", "IPv4 real servers", "IPv4 sets", "addresses on kube-ipvs0"),
-    "nftables": ("IPv4 table", "IPv6 table"),
+    "iptables": ("IPv4 chains", "IPv6 chains"),
+    "ipvs": ("IPv4 virtual servers", "IPv4 real servers", "IPv4 sets", "IPv4 addresses"),
+    "nftables": ("IPv4 table objects", "IPv6 table objects"),
 }
 CLOCK = 1_782_000_000.0
 

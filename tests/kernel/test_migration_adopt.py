@@ -159,7 +159,7 @@ def test_nftables_mode_tells_what_it_replaces_and_does_so_once(tmp_path, name):
     before = run(["nft", "list", "ruleset"])
     found = convergence(case, "nftables", tmp_path, check=True)
     assert run(["nft", "list", "ruleset"]) == before
-    assert {change.table for change in found.changes} == {"nftables IPv4", "nftables IPv6"}
+    assert {change.table for change in found.changes} == {"IPv4 table objects", "IPv6 table objects"}
     assert any("service-ips" in line for change in found.changes for line in change.before)
     done = convergence(case, "nftables", tmp_path, check=False)
     assert done.changes == found.changes

@@ -248,7 +248,7 @@ def settings(family: str, **changes: Any) -> DataplaneSettings:
 
 def program(routes: Sequence[ServicePortRoute], chosen: DataplaneSettings) -> None:
     """Make the kernel serve the routes, and see that it then holds what it should."""
-    desired = desired_tables({item.key: item for item in routes}, chosen)["nftables"]
+    desired = desired_tables({item.key: item for item in routes}, chosen)["table objects"]
     with NftablesResource(chosen.family) as resource:
         resource.apply(difference(resource.observe(), desired))
         assert not difference(resource.observe(), desired)

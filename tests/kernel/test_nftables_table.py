@@ -81,7 +81,7 @@ def test_probe_changes_nothing() -> None:
 
 
 def test_what_is_observed_is_what_was_desired_and_nothing_is_left(resource: NftablesResource) -> None:
-    desired = sample(resource.family)["nftables"]
+    desired = sample(resource.family)["table objects"]
     assert resource.observe() == {}
     assert len(converge(resource, desired)) == len(desired)
     assert not converge(resource, desired)
@@ -94,23 +94,23 @@ def test_what_is_observed_is_what_was_desired_and_nothing_is_left(resource: Nfta
 def test_the_nft_program_shows_what_it_would_have_loaded_itself(resource: NftablesResource) -> None:
     """Our netlink messages and our text lead to the same table, and the text is understood by nft."""
     desired = sample(resource.family)
-    converge(resource, desired["nftables"])
+    converge(resource, desired["table objects"])
     over_netlink = listed(resource.family)
     nft(restore_text(resource.family, desired))
     assert normal(over_netlink) == normal(listed(resource.family))
-    assert len(normal(over_netlink)) == sum(key[0] in ("set", "chain") for key in desired["nftables"])
+    assert len(normal(over_netlink)) == sum(key[0] in ("set", "chain") for key in desired["table objects"])
     # What nft loaded is, to us, what is desired.
-    assert not difference(resource.observe(), desired["nftables"])
+    assert not difference(resource.observe(), desired["table objects"])
 
 
 def test_small_transactions_lead_to_the_same_table(resource: NftablesResource) -> None:
-    desired = sample(resource.family)["nftables"]
+    desired = sample(resource.family)["table objects"]
     with NftablesResource(resource.family, most_elements=3) as cut:
         converge(cut, desired)
         assert not difference(resource.observe(), desired)
         routes = sample_routes(resource.family)
         fewer = dict(list(routes.items())[::2])
-        less = desired_tables(fewer, sample_settings(resource.family))["nftables"]
+        less = desired_tables(fewer, sample_settings(resource.family))["table objects"]
         converge(cut, less)
         converge(cut, desired)
         converge(cut, {})
@@ -139,7 +139,7 @@ FOREIGN_HANDS = [
 @pytest.mark.parametrize("command", FOREIGN_HANDS)
 def test_changes_by_hand_are_seen_and_repaired(resource: NftablesResource, command: str) -> None:
     family = resource.family
-    desired = sample(family)["nftables"]
+    desired = sample(family)["table objects"]
     converge(resource, desired)
     before = resource.generation()
     other = "2001:db8::99" if family == "IPv6" else "192.0.2.99"
@@ -161,7 +161,7 @@ def test_changes_by_hand_are_seen_and_repaired(resource: NftablesResource, comma
 
 def test_objects_of_other_shape_are_made_anew(resource: NftablesResource) -> None:
     """Sets of another type and chains on another hook under our names; what refers to them comes along."""
-    desired = sample(resource.family)["nftables"]
+    desired = sample(resource.family)["table objects"]
     converge(resource, desired)
     for key, value in (
         (("set", "cluster-ips"), desired["set", "cluster-ips"]._replace(dynamic=True, size=10_000)),
@@ -180,7 +180,7 @@ def test_taking_over_kube_proxys_own_layout(resource: NftablesResource) -> None:
     family = table_family(resource.family)
     address = "ipv6_addr" if resource.family == "IPv6" else "ipv4_addr"
     sticky = next(item for item in sample_routes(resource.family).values() if item.affinity_seconds)
-    desired = sample(resource.family)["nftables"]
+    desired = sample(resource.family)["table objects"]
     name = next(key[1] for key in desired if key[0] == "set" and key[1].startswith("affinity-"))
     client = "2001:db8::7" if resource.family == "IPv6" else "192.0.2.7"
     nft(
@@ -211,10 +211,10 @@ def test_taking_over_kube_proxys_own_layout(resource: NftablesResource) -> None:
 
 
 def test_a_change_that_meets_a_foreign_one_is_made_nevertheless(resource: NftablesResource) -> None:
-    desired = sample(resource.family)["nftables"]
+    desired = sample(resource.family)["table objects"]
     converge(resource, desired)
     routes = sample_routes(resource.family)
-    less = desired_tables(dict(list(routes.items())[1:]), sample_settings(resource.family))["nftables"]
+    less = desired_tables(dict(list(routes.items())[1:]), sample_settings(resource.family))["table objects"]
     change = difference(desired, less)
     gone = next(iter(routes.values())).cluster_ip
     nft(f"delete element {table_family(resource.family)} kube-proxy cluster-ips {{ {gone} }}")
@@ -225,7 +225,7 @@ def test_a_change_that_meets_a_foreign_one_is_made_nevertheless(resource: Nftabl
 def test_refusals_name_the_object(resource: NftablesResource) -> None:
     with pytest.raises(KernelError, match=r"element|table"):
         resource.apply(Change(added={("element", "cluster-ips", b"\x01\x02\x03\x04"): True}))
-    desired = sample(resource.family)["nftables"]
+    desired = sample(resource.family)["table objects"]
     converge(resource, desired)
     loop = desired["chain", "cluster-8"]._replace(rules=desired["chain", "services"].rules)
     with pytest.raises(KernelError, match="kube-proxy"):
@@ -237,7 +237,7 @@ def test_chains_that_are_busy_are_removed_a_little_later(
     resource: NftablesResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As kernels before 6.2 do: refuse to remove a chain together with the last element that names it."""
-    desired = sample(resource.family)["nftables"]
+    desired = sample(resource.family)["table objects"]
     converge(resource, desired)
     send = NftablesResource._send
     refusals: List[int] = []
@@ -254,12 +254,12 @@ def test_chains_that_are_busy_are_removed_a_little_later(
     monkeypatch.setattr(NftablesResource, "_send", reluctant)
     routes = sample_routes(resource.family)
     fewer = {key: value for key, value in routes.items() if value.affinity_seconds == 0}
-    converge(resource, desired_tables(fewer, sample_settings(resource.family))["nftables"])
+    converge(resource, desired_tables(fewer, sample_settings(resource.family))["table objects"])
     assert len(refusals) == 3
 
 
 def test_an_owned_table_is_safe_from_others_and_outlives_its_owner() -> None:
-    desired = sample("IPv4")["nftables"]
+    desired = sample("IPv4")["table objects"]
     with NftablesResource("IPv4", owned=True) as owner:
         converge(owner, desired)
         nft("flush ruleset")
@@ -279,7 +279,7 @@ def test_an_owned_table_is_safe_from_others_and_outlives_its_owner() -> None:
 def test_many_elements_are_read_completely(resource: NftablesResource) -> None:
     """Right after a large load, while the kernel still resizes its hash tables."""
     size = 16 if resource.family == "IPv6" else 4
-    desired = sample(resource.family)["nftables"]
+    desired = sample(resource.family)["table objects"]
     added: Dict[Tuple[Any, ...], Any] = {
         ("element", "cluster-ips", number.to_bytes(size, "big")): True for number in range(1, 60_000)
     }

@@ -68,11 +68,11 @@ def test_four_times_and_back(node, variant):
     assert lines.index("-A INPUT ! -i lo -j MANAGEMENT") < lines.index("-A INPUT -j USER")
     assert lines.index("-A USER -j RETURN") < lines.index("-A USER -j MANAGEMENT")
     assert lines.count("-A INPUT ! -i lo -j MANAGEMENT") == 2  # both families
-    assert [change["table"] for change in runs.first["changes"]] == ["iptables chains", "ip6tables chains"]
+    assert [change["table"] for change in runs.first["changes"]] == ["IPv4 chains", "IPv6 chains"]
     assert runs.first["changes"][0]["added"] == 7
     assert runs.first["variants"]["IPv4"].endswith(f"({variant}: asked for)")
     headers = [entry["after_header"] for entry in runs.first["diff"]]
-    assert "iptables chains: filter MANAGEMENT (after)" in headers
+    assert "IPv4 chains: filter MANAGEMENT (after)" in headers
 
     changed = [dict(CHAINS[0], rules=["-j RETURN"], jumps=[{"from": "INPUT", "match": "-i eth9"}]), *CHAINS[1:]]
     absent = {"chains": CHAINS, "variant": variant, "state": "absent"}

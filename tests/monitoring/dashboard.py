@@ -165,12 +165,12 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
             Panel(
                 "Entries per table",
                 "The most entries on any node, by resource table.",
-                ((f"max by (table) ({selected('kubenode_proxy_table_entries')})", "{{table}}"),),
+                ((f"max by (kind, ip_family) ({selected('kubenode_proxy_table_entries')})", "{{ip_family}} {{kind}}"),),
             ),
             Panel(
                 "Repaired, by table",
                 "Entries found altered or missing and put back, per hour.",
-                ((f"sum by (table) ({REPAIRED}) > 0", "{{table}}"),),
+                ((f"sum by (kind, ip_family) ({REPAIRED}) > 0", "{{ip_family}} {{kind}}"),),
             ),
             Panel(
                 "Repaired, by node",

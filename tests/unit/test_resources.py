@@ -73,7 +73,7 @@ class Table(Resource[str, int]):
     """A table in memory that writes down what is done to it."""
 
     def __init__(self, name: str, content: dict[str, int], journal: list[Any], atomic: bool = False) -> None:
-        self.name = name
+        self.kind = name
         self.atomic = atomic
         self.content = content
         self.journal = journal
@@ -82,7 +82,7 @@ class Table(Resource[str, int]):
         return dict(self.content)
 
     def apply(self, change: Change[str, int]) -> None:
-        self.journal.append((self.name, sorted(change.added), sorted(change.replaced), sorted(change.removed)))
+        self.journal.append((self.kind, sorted(change.added), sorted(change.replaced), sorted(change.removed)))
         self.content = applied(self.content, change)
 
 

@@ -139,7 +139,7 @@ class _Convergence:
         self.planned += planned
         for item in planned:
             growth = 0 if self.request.check else len(item.change.added) - len(item.change.removed)
-            self.programmed[item.resource.name] = item.entries + growth
+            self.programmed[item.resource.label] = item.entries + growth
 
     def _delete_stale_conntrack(self, plans: Sequence[FamilyPlan]) -> None:
         """Delete stale UDP entries if the endpoints of a UDP Service changed since the last convergence.

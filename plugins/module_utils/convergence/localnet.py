@@ -15,7 +15,7 @@ from typing import Any, Dict, List
 from ..kernel.facts import read_text
 from ..kernel.sysctls import SYSCTL_FILE_HEAD, SysctlsResource, boot_values, unchangeable
 from ..rendering.iptables.fixed import KUBE_FIREWALL
-from ..resources import Change, Resource, Stage
+from ..resources import Change, Kind, Resource, Stage
 
 ROUTE_LOCALNET = "net.ipv4.conf.all.route_localnet"
 
@@ -26,7 +26,7 @@ class LocalnetRouting(Resource[str, str]):
     ``chains``: the chains of IPv4 that go. A node whose administrator has set the parameter in a file keeps it.
     """
 
-    name = "sysctls"
+    kind = Kind.SYSCTLS
 
     def __init__(self, chains: Resource[Any, Any]) -> None:
         self._chains = chains

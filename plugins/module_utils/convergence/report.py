@@ -50,7 +50,7 @@ def table_change(planned: PlannedChange, describe: bool) -> TableChange:
         after = _lines(resource, ((key, new) for key, (_old, new) in change.replaced.items()))
         after += _lines(resource, change.added.items())
     return TableChange(
-        resource.name, len(change.added), len(change.replaced), len(change.removed), tuple(before), tuple(after)
+        resource.label, len(change.added), len(change.replaced), len(change.removed), tuple(before), tuple(after)
     )
 
 

@@ -68,7 +68,7 @@ class NotThereYet(Resource[Any, Any]):
     """Stands for a resource whose kernel subsystem is not loaded, in a check: there is nothing in it."""
 
     def __init__(self, resource: Resource[Any, Any]) -> None:
-        self.name = resource.name
+        self.kind, self.family = resource.kind, resource.family
         self.atomic = resource.atomic
         self.describe = resource.describe  # type: ignore[method-assign]
 
@@ -95,7 +95,7 @@ class OnlyOurServers(Resource[Any, Any]):
         elements: Resource[Any, bool],
         others: Container[ipvs.VirtualServerKey] = (),
     ) -> None:
-        self.name = resource.name
+        self.kind, self.family = resource.kind, resource.family
         self._resource = resource
         self._addresses = addresses
         self._elements = elements
@@ -120,12 +120,6 @@ class OnlyOurServers(Resource[Any, Any]):
     def describe(self, key: Any, value: Any) -> List[str]:
         """As the resource itself describes it."""
         return self._resource.describe(key, value)
-
-
-def _named(resource: Resource[Any, Any], family: str) -> Resource[Any, Any]:
-    if family != IPV4:
-        resource.name = f"{resource.name} ({family})"
-    return resource
 
 
 def chain_ownership(settings: DataplaneSettings, with_shared: bool) -> Ownership:
@@ -170,11 +164,11 @@ def ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
     known = definitions(family)
     real_servers = RealServersResource(handles.ipvs, family)
     return IpvsResources(
-        _named(SetsResource(handles.ipset, known), family),
-        _named(SetElementsResource(handles.ipset, known), family),
-        _named(VirtualServersResource(handles.ipvs, family), family),
-        _named(real_servers, family),
-        _named(AddressesResource(handles.route, family), family),
+        SetsResource(handles.ipset, known, family),
+        SetElementsResource(handles.ipset, known, family),
+        VirtualServersResource(handles.ipvs, family),
+        real_servers,
+        AddressesResource(handles.route, family),
         lambda: real_servers.connections,
         lambda: real_servers.used,
     )
@@ -194,11 +188,11 @@ def unloaded_ipvs_resources(handles: KernelHandles, family: str) -> IpvsResource
     """The same for a check where IPVS or ipset is not loaded: a resource without a socket can still describe."""
     known, nowhere = definitions(family), cast(Any, None)
     return IpvsResources(
-        NotThereYet(_named(SetsResource(nowhere, known), family)),
-        NotThereYet(_named(SetElementsResource(nowhere, known), family)),
-        NotThereYet(_named(VirtualServersResource(nowhere, family), family)),
-        NotThereYet(_named(RealServersResource(nowhere, family), family)),
-        _named(AddressesResource(handles.route, family), family),
+        NotThereYet(SetsResource(nowhere, known, family)),
+        NotThereYet(SetElementsResource(nowhere, known, family)),
+        NotThereYet(VirtualServersResource(nowhere, family)),
+        NotThereYet(RealServersResource(nowhere, family)),
+        AddressesResource(handles.route, family),
         dict,
         dict,
     )
@@ -259,9 +253,9 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
     stages: List[Stage] = []
     for family in FAMILIES:
         known = definitions(family)
-        sets, elements = SetsResource(handles.ipset, known), SetElementsResource(handles.ipset, known)
+        sets, elements = SetsResource(handles.ipset, known, family), SetElementsResource(handles.ipset, known, family)
         if not handles.has_ipvs():
-            stages += [Stage(_named(sets, family), {}), Stage(_named(elements, family), {})]
+            stages += [Stage(sets, {}), Stage(elements, {})]
             continue
         resources = observed_once(ipvs_resources(handles, family))
         owned = resources.addresses, resources.elements
@@ -350,7 +344,7 @@ def shared_chain_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
         ours = iptables_ownership(plan.settings)
         shared = ours._replace(fixed=frozenset(), prefixes={}, presence_only=frozenset())
         resource = ChainsResource(plan.variant, shared, for_removal=True)
-        resource.name = f"{resource.name} shared with kubelet"
+        resource.qualifier = "shared with kubelet"
         going = ObservedOnce(resource)
         if plan.family == IPV4:
             stages.append(localnet_stage(going))

@@ -23,7 +23,7 @@ from ..kernel.xtables.restore import DEFAULT_WAIT, explain, restore, save
 from ..kernel.xtables.variant import Completed, XtablesVariant
 from ..rendering.iptables.canonical import canonical_rule, target_of
 from ..rendering.iptables.tables import ChainKey, JumpKey
-from ..resources import Change, Resource
+from ..resources import Change, Kind, Resource
 
 TABLES = ("raw", "mangle", "nat", "filter", "security")
 _BUILTIN: Mapping[str, Tuple[str, ...]] = {
@@ -271,6 +271,7 @@ class ListedChainsResource(Resource[Key, Value]):
     there that lead into them. ``removal``: the chains are to go, with the jumps into them from built-in chains.
     """
 
+    kind = Kind.CHAINS
     atomic = True
     diff_by_key = True
 
@@ -278,7 +279,7 @@ class ListedChainsResource(Resource[Key, Value]):
         self, variant: XtablesVariant, chains: Sequence[ListedChain], wait: float = DEFAULT_WAIT, removal: bool = False
     ) -> None:
         validate(chains)
-        self.name = "iptables chains" if variant.family == "IPv4" else "ip6tables chains"
+        self.family = variant.family
         self.variant = variant
         self.chains = [_in_restorable_text(chain) for chain in chains]
         self._wait = wait

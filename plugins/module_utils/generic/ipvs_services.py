@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from ..addresses import IPV4, address_bits, canonical_address, family_of
+from ..addresses import address_bits, canonical_address, family_of
 from ..errors import ConfigurationError, KernelError
 from ..kernel.facts import kernel_release
 from ..kernel.ipvs import IpvsSocket, RealServersResource, VirtualServersResource
@@ -206,8 +206,6 @@ def stages(connection: IpvsSocket, tables: ListedTables, purge: Collection[str],
     for family in sorted(families):
         servers = VirtualServersResource(connection, family)
         real_servers = RealServersResource(connection, family)
-        if family != IPV4:
-            servers.name, real_servers.name = f"{family} virtual servers", f"{family} real servers"
         wanted = ListedTables(
             {key: value for key, value in tables.servers.items() if family_of(key.address) == family},
             {key: value for key, value in tables.real_servers.items() if family_of(key.server.address) == family},

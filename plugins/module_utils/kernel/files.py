@@ -11,7 +11,7 @@ import stat
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from ..errors import KernelError
-from ..resources import Change, Resource
+from ..resources import Change, Kind, Resource
 from ..whole_files import write_whole
 
 
@@ -69,7 +69,7 @@ def remove_file(path: str) -> None:
 class FilesResource(Resource[str, str]):
     """Files by path; the value is the whole content. Owns exactly the paths it is given, present or not."""
 
-    name = "files"
+    kind = Kind.FILES
     diff_by_key = True
 
     def __init__(self, paths: Sequence[str], mode: int = 0o644) -> None:

@@ -17,7 +17,7 @@ from ..errors import KernelError
 from ..rendering.ipvs.model import SetDefinition, SetElementKey
 from ..rendering.ipvs.sets import BITMAP_PORT
 from ..rendering.ipvs.text import set_line
-from ..resources import Change, Resource
+from ..resources import Change, Kind, Resource
 from . import ipset_messages as messages
 from .netlink import NETLINK_NETFILTER, MessageError, NetlinkRefusal, NetlinkSocket, Slice
 
@@ -172,12 +172,13 @@ def _element_refusal(
 class SetsResource(Resource[str, SetDefinition]):
     """The ipsets with the names given: name -> SetDefinition. Other sets are never looked at.
 
-    ``known`` are all sets that the mode may own (``sets.definitions``), for a family.
+    ``known`` are all sets of the family that the mode may own (``sets.definitions``).
     """
 
-    name = "sets"
+    kind = Kind.SETS
 
-    def __init__(self, sock: IpsetSocket, known: Mapping[str, SetDefinition]) -> None:
+    def __init__(self, sock: IpsetSocket, known: Mapping[str, SetDefinition], family: str) -> None:
+        self.family = family
         self._socket = sock
         self._known = dict(known)
 
@@ -207,9 +208,10 @@ class SetsResource(Resource[str, SetDefinition]):
 class SetElementsResource(Resource[SetElementKey, bool]):
     """The elements of the sets given: SetElementKey -> True. ``known`` as for SetsResource."""
 
-    name = "set elements"
+    kind = Kind.SET_ELEMENTS
 
-    def __init__(self, sock: IpsetSocket, known: Mapping[str, SetDefinition]) -> None:
+    def __init__(self, sock: IpsetSocket, known: Mapping[str, SetDefinition], family: str) -> None:
+        self.family = family
         self._socket = sock
         self._known = dict(known)
 

@@ -17,7 +17,7 @@ from ..addresses import FAMILIES, IPV4, family_of
 from ..errors import KernelError
 from ..rendering.ipvs.model import RealServer, RealServerKey, VirtualServer, VirtualServerKey, host_prefix
 from ..rendering.ipvs.text import real_server_line, virtual_server_line
-from ..resources import Change, Resource
+from ..resources import Change, Kind, Resource
 from . import ipvs_messages as messages
 from .netlink import NETLINK_GENERIC, MessageError, NetlinkRefusal, NetlinkSocket, generic_family
 
@@ -168,15 +168,15 @@ class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
     ``draining.with_excluded_servers`` for those that excludeCIDRs leave to others.
     """
 
-    name = "virtual servers"
+    kind = Kind.VIRTUAL_SERVERS
 
     def __init__(self, sock: IpvsSocket, family: str = IPV4) -> None:
         self._socket = sock
-        self._family = family
+        self.family = family
 
     def observe(self) -> Dict[VirtualServerKey, VirtualServer]:
         """See the class. Raises KernelError."""
-        return self._socket.virtual_servers(self._family)
+        return self._socket.virtual_servers(self.family)
 
     def apply(self, change: Change[VirtualServerKey, VirtualServer]) -> None:
         """Make, edit in place and remove virtual servers. Raises KernelError naming the first that was refused."""
@@ -218,17 +218,17 @@ class RealServersResource(Resource[RealServerKey, RealServer]):
     ``draining.with_draining`` needs; and ``used`` those whose connections somebody uses.
     """
 
-    name = "real servers"
+    kind = Kind.REAL_SERVERS
 
     def __init__(self, sock: IpvsSocket, family: str = IPV4) -> None:
         self._socket = sock
-        self._family = family
+        self.family = family
         self.connections: Dict[RealServerKey, int] = {}
         self.used: Dict[RealServerKey, int] = {}
 
     def observe(self) -> Dict[RealServerKey, RealServer]:
         """See the class. Raises KernelError."""
-        table = self._socket.real_servers(self._family)
+        table = self._socket.real_servers(self.family)
         self.connections, self.used = table.connections, table.used
         return table.servers
 
@@ -257,7 +257,7 @@ class RealServersResource(Resource[RealServerKey, RealServer]):
 class TimeoutsResource(Resource[str, int]):
     """Timeouts of IPVS connections in seconds: tcp, tcp_fin, udp. Only those named are looked at, and never undone."""
 
-    name = "ipvs timeouts"
+    kind = Kind.TIMEOUTS
 
     def __init__(self, sock: IpvsSocket, names: Iterable[str]) -> None:
         self._socket = sock

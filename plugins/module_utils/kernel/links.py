@@ -19,7 +19,7 @@ from ..errors import KernelError
 from ..rendering.ipvs.entries import is_link_local
 from ..rendering.ipvs.model import DEVICE
 from ..rendering.ipvs.text import address_line
-from ..resources import Change, Resource
+from ..resources import Change, Kind, Resource
 from .netlink import (
     NLM_F_CREATE,
     NLM_F_EXCL,
@@ -115,7 +115,7 @@ class DummyDeviceResource(Resource[str, str]):
     Its removal takes all addresses on it along. A device of that name but another kind is never touched.
     """
 
-    name = "dummy device"
+    kind = Kind.DEVICES
 
     def __init__(self, sock: NetlinkSocket, device: str = DEVICE) -> None:
         self._socket = sock
@@ -148,7 +148,8 @@ class MonitoringDeviceResource(Resource[str, str]):
     A device of that name but another kind belongs to another program: it is not observed, and so never touched.
     """
 
-    name = "monitoring device"
+    kind = Kind.DEVICES
+    qualifier = "monitoring"
 
     def __init__(self, sock: NetlinkSocket) -> None:
         self._socket = sock
@@ -177,11 +178,11 @@ class MonitoringDeviceResource(Resource[str, str]):
 class AddressesResource(Resource[str, bool]):
     """The addresses of a family on the dummy device: address -> True."""
 
-    name = "addresses"
+    kind = Kind.ADDRESSES
 
     def __init__(self, sock: NetlinkSocket, family: str, device: str = DEVICE) -> None:
         self._socket = sock
-        self._family = family
+        self.family = family
         self._number = socket.AF_INET6 if family == IPV6 else socket.AF_INET
         self._device = device
 
@@ -230,12 +231,12 @@ class AddressesResource(Resource[str, bool]):
             raise KernelError(f"address {address} cannot be {verb} on {self._device}: {refused[0]}{others}")
 
     def _messages(self, kind: int, flags: int, index: int, addresses: Iterable[str]) -> List[Message]:
-        head = _ADDRESS.pack(self._number, address_bits(self._family), 0, 0, index)
+        head = _ADDRESS.pack(self._number, address_bits(self.family), 0, 0, index)
         found = []
         for address in addresses:
             raw = packed(address)
-            if raw is None or len(raw) * 8 != address_bits(self._family):
-                raise KernelError(f"address {address!r} cannot be bound: it is not an {self._family} address")
+            if raw is None or len(raw) * 8 != address_bits(self.family):
+                raise KernelError(f"address {address!r} cannot be bound: it is not an {self.family} address")
             found.append((kind, flags, head + attribute(_IFA_LOCAL, raw) + attribute(_IFA_ADDRESS, raw)))
         return found
 

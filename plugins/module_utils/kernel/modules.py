@@ -16,7 +16,7 @@ import subprocess
 from typing import Dict, Iterable, List, Mapping, Sequence, Set, Tuple
 
 from ..errors import ConfigurationError, KernelError
-from ..resources import Change, Resource
+from ..resources import Change, Kind, Resource
 from . import facts
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
@@ -275,7 +275,7 @@ class ModulesResource(Resource[str, str]):
     clean-up, whose desired table is empty, uses ``ModulesResource(())`` or leaves this resource out.
     """
 
-    name = "modules"
+    kind = Kind.MODULES
 
     def __init__(self, names: Sequence[str], unload: Sequence[str] = (), release: str = "", root: str = "") -> None:
         self.names = tuple(dict.fromkeys(canonical_name(name) for name in names))

@@ -15,7 +15,7 @@ import re
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from ..errors import ConfigurationError, KernelError
-from ..resources import Change, Resource
+from ..resources import Change, Kind, Resource
 from . import facts
 
 _PART = re.compile(r"[A-Za-z0-9_@:.+-]{1,64}\Z")
@@ -183,7 +183,7 @@ class SysctlsResource(Resource[str, str]):
     application fails with the name of the module that would bring the key.
     """
 
-    name = "sysctls"
+    kind = Kind.SYSCTLS
 
     def __init__(self, keys: Iterable[str], root: str = "") -> None:
         self.keys = tuple(dict.fromkeys(canonical_key(key) for key in keys))

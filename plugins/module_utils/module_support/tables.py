@@ -57,10 +57,10 @@ def planned_differences(planned: Sequence[PlannedChange], limit: int = DIFF_LINE
             continue
         if getattr(resource, "diff_by_key", False):
             for key, part in _by_key(change):
-                name = key if isinstance(key, str) else f"{resource.name}: {_label(key)}"
+                name = key if isinstance(key, str) else f"{resource.label}: {_label(key)}"
                 entries.append(difference_entry(name, *changed_lines(resource, part), limit))
         else:
-            entries.append(difference_entry(resource.name, *changed_lines(resource, change), limit))
+            entries.append(difference_entry(resource.label, *changed_lines(resource, change), limit))
     return entries
 
 
@@ -88,7 +88,7 @@ def change_records(planned: Sequence[PlannedChange], limit: int = ENTRIES_LIMIT)
             names = [_label(key) for key in (*change.added, *change.replaced, *change.removed)]
             records.append(
                 {
-                    "table": resource.name,
+                    "table": resource.label,
                     "added": len(change.added),
                     "replaced": len(change.replaced),
                     "removed": len(change.removed),

@@ -16,7 +16,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode
     SetElementKey,
     VirtualServerKey,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import (
+    Change,
+    Kind,
+    PlannedChange,
+    Resource,
+)
 
 SERVER = VirtualServerKey("tcp", "10.96.0.1", 80)
 
@@ -25,9 +30,15 @@ def chain(name):
     return ChainKey("nat", name)
 
 
+def repaired(kind, change):
+    resource = Resource()
+    resource.kind = kind
+    return PlannedChange(resource, change)
+
+
 def test_nothing_is_told_of_nothing():
     assert attributed([]) == {}
-    assert attributed([("iptables chains", Change())]) == {}
+    assert attributed([repaired(Kind.CHAINS, Change())]) == {}
 
 
 def test_kinds_counts_and_some_names():
@@ -40,7 +51,7 @@ def test_kinds_counts_and_some_names():
         },
         removed={chain("KUBE-SVC-FOREIGN"): ("-j DROP",)},
     )
-    assert attributed([("iptables chains", change)]) == {
+    assert attributed([repaired(Kind.CHAINS, change)]) == {
         "removed": "10 nat chains (KUBE-SERVICES, KUBE-SEP0, KUBE-SEP1, KUBE-SEP2 and 6 more), 1 nat jump (OUTPUT)",
         "flushed": "1 nat chain (KUBE-POSTROUTING)",
         "modified": "1 nat chain (KUBE-MARK-MASQ)",
@@ -50,26 +61,26 @@ def test_kinds_counts_and_some_names():
 
 def test_every_kind_of_entry_has_a_name():
     for resource, key, expected in (
-        ("nftables IPv4", ("table",), ("table", "kube-proxy")),
-        ("nftables IPv4", ("chain", "services"), ("chain", "services")),
-        ("nftables IPv4", ("set", "cluster-ips"), ("set or map", "cluster-ips")),
-        ("nftables IPv4", ("element", "cluster-ips", b"\x0a\x60\x00\x01"), ("element of", "cluster-ips")),
-        ("nftables IPv4", ("list", "service-endpoints", b"\x00"), ("element of", "service-endpoints")),
-        ("virtual servers", SERVER, ("virtual server", "10.96.0.1:80/TCP")),
+        (Kind.TABLE_OBJECTS, ("table",), ("table", "kube-proxy")),
+        (Kind.TABLE_OBJECTS, ("chain", "services"), ("chain", "services")),
+        (Kind.TABLE_OBJECTS, ("set", "cluster-ips"), ("set or map", "cluster-ips")),
+        (Kind.TABLE_OBJECTS, ("element", "cluster-ips", b"\x0a\x60\x00\x01"), ("element of", "cluster-ips")),
+        (Kind.TABLE_OBJECTS, ("list", "service-endpoints", b"\x00"), ("element of", "service-endpoints")),
+        (Kind.VIRTUAL_SERVERS, SERVER, ("virtual server", "10.96.0.1:80/TCP")),
         (
-            "real servers",
+            Kind.REAL_SERVERS,
             RealServerKey(SERVER, "10.1.1.1", 8080),
             ("real server", "10.96.0.1:80/TCP/10.1.1.1:8080"),
         ),
         (
-            "ipset elements",
+            Kind.SET_ELEMENTS,
             SetElementKey("KUBE-CLUSTER-IP", "10.96.0.1,tcp:80"),
             ("ipset element of", "KUBE-CLUSTER-IP"),
         ),
-        ("sets (IPv6)", "KUBE-CLUSTER-IP", ("ipset", "KUBE-CLUSTER-IP")),
-        ("dummy device", "kube-ipvs0", ("device", "kube-ipvs0")),
-        ("addresses", "10.96.0.1", ("address", "10.96.0.1")),
-        ("ipvs timeouts", "tcp", ("IPVS timeout", "tcp")),
+        (Kind.SETS, "KUBE-CLUSTER-IP", ("ipset", "KUBE-CLUSTER-IP")),
+        (Kind.DEVICES, "kube-ipvs0", ("device", "kube-ipvs0")),
+        (Kind.ADDRESSES, "10.96.0.1", ("address", "10.96.0.1")),
+        (Kind.TIMEOUTS, "tcp", ("IPVS timeout", "tcp")),
     ):
         assert kind_and_name(resource, key) == expected
 
@@ -77,10 +88,12 @@ def test_every_kind_of_entry_has_a_name():
 def test_plurals():
     servers = {VirtualServerKey("tcp", "10.96.0.1", port): None for port in (80, 81)}
     elements = {("element", "cluster-ips", bytes([number])): True for number in range(3)}
-    told = attributed([("virtual servers", Change(added=servers)), ("nftables IPv4", Change(added=elements))])
+    told = attributed(
+        [repaired(Kind.VIRTUAL_SERVERS, Change(added=servers)), repaired(Kind.TABLE_OBJECTS, Change(added=elements))]
+    )
     assert told["removed"] == ("2 virtual servers (10.96.0.1:80/TCP, 10.96.0.1:81/TCP), 3 elements of (cluster-ips)")
     addresses = {"10.96.0.1": True, "10.96.0.2": True}
-    assert attributed([("addresses", Change(added=addresses))])["removed"].startswith("2 addresses (")
+    assert attributed([repaired(Kind.ADDRESSES, Change(added=addresses))])["removed"].startswith("2 addresses (")
 
 
 def test_the_author_of_a_transaction():

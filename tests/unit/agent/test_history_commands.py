@@ -65,7 +65,7 @@ def test_without_saved_states_it_says_so(directory):
 )
 def test_what_was_done_is_told(monkeypatch, check, status, last):
     record = StateRecord(4, "", "", "", "", "", NodeState())
-    change = TableChange("iptables chains (nft)", 1, 2, 3, ("-old",), ("+new",))
+    change = TableChange("IPv4 chains (nft)", 1, 2, 3, ("-old",), ("+new",))
     report = RollbackReport(
         record, True, (change,), None if check else 5, ("kubenode-proxy.service",), ("careful",), {}
     )
@@ -73,7 +73,7 @@ def test_what_was_done_is_told(monkeypatch, check, status, last):
     found, output, errors = run("rollback", *(["--check"] if check else []))
     assert found == status and output.splitlines()[-1] == last
     words = "1 to add, 2 to replace, 3 to remove" if check else "1 added, 2 replaced, 3 removed"
-    assert output.splitlines()[0] == f"iptables chains (nft): {words}"
+    assert output.splitlines()[0] == f"IPv4 chains (nft): {words}"
     assert errors == "kubenode-proxy: warning: careful\n"
     assert "+new" not in output and "++new" in run("rollback", "--diff")[1]
 

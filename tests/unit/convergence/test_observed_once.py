@@ -35,7 +35,7 @@ class Counted(Resource[Any, Any]):
     """A table that counts how often it is read."""
 
     def __init__(self, name: str, table: Dict[Any, Any], atomic: bool = False) -> None:
-        self.name = name
+        self.kind = name
         self.atomic = atomic
         self.table = table
         self.reads = 0
@@ -51,13 +51,13 @@ class Counted(Resource[Any, Any]):
             del self.table[key]
 
     def describe(self, key: Any, value: Any) -> List[str]:
-        return [f"{self.name}: {key}"]
+        return [f"{self.kind}: {key}"]
 
 
 def test_a_table_is_read_again_only_after_it_was_changed() -> None:
     resource = Counted("table", {"a": 1}, atomic=True)
     once = ObservedOnce(resource)
-    assert (once.name, once.atomic, once.describe("a", 1)) == ("table", True, ["table: a"])
+    assert (once.kind, once.atomic, once.describe("a", 1)) == ("table", True, ["table: a"])
     once.observe()["b"] = 2
     assert once.observe() == {"a": 1} and resource.reads == 1
     once.apply(Change(added={"b": 2}))
@@ -107,7 +107,7 @@ def test_one_plan_reads_each_ipvs_table_once() -> None:
 
 
 def test_loopback_routing_looks_at_the_chains_that_go(monkeypatch) -> None:
-    chains = Counted("iptables chains", {KUBE_FIREWALL: ("-j DROP",)}, atomic=True)
+    chains = Counted("chains", {KUBE_FIREWALL: ("-j DROP",)}, atomic=True)
     once = ObservedOnce(chains)
     stage = localnet.localnet_stage(once)
     monkeypatch.setattr(stage.resource._sysctls, "observe", lambda: {localnet.ROUTE_LOCALNET: "1"})

@@ -41,7 +41,7 @@ FAMILIES = ("IPv4", "IPv6")
 
 
 def table(family: str = "IPv4", **changes: Any) -> Dict[Any, Any]:
-    return desired_tables(sample_routes(family), sample_settings(family, **changes))["nftables"]
+    return desired_tables(sample_routes(family), sample_settings(family, **changes))["table objects"]
 
 
 def lines_of(desired: Dict[Any, Any], *key: Any, family: str = "IPv4") -> List[str]:
@@ -83,7 +83,7 @@ def test_size_classes(count: int, size: int) -> None:
 def test_the_number_of_rules_does_not_depend_on_services() -> None:
     def chains(count: int) -> int:
         routes = [sample_route("IPv4", number, 3) for number in range(1, count + 1)]
-        made = desired_tables({item.key: item for item in routes}, sample_settings("IPv4"))["nftables"]
+        made = desired_tables({item.key: item for item in routes}, sample_settings("IPv4"))["table objects"]
         return sum(key[0] in ("chain", "set") for key in made)
 
     assert chains(1) == chains(200)
@@ -149,15 +149,15 @@ def test_a_source_range_with_the_node_lets_the_address_itself_in() -> None:
     route = sample_route(
         "IPv4", 1, 0, load_balancer_ips=(vip("IPv4"),), source_ranges=("172.18.0.0/16",), externally_accessible=True
     )
-    made = merged(entries_of(route, sample_settings("IPv4")))["nftables"]
+    made = merged(entries_of(route, sample_settings("IPv4")))["table objects"]
     assert elements(made, "source-ranges-32") == ["198.51.100.1 . tcp . 80 . 198.51.100.1"]
-    outside = merged(entries_of(route, sample_settings("IPv4", node_ip="192.0.2.1")))["nftables"]
+    outside = merged(entries_of(route, sample_settings("IPv4", node_ip="192.0.2.1")))["table objects"]
     assert not elements(outside, "source-ranges-32")
 
 
 def test_a_range_of_everything_needs_no_firewall() -> None:
     route = sample_route("IPv4", 1, 1, load_balancer_ips=(vip("IPv4"),), source_ranges=("0.0.0.0/0", "10.0.0.0/8"))
-    made = merged(entries_of(route, sample_settings("IPv4")))["nftables"]
+    made = merged(entries_of(route, sample_settings("IPv4")))["table objects"]
     assert not elements(made, layout.FIREWALLED)
 
 
@@ -219,7 +219,7 @@ def test_loopback_is_no_node_port_address() -> None:
 def test_the_first_service_keeps_an_address_that_two_claim() -> None:
     one = sample_route("IPv4", 1, 3, external_ips=("203.0.113.1",), externally_accessible=True)
     two = sample_route("IPv4", 2, 1, external_ips=("203.0.113.1",), externally_accessible=True)
-    desired = desired_tables({one.key: one, two.key: two}, sample_settings("IPv4"))["nftables"]
+    desired = desired_tables({one.key: one, two.key: two}, sample_settings("IPv4"))["table objects"]
     assert "203.0.113.1 . tcp . 80 : goto masquerade-4" in elements(desired, layout.FRONTENDS)
     assert sum(line.startswith("203.0.113.1 ") for line in elements(desired, layout.ENDPOINTS)) == 3
 
@@ -269,7 +269,7 @@ def words(transaction: Transaction) -> List[str]:
 
 def test_a_small_change_is_one_transaction() -> None:
     before = table()
-    after = desired_tables(dict(list(sample_routes("IPv4").items())[1:]), sample_settings("IPv4"))["nftables"]
+    after = desired_tables(dict(list(sample_routes("IPv4").items())[1:]), sample_settings("IPv4"))["table objects"]
     for change in (difference(before, after), difference(after, before)):
         assert len(Planner(Encoder("IPv4")).transactions(change)) == 1
 
@@ -277,7 +277,8 @@ def test_a_small_change_is_one_transaction() -> None:
 def test_one_endpoint_less_is_one_element_and_no_verdict() -> None:
     five, four = sample_route("IPv4", 1, 8), sample_route("IPv4", 1, 7)
     settings = sample_settings("IPv4")
-    change = difference(merged(entries_of(five, settings))["nftables"], merged(entries_of(four, settings))["nftables"])
+    before, after = (merged(entries_of(route, settings))["table objects"] for route in (five, four))
+    change = difference(before, after)
     (transaction,) = Planner(Encoder("IPv4")).transactions(change)
     assert words(transaction) == ["elements of service-endpoints to be removed"]
 
@@ -297,7 +298,7 @@ def test_elements_of_a_frontend_stay_together() -> None:
     grown = {
         key: item._replace(cluster=item.cluster * 2) for key, item in sample_routes("IPv4").items() if item.has_any
     }
-    after = desired_tables(grown, sample_settings("IPv4"))["nftables"]
+    after = desired_tables(grown, sample_settings("IPv4"))["table objects"]
     transactions = Planner(Encoder("IPv4"), most_elements=2).transactions(difference(before, after))
     key = b"\x0a\x60\x00\x01\x06\0\0\0\0\x50\0\0"
     holding = [item for item in transactions if any(key in each.message[2] for each in item.messages)]
@@ -329,4 +330,4 @@ def test_text(family: str) -> None:
     name = f"table {version} kube-proxy"
     assert text.startswith(f"{name}\ndelete {name}\n{name} {{")
     assert "[" not in text.replace("dnat to [", "")
-    assert restore_text(family, {"nftables": {}}) == ""
+    assert restore_text(family, {"table objects": {}}) == ""

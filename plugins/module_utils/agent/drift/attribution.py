@@ -5,25 +5,32 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Tuple
+from typing import Any, Dict, Iterable, Sequence, Tuple
 
 from ...rendering.iptables.tables import ChainKey, JumpKey
 from ...rendering.ipvs.model import RealServerKey, SetElementKey, VirtualServerKey
-from ...resources import Change
+from ...resources import Kind, PlannedChange
 
 #: So many names of one kind are written out.
 MOST_NAMES = 4
 #: These come first: without them nothing of ours is reached.
 _FIRST = ("KUBE-SERVICES", "services")
 
-#: Kinds of entries whose keys are plain texts, by the start of the name of their resource.
-_KINDS = (("sets", "ipset"), ("ipvs timeouts", "IPVS timeout"), ("dummy", "device"), ("addresses", "address"))
+#: What one entry is called where the key is a plain text.
+_SINGULAR = {
+    Kind.SETS: "ipset",
+    Kind.TIMEOUTS: "IPVS timeout",
+    Kind.DEVICES: "device",
+    Kind.ADDRESSES: "address",
+    Kind.SYSCTLS: "sysctl",
+    Kind.MODULES: "module",
+}
 _NFTABLES_KINDS = {"chain": "chain", "set": "set or map", "element": "element of", "list": "element of"}
 _PLURALS = {"set or map": "sets and maps", "element of": "elements of", "ipset element of": "ipset elements of"}
 
 
-def kind_and_name(resource: str, key: Any) -> Tuple[str, str]:
-    """Of which kind an entry is, in the singular, and what to call it. ``resource``: the name of its resource."""
+def kind_and_name(kind: str, key: Any) -> Tuple[str, str]:
+    """Return what an entry is, in the singular, and what to call it. ``kind``: that of its resource."""
     if isinstance(key, ChainKey):
         return f"{key.table} chain", key.chain
     if isinstance(key, JumpKey):
@@ -36,18 +43,18 @@ def kind_and_name(resource: str, key: Any) -> Tuple[str, str]:
         return "real server", str(key)
     if isinstance(key, tuple):
         return (_NFTABLES_KINDS[key[0]], key[1]) if len(key) > 1 else ("table", "kube-proxy")
-    return next((kind for start, kind in _KINDS if resource.startswith(start)), resource), str(key)
+    return _SINGULAR[kind], str(key)
 
 
 def summary(entries: Iterable[Tuple[str, Any]]) -> str:
     """``2 nat chains (KUBE-SERVICES, KUBE-NODEPORTS), 3 nat jumps (OUTPUT, PREROUTING, POSTROUTING)``.
 
-    ``entries``: name of the resource, key. Kinds and names are in the order in which they come; the way in comes first.
+    ``entries``: kind of the resource, key. Kinds and names are in the order in which they come; the way in comes first.
     """
     counts: Dict[str, int] = {}
     names: Dict[str, Dict[str, None]] = {}
-    for resource, key in entries:
-        kind, name = kind_and_name(resource, key)
+    for table, key in entries:
+        kind, name = kind_and_name(table, key)
         counts[kind] = counts.get(kind, 0) + 1
         names.setdefault(kind, {})[name] = None
     parts = []
@@ -65,16 +72,17 @@ def _is_empty(value: Any) -> bool:
     return value == () or getattr(value, "rules", None) == ()
 
 
-def attributed(changes: List[Tuple[str, Change[Any, Any]]]) -> Dict[str, str]:
+def attributed(changes: Sequence[PlannedChange]) -> Dict[str, str]:
     """Return the log fields for external changes: removed, flushed, modified, added. Empty fields are omitted.
 
-    ``changes``: name of the resource, what the repair changed in it.
+    ``changes``: what the repair changed.
     """
-    replaced = [((name, key), before) for name, change in changes for key, (before, _now) in change.replaced.items()]
+    tables = [(item.resource.kind, item.change) for item in changes]
+    replaced = [((kind, key), before) for kind, change in tables for key, (before, _now) in change.replaced.items()]
     found = {
-        "removed": summary((name, key) for name, change in changes for key in change.added),
+        "removed": summary((kind, key) for kind, change in tables for key in change.added),
         "flushed": summary(item for item, before in replaced if _is_empty(before)),
         "modified": summary(item for item, before in replaced if not _is_empty(before)),
-        "added": summary((name, key) for name, change in changes for key in change.removed),
+        "added": summary((kind, key) for kind, change in tables for key in change.removed),
     }
     return {word: text for word, text in found.items() if text}

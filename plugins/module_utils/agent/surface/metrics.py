@@ -165,7 +165,7 @@ class Metrics:
         self.drift_repaired = self._counter(
             "kubenode_proxy_drift_repaired_total",
             "Entries found altered or missing in the kernel and repaired",
-            ("table",),
+            ("kind", "ip_family"),
         )
         self.objects_refused = self._gauge(
             "kubenode_proxy_objects_refused", "Objects of the cluster left out", ("kind",)
@@ -177,7 +177,7 @@ class Metrics:
             "kubenode_proxy_cluster_cache_age_seconds", "Age of the cluster state kept on disk"
         )
         self.table_entries = self._gauge(
-            "kubenode_proxy_table_entries", "Entries desired per resource table", ("table",)
+            "kubenode_proxy_table_entries", "Entries desired per resource table", ("kind", "ip_family")
         )
         self.api_connected = self._gauge(
             "kubenode_proxy_api_connected", "1 while all watches of the API server are open"

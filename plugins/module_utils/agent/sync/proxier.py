@@ -74,24 +74,22 @@ def _is_external(service: Service) -> bool:
 
 
 class SyncResult(NamedTuple):
-    """What a sync did: entries added, replaced, removed; the same by resource; seconds by resource; the changes."""
+    """What a sync did: entries added, replaced, removed; seconds by label of the resource; the changes."""
 
     added: int
     replaced: int
     removed: int
-    by_resource: Dict[str, int]
     seconds: Dict[str, float]
-    changes: List[Tuple[str, Change[Any, Any]]]
+    changes: List[PlannedChange]
 
 
 def result_of(planned: Iterable[PlannedChange], seconds: Dict[str, float]) -> SyncResult:
     """Count planned changes that have been applied."""
-    changes = [(item.resource.name, item.change) for item in planned if item.change]
+    changes = [item for item in planned if item.change]
     return SyncResult(
-        sum(len(change.added) for _name, change in changes),
-        sum(len(change.replaced) for _name, change in changes),
-        sum(len(change.removed) for _name, change in changes),
-        {name: len(change) for name, change in changes},
+        sum(len(item.change.added) for item in changes),
+        sum(len(item.change.replaced) for item in changes),
+        sum(len(item.change.removed) for item in changes),
         seconds,
         changes,
     )

@@ -18,14 +18,13 @@ from ...convergence.request import Request
 from ...convergence.stages import FamilyPlan, leftover_stages, shared_chain_stages
 from ...convergence.sysctls import sysctl_stage
 from ...kernel.facts import interface_addresses
-from ...kernel.ipvs import RealServersResource
 from ...kernel.sysctls import Wanted
 from ...kernel.xtables.nfacct import make_nfacct_counters, usable_nfacct_counters
 from ...rendering.build_settings import routing_context
 from ...rendering.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
 from ...rendering.ipvs.model import DEVICE
 from ...rendering.settings import DataplaneSettings
-from ...resources import Progress, apply_plan, plan
+from ...resources import Kind, Progress, apply_plan, plan
 from .proxier import Proxier
 
 #: Made at the start of iptables mode where the kernel can have them, as kube-proxy does; nothing ever removes them.
@@ -103,7 +102,7 @@ def remove_leftovers(proxy: NodeProxy, progress: Progress) -> Leftovers:
             stage.resource.report_to(progress)
         planned = plan(stages)
         apply_plan(planned)
-    servers = [item for item in planned if item.resource.name.startswith(RealServersResource.name)]
+    servers = [item for item in planned if item.resource.kind == Kind.REAL_SERVERS]
     return Leftovers(
         sum(len(item.change) for item in planned), sum(item.entries - len(item.change.removed) for item in servers)
     )

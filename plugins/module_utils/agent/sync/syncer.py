@@ -201,10 +201,10 @@ class Syncer:
 
     def _tell_of_repair(self, family: Proxier, suspicion: str, result: SyncResult, seconds: float) -> int:
         """Count what was repaired and say in one line what it was; returns the number of entries."""
-        count = sum(result.by_resource.values())
+        count = sum(len(item.change) for item in result.changes)
         self.drift_repaired += count
-        for name, number in result.by_resource.items():
-            self._metrics.drift_repaired.labels(name).inc(number)
+        for item in result.changes:
+            self._metrics.drift_repaired.labels(item.resource.kind, item.resource.family).inc(len(item.change))
         if count:
             self._limited.warning(
                 ("repair", family.family),
@@ -230,7 +230,7 @@ class Syncer:
             repaired, refused = {}, [str(error)]
         if repaired:
             self.drift_repaired += len(repaired)
-            self._metrics.drift_repaired.labels(SysctlsResource.name).inc(len(repaired))
+            self._metrics.drift_repaired.labels(SysctlsResource.kind, SysctlsResource.family).inc(len(repaired))
             what = ", ".join(f"{key} from {old} to {new}" for key, (old, new) in repaired.items())
             self._log.warning("put kernel parameters back that another program had changed", parameters=what)
         if refused and refused != self._refused_parameters:
@@ -261,8 +261,10 @@ class Syncer:
         totals = family.summaries.totals
         metrics.no_local_endpoints.labels("internal", name).set(totals.no_local_internal)
         metrics.no_local_endpoints.labels("external", name).set(totals.no_local_external)
-        for table, rows in family.tables.desired.items():
-            metrics.table_entries.labels(f"{table} ({name})").set(len(rows))
+        for stage in family.stages:
+            rows = family.tables.desired.get(stage.resource.kind)
+            if rows is not None:
+                metrics.table_entries.labels(stage.resource.kind, stage.resource.family).set(len(rows))
         self._longest = max([self._longest, *result.seconds.values()])
         metrics.longest_kernel_call.set(self._longest)
         if kind == FULL:
@@ -280,9 +282,9 @@ class Syncer:
         if proxy.configuration.mode != IPTABLES:
             return
         written: Dict[Any, Any] = dict(family.tables.desired[CHAINS]) if kind == FULL else {}
-        for _name, change in result.changes:
-            written.update(change.added)
-            written.update({key: new for key, (_old, new) in change.replaced.items()})
+        for item in result.changes:
+            written.update(item.change.added)
+            written.update({key: new for key, (_old, new) in item.change.replaced.items()})
         for table, rules in rules_by_table(written).items():
             self._metrics.iptables_rules_last.labels(table, family.family).set(rules)
 

@@ -17,7 +17,7 @@ from ...addresses import FAMILIES
 from ...configuration.model import IPVS
 from ...errors import HistoryError, KernelError, ProxyError
 from ...kernel.facts import node_facts
-from ...kernel.ipvs import RealServersResource, TimeoutsResource
+from ...kernel.ipvs import TimeoutsResource
 from ...kernel.ipvs_connections import used_connections
 from ...kernel.links import AddressesResource, DummyDeviceResource
 from ...kernel.modules import ModulesResource, modules_for
@@ -29,7 +29,7 @@ from ...kernel.xtables.variant import NFT
 from ...preflight.features import capabilities, rights_findings
 from ...preflight.findings import judge
 from ...rendering.ipvs.draining import with_draining
-from ...resources import PlannedChange, Resource, Stage, apply_plan, never, plan
+from ...resources import Kind, PlannedChange, Resource, Stage, apply_plan, never, plan
 from ..handles import KernelHandles
 from ..ledger import write_ledger
 from ..leftovers import StillConnected, replaces_iptables_mode
@@ -216,7 +216,7 @@ def _module_stages(state: NodeState) -> List[Stage]:
 
 def _staying(state: NodeState, planned: Sequence[PlannedChange]) -> List[str]:
     """A warning if real servers stay behind for their connections."""
-    servers = [item for item in planned if item.resource.name.startswith(RealServersResource.name)]
+    servers = [item for item in planned if item.resource.kind == Kind.REAL_SERVERS]
     count = sum(item.entries - len(item.change.removed) for item in servers)
     if state.virtual_servers or not count:
         return []

@@ -26,7 +26,7 @@ from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, Name
 from ...errors import KernelError
 from ...rendering.nftables.objects import SET_EVAL, TABLE_NAME, ChainValue, Key, Rule
 from ...rendering.nftables.text import chain_lines, element_texts, table_family
-from ...resources import Change, Resource
+from ...resources import Change, Kind, Resource
 from ..netlink import (
     NETLINK_NETFILTER,
     NLM_F_APPEND,
@@ -246,10 +246,11 @@ def _blocks(elements: Tuple[bytes, ...]) -> Iterator[bytes]:
 class RawTableResource(Resource[Key, Any]):
     """The table of a family as it is, object by object; a change replaces the whole table in one transaction."""
 
+    kind = Kind.TABLE_OBJECTS
     atomic = True
 
     def __init__(self, family: str) -> None:
-        self.name = f"nftables {family}"
+        self.family = family
         self.family = family
 
     def observe(self) -> RawTable:

@@ -12,7 +12,7 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Tuple, Type, 
 from ...errors import KernelError
 from ...rendering.nftables.objects import TABLE_NAME, Key, Value
 from ...rendering.nftables.text import describe
-from ...resources import Change, Resource, difference
+from ...resources import Change, Kind, Resource, difference
 from ..netlink import NETLINK_NETFILTER, MessageError, NetlinkSocket, parse_attributes
 from . import messages
 from .messages import BATCH_BEGIN, BATCH_END, Encoder
@@ -48,12 +48,13 @@ class NftablesResource(Resource[Key, Value]):
     or use it in a ``with`` statement. ``longest_call``: seconds that the longest single transaction took so far.
     """
 
+    kind = Kind.TABLE_OBJECTS
     atomic = True
 
     def __init__(
         self, family: str, owned: bool = False, most_elements: int = ELEMENTS_PER_TRANSACTION
     ) -> None:
-        self.name = f"nftables {family}"
+        self.family = family
         self.family = family
         self.owned = owned
         self.longest_call = 0.0

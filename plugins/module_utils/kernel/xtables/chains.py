@@ -22,7 +22,7 @@ from ...rendering.iptables.tables import (
     Ownership,
     restore_text,
 )
-from ...resources import Change, Resource
+from ...resources import Change, Kind, Resource
 from ..netlink import NETLINK_NETFILTER, NetlinkSocket
 from ..nftables.listing import nft_chains
 from .restore import DEFAULT_WAIT, restore, save
@@ -193,12 +193,13 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
     notifications of the kernel tell our own changes.
     """
 
+    kind = Kind.CHAINS
     atomic = True
 
     def __init__(
         self, variant: XtablesVariant, ownership: Ownership, wait: float = DEFAULT_WAIT, for_removal: bool = False
     ) -> None:
-        self.name = "iptables chains" if variant.family == "IPv4" else "ip6tables chains"
+        self.family = variant.family
         self.variant = variant
         self.ownership = ownership
         self.kept: List[str] = []

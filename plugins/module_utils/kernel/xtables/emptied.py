@@ -13,7 +13,7 @@ import errno
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Tuple
 
 from ...errors import KernelError
-from ...resources import Change, Resource
+from ...resources import Change, Kind, Resource
 from ..netlink import NETLINK_NETFILTER, Message, NetlinkSocket
 from ..netlink import text_attribute as text
 from ..nftables.listing import ACCEPT, nft_chains, nft_tables
@@ -41,13 +41,13 @@ class EmptiedTablesResource(Resource[EmptiedKey, bool]):
     touched, nor is anything with a policy other than ACCEPT.
     """
 
+    kind = Kind.EMPTY_TABLES
     # It goes right after the chains: once these are gone, nobody can tell any more that it held chains of ours.
     atomic = True
 
     def __init__(self, chains: ChainsResource) -> None:
-        self.name = f"{chains.name}: emptied tables"
         self._chains = chains
-        self._family = chains.variant.family
+        self.family, self.qualifier = chains.family, chains.qualifier
 
     def observe(self) -> Dict[EmptiedKey, bool]:
         """Those tables and chains. ``chains`` has to be observed before. Raises KernelError."""
@@ -55,8 +55,8 @@ class EmptiedTablesResource(Resource[EmptiedKey, bool]):
         if not emptied.tables and not emptied.builtin:
             return {}
         with NetlinkSocket(NETLINK_NETFILTER) as sock:
-            uses = {table.name: table.uses for table in nft_tables(sock, self._family)}
-            chains = nft_chains(sock, self._family)
+            uses = {table.name: table.uses for table in nft_tables(sock, self.family)}
+            chains = nft_chains(sock, self.family)
         policies = {(chain.table, chain.name): chain.policy for chain in chains if chain.policy is not None}
         found = {}
         for (table, chain), policy in policies.items():
@@ -73,7 +73,7 @@ class EmptiedTablesResource(Resource[EmptiedKey, bool]):
 
     def apply(self, change: Change[EmptiedKey, bool]) -> None:
         """Delete them, each table as a whole, and only what is really empty. Raises KernelError."""
-        header = family_header(self._family)
+        header = family_header(self.family)
         with NetlinkSocket(NETLINK_NETFILTER) as sock:
             for keys in _together(change.removed):
                 batch: List[Message] = [BATCH_BEGIN]
@@ -82,7 +82,7 @@ class EmptiedTablesResource(Resource[EmptiedKey, bool]):
                     batch.append((what[0], _NOT_RECURSIVE, header + text(_TABLE, key.table) + what[1]))
                 errors = sock.transact([*batch, BATCH_END], single_send=True, acknowledge=False).errors
                 if errors and not {error.errno for error in errors} & _OVERTAKEN:
-                    raise KernelError(f"{self.name}: {keys[-1].table}: cannot be deleted: {errors[0]}")
+                    raise KernelError(f"{self.label}: {keys[-1].table}: cannot be deleted: {errors[0]}")
 
     def describe(self, key: EmptiedKey, value: bool) -> List[str]:
         """The table or chain as iptables-save begins it."""

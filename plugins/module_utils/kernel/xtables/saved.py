@@ -16,7 +16,7 @@ from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 from ...errors import KernelError
 from ...rendering.iptables.canonical import canonical_rule, target_of
 from ...rendering.iptables.tables import TABLE_ORDER, ChainKey, Ownership
-from ...resources import Change, Resource
+from ...resources import Change, Kind, Resource
 from ..netlink import NETLINK_NETFILTER, NetlinkSocket
 from ..nftables.listing import nft_chains, nft_tables
 from .chains import KUBELET_CHAINS, Emptied, SavedTables, check_readable, parse_save
@@ -126,6 +126,7 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
     were not there then and will hold nothing once all is as it was.
     """
 
+    kind = Kind.CHAINS
     atomic = True
 
     def __init__(
@@ -137,7 +138,7 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
         wait: float = DEFAULT_WAIT,
     ) -> None:
         self.variant = variant
-        self.name = f"{'iptables' if variant.family == 'IPv4' else 'ip6tables'} chains ({variant.name})"
+        self.family, self.qualifier = variant.family, variant.name
         self.ownership = ownership
         self.saved = dict(saved or {})
         self.places: Tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple, Union
 
 from ...addresses import IPV6, address_and_port
+from ...resources import Kind
 
 DEVICE = "kube-ipvs0"
 """The dummy device that carries the service addresses."""
@@ -25,13 +26,13 @@ SCHEDULER_FLAG_3 = 0x20
 MASQUERADE = "masquerade"
 
 # The resource tables of ipvs mode, in the order in which additions are applied; removals go backward.
-DEVICES = "devices"
-ADDRESSES = "addresses"
-SETS = "sets"
-SET_ELEMENTS = "set_elements"
-CHAINS = "chains"
-VIRTUAL_SERVERS = "virtual_servers"
-REAL_SERVERS = "real_servers"
+DEVICES = Kind.DEVICES
+ADDRESSES = Kind.ADDRESSES
+SETS = Kind.SETS
+SET_ELEMENTS = Kind.SET_ELEMENTS
+CHAINS = Kind.CHAINS
+VIRTUAL_SERVERS = Kind.VIRTUAL_SERVERS
+REAL_SERVERS = Kind.REAL_SERVERS
 # Not a resource: what the routes contribute to the chain KUBE-IPVS-OUT-FILTER.
 FIREWALLED = "firewalled"
 

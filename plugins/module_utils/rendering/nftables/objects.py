@@ -22,10 +22,12 @@ from __future__ import annotations
 import struct
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
+from ...resources import Kind
+
 TABLE_NAME = "kube-proxy"
 TABLE_COMMENT = "rules for kube-proxy"
 #: Name of the resource table in what :func:`.tables.desired_tables` returns.
-RESOURCE = "nftables"
+RESOURCE = Kind.TABLE_OBJECTS
 
 ADDRESS_TYPES = {"IPv4": "ipv4_addr", "IPv6": "ipv6_addr"}
 PROTOCOL = "inet_proto"
