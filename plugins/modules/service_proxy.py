@@ -32,8 +32,12 @@ options:
       - V(rendered) returns what would be programmed, in the syntax of the usual tools, in RV(rendered). It touches
         nothing, looks at nothing on the host, and needs no rights, so it can run anywhere. It needs O(node_name), and
         a mode other than V(auto).
+      - V(released) is for a node that kube-proxy has taken over in nftables mode, from this module or the agent. It
+        removes what is left of these in kube-proxy's table and that nothing refers to, such as the map of all
+        endpoints, and needs no source. Nothing of kube-proxy's is removed. It fails until kube-proxy has programmed the
+        node.
     type: str
-    choices: [present, absent, rendered]
+    choices: [present, absent, released, rendered]
     default: present
   node_addresses:
     description:
@@ -114,6 +118,10 @@ EXAMPLES = r"""
   delegate_to: localhost
   register: review
 
+- name: Remove what kube-proxy, which serves this node again, does not use
+  kubenode.proxy.service_proxy:
+    state: released
+
 - name: Remove everything again
   kubenode.proxy.service_proxy:
     state: absent
@@ -128,37 +136,37 @@ mode:
 mode_reason:
   description: Why it is that one.
   type: str
-  returned: O(state) is V(present) or V(absent)
+  returned: O(state) is not V(rendered)
   sample: the configuration says so
 node_name:
   description: The name of the node by which its endpoints were found.
   type: str
-  returned: O(state) is V(present) or V(absent)
+  returned: O(state) is not V(rendered)
   sample: worker-1
 families:
   description: The families of addresses that are served.
   type: list
   elements: str
-  returned: O(state) is V(present) or V(absent)
+  returned: O(state) is not V(rendered)
   sample: [IPv4, IPv6]
 variant:
   description:
     - The iptables in use on the node, with its version, its variant (legacy or nft) and why that one. May be empty.
   type: str
-  returned: O(state) is V(present) or V(absent)
+  returned: O(state) is not V(rendered)
   sample: "iptables 1.8.9 (nft: kubelet's chain KUBE-IPTABLES-HINT is in mangle)"
 counts:
   description:
     - How much is served, how many of the Services are without endpoints, and how many entries were added, replaced and
       removed, or would be in check mode.
   type: dict
-  returned: O(state) is V(present) or V(absent)
+  returned: O(state) is not V(rendered)
   sample: {services: 12, without_endpoints: 1, service_ports: 15, endpoints: 34, added: 112, replaced: 3, removed: 0}
 changes:
   description: The tables that differed, with counts.
   type: list
   elements: dict
-  returned: O(state) is V(present) or V(absent)
+  returned: O(state) is not V(rendered)
   sample: [{table: IPv4 chains, added: 40, replaced: 2, removed: 0}]
 refused:
   description: The first 100 objects of the cluster that were left out because they are not valid.
@@ -207,12 +215,12 @@ skipped_count:
 conntrack_deleted:
   description: How many connection tracking entries were deleted because they led to endpoints that are gone.
   type: int
-  returned: O(state) is V(present) or V(absent)
+  returned: O(state) is not V(rendered)
   sample: 0
 durations:
   description: Seconds spent per stage.
   type: dict
-  returned: O(state) is V(present) or V(absent)
+  returned: O(state) is not V(rendered)
   sample: {observe: 0.041, apply: 0.112}
 kernel:
   description:
@@ -229,12 +237,12 @@ kernel:
 saved_state:
   description: Number of the state that was saved before the change. V(null) if none was.
   type: int
-  returned: O(state) is V(present) or V(absent)
+  returned: O(state) is not V(rendered)
   sample: 12
 confirm_until:
   description: When the node goes back unless the change is confirmed, in UTC. Empty if the change stays.
   type: str
-  returned: O(state) is V(present) or V(absent)
+  returned: O(state) is not V(rendered)
   sample: "2026-05-04T03:02:01Z"
 probes:
   description:
@@ -242,7 +250,7 @@ probes:
       cluster's DNS, as far as the cluster's state has them with endpoints.
   type: list
   elements: str
-  returned: O(state) is V(present) or V(absent)
+  returned: O(state) is not V(rendered)
   sample: ["tcp://10.96.0.1:443", "dns://10.96.0.10:53/kubernetes.default.svc.cluster.local"]
 rendered:
   description:
@@ -298,7 +306,7 @@ def rendered(module: AnsibleModule) -> Dict[str, Any]:
 
 def converged(module: AnsibleModule) -> Dict[str, Any]:
     """Make the node serve, or no longer serve, and return what was done."""
-    request, warnings = engine_request(module, source="unused" if module.params["state"] == "absent" else "required")
+    request, warnings = engine_request(module, source="required" if module.params["state"] == "present" else "unused")
     keep = module.params["keep_states"]
     if keep:
         request = request._replace(history_directory=module.params["history_directory"], keep_states=keep)
@@ -323,7 +331,7 @@ def main() -> None:
     """The module."""
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["present", "absent", "rendered"], "default": "present"},
+            "state": {"type": "str", "choices": ["present", "absent", "released", "rendered"], "default": "present"},
             "node_addresses": {"type": "list", "elements": "str"},
             "confirm_timeout": {"type": "float", "default": 0.0},
             "max_loss_percent": {"type": "float", "default": 50.0},

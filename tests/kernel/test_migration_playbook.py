@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, Iterator, List, Sequence, Tuple
 
 import pytest
 
@@ -46,7 +46,7 @@ ENDPOINTS = ("10.244.1.11", "10.244.2.11")
 class Node(Namespaces):
     """Namespaces with endpoints that answer in them, and kube-proxy's process."""
 
-    def __init__(self, name: str, scratch: Path) -> None:
+    def __init__(self, name: str, scratch: Path, state: Path = STATE) -> None:
         self.name = name
         self.processes: Dict[str, Background] = {}
         super().__init__()
@@ -61,7 +61,7 @@ class Node(Namespaces):
         self.run(["ip", "route", "add", "default", "dev", "lo"])
         # kube-proxy has set this one.
         self.run(["sh", "-c", "echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet"])
-        recorded.load(STATE, self.run, "nft")
+        recorded.load(state, self.run, "nft")
         self._echo = scratch / f"echo-{name}.json"
         self._echo.write_text(json.dumps([{"name": name, "namespace": None, "ports": [["TCP", 8080]]}]))
         self.start_endpoint()
@@ -106,17 +106,18 @@ class Node(Namespaces):
 
 
 class Cluster:
-    """Three nodes, an API server with a DaemonSet controller, and ansible-playbook run against them."""
+    """Nodes, an API server with a DaemonSet controller, and ansible-playbook run against them."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, nodes: Sequence[Node], mode: str = "iptables") -> None:
         self.scratch = scratch
-        self.nodes = {name: Node(name, scratch) for name in NODES}
+        self.mode = mode
+        self.nodes = {node.name: node for node in nodes}
         certificates = make_certificates(scratch / "tls")
         self.store = Store()
         for item in CASE.snapshots()[0]:
             if item["kind"] != "Node":
                 self.store.put(item)
-        for name in NODES:
+        for name in self.nodes:
             metadata = {"name": name, "labels": {}}
             addresses = [{"type": "InternalIP", "address": "172.18.0.2"}]
             self.store.put(
@@ -142,12 +143,12 @@ class Cluster:
         return nodes_with_label(self.store, LABEL)
 
     def _write_inventory(self) -> None:
-        configuration = CASE.proxy_configuration("iptables", "", None)
+        configuration = CASE.proxy_configuration(self.mode, "", None)
         del configuration["hostnameOverride"]
         variables = {
             "ansible_connection": "local",
             "ansible_become": False,
-            "service_proxy_mode": "iptables",
+            "service_proxy_mode": self.mode,
             "service_proxy_configuration": configuration,
             "service_proxy_kubeconfig": str(self.kubeconfig),
             "kernel_install_packages": False,
@@ -187,7 +188,8 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
     try:
         system.forget_host_settings()
         system.ip_batch(["link set lo up"])
-        made = Cluster(tmp_path_factory.mktemp("migration"))
+        scratch = tmp_path_factory.mktemp("migration")
+        made = Cluster(scratch, [Node(name, scratch) for name in NODES])
         yield made
     finally:
         if made is not None:

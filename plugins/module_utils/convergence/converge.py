@@ -25,7 +25,7 @@ from .prepare import check_cluster, check_node, node_modules, node_sysctls
 from .probes import default_probes
 from .report import Stopwatch, counts, table_changes
 from .request import Report, Request
-from .stages import FamilyPlan, leftover_stages, mode_stages, removal_stages
+from .stages import FamilyPlan, leftover_stages, mode_stages, release_stages, removal_stages
 
 
 def converge(request: Request) -> Report:
@@ -44,6 +44,8 @@ def converge(request: Request) -> Report:
         handles = stack.enter_context(KernelHandles())
         convergence = _Convergence(request, handles)
         convergence.warnings += warnings
+        if request.state == "released":
+            return convergence.release()
         if request.state != "absent":
             return convergence.converge()
         report = convergence.remove()
@@ -110,6 +112,12 @@ class _Convergence:
             plans = removal_plans()
         self._run(removal_stages(plans, self.handles))
         return self._report("", "", "", plans)
+
+    def release(self) -> Report:
+        """Remove what was left for kube-proxy to take over and that it does not use."""
+        self.warnings += self.guard.begin()
+        self._run(release_stages(self.handles))
+        return self._report("", "", "", ())
 
     def _preflight(self, configuration: KubeProxyConfiguration, plans: Sequence[FamilyPlan]) -> None:
         with self.watch.stage("preflight"):

@@ -16,12 +16,12 @@ class Request(NamedTuple):
     """One convergence of this node.
 
     ``cluster``: the Services, EndpointSlices, Nodes and ServiceCIDRs. ``node_name``: empty for the rule of the
-    configuration (hostnameOverride, else the host's name). ``mode``: empty for the configuration's. ``state``: present
-    or absent. ``fallback``: ``iptables`` to use that where ipvs is not possible, with a warning. ``check``: change
-    nothing at all. ``describe``: fill in the lines of every changed table. ``state_directory``: where the lock and the
-    memory of what was last programmed live; it should not outlive a reboot. ``lock_timeout``: seconds to wait for
-    another convergence. ``ignore_findings``: names of preflight findings to go on in spite of. ``node_addresses``:
-    those the node is taken to have where none is looked at (rendering).
+    configuration (hostnameOverride, else the host's name). ``mode``: empty for the configuration's. ``state``: present,
+    absent, or released (kube-proxy has taken the node over). ``fallback``: ``iptables`` to use that where ipvs is not
+    possible, with a warning. ``check``: change nothing at all. ``describe``: fill in the lines of every changed table.
+    ``state_directory``: where the lock and the memory of what was last programmed live; it should not outlive a
+    reboot. ``lock_timeout``: seconds to wait for another convergence. ``ignore_findings``: names of preflight findings
+    to go on in spite of. ``node_addresses``: those the node is taken to have where none is looked at (rendering).
 
     ``history_directory``: where the node's state is saved before it is changed; empty to save nothing.
     ``keep_states``: how many saved states are kept. ``confirm_timeout``: seconds within which the change has to be

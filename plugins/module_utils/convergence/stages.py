@@ -20,6 +20,7 @@ from ..kernel.ipset import SetElementsResource, SetsResource
 from ..kernel.ipvs import RealServersResource, TimeoutsResource, VirtualServersResource
 from ..kernel.ipvs_connections import used_connections
 from ..kernel.links import AddressesResource, DummyDeviceResource, MonitoringDeviceResource
+from ..kernel.nftables.unused import UnusedResource
 from ..kernel.xtables.chains import ChainsResource
 from ..kernel.xtables.emptied import EmptiedTablesResource
 from ..kernel.xtables.variant import NFT, XtablesVariant
@@ -292,6 +293,13 @@ def nftables_removal_stages(handles: KernelHandles) -> List[Stage]:
     if not handles.has_nftables():
         return []
     return [Stage(handles.nftables(family), {}) for family in FAMILIES]
+
+
+def release_stages(handles: KernelHandles) -> List[Stage]:
+    """Stages that remove what kube-proxy, which has taken the node over in nftables mode, does not use."""
+    if not handles.has_nftables():
+        return []
+    return [Stage(UnusedResource(family, functools.partial(handles.nftables, family)), {}) for family in FAMILIES]
 
 
 def chain_removal_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:

@@ -44,7 +44,7 @@ def engine_request(module: AnsibleModule, source: str) -> Tuple[Request, Tuple[s
         configuration=configuration,
         node_name=parameters["node_name"] or "",
         mode=parameters["mode"] or "",
-        state="absent" if parameters.get("state") == "absent" else "present",
+        state=parameters["state"] if parameters.get("state") in ("absent", "released") else "present",
         fallback=parameters["fallback"] or "",
         check=bool(module.check_mode),
         describe=bool(module._diff),

@@ -295,12 +295,16 @@ class RawTableResource(Resource[Key, Any]):
         return element_texts(self.family, ("element", "", key if isinstance(key, bytes) else b""), value)[0]
 
 
+def rule_expressions(rule: bytes) -> Iterator[memoryview]:
+    """Yield the attributes of each expression of a rule of a :class:`RawChain`."""
+    parts = parse_attributes(memoryview(rule), 0, len(rule))
+    raw = parts.get(_RULE_EXPRESSIONS, memoryview(b""))
+    for _kind, part in each_attribute(raw, 0, len(raw)):
+        yield part
+
+
 def _chain_value(value: RawChain) -> ChainValue:
     """The chain as this project models it, as far as that goes: for showing it."""
     found = parse_attributes(memoryview(value.definition), 0, len(value.definition))
-    rules = []
-    for rule in value.rules:
-        parts = parse_attributes(memoryview(rule), 0, len(rule))
-        raw = parts.get(_RULE_EXPRESSIONS, memoryview(b""))
-        rules.append(Rule(tuple(parse_expression(part) for _kind, part in each_attribute(raw, 0, len(raw)))))
+    rules = [Rule(tuple(map(parse_expression, rule_expressions(rule)))) for rule in value.rules]
     return ChainValue(tuple(rules), parse_hook(found))

@@ -1,0 +1,95 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is left of this project in the table ``kube-proxy`` after kube-proxy has taken the table over.
+
+kube-proxy writes its own rules into the chains that it shares with this project, so that nothing leads to the others
+any more, but it removes only what it knows. The map of all endpoints would stay for ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterator, List, Set
+
+from ...errors import KernelError
+from ...rendering.nftables.layout import FRONTENDS
+from ...rendering.nftables.objects import TABLE_NAME, Key
+from ...rendering.nftables.own_names import is_own
+from ...resources import Change, Resource
+from ..netlink import parse_attributes
+from .observation import parse_data, parse_expression
+from .raw import RawChain, RawSet, RawTable, RawTableResource, rule_expressions
+from .resource import NftablesResource
+
+#: Attributes by which an expression names a set (NFTA_LOOKUP_SET, NFTA_DYNSET_SET_NAME), and of a verdict's data.
+_SET_NAMES = {"lookup": 1, "dynset": 1}
+_VERDICT_DATA = 2
+_ELEMENT_DATA = 2
+
+
+def _called(verdict: Any) -> Iterator[Key]:
+    words = verdict.split() if isinstance(verdict, str) else []
+    if len(words) == 2:
+        yield ("chain", words[1])
+
+
+def references(value: Any) -> Iterator[Key]:
+    """Yield the sets and chains that a chain's rules or the elements of a verdict map refer to, some more than once."""
+    if isinstance(value, RawChain):
+        for rule in value.rules:
+            for raw in rule_expressions(rule):
+                expression = parse_expression(raw)
+                if expression.name in _SET_NAMES:
+                    yield ("set", str(expression.get(_SET_NAMES[expression.name], "")))
+                elif expression.name == "immediate":
+                    yield from _called(expression.get(_VERDICT_DATA, ""))
+    elif isinstance(value, RawSet):
+        for element in value.elements:
+            found = parse_attributes(memoryview(element), 0, len(element))
+            if _ELEMENT_DATA in found:
+                yield from _called(parse_data(found[_ELEMENT_DATA]))
+
+
+def used(table: RawTable) -> Set[Key]:
+    """Return all that is not this project's alone, and everything that this refers to over any number of steps."""
+    seen = {key for key in table if not is_own(key)}
+    waiting = list(seen)
+    while waiting:
+        for key in references(table.get(waiting.pop())):
+            if key not in seen:
+                seen.add(key)
+                waiting.append(key)
+    return seen
+
+
+class UnusedResource(Resource[Key, Any]):
+    """Sets and chains of one family that only this project makes and that nothing else in the table refers to.
+
+    They can only be removed. The kernel refuses to remove what another program has come to refer to meanwhile.
+    """
+
+    atomic = True
+
+    def __init__(self, family: str, open_table: Callable[[], NftablesResource]) -> None:
+        self.name = f"nftables {family}"
+        self.family = family
+        self._open_table = open_table
+        self._raw = RawTableResource(family)
+
+    def observe(self) -> Dict[Key, Any]:
+        """See the class. Raises KernelError, also while the table still serves as this project has made it."""
+        table = self._raw.observe()
+        kept = used(table)
+        if ("set", FRONTENDS) in kept and ("set", FRONTENDS) in table:
+            raise KernelError(
+                f"table {TABLE_NAME} ({self.family}): kube-proxy has not taken it over yet, it serves as it was left"
+            )
+        return {key: value for key, value in table.items() if key not in kept}
+
+    def apply(self, change: Change[Key, Any]) -> None:
+        """Remove the objects in one transaction. Raises KernelError."""
+        self._open_table().apply(Change(removed=dict.fromkeys(change.removed, True)))
+
+    def describe(self, key: Key, value: Any) -> List[str]:
+        """One object about as the nft program shows it."""
+        return self._raw.describe(key, value)

@@ -1,0 +1,37 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which sets and chains of the table only this project makes, by their names; all others kube-proxy makes as well.
+
+kube-proxy's names of what belongs to a Service hold a slash, and so do this project's where they stand for the same
+(with session affinity). The other names are fixed in both.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Tuple
+
+from . import layout
+
+OWN_SETS = frozenset(
+    (
+        layout.FRONTENDS,
+        layout.NODE_PORT_FRONTENDS,
+        layout.ENDPOINTS,
+        layout.LOCAL_ENDPOINTS,
+        layout.NODE_PORT_ENDPOINTS,
+        layout.NODE_PORT_LOCAL_ENDPOINTS,
+        layout.FIREWALLED,
+    )
+)
+_SOURCE_RANGES = re.compile(r"source-ranges-\d+")
+_CHAIN = re.compile(r"(?:nodeport-)?(?:(?:cluster|local|masquerade)-\d+|external-\d+-\d+)|firewall-\d+(?:-\d+)*")
+
+
+def is_own(key: Tuple[object, ...]) -> bool:
+    """Tell whether only this project makes ``("set", name)`` or ``("chain", name)``."""
+    kind, name = key[0], str(key[1]) if len(key) > 1 else ""
+    if kind == "set":
+        return name in OWN_SETS or _SOURCE_RANGES.fullmatch(name) is not None
+    return kind == "chain" and _CHAIN.fullmatch(name) is not None

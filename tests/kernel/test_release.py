@@ -1,0 +1,173 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The way back in nftables mode: what kube-proxy does not use of this project's table goes, and nothing else.
+
+A table that a real kube-proxy has programmed is adopted by a convergence, and then programmed by kube-proxy again: in
+one transaction it empties the chains and sets that it knows and fills them, and leaves all others as they are.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+from pathlib import Path
+from typing import Dict, Iterator, Tuple
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.own_names import is_own
+from tests.conformance.wirelab.cases import Case, load_case
+from tests.kernel.test_convergence import request
+from tests.kernel.test_migration_adopt import CASES, convergence, make_node, run
+from tests.kernel.test_migration_playbook import CASE, Cluster, Node
+from tests.lab import recorded
+
+NAMES = ("affinity", "lb-source-ranges", "many-endpoints", "nodeport-cluster", "terminating-local")
+TABLE = re.compile(r"^table (ip6?) kube-proxy \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+NODE_STATE = Path(CASE.file("state-nftables.txt"))
+OBJECT = re.compile(r"^\t(set|map|chain) (\S+) \{\n(.*?)^\t\}", re.MULTILINE | re.DOTALL)
+
+
+def kube_proxy_syncs(case: Case, execute: recorded.Run = run) -> None:
+    """Program the node as a kube-proxy that starts does: what it knows is emptied and written, in one transaction."""
+    (block,) = recorded.blocks(Path(case.file("state-nftables.txt")), 0)
+    script = []
+    for family, body in TABLE.findall(block.text):
+        script.append(f"add table {family} kube-proxy")
+        for kind, name, text in OBJECT.findall(body):
+            definition = [line.strip() for line in text.splitlines() if not line.strip().startswith("comment")]
+            kept = [line for line in definition if line.startswith(("type ", "flags ", "timeout ", "policy "))]
+            script.append(
+                f"add {kind} {family} kube-proxy {name} {{ {'; '.join(kept)}; }}"
+                if kept
+                else f"add {kind} {family} kube-proxy {name}"
+            )
+            script.append(f"flush {kind} {family} kube-proxy {name}")
+    execute(["nft", "-f", "-"], "\n".join(script) + "\n" + block.text)
+
+
+def objects(execute: recorded.Run = run) -> Dict[str, Dict[str, str]]:
+    """What nft shows of both tables: by family and kind and name, the sorted words of a set, the lines of a chain."""
+    found: Dict[str, Dict[str, str]] = {}
+    for family, body in TABLE.findall(execute(["nft", "-s", "list", "ruleset"], None)):
+        found[family] = {}
+        for kind, name, text in OBJECT.findall(body):
+            lines = [line.strip() for line in text.splitlines() if not line.strip().startswith("comment")]
+            found[family][f"{kind} {name}"] = (
+                "\n".join(lines) if kind == "chain" else " ".join(sorted(" ".join(lines).replace(",", " ").split()))
+            )
+    return found
+
+
+def names(found: Dict[str, Dict[str, str]]) -> Iterator[Tuple[str, str]]:
+    """Kind and name of each object of both families."""
+    for family in found.values():
+        for item in family:
+            kind, _space, name = item.partition(" ")
+            yield kind, name
+
+
+def released(directory: Path, check: bool = False) -> Report:
+    return converge(request("nftables", directory, state="released", check=check, describe=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_kube_proxy_does_not_use_goes_and_the_rest_is_kube_proxys(tmp_path, name):
+    make_node()
+    case = load_case(str(CASES / name))
+    recorded.load(Path(case.file("state-nftables.txt")), run, "")
+    before = objects()
+    assert not any(is_own(("set" if kind == "map" else kind, name)) for kind, name in names(before))
+    assert convergence(case, "nftables", tmp_path, check=False).changed
+    for check in (True, False):
+        with pytest.raises(KernelError, match="kube-proxy has not taken it over yet"):
+            released(tmp_path, check)
+    kube_proxy_syncs(case)
+    after = objects()
+    left = {family: set(after[family]) - set(before[family]) for family in before}
+    assert all("map service-frontends" in items for items in left.values())
+    checked = released(tmp_path, check=True)
+    assert objects() == after and checked.changed
+    shown = {line.split()[1] for change in checked.changes for line in change.before if line[:1] not in ("\t", "}")}
+    # What bears one of kube-proxy's own names, for session affinity, is kube-proxy's to remove.
+    own = {item.split()[1] for items in left.values() for item in items if "/" not in item}
+    assert own <= shown | {"nodeport-ips"} and "service-frontends" in shown
+    done = released(tmp_path)
+    assert [change._replace(before=()) for change in done.changes] == [
+        change._replace(before=()) for change in checked.changes
+    ]
+    final = objects()
+    for family in before:
+        assert {item for item in final[family] if "/" not in item} - {"set nodeport-ips"} == {
+            item for item in before[family] if "/" not in item
+        } - {"set nodeport-ips"}
+        assert {item: text for item, text in final[family].items() if item in before[family]} == before[family]
+    assert not released(tmp_path).changed
+
+
+def test_what_anything_else_refers_to_stays(tmp_path):
+    make_node()
+    case = load_case(str(CASES / "lb-source-ranges"))
+    assert convergence(case, "nftables", tmp_path, check=False).changed
+    kube_proxy_syncs(case)
+    chains = {item.split()[1] for item in objects()["ip"] if item.startswith("chain ")}
+    chooser = min(name for name in chains if re.fullmatch(r"cluster-\d+", name))
+    script = (
+        "add chain ip kube-proxy kept-by-hand; add rule ip kube-proxy kept-by-hand "
+        f"ip daddr . meta l4proto . th dport vmap {{ 192.0.2.1 . tcp . 80 : goto {chooser} }}"
+    )
+    run(["nft", script])
+    before = objects()
+    assert released(tmp_path).changed
+    after = objects()["ip"]
+    assert f"chain {chooser}" in after and "map service-endpoints" in after and "chain kept-by-hand" in after
+    assert "map service-frontends" not in after and set(after) < set(before["ip"])
+    assert not released(tmp_path).changed
+
+
+def test_nothing_is_done_without_a_table(tmp_path):
+    assert not released(tmp_path).changed
+    run(["nft", "add table ip other"])
+    assert not released(tmp_path, check=True).changed
+    assert subprocess.run(["nft", "list", "table", "ip", "other"], capture_output=True, check=False).returncode == 0
+
+
+class NodeOfKubeProxy(Node):
+    """A node whose kube-proxy programs it some seconds after its pod is ready, as one with many Services does."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.timer = threading.Timer(0.0, print)
+        super().__init__("node-a", scratch, NODE_STATE)
+
+    def set_kube_proxy(self, wanted: bool) -> None:
+        returns = wanted and "kube-proxy" not in self.processes
+        super().set_kube_proxy(wanted)
+        if returns:
+            self.timer = threading.Timer(15.0, kube_proxy_syncs, (CASE, self.run))
+            self.timer.start()
+
+    def close(self) -> None:
+        self.timer.cancel()
+        super().close()
+
+
+def test_the_playbook_gives_a_node_back_as_kube_proxy_had_programmed_it(tmp_path):
+    node = NodeOfKubeProxy(tmp_path)
+    node.timer.cancel()
+    cluster = Cluster(tmp_path, [node], "nftables")
+    try:
+        node.timer.join()
+        before = objects(node.run)
+        status, text = cluster.migrate()
+        assert status == 0, text
+        assert "map service-frontends" in objects(node.run)["ip"] and cluster.with_kube_proxy() == []
+        status, text = cluster.migrate("-e", "migrate_direction=back")
+        assert status == 0, text
+        assert objects(node.run) == before and cluster.with_kube_proxy() == ["node-a"]
+    finally:
+        cluster.close()
