@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The playbooks by name, against nodes of the laboratory: one in a namespace, and with it one with a kernel of its own.
+"""The playbooks by name, against nodes of the laboratory: two in namespaces, and beside them a guest.
 
 The tests of this file follow each other: each starts from what the one before has left.
 """
@@ -19,16 +19,20 @@ from pathlib import Path
 import pytest
 
 from tests.lab.cluster import Lab
+from tests.lab.demo.nodes import write_snapshot
 from tests.lab.demo.playbooks import VARIABLES
 from tests.lab.demo.traffic import WEB
+from tests.lab.topology import demonstration_nodes
 from tests.modules.harness import ROOT
 
 RECAP = re.compile(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
-BOTH = ("lab-iptables", "lab-ipvs")
+LAYOUT = demonstration_nodes(host_has_ipvs=False)
+NAMES = ("lab-iptables", "lab-nftables", "lab-ipvs")
 # Of each node what it must hold, and how it gets to differ from the cluster's state in one entry, which is called so.
-HELD = {"lab-iptables": "-A KUBE-SERVICES", "lab-ipvs": "-A -t 10.96.0.10:53"}
+HELD = {"lab-iptables": "-A KUBE-SERVICES", "lab-nftables": "table ip kube-proxy", "lab-ipvs": "-A -t 10.96.0.10:53"}
 DRIFT = {
     "lab-iptables": ("iptables -t nat -D KUBE-SERVICES 1", "iptables chains: 1 different"),
+    "lab-nftables": ("nft flush map ip kube-proxy service-ips", "nftables"),
     "lab-ipvs": (
         "ipvsadm -d -t 10.96.0.10:53 -r $(ipvsadm -Sn | awk '/-a -t 10.96.0.10:53/ {print $5; exit}')",
         "real servers: 1 missing",
@@ -40,6 +44,7 @@ LOOK = (
     "for save in iptables-nft-save ip6tables-nft-save iptables-legacy-save ip6tables-legacy-save; do "
     "$save 2>/dev/null | grep -e '^-' -e '^:[^ ]* -' | sed 's/\\[[0-9:]*\\]//'; done; "
     "ipset list 2>/dev/null | grep -v -e '^Size' -e '^References'; "
+    "nft list tables | grep kube-proxy; "
     "test ! -e /proc/net/ip_vs || ipvsadm -Sn; lsmod 2>/dev/null | grep -o '^ip_vs *' | sort; "
     "ip -o address show dev kube-ipvs0 2>/dev/null; "
     "find /run /var/lib/kubenode-proxy -xdev -name '*kubenode*' -o -xdev -name 'snapshot*' 2>/dev/null | sort; "
@@ -83,12 +88,15 @@ class Playbooks:
         return {name: self.lab.output(name, LOOK) for name in self.names}
 
 
-@pytest.fixture(scope="module", params=[BOTH[:1], pytest.param(BOTH, marks=pytest.mark.full)], ids="-".join)
+@pytest.fixture(scope="module", params=[NAMES[:2], pytest.param(NAMES, marks=pytest.mark.full)], ids=" ".join)
 def playbooks(request):
     # The path of a control socket of ssh is short, so the laboratory has a directory of its own.
     name = f"p{os.getpid() % 10000000}"
-    with tempfile.TemporaryDirectory(prefix="knp") as scratch, Lab(name, nodes=request.param) as lab:
-        yield Playbooks(lab, Path(scratch))
+    with tempfile.TemporaryDirectory(prefix="knp") as scratch:
+        snapshot = Path(scratch, "cluster.json")
+        write_snapshot(snapshot, LAYOUT)
+        with Lab(name, snapshot, request.param, LAYOUT) as lab:
+            yield Playbooks(lab, Path(scratch))
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +164,7 @@ def test_what_is_wrong_on_the_controller_stops_before_any_node(playbooks):
     status, text, _changed = playbooks.run("converge", *prepared, snapshot=bad)
     assert status != 0 and "truncated" in text
     inventory = json.loads(playbooks.lab.inventory.read_text(encoding="utf-8"))
-    hosts = inventory["lab"]["hosts"]
-    hosts["lab-nftables"] = {**hosts["lab-iptables"], "service_proxy_kubeconfig": "/other/cluster"}
+    inventory["lab"]["hosts"]["lab-nftables"]["service_proxy_kubeconfig"] = "/other/cluster"
     second = playbooks.scratch / "inventory.json"
     second.write_text(json.dumps(inventory), encoding="utf-8")
     status, text, _changed = playbooks.run("converge", *prepared, "-i", str(second))
