@@ -153,7 +153,7 @@ def test_a_version_that_is_too_old_makes_it_list_again_and_hand_on_differences_o
     setup.up()
     again = setup.next(20)
     assert (names(again.changed), names(again.gone), again.listed) == (["b", "d"], ["c"], True)
-    assert setup.said[-1].startswith("level=info") and "can be read again" in setup.said[-1]
+    wait_for(lambda: setup.said[-1].startswith("level=info") and "can be read again" in setup.said[-1])
 
 
 def test_a_dropped_watch_goes_on_where_it_was_without_a_list(setup):
@@ -195,7 +195,8 @@ def test_an_error_is_said_once_and_tried_again(setup, code):
     assert setup.reflectors[0].error
     setup.api.failing.clear()
     assert setup.next().listed
-    assert setup.reflectors[0].error == ""
+    # The state is handed on first.
+    wait_for(lambda: setup.reflectors[0].error == "")
 
 
 def test_a_collection_that_the_server_does_not_know_is_empty_where_it_is_optional(setup):
