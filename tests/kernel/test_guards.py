@@ -187,3 +187,30 @@ def test_a_host_outside_the_cluster_needs_no_node(tmp_path):
     for state in (ClusterState.from_objects(objects), cluster(1, 1)):
         report = run(tmp_path, "nftables", state, node_name="bastion", outside_host=True)
         assert report.counts["endpoints"] == 2 and not any("Node" in warning for warning in report.warnings)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_external_ip_cannot_take_over_a_cluster_ip(tmp_path, mode):
+    """The rules of the Service that is attacked are the same with and without the attacker."""
+    victim, attacker = service(1), service(2)
+    attacker["metadata"] = {"namespace": "a-tenant", "name": "web-2", "creationTimestamp": "2020-01-01T00:00:00Z"}
+    attacker["spec"]["externalIPs"] = ["10.96.0.1"]
+    labels = {"kubernetes.io/service-name": "web-2"}
+    slices_of_attacker = [
+        {**item, "metadata": {**item["metadata"], "namespace": "a-tenant", "labels": labels}} for item in slices(2)
+    ]
+    objects = [attacker, *slices_of_attacker, *slices(1), NODE]
+    report = run(tmp_path, mode, ClusterState.from_objects([victim, *objects]))
+    (warning,) = [item for item in report.warnings if "is claimed by" in item]
+    assert warning == (
+        "10.96.0.1:80/TCP is claimed by Service shop/web-1 (cluster IP) and Service a-tenant/web-2 (external IP); "
+        "shop/web-1 gets it"
+    )
+    attacked = rules()
+    attacker["spec"]["externalIPs"] = []
+    run(tmp_path, mode, ClusterState.from_objects([victim, *objects]))
+    if mode != "iptables":  # where the chain for external traffic goes, to which nothing leads
+        assert rules() == attacked
+    attacker["spec"]["externalIPs"] = ["10.96.0.1"]
+    run(tmp_path, mode, ClusterState.from_objects(objects))
+    assert "10.96.0.1" in rules()

@@ -24,7 +24,7 @@ NODE = "lab-iptables"
 # Names that a cluster's API server would refuse, and that must not be taken for anything but text.
 HOSTILE = ("{{ lookup('pipe', 'touch MARK') }}", "<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>")
 LOST = {
-    "all": {
+    "k8s_cluster": {
         "hosts": {
             "gone": {"ansible_host": "127.0.0.1", "ansible_port": 9, "ansible_connection": "ssh"},
             "bare": {"ansible_connection": "local", "ansible_python_interpreter": "/nonexistent/python"},

@@ -213,8 +213,13 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
         (
             Panel(
                 "Refused objects",
-                "By kind; kubenode-proxy status on any node names them.",
-                ((f"max by (kind) ({selected('kubenode_proxy_objects_refused')})", "{{kind}}"),),
+                "By kind, with parts of objects that are served otherwise, and addresses that several Services claim; "
+                "kubenode-proxy status on any node names them.",
+                (
+                    (f"max by (kind) ({selected('kubenode_proxy_objects_refused')})", "{{kind}}"),
+                    (f"max by (kind) ({selected('kubenode_proxy_parts_skipped')})", "parts of {{kind}}"),
+                    (f"max({selected('kubenode_proxy_conflicts')})", "conflicts"),
+                ),
             ),
             Panel(
                 "Local policy without local endpoints",

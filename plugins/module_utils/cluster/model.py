@@ -41,6 +41,7 @@ class Service(NamedTuple):
     ``affinity_seconds`` is 0 without ClientIP affinity.
     ``external_traffic_policy_local`` and ``internal_traffic_policy_local`` are the plain fields of the spec.
     ``has_external_ips`` tells whether spec.externalIPs is not empty, whatever is in it.
+    ``created`` is metadata.creationTimestamp (UTC, RFC 3339, whole seconds), empty where it is not told.
     """
 
     namespace: str
@@ -57,6 +58,7 @@ class Service(NamedTuple):
     external_traffic_policy_local: bool = False
     internal_traffic_policy_local: bool = False
     health_check_node_port: int = 0
+    created: str = ""
 
     @property
     def key(self) -> NamespacedName:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ..addresses import IPV4, IPV6, canonical_address, canonical_network, family_of
@@ -27,6 +28,7 @@ from .model import Service, ServicePort
 SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 DEFAULT_AFFINITY_SECONDS = 10800
 MAXIMUM_AFFINITY_SECONDS = 86400
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 _TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 
 
@@ -66,7 +68,16 @@ def parse_service(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[Servi
         text(spec.get("externalTrafficPolicy"), "spec.externalTrafficPolicy") == "Local",
         text(spec.get("internalTrafficPolicy"), "spec.internalTrafficPolicy") == "Local",
         integer(spec.get("healthCheckNodePort"), "spec.healthCheckNodePort", 0, 65535, 0),
+        _created(metadata.get("creationTimestamp"), skipped),
     )
+
+
+def _created(raw: object, skipped: List[Invalid]) -> str:
+    """Return the time, empty if there is none; times of this form sort as text."""
+    if raw is None or (isinstance(raw, str) and _TIME.fullmatch(raw)):
+        return raw or ""
+    skipped.append(Invalid("metadata.creationTimestamp", f"{shown(raw)} is not a time like 2026-01-31T12:00:00Z"))
+    return ""
 
 
 def _cluster_ips(spec: Dict[str, Any], cluster_ip: str) -> Tuple[str, str]:

@@ -18,7 +18,7 @@ _METADATA = {"namespace": True, "name": True}
 
 _SHAPES: Dict[str, Mapping[str, Any]] = {
     "Service": {
-        "metadata": {**_METADATA, "labels": {SERVICE_PROXY_NAME_LABEL: True}},
+        "metadata": {**_METADATA, "labels": {SERVICE_PROXY_NAME_LABEL: True}, "creationTimestamp": True},
         "spec": {
             "type": True,
             "clusterIP": True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Set, Tuple
 
 from ..errors import Refusal
+from .claims import Claim, Claims, Conflict
 from .model import EndpointSlice, NamespacedName, Node, Service, ServiceCIDR
 from .parse import ObjectKey, is_read, object_key, parse_object
 
@@ -34,6 +35,7 @@ class ClusterState:
         self._nameless: Dict[Refusal, None] = {}
         self._skipped: Dict[ObjectKey, Tuple[Refusal, ...]] = {}
         self.kinds: Set[str] = set()
+        self._claims = Claims()
 
     @classmethod
     def from_objects(cls, objects: Iterable[Any]) -> ClusterState:
@@ -61,6 +63,15 @@ class ClusterState:
     def slices_of(self, service: NamespacedName) -> Mapping[str, EndpointSlice]:
         """The EndpointSlices that belong to a Service, by name; empty if there are none."""
         return self._slices.get(service, _NO_SLICES)
+
+    def lost_claims(self, service: NamespacedName) -> Mapping[Claim, Conflict]:
+        """Return the addresses with port, and node ports, of a Service that another Service gets; mostly empty."""
+        return self._claims.lost_by(service)
+
+    @property
+    def conflicts(self) -> Tuple[Conflict, ...]:
+        """The addresses with port, and node ports, that several Services claim; the same object until one changes."""
+        return self._claims.conflicts
 
     def endpoint_count(self) -> int:
         """How many endpoints the slices hold altogether."""
@@ -117,8 +128,9 @@ class ClusterState:
         key = service.key
         if self.services.get(key) == service:
             return _NOTHING
+        affected = self._claims.replace(self.services.get(key), service)
         self.services[key] = service
-        return frozenset((key,))
+        return frozenset((key, *affected))
 
     def _put_slice(self, item: EndpointSlice) -> FrozenSet[NamespacedName]:
         identity = (item.namespace, item.name)
@@ -150,7 +162,8 @@ class ClusterState:
             return self._drop_slice((key.namespace, key.name))
         if key.kind == "Service":
             service = NamespacedName(key.namespace, key.name)
-            return frozenset((service,)) if self.services.pop(service, None) is not None else _NOTHING
+            removed = self.services.pop(service, None)
+            return _NOTHING if removed is None else frozenset((service, *self._claims.replace(removed, None)))
         if key.kind == "Node":
             self.nodes.pop(key.name, None)
         elif key.kind == "ServiceCIDR":

@@ -209,6 +209,7 @@ def _status_lines(document: Dict[str, Any]) -> List[str]:
     if document["lastError"]:
         lines.append(f"last error: {document['lastError']}")
     lines += [f"left out:   {refusal}" for refusal in document["refused"]]
+    lines += [f"conflict:   {conflict}" for conflict in document.get("conflicts", ())]
     return lines
 
 

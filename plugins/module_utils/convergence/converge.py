@@ -23,7 +23,7 @@ from .modes import choose_mode
 from .node import NodeView, family_plans, removal_plans, view_node
 from .prepare import check_cluster, check_node, node_modules, node_sysctls
 from .probes import default_probes
-from .report import Stopwatch, counts, table_changes
+from .report import Stopwatch, conflict_warnings, counts, table_changes
 from .request import Report, Request
 from .stages import FamilyPlan, leftover_stages, mode_stages, release_stages, removal_stages
 
@@ -86,6 +86,7 @@ class _Convergence:
             configuration = request.configuration.with_mode(chosen.mode)
             view = view_node(request, configuration)
         self.warnings += [*chosen.warnings, *view.warnings, *check_cluster(request, view)]
+        self.warnings += conflict_warnings(request.cluster.conflicts)
         with self.watch.stage("routes"):
             plans = family_plans(request.cluster, configuration, view)
         self._preflight(configuration, plans)

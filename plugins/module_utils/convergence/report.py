@@ -9,6 +9,7 @@ import contextlib
 import time
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
+from ..cluster.claims import Conflict
 from ..resources import PlannedChange, Resource
 from ..serviceports.routes import ServicePortName, ServicePortRoute
 from .request import TableChange
@@ -37,6 +38,16 @@ class Stopwatch:
 
 def _lines(resource: Resource[Any, Any], entries: Iterable[Tuple[Any, Any]]) -> List[str]:
     return [line for key, value in entries for line in resource.describe(key, value)]
+
+
+_NAMED_CONFLICTS = 5
+
+
+def conflict_warnings(conflicts: Sequence[Conflict]) -> List[str]:
+    """Return a line for each of the first few addresses that several Services claim, and one for the others."""
+    lines = [str(conflict) for conflict in conflicts[:_NAMED_CONFLICTS]]
+    left = len(conflicts) - len(lines)
+    return [*lines, f"{left} more addresses or node ports are claimed by several Services"] if left else lines
 
 
 def table_change(planned: PlannedChange, describe: bool) -> TableChange:

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, NamedTuple, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Tuple
 
-from ..cluster.model import NamespacedName
+from ..cluster.claims import Claim, Conflict
+from ..cluster.model import NamespacedName, ServicePort
 from ..cluster.state import ClusterState
 from .endpoints import expand, slices_in_order
 from .routes import ServicePortName, ServicePortRoute
@@ -31,15 +32,28 @@ class RoutingContext(NamedTuple):
 def routes_for_service(
     state: ClusterState, service_key: NamespacedName, context: RoutingContext
 ) -> Tuple[ServicePortRoute, ...]:
-    """The routes of one Service, one per port, sorted by key; empty if there is no such Service in the family."""
+    """Return the routes of one Service, one per port, sorted by key; empty if there is no such Service in the family.
+
+    An address or node port that another Service gets (see ``cluster.claims``) is left out; so is a port whose cluster
+    IP another Service gets.
+    """
     service = state.services.get(service_key)
     if service is None or not service.ports or not cluster_ip_of(service, context.family):
         return ()
     attributes = service_attributes(service, context.family, context.allow_external_ips)
     node_name, zone = context.node_name, context.zone
     by_port = expand(slices_in_order(state.slices_of(service_key)), context.family, node_name)
+    lost = state.lost_claims(service_key)
     routes: List[ServicePortRoute] = []
     for port in service.ports:
+        external_ips, load_balancer_ips = attributes.external_ips, attributes.load_balancer_ips
+        node_port = port.node_port
+        if lost:
+            if Claim(attributes.cluster_ip, port.port, port.protocol) in lost:
+                continue
+            external_ips = _kept(external_ips, port, lost)
+            load_balancer_ips = _kept(load_balancer_ips, port, lost)
+            node_port = 0 if Claim(context.family, node_port, port.protocol) in lost else node_port
         policy = port_policy(attributes, port)
         endpoints = by_port.get((port.name, port.protocol), ())
         chosen = select(endpoints, policy.uses_cluster_endpoints, policy.uses_local_endpoints, node_name, zone)
@@ -49,9 +63,9 @@ def routes_for_service(
                 context.family,
                 attributes.cluster_ip,
                 port.port,
-                port.node_port,
-                attributes.external_ips,
-                attributes.load_balancer_ips,
+                node_port,
+                external_ips,
+                load_balancer_ips,
                 attributes.source_ranges,
                 service.affinity_seconds,
                 attributes.internal_local,
@@ -70,6 +84,10 @@ def routes_for_service(
     if len(routes) > 1:
         routes.sort(key=lambda route: route.key)
     return tuple(routes)
+
+
+def _kept(addresses: Tuple[str, ...], port: ServicePort, lost: Mapping[Claim, Conflict]) -> Tuple[str, ...]:
+    return tuple([address for address in addresses if Claim(address, port.port, port.protocol) not in lost])
 
 
 def routes_for_services(

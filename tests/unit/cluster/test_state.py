@@ -20,7 +20,7 @@ def service(name="web", port=80):
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"namespace": "shop", "name": name},
-        "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": port}]},
+        "spec": {"clusterIP": "10.96.0.1" if name == "web" else "10.96.0.2", "ports": [{"port": port}]},
     }
 
 

@@ -16,6 +16,7 @@ from ...cluster.parse import KINDS, ObjectKey, object_key
 from ...cluster.parse_slice import SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
 from ...cluster.prune import prune
 from ...cluster.state import ClusterState
+from ...errors import Refusal
 from .reflector import Batch
 
 _MOST_TRIGGER_TIMES = 100
@@ -135,11 +136,19 @@ class ClusterView:
         return list(self._objects.values())
 
     def refused_by_kind(self) -> Dict[str, int]:
-        """How many objects of each kind are left out because they are wrong."""
-        counts = dict.fromkeys(KINDS, 0)
-        for refusal in self.state.refusals:
-            counts[refusal.kind] = counts.get(refusal.kind, 0) + 1
-        return counts
+        """Return how many objects of each kind are left out because they are wrong."""
+        return _by_kind(self.state.refusals)
+
+    def skipped_by_kind(self) -> Dict[str, int]:
+        """Return how many parts of objects of each kind are left out because they are wrong."""
+        return _by_kind(self.state.skipped)
+
+
+def _by_kind(refusals: Iterable[Refusal]) -> Dict[str, int]:
+    counts = dict.fromkeys(KINDS, 0)
+    for refusal in refusals:
+        counts[refusal.kind] = counts.get(refusal.kind, 0) + 1
+    return counts
 
 
 def _stored(raw: Dict[str, Any]) -> bytes:

@@ -170,6 +170,12 @@ class Metrics:
         self.objects_refused = self._gauge(
             "kubenode_proxy_objects_refused", "Objects of the cluster left out", ("kind",)
         )
+        self.parts_skipped = self._gauge(
+            "kubenode_proxy_parts_skipped", "Addresses and endpoints of objects of the cluster left out", ("kind",)
+        )
+        self.conflicts = self._gauge(
+            "kubenode_proxy_conflicts", "Addresses with port and node ports that another Service claims, too"
+        )
         self.longest_kernel_call = self._gauge(
             "kubenode_proxy_longest_kernel_call_seconds", "The longest single call into the kernel since the start"
         )

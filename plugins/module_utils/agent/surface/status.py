@@ -49,7 +49,8 @@ def status_document(agent: Agent) -> Dict[str, Any]:
         "lastError": agent.syncer.last_error,
         "syncs": agent.syncer.syncs,
         "driftRepaired": agent.syncer.drift_repaired,
-        "refused": [str(refusal) for refusal in agent.view.state.refusals],
+        "refused": [str(refusal) for refusal in (*agent.view.state.refusals, *agent.view.state.skipped)],
+        "conflicts": [str(conflict) for conflict in agent.view.state.conflicts],
         "families": families,
     }
 

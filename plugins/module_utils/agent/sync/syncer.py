@@ -8,8 +8,10 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
+from ...cluster.claims import Conflict
 from ...cluster.model import NamespacedName
 from ...configuration.model import IPTABLES, IPVS, NFTABLES
+from ...convergence.report import conflict_warnings
 from ...errors import KernelError, ProxyError
 from ...kernel.sysctls import SysctlsResource, Wanted
 from ...kernel.xtables.restore import RestoreError
@@ -91,6 +93,7 @@ class Syncer:
         self._log = log
         self._limited = limited
         self._longest = 0.0
+        self._conflicts: Tuple[Conflict, ...] = ()
         self._filling: Dict[str, float] = {}
         # Families whose repair failed, because others went on changing things in the middle of it; and what told of it.
         self._unrepaired: Dict[str, str] = {}
@@ -319,6 +322,20 @@ class Syncer:
         metrics.endpoint_changes_pending.set(self.view.pending_slices)
         for kind, count in self.view.refused_by_kind().items():
             metrics.objects_refused.labels(kind).set(count)
+        for kind, count in self.view.skipped_by_kind().items():
+            metrics.parts_skipped.labels(kind).set(count)
+        self._warn_of_conflicts()
+
+    def _warn_of_conflicts(self) -> None:
+        """Name the Services that claim what another one gets, once each; an address may come and go."""
+        conflicts = self.view.state.conflicts
+        if conflicts is self._conflicts:
+            return
+        known = set(self._conflicts)
+        for line in conflict_warnings([conflict for conflict in conflicts if conflict not in known]):
+            self._log.warning("two Services claim one address", conflict=line)
+        self._conflicts = conflicts
+        self._metrics.conflicts.set(len(conflicts))
 
     def drain(self, families: Sequence[Proxier]) -> Tuple[int, int]:
         """Let go of real servers that have no connections any more; returns how many went and how many stay."""

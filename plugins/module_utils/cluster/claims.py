@@ -1,0 +1,158 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which Service gets an address and port that several Services claim.
+
+kube-proxy leaves that to chance (contract, section 12), so whoever may write spec.externalIPs could take over the
+cluster IP of another tenant (CVE-2020-8554). Here a cluster IP wins over a load balancer address, and that over an
+external IP; then the older Service wins, and at last the first by namespace and name. Node ports go by age alike.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import Dict, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
+
+from ..addresses import FAMILIES, address_and_port, family_of
+from .model import NamespacedName, Service
+
+_CLUSTER_IP, _LOAD_BALANCER, _EXTERNAL_IP, _NODE_PORT = range(4)
+_KINDS = ("cluster IP", "load balancer address", "external IP", "node port")
+#: Sorts after every time: a Service that does not tell its age counts as the youngest.
+_YOUNGEST = "~"
+
+
+class Claim(NamedTuple):
+    """What at most one Service can be served on: an address, a port and a protocol.
+
+    For a node port, ``address`` is the family (IPv4, IPv6), since it is one port of all addresses of the node.
+    """
+
+    address: str
+    port: int
+    protocol: str
+
+    def __str__(self) -> str:
+        if self.address in FAMILIES:
+            return f"node port {self.port}/{self.protocol} ({self.address})"
+        return f"{address_and_port(self.address, self.port)}/{self.protocol}"
+
+
+class _Claimant(NamedTuple):
+    """A Service that makes a claim; the smallest one wins."""
+
+    kind: int
+    created: str
+    name: NamespacedName
+
+    def __str__(self) -> str:
+        return f"Service {self.name} ({_KINDS[self.kind]})"
+
+
+class Conflict(NamedTuple):
+    """A claim, the Service that gets it, and one that does not."""
+
+    claim: Claim
+    winner: NamespacedName
+    loser: NamespacedName
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+_Claimants = Union[_Claimant, List[_Claimant]]
+_NOTHING: Mapping[Claim, Conflict] = {}
+
+
+def claims_of(service: Optional[Service]) -> Dict[Claim, _Claimant]:
+    """Return what a Service claims in the families in which it has a cluster IP."""
+    claims: Dict[Claim, _Claimant] = {}
+    if service is None:
+        return claims
+    created = service.created or _YOUNGEST
+    by_kind = [_Claimant(kind, created, service.key) for kind in range(len(_KINDS))]
+    served = [family for family, ip in zip(FAMILIES, (service.cluster_ip_v4, service.cluster_ip_v6)) if ip]
+    addresses = [(service.cluster_ip_v4, _CLUSTER_IP), (service.cluster_ip_v6, _CLUSTER_IP)]
+    addresses += [(address, _LOAD_BALANCER) for address in service.load_balancer_ips]
+    addresses += [(address, _EXTERNAL_IP) for address in service.external_ips]
+    for port in service.ports:
+        for address, kind in addresses:
+            if address and family_of(address) in served:
+                # The first kind is the strongest one.
+                claims.setdefault(Claim(address, port.port, port.protocol), by_kind[kind])
+        if port.node_port:
+            for family in served:
+                claims[Claim(family, port.node_port, port.protocol)] = by_kind[_NODE_PORT]
+    return claims
+
+
+class Claims:
+    """The claims of all Services, kept up to date one Service at a time at a cost of O(its claims)."""
+
+    def __init__(self) -> None:
+        # A claim that one Service makes, as nearly all are, needs no list.
+        self._claimants: Dict[Claim, _Claimants] = {}
+        self._lost: Dict[NamespacedName, Dict[Claim, Conflict]] = {}
+        self._conflicts: Optional[Tuple[Conflict, ...]] = ()
+
+    def lost_by(self, service: NamespacedName) -> Mapping[Claim, Conflict]:
+        """Return the claims of a Service that another one gets; empty for nearly all."""
+        return self._lost.get(service, _NOTHING)
+
+    @property
+    def conflicts(self) -> Tuple[Conflict, ...]:
+        """All claims that a Service makes and another one gets, in order of claim and winner; the same object until
+        one of them changes.
+        """
+        if self._conflicts is None:
+            self._conflicts = tuple(sorted(conflict for lost in self._lost.values() for conflict in lost.values()))
+        return self._conflicts
+
+    def replace(self, before: Optional[Service], now: Optional[Service]) -> Set[NamespacedName]:
+        """Take the claims of a Service in place of its earlier ones (None: it was not there, or is gone).
+
+        Returns the other Services that lose a claim by it, or get one that they had lost.
+        """
+        old, new = claims_of(before), claims_of(now)
+        affected: Set[NamespacedName] = set()
+        for claim in {**old, **new}:
+            removed, added = old.get(claim), new.get(claim)
+            if removed != added:
+                affected |= self._change(claim, removed, added)
+        for service in (before, now):
+            if service is not None:
+                affected.discard(service.key)
+        return affected
+
+    def _change(self, claim: Claim, removed: Optional[_Claimant], added: Optional[_Claimant]) -> Set[NamespacedName]:
+        found = self._claimants.get(claim)
+        if removed is None and added is not None and found is None:
+            self._claimants[claim] = added
+            return set()
+        if added is None and not isinstance(found, list):
+            del self._claimants[claim]
+            return set()
+        claimants = found if isinstance(found, list) else [found] if found is not None else []
+        before = {claimant.name for claimant in claimants}
+        losers_before = {claimant.name for claimant in claimants[1:]}
+        if removed is not None:
+            claimants.remove(removed)
+        if added is not None:
+            insort(claimants, added)
+        self._claimants[claim] = claimants if len(claimants) > 1 else claimants[0]
+        losers = {claimant.name for claimant in claimants[1:]}
+        self._record(claim, before, claimants)
+        return losers ^ losers_before
+
+    def _record(self, claim: Claim, before: Set[NamespacedName], claimants: List[_Claimant]) -> None:
+        """Bring up to date who has lost the claim."""
+        self._conflicts = None
+        for name in before:
+            lost = self._lost.get(name)
+            if lost is not None and lost.pop(claim, None) is not None and not lost:
+                del self._lost[name]
+        winner = claimants[0]
+        for loser in claimants[1:]:
+            reason = f"{claim} is claimed by {winner} and {loser}; {winner.name} gets it"
+            self._lost.setdefault(loser.name, {})[claim] = Conflict(claim, winner.name, loser.name, reason)
