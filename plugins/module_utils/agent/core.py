@@ -18,6 +18,7 @@ from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ..convergence.handles import KernelHandles
 from ..convergence.request import Request
 from ..errors import ProxyError
+from ..kernel.sysctls import SysctlsResource
 from ..kernel.xtables.nfacct import nfacct_packets
 from ..serviceports.node import node_name
 from .drift.parameters import PARAMETERS_SECONDS
@@ -191,6 +192,8 @@ class AgentCore:
         self.schedule = self._make_schedule()
         for family in proxy.families:
             self.health.updated(family.family)
+            self.metrics.expect_tables([stage.resource.name for stage in family.stages])
+        self.metrics.expect_tables([SysctlsResource.name])
         self._forget_drift()
         self.log.info(
             "programming this node",

@@ -96,12 +96,17 @@ class ListResult(NamedTuple):
     resource_version: str
 
 
+#: Takes a request's method, the server's host and port, the status of the answer ("<error>" for none) and the seconds
+#: until it began, None for a watch.
+Observer = Callable[[str, str, str, Optional[float]], None]
+
+
 class ApiClient:
     """A connection to one API server. ``timeout``: seconds for connecting, and for each answer to begin.
 
     ``unsupported``: paths of collections whose field selector the server has refused; several clients may share it, so
     that the next one does not ask again. ``expect`` is called before each request with the seconds after which it has
-    surely ended. ``dial`` and ``clock`` replace the network and the time.
+    surely ended. ``observe`` is called after each request. ``dial`` and ``clock`` replace the network and the time.
 
     Not to be used by several threads at once, :meth:`interrupt` aside. Raises ConfigurationError or ApiError from the
     start.
@@ -115,15 +120,18 @@ class ApiClient:
         *,
         unsupported: Optional[Set[str]] = None,
         expect: Callable[[float], None] = lambda seconds: None,
+        observe: Observer = lambda method, host, code, seconds: None,
         dial: Optional[Dial] = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._access = resolve(connection)
         self._transport = Transport(self._access, dial, clock)
+        self._clock = clock
         self._timeout = timeout
         self._sleep = sleep
         self._unsupported = set() if unsupported is None else unsupported
         self._expect = expect
+        self._observe = observe
         self.host = self._access.server
         self.warnings = self._access.warnings
 
@@ -348,10 +356,18 @@ class ApiClient:
         self._expect(patience.connect + patience.total)
         headers += [*self._access.credentials.headers(), *self._access.headers]
         target = f"{path}?{urllib.parse.urlencode(query)}" if query else path
+        started = self._clock()
+        code = "<error>"
         try:
-            return self._transport.request(method, target, headers, body, patience)
+            answer = self._transport.request(method, target, headers, body, patience)
+            code = str(answer.status)
+            return answer
         except TransportError as error:
             raise ApiError(f"API server {self.host}: {purpose}: {error}") from error
+        finally:
+            # How long a watch takes to begin depends on what happens in the cluster.
+            seconds = None if "watch" in query else self._clock() - started
+            self._observe(method, urllib.parse.urlsplit(self.host).netloc, code, seconds)
 
 
 def unless_absent(read: Callable[[], Item]) -> Optional[Item]:

@@ -9,26 +9,35 @@ from typing import Dict, Mapping, NamedTuple, Tuple
 
 ALLOW_SERVICE_EXTERNAL_IPS = "AllowServiceExternalIPs"
 NATIVE_HISTOGRAMS = "NativeHistograms"
+COMPONENT_FLAGZ = "ComponentFlagz"
+COMPONENT_STATUSZ = "ComponentStatusz"
+
+ALPHA, BETA, GENERAL = "ALPHA", "BETA", ""
 
 
 class Gate(NamedTuple):
-    """A feature gate of kube-proxy 1.36. ``locked``: cannot be changed. ``effect``: here, in words; empty for none."""
+    """A feature gate of kube-proxy 1.36.
+
+    ``stage``: ALPHA, BETA or GENERAL, as metrics name it. ``locked``: cannot be changed. ``effect``: here, in words;
+    empty for none.
+    """
 
     default: bool
+    stage: str = GENERAL
     locked: bool = False
     effect: str = ""
 
 
 GATES: Mapping[str, Gate] = {
     ALLOW_SERVICE_EXTERNAL_IPS: Gate(True, effect="off: `spec.externalIPs` are not served"),
-    "ComponentFlagz": Gate(True),
-    "ComponentStatusz": Gate(True),
-    "ContextualLogging": Gate(True),
-    "LoggingAlphaOptions": Gate(False),
-    "LoggingBetaOptions": Gate(True),
+    COMPONENT_FLAGZ: Gate(True, BETA, effect="off: no page `/flagz`"),
+    COMPONENT_STATUSZ: Gate(True, BETA, effect="off: no page `/statusz`"),
+    "ContextualLogging": Gate(True, BETA),
+    "LoggingAlphaOptions": Gate(False, ALPHA),
+    "LoggingBetaOptions": Gate(True, BETA),
     "MultiCIDRServiceAllocator": Gate(True, locked=True),
     "NFTablesProxyMode": Gate(True, locked=True),
-    NATIVE_HISTOGRAMS: Gate(False),
+    NATIVE_HISTOGRAMS: Gate(False, ALPHA),
     "PreferSameTrafficDistribution": Gate(True, locked=True),
 }
 """By name."""
@@ -56,7 +65,7 @@ REMOVED_GATES: Tuple[str, ...] = (
 
 _GROUPS: Mapping[str, Tuple[str, ...]] = {
     "AllAlpha": ("LoggingAlphaOptions", NATIVE_HISTOGRAMS),
-    "AllBeta": ("ComponentFlagz", "ComponentStatusz", "LoggingBetaOptions"),
+    "AllBeta": (COMPONENT_FLAGZ, COMPONENT_STATUSZ, "LoggingBetaOptions"),
 }
 
 

@@ -8,9 +8,12 @@ prometheus_client is needed to run the agent, not to import this module.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, Mapping, Tuple
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Tuple
 
+from ...configuration.feature_gates import GATES
+from ...configuration.model import KubeProxyConfiguration
 from ...errors import ConfigurationError
+from ...packaging.identity import Identity
 from ...rendering.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
 
 try:
@@ -30,6 +33,8 @@ PROGRAMMING_BUCKETS: Tuple[float, ...] = (
     *(float(second) for second in range(120, 301, 30)),
 )
 
+REST_BUCKETS: Tuple[float, ...] = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+
 _SYNC = "kubeproxy_sync_proxy_rules_"
 _PACKET_COUNTERS = (
     (
@@ -47,14 +52,22 @@ _FAMILY = ("ip_family",)
 
 
 class Sampled:
-    """A registry as kube-proxy shows one: metrics of which there is nothing to tell yet are left out."""
+    """A registry as kube-proxy shows one.
+
+    Left out are metrics without any sample yet, and the times at which counters and histograms were made, which
+    prometheus_client shows as further gauges; versions before 0.17 cannot be told not to.
+    """
 
     def __init__(self, registry: Any) -> None:
         self._registry = registry
 
     def collect(self) -> Iterator[Any]:
-        """What there is."""
-        return (metric for metric in self._registry.collect() if metric.samples)
+        """Yield what there is."""
+        for metric in self._registry.collect():
+            if metric.type != "gauge":
+                metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            if metric.samples:
+                yield metric
 
 
 class PacketCounters:
@@ -71,6 +84,23 @@ class PacketCounters:
                 yield prometheus_client.core.CounterMetricFamily(name, text, value=packets[counter])
 
 
+class CountedElsewhere:
+    """A counter whose values another part of the agent keeps, by the value of one label."""
+
+    def __init__(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, int]]) -> None:
+        self._name = name
+        self._text = text
+        self._label = label
+        self._read = read
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the counter with its values now."""
+        found = prometheus_client.core.CounterMetricFamily(self._name, self._text, labels=[self._label])
+        for value, count in self._read().items():
+            found.add_metric([value], count)
+        yield found
+
+
 class Metrics:
     """All metrics of one agent in a registry of their own; the attributes are prometheus_client objects.
 
@@ -83,15 +113,16 @@ class Metrics:
                 "the Python package prometheus_client is missing on this node: "
                 "install python3-prometheus-client, or let the role kubenode.proxy.agent ship it"
             )
-        if hasattr(prometheus_client, "disable_created_metrics"):
-            prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=self.registry)
         prometheus_client.PlatformCollector(registry=self.registry)
         #: The packets of nfacct counters by name; the agent replaces it in the mode that has them.
         self.packets: Callable[[], Mapping[str, int]] = dict
         self.registry.register(PacketCounters(self._packets_now))
+        #: Connections that the HTTP server closed before an answer, by reason.
+        self.http_closed: Callable[[], Mapping[str, int]] = dict
         self._kube_proxy()
+        self._kubernetes()
         self._own()
         self._service_levels()
 
@@ -161,7 +192,49 @@ class Metrics:
             _SYNC + "nftables_cleanup_failures_total", "Failed nftables clean-up transactions", _FAMILY
         )
 
+    def _kubernetes(self) -> None:
+        """Make what all components of Kubernetes have."""
+        self.rest_requests = self._counter(
+            "rest_client_requests_total", "Requests to the API server", ("code", "host", "method")
+        )
+        self.rest_duration = self._histogram(
+            "rest_client_request_duration_seconds",
+            "Seconds until the API server begins its answer; watches are not counted",
+            ("host", "verb"),
+            REST_BUCKETS,
+        )
+        self.features = self._gauge(
+            "kubernetes_feature_enabled", "1 for a feature gate that is on, 0 for one that is off", ("name", "stage")
+        )
+
+    def observe_request(self, method: str, host: str, code: str, seconds: Optional[float]) -> None:
+        """Count a request to the API server; ``seconds`` is None where a duration says nothing."""
+        self.rest_requests.labels(code, host, method).inc()
+        if seconds is not None:
+            self.rest_duration.labels(host, method).observe(seconds)
+
+    def show_gates(self, configuration: KubeProxyConfiguration) -> None:
+        """Show the feature gates in effect."""
+        for name, gate in GATES.items():
+            self.features.labels(name, gate.stage).set(int(configuration.gate(name)))
+
+    def show_identity(self, identity: Identity) -> None:
+        """Show which version of the collection and of the engine this is."""
+        self.build_info.labels(identity.text, identity.engine).set(1)
+
+    def expect_tables(self, names: Iterable[str]) -> None:
+        """Show repairs of these tables from the start: a first one that makes a series is no increase of it."""
+        for name in names:
+            self.drift_repaired.labels(name)
+
     def _own(self) -> None:
+        self.build_info = self._gauge(
+            "kubenode_proxy_build_info", "1 for the version that runs", ("version", "engine")
+        )
+        self.http_connections = self._gauge("kubenode_proxy_http_connections", "Connections that are open")
+        closed = "kubenode_proxy_http_connections_closed_total"
+        text = "Connections closed before they got an answer"
+        self.registry.register(CountedElsewhere(closed, text, "reason", lambda: self.http_closed()))
         self.drift_repaired = self._counter(
             "kubenode_proxy_drift_repaired_total",
             "Entries found altered or missing in the kernel and repaired",

@@ -12,6 +12,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from ...addresses import IPV6
 from ...cluster.model import NamespacedName
 from ...configuration.document import to_mapping
+from ...configuration.feature_gates import COMPONENT_FLAGZ, COMPONENT_STATUSZ
 from ...configuration.model import KubeProxyConfiguration
 from ...errors import KernelError
 from ...packaging.identity import identity
@@ -114,9 +115,13 @@ class Surface:
         started: Optional[float] = None,
     ) -> None:
         self.health = health
+        metrics.show_identity(identity())
+        metrics.show_gates(configuration)
         self.server = HttpServer(log, limits)
         self._configuration = configuration
         self._metrics = metrics
+        metrics.http_closed = lambda: self.server.closed
+        metrics.http_connections.set_function(lambda: self.server.connections)
         self._flags = dict(flags or {})
         self._started = time.time() if started is None else started
         healthz, metrics_address = _own_addresses(configuration)
@@ -140,6 +145,7 @@ class Surface:
     def configure(self, configuration: KubeProxyConfiguration) -> None:
         """Take the configuration in effect; a port whose address stays is not closed."""
         self._configuration = configuration
+        self._metrics.show_gates(configuration)
         for listener, address in zip(self.listeners, _own_addresses(configuration)):
             listener.move(address)
 
@@ -162,8 +168,11 @@ class Surface:
         return page(request)
 
     def _is_on(self, path: str) -> bool:
-        gates = {"/flagz": "ComponentFlagz", "/statusz": "ComponentStatusz"}
-        return path not in gates or self._configuration.gate(gates[path])
+        if path == "/flagz":
+            return self._configuration.gate(COMPONENT_FLAGZ)
+        if path == "/statusz":
+            return self._configuration.gate(COMPONENT_STATUSZ)
+        return True
 
     def _service_levels(self, request: HttpRequest) -> Answer:
         if request.method == "DELETE":
