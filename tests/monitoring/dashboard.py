@@ -247,6 +247,34 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
                 unit="s",
             ),
             Panel(
+                "Versions",
+                "How many agents run which version of the collection and the engine.",
+                ((f"count by (version) ({selected('kubenode_proxy_build_info')})", "{{version}}"),),
+            ),
+            Panel(
+                "Requests to the API server",
+                "By the status of the answer, per second; <error> stands for none.",
+                ((f"sum by (code) ({rate('rest_client_requests_total')})", "{{code}}"),),
+                unit="reqps",
+            ),
+            Panel(
+                "Answers of the API server",
+                "Median and 99th percentile of the time until an answer begins, watches aside.",
+                (
+                    (quantile(0.5, "rest_client_request_duration_seconds"), "p50"),
+                    (quantile(0.99, "rest_client_request_duration_seconds"), "p99"),
+                ),
+                unit="s",
+            ),
+            Panel(
+                "Connections to the agent",
+                "The most open ones on any node, and how many were closed per second before they got an answer.",
+                (
+                    (f"max({selected('kubenode_proxy_http_connections')})", "open"),
+                    (f"sum by (reason) ({rate('kubenode_proxy_http_connections_closed_total')})", "closed: {{reason}}"),
+                ),
+            ),
+            Panel(
                 "Memory of the agent",
                 "Of the ten largest.",
                 ((f"topk(10, {selected('process_resident_memory_bytes')})", "{{instance}}"),),

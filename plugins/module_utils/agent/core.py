@@ -147,7 +147,13 @@ class AgentCore:
         """Return a client, for use by one thread; ``expect`` learns how long each request may take."""
         kubeconfig = self.options.kubeconfig or self.configuration.client_connection.kubeconfig
         connection = ApiConnection(kubeconfig=kubeconfig or None)
-        client = ApiClient(connection, timeout, unsupported=self._unsupported_selectors, expect=expect)
+        client = ApiClient(
+            connection,
+            timeout,
+            unsupported=self._unsupported_selectors,
+            expect=expect,
+            observe=self.metrics.observe_request,
+        )
         for warning in client.warnings:
             if warning not in self._api_warnings:
                 self._api_warnings.add(warning)
@@ -192,8 +198,8 @@ class AgentCore:
         self.schedule = self._make_schedule()
         for family in proxy.families:
             self.health.updated(family.family)
-            self.metrics.expect_tables([stage.resource.name for stage in family.stages])
-        self.metrics.expect_tables([SysctlsResource.name])
+            self.metrics.expect_repairs(stage.resource for stage in family.stages)
+        self.metrics.expect_repairs([SysctlsResource(())])
         self._forget_drift()
         self.log.info(
             "programming this node",
@@ -296,6 +302,8 @@ class AgentCore:
     def _watchdog(self) -> None:
         """Look after the threads, and tell systemd that the agent is alive unless one of them is stuck."""
         stuck = self.supervisor.check()
+        if not self.surface.server.alive:
+            stuck = (*stuck, "http")
         self.health.threads_stuck(stuck)
         if self.systemd.watchdog_seconds and not stuck:
             self.systemd.alive()

@@ -192,13 +192,17 @@ def clean_up(arguments: argparse.Namespace) -> Outcome:
 
 def _status_lines(document: Dict[str, Any]) -> List[str]:
     healthy = "healthy" if document["healthy"] else "not healthy"
+    lost = document.get("apiServerLostSeconds", {})
+    if lost and all(lost.values()):
+        healthy += f", without the API server for {min(lost.values()):.0f} s"
     lines = [
         f"agent:      running for {document['uptimeSeconds']:.0f} s, {healthy}",
         f"node:       {document['node']}",
         f"mode:       {document['mode'] or 'not chosen yet'} ({document['modeReason'] or 'waiting for the cluster'})",
     ]
     for name, state in document["apiServer"].items():
-        lines.append(f"API server: {name}: {state}")
+        seconds = f" (for {lost[name]:.0f} s)" if lost.get(name) else ""
+        lines.append(f"API server: {name}: {state}{seconds}")
     for family, item in document["families"].items():
         text = f"{item['services']} Services, {item['ports']} ports, {item['endpoints']} endpoints"
         draining = f", {item['draining']} draining" if item["draining"] else ""

@@ -6,18 +6,23 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import urllib.error
 import urllib.request
 from pathlib import Path
 
+import prometheus_client
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surface import Address, Surface
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.feature_gates import GATES
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import SysctlsResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import identity
 
 RECORDED = Path(__file__).parents[2] / "conformance" / "cases" / "health-and-metrics"
 SERIES = re.compile(r"^(kubeproxy_\w+)(?:\{(.*)\})? \S+$", re.MULTILINE)
@@ -72,6 +77,84 @@ def test_what_has_not_happened_is_not_shown():
     text = Metrics().text().decode()
     assert "restore_failures" not in text and "nftables_sync_failures" not in text
     assert "kubeproxy_sync_proxy_rules_service_changes_total 0.0" in text
+
+
+def test_times_of_creation_are_never_shown():
+    """Versions of prometheus_client before 0.17 always show them; newer ones can be told to."""
+    prometheus_client.enable_created_metrics()
+    try:
+        metrics = Metrics()
+        metrics.sync_duration.labels("IPv4").observe(0.1)
+        metrics.healthz.labels("200").inc()
+        metrics.observe_health("livez", True)
+        for slis in (False, True):
+            text = metrics.text(slis=slis).decode()
+            assert "_created" not in text and "_total" in text
+    finally:
+        prometheus_client.disable_created_metrics()
+
+
+def test_the_feature_gates_are_shown_as_kube_proxy_shows_them():
+    metrics = Metrics()
+    metrics.show_gates(load({}).configuration)
+    pattern = re.compile(r"^(kubernetes_feature_enabled\{.*\}) (\S+)$", re.MULTILINE)
+    recorded = {key: float(value) for key, value in pattern.findall((RECORDED / "metrics-nftables.txt").read_text())}
+    shown = {key: float(value) for key, value in pattern.findall(metrics.text().decode())}
+    assert len(shown) == len(GATES) and shown.items() <= recorded.items()
+    metrics.show_gates(load({"featureGates": {"ComponentFlagz": False}}).configuration)
+    assert 'kubernetes_feature_enabled{name="ComponentFlagz",stage="BETA"} 0.0' in metrics.text().decode()
+
+
+def test_own_counters_begin_at_0():
+    metrics = Metrics()
+    metrics.expect_repairs([SysctlsResource(())])
+    metrics.http_closed = lambda: {"idle": 0, "deadline": 3}
+    lines = metrics.text().decode().splitlines()
+    assert 'kubenode_proxy_drift_repaired_total{ip_family="",kind="sysctls"} 0.0' in lines
+    assert 'kubenode_proxy_http_connections_closed_total{reason="idle"} 0.0' in lines
+    assert 'kubenode_proxy_http_connections_closed_total{reason="deadline"} 3.0' in lines
+
+
+def test_requests_to_the_api_server_are_counted():
+    metrics = Metrics()
+    metrics.observe_request("GET", "192.0.2.9:6443", "200", 0.01)
+    metrics.observe_request("GET", "192.0.2.9:6443", "<error>", 30.0)
+    metrics.observe_request("GET", "192.0.2.9:6443", "200", None)
+    lines = metrics.text().decode().splitlines()
+    assert 'rest_client_requests_total{code="200",host="192.0.2.9:6443",method="GET"} 2.0' in lines
+    assert 'rest_client_requests_total{code="<error>",host="192.0.2.9:6443",method="GET"} 1.0' in lines
+    name = "rest_client_request_duration_seconds"
+    assert f'{name}_bucket{{host="192.0.2.9:6443",le="0.025",verb="GET"}} 1.0' in lines
+    assert f'{name}_count{{host="192.0.2.9:6443",verb="GET"}} 2.0' in lines
+
+
+def test_the_pages_of_the_metrics_address():
+    metrics = Metrics()
+    configuration = load({"featureGates": {"ComponentFlagz": False}}).configuration
+    surface = Surface(
+        configuration, ProxyHealth(60.0), metrics, LimitedLog(Log(io.StringIO())), flags={"config": "/etc/c.yaml"}
+    )
+    listener = surface.listeners[1]
+    listener.address = Address("127.0.0.1", 0)
+    try:
+        assert listener.open()
+        port = listener.port
+        assert fetch(port, "/healthz") == (200, "ok") == fetch(port, "/healthz/ping")
+        assert fetch(port, "/proxyMode") == (200, configuration.mode)
+        assert json.loads(fetch(port, "/configz")[1])["kubeproxy.config.k8s.io"]["kind"] == "KubeProxyConfiguration"
+        assert json.loads(fetch(port, "/version")[1])["gitVersion"] == f"v{identity().text}"
+        status, text = fetch(port, "/statusz?verbose")
+        assert status == 200 and text.startswith("\nkube-proxy statusz\n") and "/flagz" not in text
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            fetch(port, "/flagz")
+        surface.configure(load({}).configuration._replace(metrics_bind_address=f"127.0.0.1:{port}"))
+        assert listener.open() and listener.port == port
+        assert "config=/etc/c.yaml" in fetch(port, "/flagz")[1] and "/flagz" in fetch(port, "/statusz")[1]
+        text = fetch(port, "/metrics")[1]
+        assert f'kubenode_proxy_build_info{{engine="{identity().engine}",version="{identity().text}"}} 1.0' in text
+        assert "kubenode_proxy_http_connections 1.0" in text
+    finally:
+        surface.close()
 
 
 def fetch(port, path, method="GET"):

@@ -272,3 +272,35 @@ def test_completion_is_valid_shell_and_knows_commands_and_options():
     done = subprocess.run(["bash", "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["explain", "--diff", "iptables ipvs"]
     assert "bashcompinit" in run("completion", "zsh")[1]
+
+
+@pytest.mark.parametrize(
+    ("lost", "first", "services"),
+    [
+        ({"services": 0.0, "nodes": 0.0}, "running for 40 s, healthy", "services: watching"),
+        ({"services": 35.4, "nodes": 35.1}, "running for 40 s, healthy, without the API server for 35 s", "(for 35 s)"),
+        ({"services": 0.0, "nodes": 12.0}, "running for 40 s, healthy", "services: watching"),
+    ],
+)
+def test_status_says_for_how_long_the_api_server_has_been_away(lost, first, services):
+    document = {
+        "agent": "running",
+        "uptimeSeconds": 40.0,
+        "healthy": True,
+        "node": "node1",
+        "mode": "nftables",
+        "modeReason": "the configuration says so",
+        "apiServer": {name: "watching" if not seconds else "no route to host" for name, seconds in lost.items()},
+        "apiServerLostSeconds": lost,
+        "families": {},
+        "syncs": 1,
+        "driftRepaired": 0,
+        "lastError": "",
+        "refused": [],
+    }
+    lines = commands._status_lines(document)
+    assert lines[0] == f"agent:      {first}"
+    (line,) = [line for line in lines if line.startswith("API server: services")]
+    assert services in line
+    (line,) = [line for line in lines if line.startswith("API server: nodes")]
+    assert ("(for 12 s)" in line) == (lost["nodes"] == 12.0)

@@ -226,3 +226,17 @@ def test_pauses_grow_to_half_a_minute_and_begin_anew_after_success():
     backoff.reset()
     assert backoff.pause() == 0.8
     assert 0.8 <= Backoff().pause() <= 1.6
+
+
+def test_how_long_nothing_can_be_read_counts_from_the_first_failure_to_the_next_success(setup):
+    reflector = setup.follow(SERVICES)
+    setup.next()
+    wait_for(lambda: reflector.connected)
+    assert reflector.lost_for == 0.0
+    setup.down()
+    wait_for(lambda: reflector.lost_for > 0.0)
+    first = reflector.lost_for
+    wait_for(lambda: reflector.lost_for > first + 0.5)
+    setup.up()
+    wait_for(lambda: reflector.connected and not reflector.error)
+    assert reflector.lost_for == 0.0

@@ -249,3 +249,25 @@ def test_missing_files_are_named(tmp_path):
         list_objects(ApiConnection(kubeconfig=missing))
     with pytest.raises(ConfigurationError, match=rf"{missing}: the file cannot be read"):
         list_objects(ApiConnection(host="https://127.0.0.1:1", ca_cert=missing))
+
+
+def test_every_request_is_observed(server, connection):
+    seen = []
+    client = ApiClient(connection, timeout=5.0, observe=lambda *item: seen.append(item))
+    server.store.put(service("web"))
+    found = client.list(SERVICES)
+    with pytest.raises(ApiStatusError):
+        client.get(NODES, "none")
+    next(client.watch(SERVICES, found.resource_version, timeout_seconds=5))
+    host = server.url.partition("//")[2]
+    server.close()
+    with pytest.raises(ApiError):
+        client.list(NODES)
+    client.close()
+    assert [item[:3] for item in seen] == [
+        ("GET", host, "200"),
+        ("GET", host, "404"),
+        ("GET", host, "200"),
+        ("GET", host, "<error>"),
+    ]
+    assert seen[2][3] is None and all(0.0 <= item[3] < 10.0 for item in seen if item is not seen[2])

@@ -147,6 +147,7 @@ class Reflector:
         self.connected = False
         self.error = ""
         self.asked: Optional[float] = None
+        self._lost_since: Optional[float] = clock()
         self._connect = connect
         self._hand_on = hand_on
         self._log = log
@@ -163,6 +164,12 @@ class Reflector:
         self._minimum = "0"
         self._reported: Dict[str, str] = {}
         self._left_out = 0
+
+    @property
+    def lost_for(self) -> float:
+        """Seconds for which nothing could be read from the API server; 0 while a watch is open, or between two."""
+        since = self._lost_since
+        return 0.0 if since is None or self.connected else max(0.0, self._clock() - since)
 
     def stop(self) -> None:
         """Have the thread end; it may be called from any thread."""
@@ -217,6 +224,8 @@ class Reflector:
             # Kubeconfig and certificates are read again: they may be what is wrong.
             self._disconnect()
         self.connected = False
+        if self._lost_since is None:
+            self._lost_since = self._clock()
         if str(error) != self.error and not self._ending.is_set():
             self._log.warning(str(error))
         self.error = str(error)
@@ -226,6 +235,7 @@ class Reflector:
         if self.error:
             self._log.info(f"{self.resource.name} of the API server can be read again")
         self.error = ""
+        self._lost_since = None
 
     def _cycle(self, task: Task) -> None:
         """List if need be, then watch once; pause where the watch brought nothing. Raises ProxyError."""

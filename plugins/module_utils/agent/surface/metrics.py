@@ -15,6 +15,7 @@ from ...configuration.model import KubeProxyConfiguration
 from ...errors import ConfigurationError
 from ...packaging.identity import Identity
 from ...rendering.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
+from ...resources import Resource
 
 try:
     import prometheus_client
@@ -222,10 +223,10 @@ class Metrics:
         """Show which version of the collection and of the engine this is."""
         self.build_info.labels(identity.text, identity.engine).set(1)
 
-    def expect_tables(self, names: Iterable[str]) -> None:
+    def expect_repairs(self, tables: Iterable[Resource[Any, Any]]) -> None:
         """Show repairs of these tables from the start: a first one that makes a series is no increase of it."""
-        for name in names:
-            self.drift_repaired.labels(name)
+        for table in tables:
+            self.drift_repaired.labels(table.kind, table.family)
 
     def _own(self) -> None:
         self.build_info = self._gauge(

@@ -44,6 +44,9 @@ def status_document(agent: Agent) -> Dict[str, Any]:
             reflector.resource.name: "watching" if reflector.connected else reflector.error or "connecting"
             for reflector in agent.reflectors
         },
+        "apiServerLostSeconds": {
+            reflector.resource.name: round(reflector.lost_for, 1) for reflector in agent.reflectors
+        },
         "startedFromCache": agent.from_cache,
         "lastSync": round(agent.last_sync_end, 3),
         "lastError": agent.syncer.last_error,

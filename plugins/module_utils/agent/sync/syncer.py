@@ -235,7 +235,8 @@ class Syncer:
             self.drift_repaired += len(repaired)
             self._metrics.drift_repaired.labels(SysctlsResource.kind, SysctlsResource.family).inc(len(repaired))
             what = ", ".join(f"{key} from {old} to {new}" for key, (old, new) in repaired.items())
-            self._log.warning("put kernel parameters back that another program had changed", parameters=what)
+            text = "put kernel parameters back that another program had changed"
+            self._limited.warning("parameters", text, parameters=what)
         if refused and refused != self._refused_parameters:
             self._log.warning("kernel parameters cannot be put back", reason="; ".join(refused))
         self._refused_parameters = refused
