@@ -143,7 +143,7 @@ def test_a_killed_agent_leaves_everything_and_the_next_one_adopts_it(node):
     assert "kube-nlmon0" in output("ip", "-o", "link", "show", "type", "nlmon")
     state = ("--state-directory", str(node.scratch / "run"))
     checked = node.run("cleanup", "--check", *state)
-    assert "monitoring device: 0 to add, 0 to replace, 1 to remove" in checked.stdout, checked
+    assert "devices (monitoring): 0 to add, 0 to replace, 1 to remove" in checked.stdout, checked
     assert "kube-nlmon0" in output("ip", "-o", "link", "show", "type", "nlmon")
     assert node.run("cleanup", *state).returncode == 0
     assert output("ip", "-o", "link", "show", "type", "nlmon") == ""

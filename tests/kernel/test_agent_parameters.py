@@ -34,7 +34,7 @@ def test_a_changed_parameter_is_put_back_counted_and_logged(node):
         parameter.write_text("60\n")
         wait_for(lambda parameter=parameter, kept=kept: parameter.read_text() == kept, 60.0, 0.1)
         wait_for(lambda known=known: node.metric("kubenode_proxy_drift_repaired_total") == known + 1)
-    assert 'kubenode_proxy_drift_repaired_total{table="sysctls"} 2.0' in node.fetch("/metrics")
+    assert 'kubenode_proxy_drift_repaired_total{ip_family="",kind="sysctls"} 2.0' in node.fetch("/metrics")
     assert node.status()["driftRepaired"] == 2
     assert "nf_conntrack_tcp_timeout_close_wait from 60 to 3600" in node.log
     assert node.differences()["changed"] is False

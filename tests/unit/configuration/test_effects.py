@@ -113,7 +113,7 @@ def test_gates_are_used_where_the_table_says_so():
     texts = [path.read_text(encoding="utf-8") for path in ENGINE.rglob("*.py") if PACKAGE not in path.parents]
     constants = {value: name for name, value in vars(feature_gates).items() if isinstance(value, str)}
     for name, gate in feature_gates.GATES.items():
-        pattern = rf'\.gate\(\s*("{name}"|{constants.get(name, name)})\s*\)'
+        pattern = rf'"{name}"|\b{constants.get(name, name)}\b'
         assert bool(gate.effect) is any(re.search(pattern, text) for text in texts), name
 
 

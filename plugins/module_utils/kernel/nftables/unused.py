@@ -15,7 +15,7 @@ from ...errors import KernelError
 from ...rendering.nftables.layout import FRONTENDS
 from ...rendering.nftables.objects import TABLE_NAME, Key
 from ...rendering.nftables.own_names import is_own
-from ...resources import Change, Resource
+from ...resources import Change, Kind, Resource
 from ..netlink import parse_attributes
 from .observation import parse_data, parse_expression
 from .raw import RawChain, RawSet, RawTable, RawTableResource, rule_expressions
@@ -68,10 +68,11 @@ class UnusedResource(Resource[Key, Any]):
     They can only be removed. The kernel refuses to remove what another program has come to refer to meanwhile.
     """
 
+    kind = Kind.TABLE_OBJECTS
+    qualifier = "unused"
     atomic = True
 
     def __init__(self, family: str, open_table: Callable[[], NftablesResource]) -> None:
-        self.name = f"nftables {family}"
         self.family = family
         self._open_table = open_table
         self._raw = RawTableResource(family)
