@@ -40,7 +40,7 @@ export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup setup-lab setup-demo demo docs record test test-full quick format lint unit pythons kernel load monitoring browser uml systemd molecule \
+.PHONY: help setup setup-lab demo docs record test test-full quick format lint unit pythons kernel load monitoring browser uml systemd molecule \
 	modules sanity ansible-units build .packed cores importer played conformance clean
 
 help:
@@ -52,11 +52,9 @@ setup:
 setup-lab:
 	@.ci/bootstrap lab
 
-setup-demo:
-	@.ci/bootstrap demo
-
-demo: setup-demo
-	@$(PYTHON) -m tests.lab.demo
+# In one shell, so that the demonstration can say how long its preparation took.
+demo:
+	@DEMO_STARTED=$$(date +%s); export DEMO_STARTED; .ci/bootstrap demo && $(PYTHON) -m tests.lab.demo
 
 docs: setup
 	$(PYTHON) -m tests.documentation
