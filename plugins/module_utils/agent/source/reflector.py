@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 from ...cluster.answers import InvalidAnswer, WatchEvent, version_of
 from ...cluster.api import ApiClient, ApiStatusError, Expired, ResourceType, WatchFailed
@@ -162,7 +162,7 @@ class Reflector:
         self._client: Optional[ApiClient] = None
         self._version = ""
         self._minimum = "0"
-        self._reported: Dict[str, str] = {}
+        self._reported: Set[str] = set()
         self._left_out = 0
 
     @property
@@ -301,12 +301,11 @@ class Reflector:
         self._left_out += 1
         key = object_key(raw)
         refusal = str(Refusal(self.resource.kind, key.namespace, key.name, field, reason))
-        name = f"{key.namespace}/{key.name}"
-        if self._reported.get(name) == refusal:
+        if refusal in self._reported:
             return
         if len(self._reported) >= _MOST_REPORTED:
             self._reported.clear()
-        self._reported[name] = refusal
+        self._reported.add(refusal)
         self._log.warning("left out an object of the API server", object=refusal)
 
     def _watch(self, client: ApiClient) -> None:

@@ -1,0 +1,141 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An API server without a network or real time: each request is answered by a function with bytes as on the wire.
+
+The bytes go through http.client and everything above it. Time is a number that waiting moves on.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import socket
+from typing import Any, Callable, Dict, Iterable, List, Optional, Union
+
+Faults = Union[bytes, BaseException]
+
+
+class Clock:
+    """Seconds that pass only when something waits."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+class Answer:
+    """What a connection gives back: pieces of bytes, exceptions that reading raises, and seconds that pass (floats)."""
+
+    def __init__(self, *parts: Union[bytes, float, BaseException]) -> None:
+        self.parts = list(parts)
+
+
+class _Stream(io.RawIOBase):
+    def __init__(self, answer: Answer, clock: Clock) -> None:
+        self._parts = list(answer.parts)
+        self._clock = clock
+
+    def readable(self) -> bool:
+        """It is read from only."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Give the next piece, or what stands in its place."""
+        while self._parts:
+            part = self._parts.pop(0)
+            if isinstance(part, float):
+                self._clock.wait(part)
+            elif isinstance(part, BaseException):
+                raise part
+            elif part:
+                count = min(len(buffer), len(part))
+                buffer[:count] = part[:count]
+                if count < len(part):
+                    self._parts.insert(0, part[count:])
+                return count
+        return 0
+
+
+class _Socket:
+    """As much of a socket as http.client uses."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._sent = b""
+
+    def sendall(self, data: bytes) -> None:
+        """Take a part of the request."""
+        self._sent += bytes(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """Begin the answer to what was sent."""
+        target = self._sent.split(b" ", 2)[1].decode("ascii")
+        return io.BufferedReader(_Stream(self._wire.answer(target), self._wire.clock))
+
+    def settimeout(self, seconds: float) -> None:
+        """Timeouts are parts of answers."""
+
+    def fileno(self) -> int:
+        """No descriptor: a connection is never kept."""
+        return -1
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Wire:
+    """Dials connections that ``answer`` answers, by the target of each request."""
+
+    def __init__(self, clock: Clock, answer: Callable[[str], Answer]) -> None:
+        self.clock = clock
+        self.answer = answer
+
+    def dial(self, seconds: float) -> http.client.HTTPConnection:
+        """A connection for one request."""
+        connection = http.client.HTTPConnection("api.example", timeout=seconds)
+        connection.sock = _Socket(self)
+        return connection
+
+
+def response(body: bytes, status: str = "200 OK", headers: Optional[Dict[str, str]] = None) -> bytes:
+    """An answer with its length."""
+    fields = {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}
+    return head(status, fields) + body
+
+
+def head(status: str, headers: Dict[str, str]) -> bytes:
+    """The beginning of an answer."""
+    lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in headers.items())]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def chunked(pieces: Iterable[bytes], status: str = "200 OK") -> List[bytes]:
+    """An answer in chunks, as a watch is, with its end."""
+    found = [head(status, {"Content-Type": "application/json", "Transfer-Encoding": "chunked"})]
+    found += [b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces if piece]
+    return [*found, b"0\r\n\r\n"]
+
+
+def failure(code: int, reason: str = "Expired") -> bytes:
+    """An answer of kind Status."""
+    status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code}
+    return response(json.dumps(status).encode(), f"{code} {reason}")
+
+
+def broken() -> BaseException:
+    """A connection that breaks."""
+    return ConnectionResetError(104, "Connection reset by peer")
+
+
+def silent() -> BaseException:
+    """A connection that says nothing for longer than is waited."""
+    return socket.timeout("timed out")
