@@ -272,6 +272,7 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.validate import in_mode
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.render import render
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
@@ -321,7 +322,7 @@ def converged(module: AnsibleModule) -> Dict[str, Any]:
         **report_result(report),
     }
     if request.state == "present":
-        result["kernel"] = kernel_settings(request.configuration.with_mode(report.mode))
+        result["kernel"] = kernel_settings(in_mode(request.configuration, report.mode))
     if request.describe:
         result["diff"] = table_differences(report.changes, module.params["diff_lines"])
     return result

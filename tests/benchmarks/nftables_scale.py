@@ -40,8 +40,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.mes
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Planner
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables import tables
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.tables import desired_tables, entries_of
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables import service_ports
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.service_ports import (
+    service_port_entries,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import (
@@ -126,7 +129,7 @@ def routes(services: int, endpoints: int) -> List[ServicePortRoute]:
 
 def contribution(one: ServicePortRoute) -> Entries:
     """What a route contributes, by key."""
-    return {key: value for _table, key, value in entries_of(one, SETTINGS)}
+    return {key: value for _table, key, value in service_port_entries(one, SETTINGS)}
 
 
 def sends(change: Change[Any, Any], sock: NetlinkSocket) -> List[bytes]:
@@ -197,10 +200,10 @@ def fill(resource: NftablesResource, by_key: Dict[Any, ServicePortRoute]) -> Tup
     """Program everything from empty, several times; the table, and the seconds of the fastest, rendering included."""
     taken = []
     for turn in range(FILLS):
-        for cached in (tables._address, tables.transport_key):
+        for cached in (service_ports._address, service_ports.transport_key):
             cached.cache_clear()
         started = clock()
-        desired: Entries = desired_tables(by_key, SETTINGS)["table objects"]
+        desired: Entries = RENDERING.desired_tables(by_key, SETTINGS)["table objects"]
         resource.apply(difference(resource.observe(), desired))
         taken.append(clock() - started)
         if turn < FILLS - 1:

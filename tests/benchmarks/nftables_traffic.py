@@ -46,7 +46,7 @@ from tests.lab import system
 # isort: split
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.tables import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import ServicePortRoute
@@ -194,7 +194,7 @@ def measure(paths: Dict[str, str], services: int, endpoints: int, seconds: float
     with NftablesResource("IPv4") as resource:
         before = kernel_memory()
         started = time.perf_counter()
-        desired = desired_tables({one.key: one for one in all_routes}, CHOSEN)["table objects"]
+        desired = RENDERING.desired_tables({one.key: one for one in all_routes}, CHOSEN)["table objects"]
         resource.apply(difference(resource.observe(), desired))
         programmed = time.perf_counter() - started
         memory = kernel_memory() - before

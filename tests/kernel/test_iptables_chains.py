@@ -30,7 +30,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.vari
     unsupported_reason,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.fixed import ownership
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.render import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import (
     ChainKey,
     ChainTable,
@@ -84,7 +84,7 @@ def every_kind(family: str) -> Any:
 
 def table_of(variant: XtablesVariant, routes: Any = None, **fields: Any) -> ChainTable:
     chosen = every_kind(variant.family) if routes is None else routes
-    return desired_tables(chosen, facts(variant.family, **fields))["chains"]
+    return RENDERING.desired_tables(chosen, facts(variant.family, **fields))["chains"]
 
 
 def resource(variant: XtablesVariant, **options: Any) -> ChainsResource:
@@ -109,7 +109,7 @@ def saved_lines(variant: XtablesVariant) -> List[str]:
 
 @pytest.mark.parametrize("fields", [{}, {"local_traffic": LocalTraffic("bridge", "cni0")}], ids=["cidr", "bridge"])
 def test_second_run_finds_no_difference(variant: XtablesVariant, fields: Any) -> None:
-    desired = desired_tables(every_kind(variant.family), facts(variant.family)._replace(**fields))["chains"]
+    desired = RENDERING.desired_tables(every_kind(variant.family), facts(variant.family)._replace(**fields))["chains"]
     assert converge(resource(variant), desired) == len(desired)
     assert converge(resource(variant), desired) == 0
 

@@ -31,7 +31,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
     LOCALHOST_COUNTER,
     ownership,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.render import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from tests.kernel.test_convergence import add_foreign_rules, request
@@ -94,7 +94,7 @@ def test_rules_with_counters_converge(name: str) -> None:
     assert counters == ((INVALID_COUNTER, LOCALHOST_COUNTER) if HAS_NFACCT else ())
     settings = DataplaneSettings(family="IPv4", nfacct_counters=counters)
     routes = by_key(route(endpoints=[endpoint("10.0.0.1")], node_port=30001))
-    desired = desired_tables(routes, settings)["chains"]
+    desired = RENDERING.desired_tables(routes, settings)["chains"]
     chains = ChainsResource(detect_variant("IPv4", name), ownership(settings))
     chains.apply(difference(chains.observe(), desired))
     assert not difference(chains.observe(), desired)

@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.tables import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import (
@@ -248,7 +248,7 @@ def settings(family: str, **changes: Any) -> DataplaneSettings:
 
 def program(routes: Sequence[ServicePortRoute], chosen: DataplaneSettings) -> None:
     """Make the kernel serve the routes, and see that it then holds what it should."""
-    desired = desired_tables({item.key: item for item in routes}, chosen)["table objects"]
+    desired = RENDERING.desired_tables({item.key: item for item in routes}, chosen)["table objects"]
     with NftablesResource(chosen.family) as resource:
         resource.apply(difference(resource.observe(), desired))
         assert not difference(resource.observe(), desired)

@@ -23,8 +23,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.pro
     unsupported_reason,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import BaseHook, ChainValue
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.tables import desired_tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.text import restore_text, table_family
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
 from tests.unit.nftables.samples import sample_routes, sample_settings
@@ -57,7 +57,7 @@ def normal(text: str) -> Dict[str, List[str]]:
 
 
 def sample(family: str) -> Dict[str, Dict[Any, Any]]:
-    return desired_tables(sample_routes(family), sample_settings(family))
+    return RENDERING.desired_tables(sample_routes(family), sample_settings(family))
 
 
 @pytest.fixture(params=FAMILIES)
@@ -110,7 +110,7 @@ def test_small_transactions_lead_to_the_same_table(resource: NftablesResource) -
         assert not difference(resource.observe(), desired)
         routes = sample_routes(resource.family)
         fewer = dict(list(routes.items())[::2])
-        less = desired_tables(fewer, sample_settings(resource.family))["table objects"]
+        less = RENDERING.desired_tables(fewer, sample_settings(resource.family))["table objects"]
         converge(cut, less)
         converge(cut, desired)
         converge(cut, {})
@@ -214,7 +214,7 @@ def test_a_change_that_meets_a_foreign_one_is_made_nevertheless(resource: Nftabl
     desired = sample(resource.family)["table objects"]
     converge(resource, desired)
     routes = sample_routes(resource.family)
-    less = desired_tables(dict(list(routes.items())[1:]), sample_settings(resource.family))["table objects"]
+    less = RENDERING.desired_tables(dict(list(routes.items())[1:]), sample_settings(resource.family))["table objects"]
     change = difference(desired, less)
     gone = next(iter(routes.values())).cluster_ip
     nft(f"delete element {table_family(resource.family)} kube-proxy cluster-ips {{ {gone} }}")
@@ -254,7 +254,7 @@ def test_chains_that_are_busy_are_removed_a_little_later(
     monkeypatch.setattr(NftablesResource, "_send", reluctant)
     routes = sample_routes(resource.family)
     fewer = {key: value for key, value in routes.items() if value.affinity_seconds == 0}
-    converge(resource, desired_tables(fewer, sample_settings(resource.family))["table objects"])
+    converge(resource, RENDERING.desired_tables(fewer, sample_settings(resource.family))["table objects"])
     assert len(refusals) == 3
 
 

@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.probe import nat_refused
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.check import Intention, preflight
@@ -30,7 +31,7 @@ def rules() -> str:
 
 def test_a_clean_node_in_iptables_mode_is_fine_and_stays_as_it_is():
     before = rules()
-    assert preflight(Intention("iptables", FAMILIES)) == []
+    assert preflight(Intention(mode_named("iptables").needs, FAMILIES)) == []
     assert rules() == before
 
 
@@ -40,7 +41,7 @@ def test_forward_policy_and_stale_chains_of_the_other_variant_are_found(variant)
     run(f"iptables-{variant}", "-P", "FORWARD", "DROP")
     run(f"iptables-{other}", "-t", "nat", "-N", "KUBE-SERVICES")
     variants = {family: detect_variant(family, variant) for family in FAMILIES}
-    found = preflight(Intention("iptables", FAMILIES, variants=variants))
+    found = preflight(Intention(mode_named("iptables").needs, FAMILIES, variants=variants))
     assert [finding.name for finding in found] == ["forward-drop", "other-iptables"]
     assert "IPv4" in found[0].what and "IPv4" in found[1].what
     assert f"iptables-{other}-save" in found[1].remedy
@@ -50,14 +51,16 @@ def test_processes_of_kube_proxy_are_found(tmp_path):
     program = tmp_path / "kube-proxy"
     program.symlink_to("/bin/sleep")
     with Background([str(program), "60"], ready=runs_as(str(program))) as running:
-        found = preflight(Intention("iptables", FAMILIES))
+        found = preflight(Intention(mode_named("iptables").needs, FAMILIES))
         assert [finding.name for finding in found] == ["kube-proxy"]
         assert f"(process {running.pid})" in found[0].what
-        assert [finding.name for finding in preflight(Intention("nftables", FAMILIES))] == ["kube-proxy"]
+        found = preflight(Intention(mode_named("nftables").needs, FAMILIES))
+        assert [finding.name for finding in found] == ["kube-proxy"]
 
 
 def test_what_only_the_host_may_change_is_found():
-    found = preflight(Intention("iptables", ("IPv4",), sysctls={"net.netfilter.nf_conntrack_max": 4711}))
+    needs = mode_named("iptables").needs
+    found = preflight(Intention(needs, ("IPv4",), sysctls={"net.netfilter.nf_conntrack_max": 4711}))
     assert [finding.name for finding in found] == ["sysctls"]
     assert "cannot be changed here" in found[0].remedy
 
@@ -65,8 +68,8 @@ def test_what_only_the_host_may_change_is_found():
 @pytest.mark.uml
 def test_ipvs_answers_in_user_mode_linux():
     os.environ.setdefault("PATH", "/usr/sbin:/usr/bin")
-    assert preflight(Intention("ipvs", ("IPv4",), schedulers=("rr", "mh"))) == []
-    found = preflight(Intention("ipvs", ("IPv4",), schedulers=("nosuch",)))
+    assert preflight(Intention(mode_named("ipvs").needs, ("IPv4",), schedulers=("rr", "mh"))) == []
+    found = preflight(Intention(mode_named("ipvs").needs, ("IPv4",), schedulers=("nosuch",)))
     assert [finding.name for finding in found] == ["modules"]
     assert "ip_vs_nosuch" in found[0].what
 

@@ -38,7 +38,7 @@ from .surface.service_health import FailedPort
 from .surface.surface import RETRY_SECONDS, Surface
 from .surface.systemd import Systemd
 from .sync.schedule import Schedule
-from .sync.setup import NodeProxy, remove_leftovers, set_up
+from .sync.setup import Proxiers, remove_leftovers, set_up
 from .sync.syncer import Syncer
 
 # How long the API server may take to answer before the state kept on disk is programmed, from the first request on:
@@ -103,7 +103,7 @@ class AgentCore:
         )
         self.syncer = Syncer(self.view, self.health, self.metrics, self.surface, log, self.limited)
         self.schedule = self._make_schedule()
-        self.proxy: Optional[NodeProxy] = None
+        self.proxy: Optional[Proxiers] = None
         self.drift: Optional[DriftWatch] = None
         self.reflectors: List[Reflector] = []
         self.from_cache = False
@@ -184,7 +184,7 @@ class AgentCore:
             ignore_findings=self.options.ignore_findings,
         )
 
-    def _set_up(self) -> NodeProxy:
+    def _set_up(self) -> Proxiers:
         proxy = set_up(self._request(), self._handles)
         for warning in proxy.warnings:
             self.log.warning(warning)
@@ -232,7 +232,7 @@ class AgentCore:
         self.last_sync_end = time.time()
         if self.drift is None:
             # Not before the first sync of a node: it may make more notifications than any buffer holds.
-            self.drift = DriftWatch(proxy.configuration.mode, proxy.families, self._handles, self.log)
+            self.drift = DriftWatch(proxy.mode.subsystems, proxy.families, self._handles, self.log)
         self.drift.settled(outcome.changes > 0, outcome.observed)
         if outcome.observed:
             pause = max(proxy.configuration.check_period, CHECK_PAUSE_FACTOR * (now - started))
@@ -248,7 +248,7 @@ class AgentCore:
             self._clean_up(proxy)
         self._show_status()
 
-    def _clean_up(self, proxy: NodeProxy) -> None:
+    def _clean_up(self, proxy: Proxiers) -> None:
         """What other modes left goes once this mode serves; a failure here stops nothing."""
         try:
             found = remove_leftovers(proxy, self.systemd.progress)

@@ -16,7 +16,8 @@ from typing import Any, Callable, Dict, List
 
 from ..cluster.api import ENDPOINT_SLICES, NODES, SERVICE_CIDRS, SERVICES
 from ..cluster.parse import object_key
-from ..configuration.model import IPVS, NODE_CIDR, KubeProxyConfiguration
+from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
+from ..configuration.validate import in_mode
 from ..convergence.lock import ConvergenceLock
 from ..errors import ConfigurationError, KernelError, ProxyError
 from ..kernel.presence import holds_dataplane
@@ -202,9 +203,10 @@ class Agent(AgentCore):
     def _begin(self) -> None:
         self.proxy = self._set_up()
         self._tell(node_reference(self.node_name), NORMAL, "Starting", "StartKubeProxy", "")
-        if self.proxy.configuration.mode == IPVS:
-            note = "The ipvs proxier is now deprecated and may be removed in a future release."
-            self._tell(node_reference(self.node_name), WARNING, "IPVSDeprecation", "StartKubeProxy", note)
+        deprecation = self.proxy.mode.deprecation
+        if deprecation is not None:
+            about = node_reference(self.node_name)
+            self._tell(about, WARNING, deprecation.reason, "StartKubeProxy", deprecation.note)
         self._sync(first=True)
 
     def _loop(self) -> None:
@@ -290,12 +292,12 @@ class Agent(AgentCore):
         elif node.zone != self._zone():
             self.log.info("the zone of this node changed", zone=node.zone)
             for family in self.proxy.families:
-                family.context = family.context._replace(zone=node.zone)
+                family.set_zone(node.zone)
                 family.needs_full = True
             self.view.dirty |= set(self.view.state.services)
 
     def _zone(self) -> str:
-        return self.proxy.families[0].context.zone if self.proxy is not None else ""
+        return self.proxy.families[0].context.routing.zone if self.proxy is not None else ""
 
     def _rebuild(self) -> None:
         """Make all families anew: who the node is, or its configuration, has changed."""
@@ -381,7 +383,7 @@ class Agent(AgentCore):
         self._read_configuration = configuration
         self._configure_log(configuration)
         self.health.timeout = 2 * self.configuration.sync_period
-        self.surface.configure(configuration.with_mode(self.configuration.mode))
+        self.surface.configure(in_mode(configuration, self.configuration.mode))
         self._open_servers()
         self._ready_sent = False
         self.log.info("the configuration has changed and is in effect")

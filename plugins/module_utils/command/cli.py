@@ -19,7 +19,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Se
 from ..agent.options import DEFAULT_CACHE, DEFAULT_CONTROL
 from ..convergence.history.store import DEFAULT_DIRECTORY as DEFAULT_HISTORY
 from ..convergence.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
-from ..errors import ProxyError
+from ..convergence.target import Target, parse_target
+from ..errors import ConfigurationError, ProxyError
 from . import commands, completion, history_commands
 from .commands import FAILED, USAGE, Outcome
 
@@ -89,6 +90,13 @@ def _add_history_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--history", default=DEFAULT_HISTORY, metavar="DIR", help="where saved states are")
 
 
+def _target(text: str) -> Target:
+    try:
+        return parse_target(text)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = _Parser(prog="kubenode-proxy", description="Serve Kubernetes Services on this node without kube-proxy.")
@@ -132,8 +140,13 @@ def make_parser() -> argparse.ArgumentParser:
     _add_source_options(status)
     status.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket of the agent")
     _add_output_option(status)
-    explain = command("explain", "show which Service answers at an address, and why these endpoints")
-    explain.add_argument("destination", metavar="ADDRESS:PORT[/PROTOCOL]")
+    explain = command("explain", "show how a Service is served on this node, and why by these endpoints")
+    explain.add_argument(
+        "target",
+        type=_target,
+        metavar="ADDRESS:PORT[/PROTOCOL]|SERVICE",
+        help="10.96.0.10:53/udp, or a Service: shop/web, shop/web:http, web.shop:80",
+    )
     _add_node_options(explain)
     _add_source_options(explain)
     explain.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket of the agent")

@@ -19,14 +19,14 @@ from ..cluster.connection import ApiConnection
 from ..cluster.snapshot import read_snapshot
 from ..cluster.state import ClusterState
 from ..configuration.model import KubeProxyConfiguration
+from ..configuration.validate import in_mode
 from ..convergence.converge import converge, inspect
-from ..convergence.explain import explain, explanation_document, parse_destination
-from ..convergence.modes import choose_mode
-from ..convergence.node import family_settings, view_node
+from ..convergence.explain import desired_family, explain, explanation_document
+from ..convergence.modes.choose import choose_mode
+from ..convergence.node import family_context, view_node
 from ..convergence.request import Report, Request
 from ..errors import ProxyError
 from ..packaging.identity import identity
-from ..rendering.build_settings import routing_context
 
 OK, FAILED, USAGE, DIFFERENT, NOT_RUNNING = 0, 1, 2, 3, 4
 
@@ -253,25 +253,21 @@ def _status_without_agent(arguments: argparse.Namespace, reason: str) -> Outcome
 
 def show_explanation(arguments: argparse.Namespace) -> Outcome:
     """``explain``: by the agent's view of the cluster, or without one from where the arguments say."""
-    destination = parse_destination(arguments.destination)
+    target = arguments.target
     try:
         if arguments.snapshot or arguments.from_cache:
             raise NoAgent("another source is asked for")
-        document = ask_agent(arguments.control, {"command": "explain", "destination": str(destination)})
+        document = ask_agent(arguments.control, {"command": "explain", "destination": str(target)})
     except NoAgent:
         configuration, _warnings = _configuration(arguments)
         cluster = _cluster(arguments, configuration)
         request = _request(arguments, cluster, configuration)
-        configuration = configuration.with_mode(choose_mode(request).mode)
-        view = view_node(request, configuration)
-        families = [
-            (
-                family_settings(cluster, configuration, view, family),
-                routing_context(configuration, family, view.name, view.node),
-            )
-            for family in view.families
-        ]
-        document = explanation_document(explain(cluster, families, configuration.mode, destination))
+        mode = choose_mode(request).mode
+        configuration = in_mode(configuration, mode.name)
+        view = view_node(request, configuration, mode)
+        contexts = [family_context(cluster, configuration, view, family) for family in view.families]
+        families = [desired_family(cluster, mode.rendering, context) for context in contexts]
+        document = explanation_document(explain(cluster, families, mode.name, target))
     lines = _lines_of(_explanation_lines, document)
     return Outcome(OK if document["found"] else DIFFERENT, lines, document)
 
@@ -281,8 +277,10 @@ def _explanation_lines(document: Dict[str, Any]) -> List[str]:
     lines = [f"{document['destination']} on {where}, mode {document['mode']}:"]
     if not document["found"]:
         return [*lines, "  no Service answers here; the packet is left alone"]
+    shown: List[str] = []
     for item in document["found"]:
         lines.append(f"  Service {item['service']}, port {item['port']}, by its {item['via']}")
+        lines.append(f"    at {', '.join(item['frontends'])}")
         lines.append(f"    {item['outcome']}; {item['traffic']} traffic, policy {item['trafficPolicy']}")
         lines.append(f"    source address: {item['source']}")
         if item["affinitySeconds"]:
@@ -292,6 +290,8 @@ def _explanation_lines(document: Dict[str, Any]) -> List[str]:
         lines.append("    endpoints:" if item["endpoints"] else "    endpoints: none")
         for verdict in item["endpoints"]:
             lines.append(f"      {'yes' if verdict['chosen'] else 'no '} {verdict['endpoint']}: {verdict['reason']}")
-        lines.append("    programmed:")
-        lines += [f"      {line}" for line in item["programmed"]]
+        again = item["programmed"] == shown
+        lines.append("    programmed: as above" if again else "    programmed:")
+        lines += [] if again else [f"      {line}" for line in item["programmed"]]
+        shown = item["programmed"]
     return lines

@@ -9,7 +9,7 @@ from typing import List, Sequence, Tuple
 
 from ..addresses import family_of
 from ..errors import ConfigurationError
-from .model import CLUSTER_CIDR, IPVS, NODE_CIDR, PRIMARY, KubeProxyConfiguration
+from .model import CLUSTER_CIDR, NODE_CIDR, PRIMARY, KubeProxyConfiguration
 from .validate import split_host_port
 
 
@@ -71,21 +71,18 @@ def _node_port_warnings(configuration: KubeProxyConfiguration, primary_family: s
 
 
 def _is_dual_stack(configuration: KubeProxyConfiguration) -> bool:
-    lists = [configuration.cluster_cidrs]
-    if configuration.mode == IPVS:
-        lists.append(configuration.ipvs.exclude_cidrs)
+    lists = [configuration.cluster_cidrs, configuration.effective_exclude_cidrs]
     return any(len({family_of(value) for value in values}) == 2 for values in lists)
 
 
 def _other_family_warnings(configuration: KubeProxyConfiguration, primary_family: str) -> List[str]:
     warnings: List[str] = []
     text = f"is not of this node's only IP family {primary_family}"
-    if configuration.mode == IPVS:
-        warnings.extend(
-            f"ipvs.excludeCIDRs: {cidr} {text}"
-            for cidr in configuration.ipvs.exclude_cidrs
-            if family_of(cidr) != primary_family
-        )
+    warnings.extend(
+        f"ipvs.excludeCIDRs: {cidr} {text}"
+        for cidr in configuration.effective_exclude_cidrs
+        if family_of(cidr) != primary_family
+    )
     for name, value in (
         ("healthzBindAddress", configuration.healthz_bind_address),
         ("metricsBindAddress", configuration.metrics_bind_address),

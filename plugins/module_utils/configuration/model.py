@@ -8,7 +8,7 @@ Durations are seconds. Fields that only matter to kube-proxy on Windows are left
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Dict, NamedTuple, Tuple, Union
 
 from .feature_gates import DEFAULTS
 
@@ -74,6 +74,29 @@ class NFTablesConfiguration(NamedTuple):
     min_sync_period: float = 1.0
 
 
+_OwnSection = Union[IPTablesConfiguration, IPVSConfiguration, NFTablesConfiguration]
+
+
+class _Effect(NamedTuple):
+    """Which fields have an effect in a mode.
+
+    ``own_masquerade``: masqueradeBit and masqueradeAll of the section nftables, not those of iptables. ``ipvs``: fields
+    of the section ipvs. ``localhost_node_ports``: iptables.localhostNodePorts. ``node_port_addresses``: the default.
+    """
+
+    own_masquerade: bool = False
+    ipvs: bool = False
+    localhost_node_ports: bool = False
+    node_port_addresses: Tuple[str, ...] = ()
+
+
+_EFFECTS = {
+    IPTABLES: _Effect(localhost_node_ports=True),
+    IPVS: _Effect(ipvs=True),
+    NFTABLES: _Effect(own_masquerade=True, node_port_addresses=(PRIMARY,)),
+}
+
+
 class ConntrackConfiguration(NamedTuple):
     """conntrack. 0 leaves the kernel's value alone; ``min`` has no effect when ``max_per_core`` is 0."""
 
@@ -136,17 +159,17 @@ class KubeProxyConfiguration(NamedTuple):
     @property
     def sync_period(self) -> float:
         """Seconds: the syncPeriod of the mode in effect."""
-        return self._periods()[0]
+        return self._own.sync_period
 
     @property
     def min_sync_period(self) -> float:
         """Seconds: the minSyncPeriod of the mode in effect."""
-        return self._periods()[1]
+        return self._own.min_sync_period
 
     @property
     def check_period(self) -> float:
         """Seconds between two comparisons of everything with the kernel; kube-proxy 1.36 waits an hour at most."""
-        longest = self.ipvs.sync_period if self.mode == IPVS else LONGEST_CHECK_PERIOD
+        longest = self.ipvs.sync_period if self._effect.ipvs else LONGEST_CHECK_PERIOD
         return min(self.config_sync_period, longest, LONGEST_CHECK_PERIOD)
 
     @property
@@ -157,13 +180,12 @@ class KubeProxyConfiguration(NamedTuple):
     @property
     def masquerade_all(self) -> bool:
         """The masqueradeAll in effect: the nftables one in that mode, else the iptables one."""
-        return self.nftables.masquerade_all if self.mode == NFTABLES else self.iptables.masquerade_all
+        return self._masquerade.masquerade_all
 
     @property
     def masquerade_mark(self) -> int:
         """The packet mark in effect as a number, 0x4000 by default."""
-        bit = self.nftables.masquerade_bit if self.mode == NFTABLES else self.iptables.masquerade_bit
-        return 1 << bit
+        return 1 << self._masquerade.masquerade_bit
 
     @property
     def scheduler(self) -> str:
@@ -173,36 +195,49 @@ class KubeProxyConfiguration(NamedTuple):
     @property
     def effective_node_port_addresses(self) -> Tuple[str, ...]:
         """CIDRs and perhaps the word ``primary``, the default of nftables mode; empty for all addresses."""
-        if not self.node_port_addresses and self.mode == NFTABLES:
-            return (PRIMARY,)
-        return self.node_port_addresses
+        return self.node_port_addresses or self._effect.node_port_addresses
 
     def gate(self, name: str) -> bool:
         """Whether a feature gate is on. ``name`` must be one of ``feature_gates.DEFAULTS``."""
         return dict(self.feature_gates).get(name, DEFAULTS[name])
 
-    def with_mode(self, mode: str) -> KubeProxyConfiguration:
-        """The same configuration in another mode of MODES.
+    @property
+    def uses_ipvs(self) -> bool:
+        """Whether the mode serves Services through IPVS."""
+        return self._effect.ipvs
 
-        Fields that only matter in that mode are validated now. Raises ConfigurationError.
-        """
-        if mode == self.mode:
-            return self
-        from .reader import Findings
-        from .validate import validate  # It needs this module itself.
+    @property
+    def effective_schedulers(self) -> Tuple[str, ...]:
+        """The IPVS scheduler in a mode that uses IPVS, else none."""
+        return (self.scheduler,) if self._effect.ipvs else ()
 
-        changed = self._replace(mode=mode)
-        findings = Findings()
-        validate(changed, findings)
-        findings.raise_problems()
-        return changed
+    @property
+    def effective_exclude_cidrs(self) -> Tuple[str, ...]:
+        """ipvs.excludeCIDRs in a mode that uses IPVS, else none."""
+        return self.ipvs.exclude_cidrs if self._effect.ipvs else ()
 
-    def _periods(self) -> Tuple[float, float]:
-        if self.mode == IPVS:
-            return self.ipvs.sync_period, self.ipvs.min_sync_period
-        if self.mode == NFTABLES:
-            return self.nftables.sync_period, self.nftables.min_sync_period
-        return self.iptables.sync_period, self.iptables.min_sync_period
+    @property
+    def effective_strict_arp(self) -> bool:
+        """ipvs.strictARP, in a mode that uses IPVS."""
+        return self._effect.ipvs and self.ipvs.strict_arp
+
+    @property
+    def effective_localhost_node_ports(self) -> bool:
+        """iptables.localhostNodePorts, in the mode that can serve node ports on loopback addresses."""
+        return self._effect.localhost_node_ports and self.iptables.localhost_node_ports
+
+    @property
+    def _effect(self) -> _Effect:
+        return _EFFECTS.get(self.mode, _EFFECTS[IPTABLES])
+
+    @property
+    def _own(self) -> _OwnSection:
+        sections: Dict[str, _OwnSection] = {IPTABLES: self.iptables, IPVS: self.ipvs, NFTABLES: self.nftables}
+        return sections.get(self.mode, self.iptables)
+
+    @property
+    def _masquerade(self) -> Union[IPTablesConfiguration, NFTablesConfiguration]:
+        return self.nftables if self._effect.own_masquerade else self.iptables
 
 
 def gates_in_effect(configuration: KubeProxyConfiguration) -> Dict[str, bool]:

@@ -47,12 +47,9 @@ def validate(configuration: KubeProxyConfiguration, findings: Findings) -> None:
     if configuration.logging.format not in _LOG_FORMATS:
         problem("logging.format", f"{shown(configuration.logging.format)} is not text or json")
     _periods("iptables", configuration.iptables.sync_period, configuration.iptables.min_sync_period, problem)
-    if configuration.mode == IPVS:
-        _ipvs(configuration, problem)
-    if configuration.mode == NFTABLES:
-        _periods("nftables", configuration.nftables.sync_period, configuration.nftables.min_sync_period, problem)
-        if not 0 <= configuration.nftables.masquerade_bit <= 31:
-            problem("nftables.masqueradeBit", f"{configuration.nftables.masquerade_bit} is not between 0 and 31")
+    validate_section = _SECTIONS.get(configuration.mode)
+    if validate_section is not None:
+        validate_section(configuration, problem)
     _local_detection(configuration, problem)
     _node_port_addresses(configuration.node_port_addresses, problem)
     for name, value in (
@@ -62,6 +59,20 @@ def validate(configuration: KubeProxyConfiguration, findings: Findings) -> None:
         ("udpStreamTimeout", configuration.conntrack.udp_stream_timeout),
     ):
         _not_negative(f"conntrack.{name}", value, problem)
+
+
+def in_mode(configuration: KubeProxyConfiguration, mode: str) -> KubeProxyConfiguration:
+    """Return the same configuration in another mode of MODES.
+
+    Fields that only matter in that mode are validated now. Raises ConfigurationError.
+    """
+    if mode == configuration.mode:
+        return configuration
+    changed = configuration._replace(mode=mode)
+    findings = Findings()
+    validate(changed, findings)
+    findings.raise_problems()
+    return changed
 
 
 def _ipvs(configuration: KubeProxyConfiguration, problem: Problem) -> None:
@@ -76,6 +87,17 @@ def _ipvs(configuration: KubeProxyConfiguration, problem: Problem) -> None:
     _cidrs("ipvs.excludeCIDRs", ipvs.exclude_cidrs, problem)
     if ipvs.scheduler and _SCHEDULER.fullmatch(ipvs.scheduler) is None:
         problem("ipvs.scheduler", f"{shown(ipvs.scheduler)} cannot be the name of a scheduler")
+
+
+def _nftables(configuration: KubeProxyConfiguration, problem: Problem) -> None:
+    nftables = configuration.nftables
+    _periods("nftables", nftables.sync_period, nftables.min_sync_period, problem)
+    if not 0 <= nftables.masquerade_bit <= 31:
+        problem("nftables.masqueradeBit", f"{nftables.masquerade_bit} is not between 0 and 31")
+
+
+#: Sections that are validated in the mode of their name only.
+_SECTIONS = {IPVS: _ipvs, NFTABLES: _nftables}
 
 
 def _periods(block: str, sync_period: float, min_sync_period: float, problem: Problem) -> None:

@@ -6,26 +6,30 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Callable, Dict, List, Sequence
+from typing import Callable, Dict, List, Optional, Sequence
 
-from ..configuration.model import NFTABLES, KubeProxyConfiguration
+from ..configuration.model import KubeProxyConfiguration
+from ..configuration.validate import in_mode
 from ..errors import KernelError
 from ..kernel.conntrack import ConntrackSocket, delete_stale_udp
 from ..preflight.features import capabilities, rights_findings
 from ..preflight.findings import judge
 from ..resources import PlannedChange, Stage, apply_plan, plan
+from .family import FamilyContext, FamilyServices, FamilyTables
 from .handles import KernelHandles
 from .history.guard import Guard
 from .ledger import forget, read_ledger, udp_endpoints, write_ledger
 from .lock import ConvergenceLock
 from .loss import LossGuard
-from .modes import choose_mode
-from .node import NodeView, family_plans, removal_plans, view_node
+from .modes.choose import ChosenMode, choose_mode
+from .modes.mode import Mode
+from .node import NodeView, family_services, removal_contexts, view_node
 from .prepare import check_cluster, check_node, node_modules, node_sysctls
 from .probes import default_probes
+from .removal import leftover_contexts, leftover_stages, removal_stages
 from .report import Stopwatch, conflict_warnings, counts, table_changes
 from .request import Report, Request
-from .stages import FamilyPlan, leftover_stages, mode_stages, release_stages, removal_stages
+from .stages import release_stages
 
 
 def converge(request: Request) -> Report:
@@ -83,49 +87,60 @@ class _Convergence:
         self.warnings += self.guard.begin()
         with self.watch.stage("facts"):
             chosen = choose_mode(request)
-            configuration = request.configuration.with_mode(chosen.mode)
-            view = view_node(request, configuration)
+            mode = chosen.mode
+            configuration = in_mode(request.configuration, mode.name)
+            view = view_node(request, configuration, mode)
         self.warnings += [*chosen.warnings, *view.warnings, *check_cluster(request, view)]
         self.warnings += conflict_warnings(request.cluster.conflicts)
         with self.watch.stage("routes"):
-            plans = family_plans(request.cluster, configuration, view)
-        self._preflight(configuration, plans)
+            families = family_services(request.cluster, configuration, view)
+        contexts = [item.context for item in families]
+        with self.watch.stage("preflight"):
+            self.warnings += check_node(configuration, mode, families, request.ignore_findings)
         self._run([node_modules(configuration, view)])
         with self.watch.stage("render"):
-            others = removal_plans(view.families) if configuration.mode == NFTABLES else ()
-            stages = mode_stages(configuration, plans, self.handles, request.check)
+            stages = self._stages(mode, configuration, families)
+            others = leftover_contexts(mode, view.families)
         self.guard.target(configuration)
 
         def allowed(planned: Sequence[PlannedChange]) -> None:
-            self.loss.judge(planned, leftover_stages(configuration.mode, self.handles, others), plans)
+            self.loss.judge(planned, leftover_stages(mode, self.handles, others), families)
 
-        self._run([self._sysctls(configuration, view, plans), *stages], allowed)
+        self._run([self._sysctls(configuration, view, contexts), *stages], allowed)
         self.warnings += self.loss.warnings
-        self._run(leftover_stages(configuration.mode, self.handles, others))
+        self._run(leftover_stages(mode, self.handles, others))
         if not request.check:
-            self._delete_stale_conntrack(plans)
-        return self._report(chosen.mode, chosen.reason, view.name, plans)
+            self._delete_stale_conntrack(families)
+        return self._report(chosen, view.name, contexts, families)
+
+    def _stages(
+        self, mode: Mode, configuration: KubeProxyConfiguration, families: Sequence[FamilyServices]
+    ) -> List[Stage]:
+        """Return the stages of the mode; in a check, subsystems that are not loaded count as empty."""
+        desired = mode.rendering.desired_tables
+        tables = [FamilyTables(item.context, desired(item.service_ports, item.context.settings)) for item in families]
+        loaded = not self.request.check or mode.is_loaded(self.handles)
+        stages = mode.stages(configuration, tables, self.handles, loaded)
+        return [*stages, *mode.extra_stages([item.context for item in families])]
 
     def remove(self) -> Report:
         """Take away all that any mode made."""
         self.warnings += self.guard.begin()
         with self.watch.stage("facts"):
-            plans = removal_plans()
-        self._run(removal_stages(plans, self.handles))
-        return self._report("", "", "", plans)
+            contexts = removal_contexts()
+        self._run(removal_stages(contexts, self.handles))
+        return self._report(None, "", contexts, ())
 
     def release(self) -> Report:
         """Remove what was left for kube-proxy to take over and that it does not use."""
         self.warnings += self.guard.begin()
         self._run(release_stages(self.handles))
-        return self._report("", "", "", ())
+        return self._report(None, "", (), ())
 
-    def _preflight(self, configuration: KubeProxyConfiguration, plans: Sequence[FamilyPlan]) -> None:
-        with self.watch.stage("preflight"):
-            self.warnings += check_node(configuration, plans, self.request.ignore_findings)
-
-    def _sysctls(self, configuration: KubeProxyConfiguration, view: NodeView, plans: Sequence[FamilyPlan]) -> Stage:
-        stage, warnings = node_sysctls(configuration, view, plans)
+    def _sysctls(
+        self, configuration: KubeProxyConfiguration, view: NodeView, contexts: Sequence[FamilyContext]
+    ) -> Stage:
+        stage, warnings = node_sysctls(configuration, view, contexts)
         self.warnings += warnings
         return stage
 
@@ -150,7 +165,7 @@ class _Convergence:
             growth = 0 if self.request.check else len(item.change.added) - len(item.change.removed)
             self.programmed[item.resource.label] = item.entries + growth
 
-    def _delete_stale_conntrack(self, plans: Sequence[FamilyPlan]) -> None:
+    def _delete_stale_conntrack(self, families: Sequence[FamilyServices]) -> None:
         """Delete stale UDP entries if the endpoints of a UDP Service changed since the last convergence.
 
         The Services work without it, so a kernel that refuses it gives a warning, and so does a ledger that cannot be
@@ -163,24 +178,30 @@ class _Convergence:
         with self.watch.stage("conntrack"):
             try:
                 with ConntrackSocket() as sock:
-                    for item in plans:
-                        self.conntrack_deleted += delete_stale_udp(sock, item.family, item.routes.values())
+                    for context, ports in families:
+                        self.conntrack_deleted += delete_stale_udp(sock, context.family, ports.values())
                 write_ledger(directory, now)
             except KernelError as error:
                 self.warnings.append(str(error))
 
-    def _report(self, mode: str, reason: str, node_name: str, plans: Sequence[FamilyPlan]) -> Report:
+    def _report(
+        self,
+        chosen: Optional[ChosenMode],
+        node_name: str,
+        contexts: Sequence[FamilyContext],
+        families: Sequence[FamilyServices],
+    ) -> Report:
         changes = table_changes(self.planned, self.request.describe)
-        variant = next((str(item.variant) for item in plans if item.variant is not None), "")
+        variant = next((str(context.variant) for context in contexts if context.variant is not None), "")
         return Report(
-            mode=mode,
-            mode_reason=reason,
+            mode=chosen.mode.name if chosen is not None else "",
+            mode_reason=chosen.reason if chosen is not None else "",
             node_name=node_name,
-            families=tuple(dict.fromkeys(item.family for item in plans)),
+            families=tuple(dict.fromkeys(context.family for context in contexts)),
             xtables_variant=variant,
             changed=bool(changes),
             changes=changes,
-            counts=counts([item.routes for item in plans], changes),
+            counts=counts([item.service_ports for item in families], changes),
             programmed=self.programmed,
             refused=self.request.cluster.refusals,
             skipped=self.request.cluster.skipped,

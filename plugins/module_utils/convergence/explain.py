@@ -1,45 +1,45 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Why a destination is served the way it is: Service, rules or virtual server, endpoints, and why these."""
+"""Why a destination or a Service is served the way it is: entries, endpoints, and why these.
+
+The entries are those that the desired table has for the ServicePort, never a second rendering. A running agent answers
+from its own tables.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
-from ..addresses import address_and_port, canonical_address, family_of
+from ..addresses import address_and_port
+from ..cluster.model import NamespacedName
 from ..cluster.state import ClusterState
-from ..configuration.model import IPTABLES, IPVS
-from ..errors import ConfigurationError
-from ..rendering.iptables.services import entries_of as iptables_entries
-from ..rendering.iptables.tables import ChainKey
-from ..rendering.ipvs import model as ipvs
-from ..rendering.ipvs.entries import entries_of as ipvs_entries
-from ..rendering.ipvs.entries import node_facts
-from ..rendering.ipvs.text import real_server_line, virtual_server_line
-from ..rendering.nftables.tables import entries_of as nftables_entries
-from ..rendering.nftables.text import describe as describe_nftables
+from ..rendering.desired import DesiredTables
+from ..rendering.rendering import Rendering
 from ..rendering.settings import DataplaneSettings
 from ..serviceports.routes import Endpoint, ServicePortRoute
 from ..serviceports.selection import NO_TOPOLOGY, SAME_NODE, topology_mode
-from ..serviceports.table import RoutingContext, all_routes
+from ..serviceports.table import RoutingContext, all_routes, routes_for_service
+from .family import FamilyContext
+from .target import Destination, ServiceTarget, Target
 
-PROTOCOLS = ("tcp", "udp", "sctp")
 INTERNAL, EXTERNAL = "internal", "external"
+CLUSTER_IP, EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT = "cluster IP", "external IP", "load balancer IP", "node port"
 
-FamilyContext = Tuple[DataplaneSettings, RoutingContext]
+
+class ExplainedFamily(NamedTuple):
+    """One family: what is known of the node, and the tables that it is programmed with."""
+
+    context: FamilyContext
+    tables: DesiredTables
 
 
-class Destination(NamedTuple):
-    """An address, a port and a protocol (tcp, udp or sctp; empty for any)."""
-
-    address: str
-    port: int
-    protocol: str
-
-    def __str__(self) -> str:
-        text = address_and_port(self.address, self.port)
-        return f"{text}/{self.protocol}" if self.protocol else text
+def desired_family(state: ClusterState, rendering: Rendering[Any], context: FamilyContext) -> ExplainedFamily:
+    """Return a family with the tables that a mode makes of the cluster state, for use without an agent."""
+    tables = DesiredTables(rendering, context.settings)
+    ports = {service: routes_for_service(state, service, context.routing) for service in state.services}
+    tables.apply(ports, lambda service: ports[service])
+    return ExplainedFamily(context, tables)
 
 
 class EndpointVerdict(NamedTuple):
@@ -51,10 +51,11 @@ class EndpointVerdict(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """One Service port that answers for the destination.
+    """One ServicePort and the traffic of one kind to it.
 
-    ``via``: which of its addresses the destination is. ``traffic``: internal or external. ``policy``: the traffic
-    policy in effect. ``outcome``: what happens to a new connection. ``programmed``: the mode's own lines.
+    ``via``: which kinds of addresses the traffic goes to. ``frontends``: these addresses and ports. ``traffic``:
+    internal or external. ``policy``: the traffic policy in effect. ``outcome``: what happens to a new connection.
+    ``programmed``: what the desired table has for it, in native syntax.
     """
 
     service: str
@@ -62,6 +63,7 @@ class Explanation(NamedTuple):
     protocol: str
     family: str
     via: str
+    frontends: Tuple[str, ...]
     traffic: str
     policy: str
     topology: str
@@ -74,55 +76,84 @@ class Explanation(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """All that answers for a destination on a node, in a mode."""
+    """All ServicePorts that a target means on a node, in a mode."""
 
-    destination: Destination
+    target: Target
     node: str
     zone: str
     mode: str
     found: Tuple[Explanation, ...]
 
 
-def parse_destination(text: str) -> Destination:
-    """``10.96.0.10:53/udp``, ``[fd00::1]:80``. Raises ConfigurationError."""
-    place, _slash, protocol = text.strip().partition("/")
-    host, _colon, port = place.rpartition(":")
-    address = canonical_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
-    if address is None or not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise ConfigurationError(f"{text!r} is not ADDRESS:PORT[/PROTOCOL], as in 10.96.0.10:53/udp or [fd00::1]:80")
-    if protocol and protocol.lower() not in PROTOCOLS:
-        raise ConfigurationError(f"{text!r}: the protocol must be one of {', '.join(PROTOCOLS)}")
-    return Destination(address, int(port), protocol.lower())
+class _Frontend(NamedTuple):
+    via: str
+    address: str
+    port: int
+
+    @property
+    def traffic(self) -> str:
+        return INTERNAL if self.via == CLUSTER_IP else EXTERNAL
+
+    def __str__(self) -> str:
+        return address_and_port(self.address, self.port)
 
 
-def _via(route: ServicePortRoute, settings: DataplaneSettings, destination: Destination) -> str:
-    if destination.protocol and destination.protocol != route.protocol:
-        return ""
-    address, port = destination.address, destination.port
-    if port == route.port:
-        if address == route.cluster_ip:
-            return "cluster IP"
-        if address in route.external_ips:
-            return "external IP"
-        if address in route.load_balancer_ips:
-            return "load balancer IP"
-    if port == route.node_port and port:
-        if address in settings.node_port_addresses:
-            return "node port"
-        if settings.localhost_node_ports and address.startswith("127."):
-            return "node port"
-    return ""
+def _frontends(port: ServicePortRoute, settings: DataplaneSettings) -> Iterator[_Frontend]:
+    yield _Frontend(CLUSTER_IP, port.cluster_ip, port.port)
+    for address in port.external_ips:
+        yield _Frontend(EXTERNAL_IP, address, port.port)
+    for address in port.load_balancer_ips:
+        yield _Frontend(LOAD_BALANCER_IP, address, port.port)
+    if port.node_port:
+        for address in settings.node_port_addresses:
+            yield _Frontend(NODE_PORT, address, port.node_port)
 
 
-def _topology(route: ServicePortRoute, context: RoutingContext) -> str:
-    if not route.uses_cluster_endpoints:
+def _answering(
+    port: ServicePortRoute, settings: DataplaneSettings, destination: Destination
+) -> Tuple[_Frontend, ...]:
+    """Return the frontend that a destination is, if it is one of the ServicePort."""
+    if destination.protocol not in ("", port.protocol):
+        return ()
+    place = (destination.address, destination.port)
+    for frontend in _frontends(port, settings):
+        if (frontend.address, frontend.port) == place:
+            return (frontend,)
+    loopback = settings.localhost_node_ports and destination.address.startswith("127.")
+    return (_Frontend(NODE_PORT, *place),) if loopback and destination.port == port.node_port else ()
+
+
+def _is_port(port: ServicePortRoute, target: ServiceTarget) -> bool:
+    return target.port in ("", port.key.port_name, str(port.port)) and target.protocol in ("", port.protocol)
+
+
+def _found(
+    state: ClusterState, family: FamilyContext, target: Target
+) -> Iterator[Tuple[ServicePortRoute, Tuple[_Frontend, ...]]]:
+    """Yield the ServicePorts that a target means, each with frontends for one kind of traffic."""
+    settings, routing = family.settings, family.routing
+    if isinstance(target, Destination):
+        for port in all_routes(state, routing).values():
+            frontends = _answering(port, settings, target)
+            if frontends:
+                yield port, frontends
+        return
+    for port in routes_for_service(state, NamespacedName(target.namespace, target.name), routing):
+        if _is_port(port, target):
+            every = tuple(_frontends(port, settings))
+            for traffic in (INTERNAL, EXTERNAL):
+                frontends = tuple(item for item in every if item.traffic == traffic)
+                if frontends:
+                    yield port, frontends
+
+
+def _topology(port: ServicePortRoute, context: RoutingContext) -> str:
+    if not port.uses_cluster_endpoints:
         return NO_TOPOLOGY
-    return topology_mode(route.endpoints, context.node_name, context.zone)
+    return topology_mode(port.endpoints, context.node_name, context.zone)
 
 
-def _reason(
-    route: ServicePortRoute, endpoint: Endpoint, local_only: bool, chosen: bool, topology: str
-) -> str:
+def _reason(endpoint: Endpoint, local_only: bool, chosen: bool, topology: str) -> str:
     state = _state(endpoint)
     if chosen:
         if not endpoint.ready:
@@ -150,112 +181,87 @@ def _state(endpoint: Endpoint) -> str:
     return "ready" if endpoint.ready else "not ready"
 
 
-def _outcome(route: ServicePortRoute, chosen: Sequence[Endpoint], mode: str) -> str:
+def _outcome(port: ServicePortRoute, chosen: Sequence[Endpoint], rendering: Rendering[Any]) -> str:
     if chosen:
         many = f"one of {len(chosen)} endpoints" if len(chosen) > 1 else "its only endpoint"
         return f"sent to {many}"
-    if not route.has_any or mode == IPVS:
+    if not port.has_any or not rendering.drops_without_local:
         return "refused (ICMP port unreachable): there is no endpoint"
     return "dropped: there is no endpoint on this node, and the traffic policy is Local"
 
 
-def _source(route: ServicePortRoute, traffic: str, settings: DataplaneSettings, mode: str) -> str:
+def _source(port: ServicePortRoute, traffic: str, settings: DataplaneSettings, rendering: Rendering[Any]) -> str:
     if traffic == EXTERNAL:
-        return "kept" if route.external_local else "replaced by the node's (masqueraded)"
+        return "kept" if port.external_local else "replaced by the node's (masqueraded)"
     if settings.masquerade_all:
         return "replaced by the node's (masqueradeAll)"
-    if settings.local_traffic is None and mode != IPVS:
-        return "kept (it cannot be told which traffic is of this node's pods)"
+    if settings.local_traffic is None:
+        return rendering.source_without_detector
     return "kept for pods, replaced by the node's for others"
 
 
-def explain(
-    state: ClusterState, families: Sequence[FamilyContext], mode: str, destination: Destination
-) -> Explained:
-    """What answers for the destination on this node. ``families``: settings and routing context of each."""
-    family = family_of(destination.address)
+def explain(state: ClusterState, families: Sequence[ExplainedFamily], mode: str, target: Target) -> Explained:
+    """Return what serves a target on this node."""
     found: List[Explanation] = []
     node, zone = "", ""
-    for settings, context in families:
-        node, zone = context.node_name, context.zone
-        if settings.family != family:
-            continue
-        for route in all_routes(state, context).values():
-            via = _via(route, settings, destination)
-            if via:
-                found.append(_explanation(route, via, settings, context, mode, destination))
-    return Explained(destination, node, zone, mode, tuple(found))
+    for context, tables in families:
+        node, zone = context.routing.node_name, context.routing.zone
+        for port, frontends in _found(state, context, target):
+            found.append(_explanation(port, frontends, context, tables))
+    return Explained(target, node, zone, mode, tuple(found))
 
 
 def _explanation(
-    route: ServicePortRoute,
-    via: str,
-    settings: DataplaneSettings,
-    context: RoutingContext,
-    mode: str,
-    destination: Destination,
+    port: ServicePortRoute, frontends: Tuple[_Frontend, ...], context: FamilyContext, tables: DesiredTables
 ) -> Explanation:
-    traffic = INTERNAL if via == "cluster IP" else EXTERNAL
-    local_only = route.internal_local if traffic == INTERNAL else route.external_local
-    chosen: Sequence[Endpoint] = route.local if local_only else route.cluster
-    if mode == IPVS and local_only and not route.local:
-        # An IPVS virtual server takes all endpoints rather than none (kube-proxy 1.36).
-        chosen = route.cluster
-    topology = _topology(route, context)
+    rendering, traffic = tables.rendering, frontends[0].traffic
+    local_only = port.internal_local if traffic == INTERNAL else port.external_local
+    chosen = rendering.endpoints(port, local_only)
+    topology = _topology(port, context.routing)
     chosen_texts = {endpoint.text for endpoint in chosen}
     verdicts = tuple(
         EndpointVerdict(
             endpoint.text,
             endpoint.text in chosen_texts,
-            _reason(route, endpoint, local_only, endpoint.text in chosen_texts, topology),
+            _reason(endpoint, local_only, endpoint.text in chosen_texts, topology),
         )
-        for endpoint in route.endpoints
+        for endpoint in port.endpoints
     )
+    kinds = dict.fromkeys(frontend.via for frontend in frontends)
     return Explanation(
-        service=str(route.key.service),
-        port=f"{route.key.port_name or route.port} ({route.port}/{route.protocol})",
-        protocol=route.protocol,
-        family=route.family,
-        via=via,
+        service=str(port.key.service),
+        port=f"{port.key.port_name or port.port} ({port.port}/{port.protocol})",
+        protocol=port.protocol,
+        family=port.family,
+        via=", ".join(kinds),
+        frontends=tuple(map(str, frontends)),
         traffic=traffic,
         policy="Local" if local_only else "Cluster",
         topology=topology,
-        outcome=_outcome(route, chosen, mode),
-        source=_source(route, traffic, settings, mode),
-        affinity_seconds=route.affinity_seconds,
-        source_ranges=route.source_ranges if via == "load balancer IP" else (),
+        outcome=_outcome(port, chosen, rendering),
+        source=_source(port, traffic, context.settings, rendering),
+        affinity_seconds=port.affinity_seconds,
+        source_ranges=port.source_ranges if LOAD_BALANCER_IP in kinds else (),
         endpoints=verdicts,
-        programmed=tuple(_programmed(route, settings, mode, destination)),
+        programmed=tuple(_programmed(port, frontends, tables)),
     )
 
 
 def _programmed(
-    route: ServicePortRoute, settings: DataplaneSettings, mode: str, destination: Destination
-) -> List[str]:
-    """The lines that the mode programs for the Service port: for ipvs those of the destination alone."""
-    lines: List[str] = []
-    if mode == IPTABLES:
-        for entry in iptables_entries(route, settings):
-            key = entry.key if isinstance(entry.key, ChainKey) else entry.key.chain
-            lines += [f"-t {key.table} -A {key.chain} {rule}" for rule in entry.rules]
-    elif mode == IPVS:
-        server = ipvs.VirtualServerKey(route.protocol, destination.address, destination.port)
-        for _table, row, value in ipvs_entries(route, node_facts(settings)):
-            if row == server:
-                lines.append(virtual_server_line(server, value))
-            elif isinstance(row, ipvs.RealServerKey) and row.server == server:
-                lines.append(real_server_line(row, value))
-    else:
-        for _table, row, value in nftables_entries(route, settings):
-            if isinstance(row, tuple) and row[0] in ("element", "list"):
-                lines += describe_nftables(settings.family, row, value)
-    return lines
+    port: ServicePortRoute, frontends: Tuple[_Frontend, ...], tables: DesiredTables
+) -> Iterator[str]:
+    """Yield the lines that the desired table has for the frontends of a ServicePort."""
+    rendering = tables.rendering
+    places = [(frontend.address, frontend.port) for frontend in frontends]
+    for entry in tables.programmed(port.key):
+        if any(rendering.serves(entry, *place) for place in places):
+            yield from rendering.lines(port.family, *entry)
 
 
 def explanation_document(explained: Explained) -> Dict[str, Any]:
     """An explanation as plain JSON values."""
     return {
-        "destination": str(explained.destination),
+        "destination": str(explained.target),
         "node": explained.node,
         "zone": explained.zone,
         "mode": explained.mode,
@@ -265,6 +271,7 @@ def explanation_document(explained: Explained) -> Dict[str, Any]:
                 "port": item.port,
                 "family": item.family,
                 "via": item.via,
+                "frontends": list(item.frontends),
                 "traffic": item.traffic,
                 "trafficPolicy": item.policy,
                 "topology": item.topology,

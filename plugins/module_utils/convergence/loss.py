@@ -18,9 +18,9 @@ from ..preflight.cluster_state import LOSS_MINIMUM, loss_findings
 from ..preflight.findings import LOSS, Finding, judge
 from ..rendering.served import routed_cluster_ips, served_cluster_ips
 from ..resources import PlannedChange, Stage, plan
+from .family import FamilyServices
 from .ledger import loss_was_refused, record_loss
 from .request import Request
-from .stages import FamilyPlan
 
 
 class LossGuard:
@@ -31,7 +31,7 @@ class LossGuard:
         self.warnings: List[str] = []
 
     def judge(
-        self, planned: Sequence[PlannedChange], others: Sequence[Stage], plans: Sequence[FamilyPlan]
+        self, planned: Sequence[PlannedChange], others: Sequence[Stage], families: Sequence[FamilyServices]
     ) -> None:
         """Compare what is served now with what would be.
 
@@ -44,7 +44,7 @@ class LossGuard:
         now = served_cluster_ips(item.observed for item in planned)
         if len(now) < LOSS_MINIMUM:
             now |= served_cluster_ips(item.observed for item in plan(others))
-        findings = self._findings(now, plans)
+        findings = self._findings(now, families)
         if not findings:
             self._forget()
             return
@@ -53,12 +53,12 @@ class LossGuard:
             return
         self.warnings += judge(findings, self._request.ignore_findings)
 
-    def _findings(self, now: Set[str], plans: Sequence[FamilyPlan]) -> List[Finding]:
+    def _findings(self, now: Set[str], families: Sequence[FamilyServices]) -> List[Finding]:
         """Return the loss of the first family that loses too much; a Service has one cluster IP in each."""
         names = _service_names(self._request.cluster)
-        for item in plans:
-            before = {address for address in now if family_of(address) == item.family}
-            after = routed_cluster_ips(item.routes.values())
+        for context, service_ports in families:
+            before = {address for address in now if family_of(address) == context.family}
+            after = routed_cluster_ips(service_ports.values())
             findings = loss_findings(before, after, names, self._request.max_loss_percent)
             if findings:
                 return findings

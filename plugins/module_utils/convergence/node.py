@@ -6,25 +6,24 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..addresses import FAMILIES, IPV6
 from ..cluster.model import Node
 from ..cluster.state import ClusterState
 from ..configuration.consistency import check_consistency
-from ..configuration.model import IPTABLES, NFTABLES, KubeProxyConfiguration
+from ..configuration.model import KubeProxyConfiguration
 from ..errors import KernelError, PreflightError
 from ..kernel.facts import NodeFacts, interface_addresses, node_facts
-from ..kernel.nftables.probe import unsupported_reason as nftables_unsupported_reason
-from ..kernel.xtables.nfacct import usable_nfacct_counters
-from ..kernel.xtables.variant import VARIANTS, Survey, XtablesVariant, detect_variant, unsupported_reason
+from ..kernel.xtables.variant import VARIANTS, Survey, XtablesVariant, detect_variant
 from ..rendering.build_settings import dataplane_settings, routing_context
 from ..rendering.ipvs.model import DEVICE
 from ..rendering.settings import DataplaneSettings
 from ..serviceports.node import node_addresses, node_name
-from ..serviceports.table import all_routes
+from ..serviceports.table import RoutingContext, all_routes
+from .family import FamilyContext, FamilyServices
+from .modes.mode import Mode
 from .request import Request
-from .stages import FamilyPlan
 
 
 class NodeView(NamedTuple):
@@ -45,8 +44,8 @@ class NodeView(NamedTuple):
     nfacct_counters: Tuple[str, ...] = ()
 
 
-def view_node(request: Request, configuration: KubeProxyConfiguration) -> NodeView:
-    """Look at the node, with a configuration whose mode is the one in effect.
+def view_node(request: Request, configuration: KubeProxyConfiguration, mode: Mode) -> NodeView:
+    """Return what is known of the node. ``configuration`` is the one for ``mode``, the mode in effect.
 
     A family that the host cannot serve is left out with a warning. Raises PreflightError if that is the primary one,
     ConfigurationError if the configuration does not fit the node, KernelError if something cannot be read.
@@ -56,38 +55,13 @@ def view_node(request: Request, configuration: KubeProxyConfiguration) -> NodeVi
     facts = node_facts()
     addresses = tuple((item.interface, item.address) for item in interface_addresses() if item.interface != DEVICE)
     primary = node_addresses(node, configuration.bind_address).primary_family
-    if configuration.mode == NFTABLES:
-        variants: Dict[str, XtablesVariant] = {}
-        refused = {family: nftables_unsupported_reason(family) for family in facts.families}
-        missing = {family: reason for family, reason in refused.items() if reason}
-    else:
-        variants, missing = _variants(facts.families)
+    variants, missing = mode.find_families(facts.families)
     if primary in missing:
         raise PreflightError(f"{primary}: {missing[primary]}")
     families = tuple(sorted((f for f in facts.families if f not in missing), key=lambda family: family != primary))
     warnings = [f"{family} is not served: {reason}" for family, reason in missing.items()]
     warnings += check_consistency(configuration, primary, families, node.pod_cidrs if node else ())
-    counters = usable_nfacct_counters() if configuration.mode == IPTABLES else ()
-    return NodeView(name, node, addresses, facts, families, variants, tuple(warnings), counters)
-
-
-def _variants(families: Tuple[str, ...]) -> Tuple[Dict[str, XtablesVariant], Dict[str, str]]:
-    """The iptables of each family, and why a family has none that can do NAT."""
-    variants: Dict[str, XtablesVariant] = {}
-    missing: Dict[str, str] = {}
-    survey = Survey()
-    for family in families:
-        try:
-            variant = detect_variant(family, survey=survey)
-        except KernelError as error:
-            missing[family] = str(error)
-            continue
-        reason = unsupported_reason(family, variant)
-        if reason:
-            missing[family] = reason
-        else:
-            variants[family] = variant
-    return variants, missing
+    return NodeView(name, node, addresses, facts, families, variants, tuple(warnings), mode.counters())
 
 
 def family_settings(
@@ -108,19 +82,28 @@ def family_settings(
     )
 
 
-def family_plans(cluster: ClusterState, configuration: KubeProxyConfiguration, view: NodeView) -> List[FamilyPlan]:
-    """Settings and routes of every family that the node serves. Raises ConfigurationError."""
-    plans = []
-    for family in view.families:
-        settings = family_settings(cluster, configuration, view, family)
-        context = routing_context(configuration, family, view.name, view.node)
-        plans.append(FamilyPlan(settings, all_routes(cluster, context), view.variants.get(family)))
-    return plans
+def family_context(
+    cluster: ClusterState, configuration: KubeProxyConfiguration, view: NodeView, family: str
+) -> FamilyContext:
+    """Return what is known of one family that the node serves. Raises ConfigurationError."""
+    return FamilyContext(
+        family_settings(cluster, configuration, view, family),
+        routing_context(configuration, family, view.name, view.node),
+        view.variants.get(family),
+    )
 
 
-def removal_plans(families: Sequence[str] = FAMILIES) -> List[FamilyPlan]:
-    """For taking chains away: each family with every iptables variant that is installed, and no routes."""
-    plans = []
+def family_services(
+    cluster: ClusterState, configuration: KubeProxyConfiguration, view: NodeView
+) -> List[FamilyServices]:
+    """Return every family that the node serves, with its ServicePorts. Raises ConfigurationError."""
+    contexts = [family_context(cluster, configuration, view, family) for family in view.families]
+    return [FamilyServices(context, all_routes(cluster, context.routing)) for context in contexts]
+
+
+def removal_contexts(families: Sequence[str] = FAMILIES) -> List[FamilyContext]:
+    """Return each family with every iptables variant that is installed, for removing chains."""
+    contexts = []
     survey = Survey()
     for family in families:
         for name in VARIANTS:
@@ -130,5 +113,5 @@ def removal_plans(families: Sequence[str] = FAMILIES) -> List[FamilyPlan]:
                 continue  # not installed, so none of our chains are in it
             if family == IPV6 and not os.path.exists("/proc/net/if_inet6"):
                 continue
-            plans.append(FamilyPlan(DataplaneSettings(family), {}, variant))
-    return plans
+            contexts.append(FamilyContext(DataplaneSettings(family), RoutingContext(family, ""), variant))
+    return contexts

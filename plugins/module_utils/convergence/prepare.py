@@ -5,26 +5,21 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from typing import Dict, Iterable, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
-from ..configuration.model import IPTABLES, IPVS, KubeProxyConfiguration
+from ..configuration.model import KubeProxyConfiguration
 from ..kernel.modules import ModulesResource, modules_for
 from ..kernel.sysctls import Wanted
 from ..preflight.check import Intention, preflight
 from ..preflight.cluster_state import Host, completeness_findings, node_findings
 from ..preflight.findings import Finding, judge
-from ..preflight.limits import SetContribution, ipvs_set_contributions
 from ..resources import Stage
+from .family import FamilyContext, FamilyServices
+from .modes.mode import Mode
 from .node import NodeView
 from .request import Request
-from .stages import FamilyPlan
 from .sysctls import sysctl_stage, wanted_sysctls
-
-
-def _set_contributions(plans: Sequence[FamilyPlan]) -> Iterable[SetContribution]:
-    return itertools.chain.from_iterable(ipvs_set_contributions(item.routes, item.settings) for item in plans)
 
 
 def check_cluster(request: Request, view: NodeView) -> List[str]:
@@ -48,39 +43,45 @@ def missing_node(request: Request, view: NodeView) -> List[Finding]:
 
 
 def check_node(
-    configuration: KubeProxyConfiguration, plans: Sequence[FamilyPlan], ignored: Sequence[str] = ()
+    configuration: KubeProxyConfiguration,
+    mode: Mode,
+    families: Sequence[FamilyServices],
+    ignored: Sequence[str] = (),
 ) -> List[str]:
-    """Warnings about the node, whose routes are in the plans; changes nothing.
+    """Return warnings about the node and the ServicePorts that it is to serve; changes nothing.
 
-    ``ignored``: names of findings to go on in spite of. Raises PreflightError if the mode cannot work here.
+    ``ignored``: names of findings to ignore. Raises PreflightError if the mode cannot work here.
     """
+    contexts = [item.context for item in families]
     intention = Intention(
-        mode=configuration.mode,
-        families=tuple(item.family for item in plans),
-        schedulers=(configuration.scheduler,) if configuration.mode == IPVS else (),
-        variants={item.family: item.variant for item in plans if item.variant is not None},
-        set_contributions=_set_contributions(plans) if configuration.mode == IPVS else (),
+        needs=mode.needs,
+        families=tuple(context.family for context in contexts),
+        schedulers=configuration.effective_schedulers,
+        variants={context.family: context.variant for context in contexts if context.variant is not None},
+        set_contributions=mode.set_contributions(families),
     )
     return list(judge(preflight(intention), tuple(ignored)))
 
 
 def node_modules(configuration: KubeProxyConfiguration, view: NodeView) -> Stage:
-    """The stage that loads the mode's kernel modules."""
-    schedulers = [configuration.scheduler] if configuration.mode == IPVS else []
-    modules = ModulesResource(modules_for(configuration.mode, schedulers, view.facts.kernel_version))
+    """Return the stage that loads the mode's kernel modules."""
+    names = modules_for(configuration.mode, configuration.effective_schedulers, view.facts.kernel_version)
+    modules = ModulesResource(names)
     return Stage(modules, modules.desired())
 
 
 def wanted_node_sysctls(
-    configuration: KubeProxyConfiguration, view: NodeView, plans: Sequence[FamilyPlan]
+    configuration: KubeProxyConfiguration, view: NodeView, contexts: Sequence[FamilyContext]
 ) -> Dict[str, Wanted]:
     """Return the kernel parameters that this node needs, by key."""
-    localhost = configuration.mode == IPTABLES and any(item.settings.localhost_node_ports for item in plans)
+    localhost = configuration.effective_localhost_node_ports and any(
+        context.settings.localhost_node_ports for context in contexts
+    )
     return wanted_sysctls(configuration, view.facts, localhost)
 
 
 def node_sysctls(
-    configuration: KubeProxyConfiguration, view: NodeView, plans: Sequence[FamilyPlan]
+    configuration: KubeProxyConfiguration, view: NodeView, contexts: Sequence[FamilyContext]
 ) -> Tuple[Stage, List[str]]:
-    """The stage that sets kernel parameters, and warnings about those that cannot be set. Raises KernelError."""
-    return sysctl_stage(wanted_node_sysctls(configuration, view, plans))
+    """Return the stage that sets kernel parameters, and warnings about those that cannot be set. Raises KernelError."""
+    return sysctl_stage(wanted_node_sysctls(configuration, view, contexts))

@@ -5,30 +5,20 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, Optional, Tuple
+from typing import Dict, Optional, Tuple
 
-from ..addresses import FAMILIES, canonical_address, family_of
+from ..addresses import FAMILIES, canonical_address
 from ..cluster.model import Node
-from ..configuration.model import IPVS, MODES, NFTABLES, KubeProxyConfiguration
+from ..configuration.model import MODES
+from ..configuration.validate import in_mode
 from ..errors import ConfigurationError
 from ..rendering.build_settings import dataplane_settings, routing_context
-from ..rendering.iptables.render import desired_tables as iptables_tables
-from ..rendering.iptables.tables import whole_text
-from ..rendering.ipvs import model as ipvs
-from ..rendering.ipvs.tables import desired_tables as ipvs_tables
-from ..rendering.ipvs.text import ip_batch_text, ipset_text, ipvsadm_text
-from ..rendering.nftables.tables import desired_tables as nftables_tables
-from ..rendering.nftables.text import restore_text as nftables_text
-from ..rendering.settings import DataplaneSettings
 from ..serviceports.node import node_name
-from ..serviceports.routes import ServicePortName, ServicePortRoute
 from ..serviceports.table import all_routes
+from .modes.choose import mode_named
 from .request import Request
 
-Routes = Mapping[ServicePortName, ServicePortRoute]
-
 _LOOPBACK = (("lo", "127.0.0.1"), ("lo", "::1"))
-_IPTABLES = {"IPv4": "iptables-restore", "IPv6": "ip6tables-restore"}
 
 
 def render(request: Request) -> Dict[str, str]:
@@ -41,7 +31,8 @@ def render(request: Request) -> Dict[str, str]:
     mode = request.mode or request.configuration.mode
     if mode not in MODES:
         raise ConfigurationError(f"mode: {mode!r} cannot be rendered without a node; use one of {', '.join(MODES)}")
-    configuration = request.configuration.with_mode(mode)
+    configuration = in_mode(request.configuration, mode)
+    rendering = mode_named(mode).rendering
     given = request.node_name or configuration.hostname_override
     if not given:
         raise ConfigurationError("node_name: is needed to render, since no node is looked at")
@@ -58,8 +49,8 @@ def render(request: Request) -> Dict[str, str]:
             addresses,
             service_cidrs=request.cluster.service_cidr_list(family),
         )
-        routes = all_routes(request.cluster, routing_context(configuration, family, name, node))
-        texts.update(_texts(configuration, family, settings, routes))
+        service_ports = all_routes(request.cluster, routing_context(configuration, family, name, node))
+        texts.update(rendering.texts(family, rendering.desired_tables(service_ports, settings)))
     return texts
 
 
@@ -71,21 +62,3 @@ def _addresses(given: Tuple[str, ...], node: Optional[Node]) -> Tuple[Tuple[str,
             raise ConfigurationError(f"node_addresses: {text!r} is not an IP address")
         known.append(("node", address))
     return (*_LOOPBACK, *known)
-
-
-def _texts(
-    configuration: KubeProxyConfiguration, family: str, settings: DataplaneSettings, routes: Routes
-) -> Dict[str, str]:
-    if configuration.mode == NFTABLES:
-        return {f"nft {family}": nftables_text(family, nftables_tables(routes, settings))}
-    if configuration.mode == IPVS:
-        tables = ipvs_tables(routes, settings)
-        return {
-            f"ip {family}": ip_batch_text(
-                address for address in tables[ipvs.ADDRESSES] if family_of(address) == family
-            ),
-            f"ipset {family}": ipset_text(tables[ipvs.SETS], tables[ipvs.SET_ELEMENTS]),
-            _IPTABLES[family]: whole_text(tables[ipvs.CHAINS]),
-            f"ipvsadm {family}": ipvsadm_text(tables[ipvs.VIRTUAL_SERVERS], tables[ipvs.REAL_SERVERS]),
-        }
-    return {_IPTABLES[family]: whole_text(iptables_tables(routes, settings)["chains"])}

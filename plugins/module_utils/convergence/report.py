@@ -10,8 +10,8 @@ import time
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 from ..cluster.claims import Conflict
+from ..rendering.rendering import ServicePorts
 from ..resources import PlannedChange, Resource
-from ..serviceports.routes import ServicePortName, ServicePortRoute
 from .request import TableChange
 
 
@@ -70,23 +70,21 @@ def table_changes(planned: Sequence[PlannedChange], describe: bool) -> Tuple[Tab
     return tuple(table_change(item, describe) for item in planned if item.change)
 
 
-def counts(
-    routes: Sequence[Mapping[ServicePortName, ServicePortRoute]], changes: Sequence[TableChange]
-) -> Dict[str, int]:
+def counts(families: Sequence[ServicePorts], changes: Sequence[TableChange]) -> Dict[str, int]:
     """Return how many Services, ServicePorts and endpoints are served (over all families), and entries changed.
 
     A Service is without endpoints if none of its ServicePorts has one in any family.
     """
-    keys = {key for table in routes for key in table}
-    services = {(key.namespace, key.name) for key in keys}
+    keys = {key for service_ports in families for key in service_ports}
+    services = {key.service for key in keys}
     with_endpoints = {
-        (key.namespace, key.name) for table in routes for key, route in table.items() if route.endpoints
+        key.service for service_ports in families for key, port in service_ports.items() if port.endpoints
     }
     return {
         "services": len(services),
         "without_endpoints": len(services) - len(with_endpoints),
         "service_ports": len(keys),
-        "endpoints": sum(len(route.endpoints) for table in routes for route in table.values()),
+        "endpoints": sum(len(port.endpoints) for service_ports in families for port in service_ports.values()),
         "added": sum(change.added for change in changes),
         "replaced": sum(change.replaced for change in changes),
         "removed": sum(change.removed for change in changes),

@@ -1,21 +1,19 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From routes to stages: which resources each mode has, in which order, and what they should hold.
+"""Parts that modes make their stages of, and the stages that remove what a mode left.
 
-The order is that of dependence: sets before the chains that match them, chains before the virtual servers whose
-connections they masquerade, and the addresses that make a Service reachable last. Removal goes the other way.
-Leftovers of other modes come after the resources of the mode in effect, so that what is new is there first, and are
-looked at then: a connection that began meanwhile is not cut off.
+Removal comes after the resources of the mode in effect have been applied, and is planned then: the new entries exist
+first, and a connection that began meanwhile is not cut off.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union, cast
+from typing import Any, Callable, Container, Dict, List, Mapping, NamedTuple, Sequence, Tuple, Union, cast
 
-from ..addresses import FAMILIES, IPV4, Network, parse_network
-from ..configuration.model import IPVS, NFTABLES, KubeProxyConfiguration
+from ..addresses import FAMILIES, IPV4
+from ..errors import KernelError
 from ..kernel.ipset import SetElementsResource, SetsResource
 from ..kernel.ipvs import RealServersResource, TimeoutsResource, VirtualServersResource
 from ..kernel.ipvs_connections import used_connections
@@ -23,46 +21,20 @@ from ..kernel.links import AddressesResource, DummyDeviceResource, MonitoringDev
 from ..kernel.nftables.unused import UnusedResource
 from ..kernel.xtables.chains import ChainsResource
 from ..kernel.xtables.emptied import EmptiedTablesResource
-from ..kernel.xtables.variant import NFT, XtablesVariant
+from ..kernel.xtables.variant import NFT, Survey, XtablesVariant, detect_variant, unsupported_reason
 from ..rendering.iptables.fixed import ownership as iptables_ownership
-from ..rendering.iptables.found_order import in_found_order
-from ..rendering.iptables.render import desired_tables as iptables_tables
 from ..rendering.iptables.tables import Ownership
 from ..rendering.ipvs import chains as ipvs_chains
 from ..rendering.ipvs import model as ipvs
-from ..rendering.ipvs.draining import with_draining, with_excluded_real_servers, with_excluded_servers
 from ..rendering.ipvs.sets import definitions
-from ..rendering.ipvs.tables import desired_tables as ipvs_tables
-from ..rendering.nftables.objects import RESOURCE as NFTABLES_TABLE
-from ..rendering.nftables.tables import desired_tables as nftables_tables
 from ..rendering.settings import DataplaneSettings
 from ..resources import Change, ObservedOnce, Resource, Stage
-from ..serviceports.routes import ServicePortName, ServicePortRoute
+from .family import FamilyContext
 from .handles import KernelHandles
-from .leftovers import StillConnected, node_ports, replaces_iptables_mode
+from .leftovers import StillConnected, node_ports
 from .localnet import localnet_stage
 
-Routes = Mapping[ServicePortName, ServicePortRoute]
-Tables = Mapping[str, Mapping[Any, Any]]
 Desired = Union[Mapping[Any, Any], Callable[[Mapping[Any, Any]], Mapping[Any, Any]]]
-
-
-class FamilyPlan(NamedTuple):
-    """One family to program: its settings, its routes and the iptables it uses (None where the mode needs none).
-
-    ``tables``: the desired tables by name, where somebody keeps them up to date; else they are rendered from the
-    routes.
-    """
-
-    settings: DataplaneSettings
-    routes: Routes
-    variant: Optional[XtablesVariant]
-    tables: Optional[Tables] = None
-
-    @property
-    def family(self) -> str:
-        """IPv4 or IPv6."""
-        return self.settings.family
 
 
 class NotThereYet(Resource[Any, Any]):
@@ -130,19 +102,30 @@ def chain_ownership(settings: DataplaneSettings, with_shared: bool) -> Ownership
     return both if with_shared else both._replace(shared=frozenset(), presence_only=frozenset())
 
 
-def _chains(plan: FamilyPlan, desired: Desired, with_shared: bool) -> List[Stage]:
-    if plan.variant is None:
+def chain_stages(context: FamilyContext, desired: Desired, with_shared: bool) -> List[Stage]:
+    """Return the stage of the chains of a family. ``with_shared``: chains shared with other programs are ours too."""
+    if context.variant is None:
         return []
-    return [Stage(ChainsResource(plan.variant, chain_ownership(plan.settings, with_shared)), desired)]
+    return [Stage(ChainsResource(context.variant, chain_ownership(context.settings, with_shared)), desired)]
 
 
-def iptables_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
-    """Stages of iptables mode: the chains of each family."""
-    stages: List[Stage] = []
-    for plan in plans:
-        tables: Tables = plan.tables or dict(iptables_tables(plan.routes, plan.settings))
-        stages += _chains(plan, functools.partial(in_found_order, tables["chains"]), with_shared=True)
-    return stages
+def xtables_families(families: Sequence[str]) -> Tuple[Dict[str, XtablesVariant], Dict[str, str]]:
+    """Return the iptables of each family, and why a family has none that can do NAT."""
+    variants: Dict[str, XtablesVariant] = {}
+    missing: Dict[str, str] = {}
+    survey = Survey()
+    for family in families:
+        try:
+            variant = detect_variant(family, survey=survey)
+        except KernelError as error:
+            missing[family] = str(error)
+            continue
+        reason = unsupported_reason(family, variant)
+        if reason:
+            missing[family] = reason
+        else:
+            variants[family] = variant
+    return variants, missing
 
 
 class IpvsResources(NamedTuple):
@@ -199,45 +182,19 @@ def unloaded_ipvs_resources(handles: KernelHandles, family: str) -> IpvsResource
     )
 
 
-def ipvs_stages(
-    plans: Sequence[FamilyPlan], handles: KernelHandles, timeouts: Mapping[str, int], loaded: bool = True
-) -> List[Stage]:
-    """Stages of ipvs mode. ``timeouts``: seconds by name (tcp, tcp_fin, udp), only those to be set.
+def device_stage(handles: KernelHandles) -> Stage:
+    """Return the stage of the dummy device. Raises KernelError."""
+    return Stage(DummyDeviceResource(handles.route), {ipvs.DEVICE: "dummy"})
 
-    With ``loaded`` False nothing is opened that would load IPVS or ipset: both count as empty. Raises KernelError.
+
+def timeouts_stage(handles: KernelHandles, timeouts: Mapping[str, int], loaded: bool) -> Stage:
+    """Return the stage of IPVS timeouts: seconds by name (tcp, tcp_fin, udp), only those to be set.
+
+    With ``loaded`` False IPVS counts as empty and nothing is opened that would load it. Raises KernelError.
     """
-    stages = [Stage(DummyDeviceResource(handles.route), {ipvs.DEVICE: "dummy"})]
-    if timeouts:
-        resource: Resource[Any, Any] = TimeoutsResource(handles.ipvs if loaded else cast(Any, None), timeouts)
-        stages.append(Stage(resource if loaded else NotThereYet(resource), timeouts))
-    for plan in plans:
-        find = ipvs_resources if loaded else unloaded_ipvs_resources
-        stages += _ipvs_family_stages(plan, find(handles, plan.family))
-    return stages
-
-
-def _ipvs_family_stages(plan: FamilyPlan, resources: IpvsResources) -> List[Stage]:
-    tables: Tables = plan.tables or ipvs_tables(plan.routes, plan.settings)
-    networks = map(parse_network, plan.settings.exclude_cidrs)
-    excluded: List[Network] = [network for network in networks if network is not None]
-    servers, real_servers = tables[ipvs.VIRTUAL_SERVERS], tables[ipvs.REAL_SERVERS]
-
-    def all_servers(observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        return with_excluded_servers(servers, observed, excluded)
-
-    def all_real_servers(observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        kept = with_excluded_real_servers(real_servers, observed, servers, excluded)
-        return with_draining(kept, observed, resources.connections(), servers)
-
-    return [
-        Stage(resources.sets, tables[ipvs.SETS]),
-        Stage(resources.elements, tables[ipvs.SET_ELEMENTS]),
-        # Where the chains of iptables mode go, these serve until everything else is there.
-        *(item._replace(postponed=replaces_iptables_mode) for item in _chains(plan, tables[ipvs.CHAINS], False)),
-        Stage(resources.servers, all_servers),
-        Stage(resources.real_servers, all_real_servers),
-        Stage(resources.addresses, tables[ipvs.ADDRESSES]),
-    ]
+    if loaded:
+        return Stage(TimeoutsResource(handles.ipvs, timeouts), timeouts)
+    return Stage(NotThereYet(TimeoutsResource(cast(Any, None), timeouts)), timeouts)
 
 
 def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[Stage]:
@@ -279,15 +236,6 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
     return [Stage(device, devices), *stages, monitoring]
 
 
-def nftables_stages(plans: Sequence[FamilyPlan], handles: KernelHandles) -> List[Stage]:
-    """Stages of nftables mode: the table of each family."""
-    stages: List[Stage] = []
-    for plan in plans:
-        tables: Tables = plan.tables or dict(nftables_tables(plan.routes, plan.settings))
-        stages.append(Stage(handles.nftables(plan.family), tables[NFTABLES_TABLE]))
-    return stages
-
-
 def nftables_removal_stages(handles: KernelHandles) -> List[Stage]:
     """Stages that take away the tables of nftables mode; nothing if the kernel has no nf_tables loaded."""
     if not handles.has_nftables():
@@ -296,82 +244,43 @@ def nftables_removal_stages(handles: KernelHandles) -> List[Stage]:
 
 
 def release_stages(handles: KernelHandles) -> List[Stage]:
-    """Stages that remove what kube-proxy, which has taken the node over in nftables mode, does not use."""
+    """Return stages that remove what kube-proxy, which has taken the node over in nftables mode, does not use."""
     if not handles.has_nftables():
         return []
     return [Stage(UnusedResource(family, functools.partial(handles.nftables, family)), {}) for family in FAMILIES]
 
 
-def chain_removal_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
+def chain_removal_stages(contexts: Sequence[FamilyContext]) -> List[Stage]:
     """Stages that take away the chains of iptables and ipvs mode, and the jumps to them, of each family.
 
     Tables of iptables-nft that are empty afterwards go as well.
     """
     stages: List[Stage] = []
-    for item in plans:
-        if item.variant is None:
+    for context in contexts:
+        if context.variant is None:
             continue
-        chains = ChainsResource(item.variant, chain_ownership(item.settings, True), for_removal=True)
+        chains = ChainsResource(context.variant, chain_ownership(context.settings, True), for_removal=True)
         going = ObservedOnce(chains)
-        if item.family == IPV4:
+        if context.family == IPV4:
             stages.append(localnet_stage(going))
         stages.append(Stage(going, {}))
-        if item.variant.name == NFT:
+        if context.variant.name == NFT:
             stages.append(Stage(EmptiedTablesResource(chains), {}))
     return stages
 
 
-def own_stages(
-    configuration: KubeProxyConfiguration, plans: Sequence[FamilyPlan], handles: KernelHandles, loaded: bool = True
-) -> List[Stage]:
-    """The stages of the configured mode alone. ``loaded`` as in :func:`ipvs_stages`. Raises KernelError."""
-    if configuration.mode == IPVS:
-        settings = configuration.ipvs
-        timeouts = {"tcp": settings.tcp_timeout, "tcp_fin": settings.tcp_fin_timeout, "udp": settings.udp_timeout}
-        wanted = {name: int(seconds) for name, seconds in timeouts.items() if seconds >= 1}
-        return ipvs_stages(plans, handles, wanted, loaded)
-    return nftables_stages(plans, handles) if configuration.mode == NFTABLES else iptables_stages(plans)
-
-
-def leftover_stages(mode: str, handles: KernelHandles, others: Sequence[FamilyPlan] = ()) -> List[Stage]:
-    """The stages that take away what other modes than ``mode`` left behind.
-
-    ``others``: the iptables of the node, in which nftables mode looks for chains that another mode made. The chains of
-    iptables and ipvs mode are one table, so these two need nothing for each other. Raises KernelError.
-    """
-    stages = [] if mode == IPVS else ipvs_removal_stages(handles, draining=True)
-    return [*stages, *(chain_removal_stages(others) if mode == NFTABLES else nftables_removal_stages(handles))]
-
-
-def shared_chain_stages(plans: Sequence[FamilyPlan]) -> List[Stage]:
+def shared_chain_stages(contexts: Sequence[FamilyContext]) -> List[Stage]:
     """Stages that take away the chain that iptables mode shares with kubelet, where kubelet does not use it."""
     stages = []
-    for plan in plans:
-        if plan.variant is None:
+    for context in contexts:
+        if context.variant is None:
             continue
-        ours = iptables_ownership(plan.settings)
+        ours = iptables_ownership(context.settings)
         shared = ours._replace(fixed=frozenset(), prefixes={}, presence_only=frozenset())
-        resource = ChainsResource(plan.variant, shared, for_removal=True)
+        resource = ChainsResource(context.variant, shared, for_removal=True)
         resource.qualifier = "shared with kubelet"
         going = ObservedOnce(resource)
-        if plan.family == IPV4:
+        if context.family == IPV4:
             stages.append(localnet_stage(going))
         stages.append(Stage(going, {}))
     return stages
-
-
-def mode_stages(
-    configuration: KubeProxyConfiguration, plans: Sequence[FamilyPlan], handles: KernelHandles, check: bool
-) -> List[Stage]:
-    """The stages of the configured mode; those of :func:`leftover_stages` come after they have been applied.
-
-    In a check, subsystems that are not loaded yet count as empty instead of being loaded. Raises KernelError.
-    """
-    loaded = not check or (handles.has_ipvs() and handles.has_ipset())
-    stages = own_stages(configuration, plans, handles, loaded)
-    return [*stages, *(shared_chain_stages(plans) if configuration.mode == IPVS else ())]
-
-
-def removal_stages(plans: Sequence[FamilyPlan], handles: KernelHandles) -> List[Stage]:
-    """The stages that take away all that any mode made, in an order in which nothing is still referred to."""
-    return [*ipvs_removal_stages(handles), *chain_removal_stages(plans), *nftables_removal_stages(handles)]

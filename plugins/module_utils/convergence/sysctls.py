@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Dict, Iterable, List, Mapping, Tuple
 
 from ..configuration.conntrack import conntrack_maximum
-from ..configuration.model import IPVS, KubeProxyConfiguration
+from ..configuration.model import KubeProxyConfiguration
 from ..kernel.facts import NodeFacts
 from ..kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values
 from ..kernel.sysctls import SysctlsResource, Wanted, resolve, unchangeable
@@ -30,7 +30,7 @@ def wanted_sysctls(
     settings = ProfileSettings(
         mode=configuration.mode,
         kernel_version=facts.kernel_version,
-        strict_arp=configuration.mode == IPVS and configuration.ipvs.strict_arp,
+        strict_arp=configuration.effective_strict_arp,
         route_localnet=localhost_node_ports,
         conntrack=ConntrackProfile(
             maximum=conntrack_maximum(conntrack.max_per_core, conntrack.min, facts.cores),

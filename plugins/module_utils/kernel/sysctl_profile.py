@@ -8,12 +8,10 @@ The rules are kube-proxy 1.36's; where its choice depends on the kernel version,
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..errors import ConfigurationError
 from .sysctls import HASH_SIZE, RESERVED_PORTS, AtLeast, Including, Wanted, port_ranges
-
-_MODES = ("iptables", "ipvs", "nftables")
 
 #: Every kernel parameter that a profile may set, in any mode and on any kernel. A saved state may hold no others.
 KEYS = frozenset(
@@ -134,6 +132,23 @@ def _ipvs(settings: ProfileSettings) -> Dict[str, Setting]:
     return chosen
 
 
+def _iptables(settings: ProfileSettings) -> Dict[str, Setting]:
+    if not settings.route_localnet:
+        return {}
+    return {"net.ipv4.conf.all.route_localnet": Setting(1, "node ports answer on 127.0.0.1 (localhostNodePorts)")}
+
+
+def _nothing(_settings: ProfileSettings) -> Dict[str, Setting]:
+    return {}
+
+
+_OF_MODE: Dict[str, Callable[[ProfileSettings], Dict[str, Setting]]] = {
+    "iptables": _iptables,
+    "ipvs": _ipvs,
+    "nftables": _nothing,
+}
+
+
 def _conntrack(settings: ProfileSettings) -> Dict[str, Setting]:
     wanted = settings.conntrack
     chosen: Dict[str, Setting] = {}
@@ -177,14 +192,12 @@ def profile(settings: ProfileSettings) -> Dict[str, Setting]:
 
     Raises ConfigurationError for an unknown mode, a negative number or what is not a list of port ranges.
     """
-    if settings.mode not in _MODES:
-        raise ConfigurationError(f"mode {settings.mode!r}: not one of {', '.join(_MODES)}")
+    if settings.mode not in _OF_MODE:
+        raise ConfigurationError(f"mode {settings.mode!r}: not one of {', '.join(_OF_MODE)}")
     for field, value in settings.conntrack._asdict().items():
         if value is not None and value < 0:
             raise ConfigurationError(f"conntrack.{field}: {value} is negative")
-    chosen = _ipvs(settings) if settings.mode == "ipvs" else {}
-    if settings.mode == "iptables" and settings.route_localnet:
-        chosen["net.ipv4.conf.all.route_localnet"] = Setting(1, "node ports answer on 127.0.0.1 (localhostNodePorts)")
+    chosen = _OF_MODE[settings.mode](settings)
     if settings.bridge_netfilter:
         why = "pods on one bridge reach each other by Service address"
         chosen["net.bridge.bridge-nf-call-iptables"] = Setting(1, why)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterable, List, Sequence
 
 from ..addresses import IPV4
-from ..configuration.model import IPTABLES, IPVS, KubeProxyConfiguration
+from ..configuration.model import KubeProxyConfiguration
 from ..convergence.request import Report, TableChange
 from ..errors import Refusal
 from ..serviceports.node_ports import PRIMARY, node_port_addresses
@@ -75,9 +75,9 @@ def kernel_settings(configuration: KubeProxyConfiguration) -> Dict[str, Any]:
     loopback = bool(chooses) and node_port_addresses(named, IPV4).contains_loopback
     return {
         "mode": configuration.mode,
-        "schedulers": [configuration.scheduler] if configuration.mode == IPVS else [],
-        "strict_arp": configuration.mode == IPVS and configuration.ipvs.strict_arp,
-        "route_localnet": configuration.mode == IPTABLES and configuration.iptables.localhost_node_ports and loopback,
+        "schedulers": list(configuration.effective_schedulers),
+        "strict_arp": configuration.effective_strict_arp,
+        "route_localnet": configuration.effective_localhost_node_ports and loopback,
         "conntrack": {
             "max_per_core": conntrack.max_per_core,
             "min": conntrack.min,

@@ -13,6 +13,7 @@ from ..kernel.modules import modules_for
 from ..kernel.xtables.variant import Survey, XtablesVariant, detect_variant
 from .conflicts import conflict_findings
 from .features import (
+    Extensions,
     capabilities,
     extension_findings,
     family_findings,
@@ -26,18 +27,30 @@ from .features import (
 from .findings import ERROR, TOOLS, Finding
 from .limits import SetContribution, set_limit_findings
 
-_XTABLES_MODES = ("iptables", "ipvs")
+
+class ModeNeeds(NamedTuple):
+    """What a mode needs of the node.
+
+    ``name``: of the mode, by which its kernel modules are known. ``kernel``: the oldest release. ``extensions``: the
+    matches and targets of iptables that its rules use; empty for a mode without iptables. ``ipvs``: it uses IPVS and
+    ipsets.
+    """
+
+    name: str
+    kernel: Tuple[int, int, int] = (0, 0, 0)
+    extensions: Extensions = {}
+    ipvs: bool = False
 
 
 class Intention(NamedTuple):
     """What is going to be programmed.
 
-    ``mode``: iptables, ipvs or nftables. ``families``: those to be programmed. ``schedulers``: IPVS schedulers in use.
+    ``needs``: of the mode. ``families``: those to be programmed. ``schedulers``: IPVS schedulers in use.
     ``variants``: the iptables of each family if already found out; None to find out here. ``sysctls``: parameters to be
     set. ``set_contributions``: what each Service port puts into ipsets, in a stable order.
     """
 
-    mode: str
+    needs: ModeNeeds
     families: Tuple[str, ...]
     schedulers: Tuple[str, ...] = ()
     variants: Optional[Mapping[str, XtablesVariant]] = None
@@ -70,21 +83,22 @@ def preflight(intention: Intention, release: str = "") -> List[Finding]:
     findings = rights_findings(effective)
     if findings:
         return findings
-    modules = modules_for(intention.mode, intention.schedulers, version)
-    findings += kernel_version_findings(intention.mode, version)
+    needs = intention.needs
+    modules = modules_for(needs.name, intention.schedulers, version)
+    findings += kernel_version_findings(needs.name, needs.kernel, version)
     findings += module_findings(modules, effective, release)
     variants: Mapping[str, XtablesVariant] = {}
-    if intention.mode in _XTABLES_MODES:
+    if needs.extensions:
         variants = intention.variants or {}
         if intention.variants is None:
             variants, missing = find_variants(intention.families)
             findings += missing
         findings += iptables_findings(variants)
         findings += family_findings(variants)
-        findings += extension_findings(intention.mode, variants, release)
-    if intention.mode == "ipvs":
+        findings += extension_findings(needs.extensions, variants, release)
+    if needs.ipvs:
         findings += ipvs_findings(release)
         findings += set_limit_findings(intention.set_contributions)
     findings += sysctl_findings(intention.sysctls, modules)
-    findings += conflict_findings(intention.mode, variants)
+    findings += conflict_findings(variants)
     return findings

@@ -162,7 +162,7 @@ def other_variant_findings(variants: Mapping[str, XtablesVariant]) -> List[Findi
     return findings
 
 
-def conflict_findings(mode: str, variants: Mapping[str, XtablesVariant], root: str = "") -> List[Finding]:
+def conflict_findings(variants: Mapping[str, XtablesVariant], root: str = "") -> List[Finding]:
     """All findings about others on this node, each with its remedy."""
     policies: Dict[str, str] = {family: forward_policy(variant) for family, variant in variants.items()}
     return [

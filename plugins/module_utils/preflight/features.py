@@ -22,20 +22,21 @@ from .findings import FAMILIES as FAMILIES_FINDING
 _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13}
 _CAP_SYS_MODULE = 16
 
-_NFTABLES_KERNEL = (5, 13, 0)
-
 _BECOME = "run as root (in a playbook: become: true)"
 
-# Extension as /proc/net/ip_tables_matches and _targets name it -> modules that bring it, by family where they differ.
-_MATCHES: Mapping[str, Tuple[str, ...]] = {
+Extensions = Mapping[str, Tuple[str, ...]]
+"""Extension as /proc/net/ip_tables_matches and _targets name it, to the modules that bring it."""
+
+_MATCHES: Extensions = {
     "comment": ("xt_comment",),
     "conntrack": ("xt_conntrack",),
     "addrtype": ("xt_addrtype",),
     "mark": ("xt_mark",),
 }
-_IPTABLES_MATCHES: Mapping[str, Tuple[str, ...]] = {"statistic": ("xt_statistic",), "recent": ("xt_recent",)}
-_IPVS_MATCHES: Mapping[str, Tuple[str, ...]] = {"set": ("xt_set",)}
-_TARGETS: Mapping[str, Tuple[str, ...]] = {"MARK": ("xt_mark",), "MASQUERADE": ("xt_MASQUERADE", "ipt_MASQUERADE")}
+_TARGETS: Extensions = {"MARK": ("xt_mark",), "MASQUERADE": ("xt_MASQUERADE", "ipt_MASQUERADE")}
+#: What the rules of iptables mode and of ipvs mode need.
+IPTABLES_EXTENSIONS: Extensions = {**_MATCHES, **_TARGETS, "statistic": ("xt_statistic",), "recent": ("xt_recent",)}
+IPVS_EXTENSIONS: Extensions = {**_MATCHES, **_TARGETS, "set": ("xt_set",)}
 
 
 def capabilities(root: str = "") -> int:
@@ -83,11 +84,13 @@ def module_findings(names: Sequence[str], effective: int, release: str, root: st
     return findings
 
 
-def kernel_version_findings(mode: str, version: Tuple[int, int, int]) -> List[Finding]:
-    """An error if the kernel is too old for the mode (nftables: 5.13, as for kube-proxy)."""
-    if mode != "nftables" or version >= _NFTABLES_KERNEL:
+def kernel_version_findings(
+    mode: str, minimum: Tuple[int, int, int], version: Tuple[int, int, int]
+) -> List[Finding]:
+    """Return an error if the kernel is older than the ``minimum`` that the mode needs."""
+    if version >= minimum:
         return []
-    what = f"kernel {'.'.join(map(str, version))} is older than 5.13, which mode nftables needs"
+    what = f"kernel {'.'.join(map(str, version))} is older than {minimum[0]}.{minimum[1]}, which mode {mode} needs"
     return [Finding(KERNEL_VERSION, ERROR, what, "use mode iptables, or a newer kernel")]
 
 
@@ -111,13 +114,12 @@ def _registered(family: str, root: str) -> List[str]:
 
 
 def extension_findings(
-    mode: str, variants: Mapping[str, XtablesVariant], release: str, root: str = ""
+    needed: Extensions, variants: Mapping[str, XtablesVariant], release: str, root: str = ""
 ) -> List[Finding]:
-    """Errors for iptables matches and targets of the mode that the kernel neither has nor can load.
+    """Return errors for iptables matches and targets that a mode needs and the kernel neither has nor can load.
 
     Told by what is registered and by the list of installed modules; nothing is claimed where there is no such list.
     """
-    needed = {**_MATCHES, **_TARGETS, **(_IPVS_MATCHES if mode == "ipvs" else _IPTABLES_MATCHES)}
     candidates = {module for modules in needed.values() for module in modules}
     usable = present_modules(candidates, release, root) | available_modules(release, root)
     told = os.path.exists(f"{root}/lib/modules/{release}/modules.builtin")

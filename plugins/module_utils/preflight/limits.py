@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, Hashable, Iterable, Iterator, List, Mapping, Set, Tuple
 
-from ..rendering.ipvs.entries import entries_of, node_facts
+from ..rendering.ipvs.entries import node_facts, service_port_entries
 from ..rendering.ipvs.model import SET_ELEMENTS, SetElementKey
 from ..rendering.settings import DataplaneSettings
 from ..serviceports.routes import ServicePortName, ServicePortRoute
@@ -62,5 +62,5 @@ def ipvs_set_contributions(
     if bound <= limit:
         return
     for key, route in routes.items():
-        needed = [name for table, name, _value in entries_of(route, facts) if table == SET_ELEMENTS]
+        needed = [name for table, name, _value in service_port_entries(route, facts) if table == SET_ELEMENTS]
         yield str(key), [(item.set, item.element) for item in needed if isinstance(item, SetElementKey)]

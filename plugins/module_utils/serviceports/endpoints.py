@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, Tuple
+from typing import Dict, Iterable, List, Mapping, Set, Tuple
 
 from ..addresses import IPV6
 from ..cluster.model import EndpointSlice, SliceEndpoint
@@ -29,6 +29,17 @@ def expand(slices: Iterable[EndpointSlice], family: str, node_name: str) -> Dict
         for port in item.ports:
             _add(tables.setdefault((port.name, port.protocol), {}), item.endpoints, port.port, family, node_name)
     return {key: _sorted(table) for key, table in tables.items() if table}
+
+
+def endpoint_counts(slices: Iterable[EndpointSlice], family: str) -> Dict[PortKey, int]:
+    """Return how many endpoints :func:`expand` gives for each port name and protocol."""
+    found: Dict[PortKey, Set[Tuple[str, int]]] = {}
+    for item in slices:
+        if item.family == family and item.endpoints:
+            for port in item.ports:
+                places = found.setdefault((port.name, port.protocol), set())
+                places.update([(endpoint[0], port.port) for endpoint in item.endpoints])
+    return {key: len(places) for key, places in found.items()}
 
 
 def _add(

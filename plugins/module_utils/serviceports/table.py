@@ -10,7 +10,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Tuple
 from ..cluster.claims import Claim, Conflict
 from ..cluster.model import NamespacedName, ServicePort
 from ..cluster.state import ClusterState
-from .endpoints import expand, slices_in_order
+from .endpoints import endpoint_counts, expand, slices_in_order
 from .routes import ServicePortName, ServicePortRoute
 from .selection import select
 from .service_ports import cluster_ip_of, port_policy, service_attributes
@@ -88,6 +88,24 @@ def routes_for_service(
 
 def _kept(addresses: Tuple[str, ...], port: ServicePort, lost: Mapping[Claim, Conflict]) -> Tuple[str, ...]:
     return tuple([address for address in addresses if Claim(address, port.port, port.protocol) not in lost])
+
+
+def count_endpoints(state: ClusterState, service_key: NamespacedName, family: str) -> int:
+    """Return how many endpoints, whatever their conditions, the ports of a Service have together.
+
+    It is the sum over what :func:`routes_for_service` returns, at a fraction of the cost.
+    """
+    service = state.services.get(service_key)
+    cluster_ip = cluster_ip_of(service, family) if service is not None else ""
+    if service is None or not cluster_ip:
+        return 0
+    counts = endpoint_counts(state.slices_of(service_key).values(), family)
+    lost = state.lost_claims(service_key)
+    return sum(
+        counts.get((port.name, port.protocol), 0)
+        for port in service.ports
+        if not lost or Claim(cluster_ip, port.port, port.protocol) not in lost
+    )
 
 
 def routes_for_services(

@@ -25,14 +25,17 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log i
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.command import cli, commands
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explain import (
+    desired_family,
     explain,
     explanation_document,
-    parse_destination,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, TableChange
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.target import parse_target
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import RoutingContext
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import RoutingContext, all_routes
 
 SERVICE = {
     "apiVersion": "v1",
@@ -77,7 +80,8 @@ CONTEXT = RoutingContext("IPv4", "node1", "zone-a")
 
 def explained(destination, mode="iptables", *objects):
     state = ClusterState.from_objects(objects or (SERVICE, ENDPOINTS))
-    return explanation_document(explain(state, [(SETTINGS, CONTEXT)], mode, parse_destination(destination)))
+    family = desired_family(state, mode_named(mode).rendering, FamilyContext(SETTINGS, CONTEXT, None))
+    return explanation_document(explain(state, [family], mode, parse_target(destination)))
 
 
 def run(*words):
@@ -138,11 +142,95 @@ def test_explains_hints_terminating_endpoints_and_refusals():
     assert item["outcome"].startswith("refused")
 
 
-@pytest.mark.parametrize("text", ["", "10.96.0.7", "10.96.0.7:0", "10.96.0.7:80/icmp", "web:80", "10.96.0.7:99999"])
-def test_a_wrong_destination_is_named(text):
-    with pytest.raises(ConfigurationError, match=r"is not ADDRESS:PORT|protocol must be"):
-        parse_destination(text)
-    assert str(parse_destination("[FD00::1]:80/UDP")) == "[fd00::1]:80/udp"
+WRONG_TARGETS = [
+    "",
+    "10.96.0.7",
+    "10.96.0.7:0",
+    "10.96.0.7:80/icmp",
+    "web:80",
+    "10.96.0.7:99999",
+    "web",
+    "shop/",
+    "/web",
+    "shop/web:",
+    "shop/web:0",
+    "shop/web:70000",
+    "Shop/web",
+    "shop/web/x:80",
+    "web.shop:80/icmp",
+    "web..shop",
+    "shop/web;reboot",
+    "a" * 64 + "/web",
+    "shop/web\nshop/api",
+]
+
+
+@pytest.mark.parametrize("text", WRONG_TARGETS)
+def test_a_wrong_target_is_one_line_and_exit_code_2(text):
+    with pytest.raises(ConfigurationError, match=r"is not ADDRESS:PORT|protocol must be|port must be"):
+        parse_target(text)
+    code, output, errors = run("explain", text, "--snapshot", "/nowhere")
+    assert (code, output, errors.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("[FD00::1]:80/UDP", "[fd00::1]:80/udp"),
+        ("shop/web", "shop/web"),
+        (" shop/web:http ", "shop/web:http"),
+        ("shop/web:80/tcp", "shop/web:80/tcp"),
+        ("web.shop", "shop/web"),
+        ("web.shop:80", "shop/web:80"),
+        ("web.shop.svc:http", "shop/web:http"),
+        ("web.shop.svc.cluster.local:53/UDP", "shop/web:53/udp"),
+    ],
+)
+def test_a_target_is_an_address_or_a_service(text, shown):
+    assert str(parse_target(text)) == shown
+
+
+@pytest.mark.parametrize("mode", ["iptables", "ipvs", "nftables"])
+@pytest.mark.parametrize("target", ["shop/web", "web.shop", "shop/web:http", "web.shop:80/tcp"])
+def test_a_service_is_explained_by_its_name(mode, target):
+    internal, external = explained(target, mode)["found"]
+    assert (internal["service"], internal["via"], internal["frontends"]) == (
+        "shop/web",
+        "cluster IP",
+        ["10.96.0.7:80"],
+    )
+    assert external["via"] == "load balancer IP, node port"
+    assert external["frontends"] == ["203.0.113.7:80", "192.0.2.1:30080"]
+    assert (internal["trafficPolicy"], external["trafficPolicy"]) == ("Cluster", "Local")
+    assert internal["programmed"] and external["programmed"]
+    assert explained("shop/web:no", mode)["found"] == explained("shop/other", mode)["found"] == []
+    assert explained("shop/web:80/udp", mode)["found"] == []
+
+
+def programmed_lines(rendering, tables):
+    return {
+        line
+        for table, rows in tables.items()
+        for key, value in rows.items()
+        for line in rendering.lines("IPv4", table, key, value)
+    }
+
+
+@pytest.mark.parametrize("mode", ["iptables", "ipvs", "nftables"])
+@pytest.mark.parametrize("endpoints", [6, 1200])
+def test_every_line_shown_is_in_the_desired_table(mode, endpoints):
+    many = json.loads(json.dumps(ENDPOINTS))
+    many["endpoints"] = [
+        {"addresses": [f"10.244.{number // 200}.{number % 200 + 1}"], "nodeName": "node1", "conditions": {}}
+        for number in range(endpoints)
+    ]
+    state = ClusterState.from_objects((SERVICE, many))
+    rendering = mode_named(mode).rendering
+    desired = programmed_lines(rendering, rendering.desired_tables(all_routes(state, CONTEXT), SETTINGS))
+    for target in ("10.96.0.7:80", "203.0.113.7:80", "192.0.2.1:30080", "shop/web"):
+        for item in explained(target, mode, SERVICE, many)["found"]:
+            assert item["programmed"] and set(item["programmed"]) <= desired
+            assert len(item["programmed"]) > 2 or mode == "nftables"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +240,7 @@ def test_a_wrong_destination_is_named(text):
         (("nonsense",), 2, "invalid choice"),
         (("converge", "--mode", "fast"), 2, "invalid choice"),
         (("explain",), 2, "required"),
-        (("explain", "nonsense", "--snapshot", "/nowhere"), 1, "is not ADDRESS:PORT"),
+        (("explain", "nonsense", "--snapshot", "/nowhere"), 2, "is not ADDRESS:PORT"),
         (("converge", "--snapshot", "/nowhere.json"), 1, "/nowhere.json: No such file"),
         (("converge", "--config", "/nowhere.yaml"), 1, "/nowhere.yaml: No such file"),
     ],

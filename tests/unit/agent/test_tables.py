@@ -10,24 +10,21 @@ import random
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.summaries import Summaries
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.tables import desired_tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.merged import ABSENT, MergedTables
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.render import (
-    desired_tables as all_iptables,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.tables import desired_tables as all_ipvs
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.tables import (
-    desired_tables as all_nftables,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.desired import DesiredTables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import IptablesRendering
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.merged import ABSENT, MergedTables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.rendering import Totals
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import (
     RoutingContext,
     all_routes,
+    count_endpoints,
     routes_for_service,
 )
 
-ALL = {"iptables": all_iptables, "ipvs": all_ipvs, "nftables": all_nftables}
+MODES = ("iptables", "ipvs", "nftables")
 SETTINGS = DataplaneSettings(
     "IPv4",
     "node1",
@@ -35,7 +32,7 @@ SETTINGS = DataplaneSettings(
     local_traffic=LocalTraffic("cidr", "10.244.0.0/16"),
     node_addresses=(("eth0", "192.0.2.1"), ("lo", "127.0.0.1")),
     node_port_addresses=("192.0.2.1", "127.0.0.1"),
-    large_cluster_endpoints=25,
+    large_cluster_endpoints=15,
 )
 CONTEXT = RoutingContext("IPv4", "node1", "a")
 
@@ -102,14 +99,22 @@ def random_slice(chance, number):
     }
 
 
-@pytest.mark.parametrize("mode", sorted(ALL))
+def apply(tables, state, services, totals=None):
+    """Apply Services to tables as a proxier does."""
+    ports = {service: routes_for_service(state, service, CONTEXT) for service in services}
+    tables.apply(ports, lambda service: routes_for_service(state, service, CONTEXT), totals)
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_changes_end_in_what_a_whole_rendering_gives(mode, seed):
     chance = random.Random(seed)
     state = ClusterState()
-    tables = desired_tables(mode, SETTINGS)
+    rendering = mode_named(mode).rendering
+    tables = DesiredTables(rendering, SETTINGS)
     kernel = {}
-    for table, change in tables.take_changes().items():
+    crossings, before = 0, True
+    for table, change in tables.pop_changes().items():
         kernel[table] = dict(change.added)
     for _round in range(40):
         dirty = set()
@@ -117,13 +122,8 @@ def test_random_changes_end_in_what_a_whole_rendering_gives(mode, seed):
             number = chance.randint(0, 7)
             raw = random_service(chance, number) if chance.random() < 0.5 else random_slice(chance, number)
             dirty |= state.delete(raw) if chance.random() < 0.2 else state.upsert(raw)
-        for service in dirty:
-            tables.put(service, routes_for_service(state, service, CONTEXT))
-        if tables.stale:
-            tables.settle()
-            for service in state.services:
-                tables.put(service, routes_for_service(state, service, CONTEXT))
-        for table, change in tables.take_changes().items():
+        apply(tables, state, dirty)
+        for table, change in tables.pop_changes().items():
             rows = kernel.setdefault(table, {})
             for key, value in change.removed.items():
                 assert rows.pop(key) == value
@@ -133,41 +133,142 @@ def test_random_changes_end_in_what_a_whole_rendering_gives(mode, seed):
             for key, value in change.added.items():
                 assert key not in rows
                 rows[key] = value
-        wanted = ALL[mode](all_routes(state, CONTEXT), SETTINGS)
+        ports = all_routes(state, CONTEXT)
+        small = sum(len(port.endpoints) for port in ports.values()) <= SETTINGS.large_cluster_endpoints
+        crossings, before = crossings + (small != before), small
+        wanted = rendering.desired_tables(ports, SETTINGS)
+        assert list(wanted) == list(tables.desired) == list(rendering.tables)
         for table, rows in wanted.items():
             assert dict(tables.desired[table]) == dict(rows), table
             assert kernel.get(table, {}) == dict(rows), table
+        for key in ports:
+            for table, entry, value in tables.programmed(key):
+                assert table in rendering.parts or tables.desired[table][entry] == value
+                assert rendering.lines("IPv4", table, entry, value) or not value
+    assert crossings > 0
 
 
 def test_a_change_of_one_service_touches_its_own_keys_only():
     state = ClusterState()
     chance = random.Random(1)
-    tables = desired_tables("iptables", SETTINGS._replace(large_cluster_endpoints=10**6))
+    tables = DesiredTables(mode_named("iptables").rendering, SETTINGS._replace(large_cluster_endpoints=10**6))
     for number in range(100):
         for raw in (random_service(chance, number), random_slice(chance, number)):
-            raw["metadata"]["name"] = raw["metadata"]["name"]
-            for service in state.upsert(raw):
-                tables.put(service, routes_for_service(state, service, CONTEXT))
-    tables.take_changes()
+            apply(tables, state, state.upsert(raw))
+    tables.pop_changes()
     raw = random_slice(chance, 3)
     (service,) = state.upsert(raw)
-    tables.put(service, routes_for_service(state, service, CONTEXT))
-    change = tables.take_changes()["chains"]
+    apply(tables, state, [service])
+    change = tables.pop_changes()["chains"]
     assert 0 < len(change) < 60
     for key in [*change.added, *change.removed]:
         assert key.chain.startswith("KUBE-")
 
 
+class Counting(IptablesRendering):
+    """Counts how often each ServicePort is rendered."""
+
+    def __init__(self):
+        self.rendered = {}
+
+    def entries(self, service_port, context):
+        self.rendered[service_port.key] = self.rendered.get(service_port.key, 0) + 1
+        return super().entries(service_port, context)
+
+
+def full_state(services):
+    state, chance = ClusterState(), random.Random(5)
+    for number in range(services):
+        for raw in (random_service(chance, number), random_slice(chance, number)):
+            state.upsert(raw)
+    return state
+
+
+@pytest.mark.parametrize("limit", [10, 10**6])
+def test_each_service_port_is_rendered_once_on_either_side_of_the_limit(limit):
+    state, rendering = full_state(40), Counting()
+    tables = DesiredTables(rendering, SETTINGS._replace(large_cluster_endpoints=limit))
+    apply(tables, state, state.services)
+    assert set(rendering.rendered) == set(all_routes(state, CONTEXT))
+    assert set(rendering.rendered.values()) == {1}
+
+
+@pytest.mark.parametrize("limit", [10, 10**6])
+def test_services_that_come_in_parts_are_rendered_once_if_the_totals_are_given(limit):
+    state, rendering = full_state(40), Counting()
+    settings = SETTINGS._replace(large_cluster_endpoints=limit)
+    tables = DesiredTables(rendering, settings)
+    totals = Totals(sum(count_endpoints(state, service, "IPv4") for service in state.services))
+    services = sorted(state.services)
+    for start in range(0, len(services), 7):
+        apply(tables, state, services[start : start + 7], totals)
+    assert set(rendering.rendered.values()) == {1}
+    tables.pop_changes()
+    assert tables.desired == IptablesRendering().desired_tables(all_routes(state, CONTEXT), settings)
+
+
+def test_crossing_the_limit_renders_each_service_port_once_more():
+    state, rendering = full_state(20), Counting()
+    ports = all_routes(state, CONTEXT)
+    limit = sum(len(port.endpoints) for port in ports.values())
+    tables = DesiredTables(rendering, SETTINGS._replace(large_cluster_endpoints=limit))
+    apply(tables, state, state.services)
+    assert set(rendering.rendered.values()) == {1}
+    raw = random_slice(random.Random(2), 3)
+    raw["metadata"]["name"] = "s3-more"
+    raw["endpoints"] = [{"addresses": ["10.244.9.9"], "nodeName": "node1", "conditions": {"ready": True}}]
+    apply(tables, state, state.upsert(raw))
+    assert set(rendering.rendered.values()) == {2}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_endpoints_are_counted_without_working_them_out(seed):
+    chance, state = random.Random(seed), ClusterState()
+    for number in range(30):
+        raw = random_slice(chance, number % 10)
+        raw["metadata"]["name"] += str(number)
+        state.upsert(raw)
+        state.upsert(random_service(chance, number % 10))
+    claimed = random_service(chance, 3)
+    state.upsert(claimed)
+    claimed["metadata"]["name"] = "s-second"
+    state.upsert(claimed)
+    assert state.conflicts
+    for service in state.services:
+        expanded = sum(len(port.endpoints) for port in routes_for_service(state, service, CONTEXT))
+        assert count_endpoints(state, service, "IPv4") == expanded
+        assert count_endpoints(state, service, "IPv6") == 0
+
+
+def test_an_entry_that_another_service_decides_is_not_shown_as_programmed():
+    merged = DesiredTables(mode_named("ipvs").rendering, SETTINGS)
+    state, chance = ClusterState(), random.Random(0)
+    for number, affinity in ((1, "None"), (2, "ClientIP")):
+        raw = random_service(chance, number)
+        raw["spec"].update(
+            type="ClusterIP",
+            ports=[{"name": "p0", "protocol": "TCP", "port": 80}],
+            externalIPs=["198.51.100.9"],
+            sessionAffinity=affinity,
+        )
+        state.upsert(raw)
+    apply(merged, state, state.services)
+    first, second = sorted(all_routes(state, CONTEXT))
+    (key,) = [key for key in merged.desired["virtual servers"] if key.address == "198.51.100.9"]
+    assert key in [entry for _table, entry, _value in merged.programmed(first)]
+    assert key not in [entry for _table, entry, _value in merged.programmed(second)]
+
+
 def test_the_journal_keeps_the_first_value_and_forgets_nothing():
     merged = MergedTables(["t"])
     merged.replace("a", [("t", "key", 1)])
-    assert merged.take_journal() == {"t": {"key": ABSENT}}
+    assert merged.pop_journal() == {"t": {"key": ABSENT}}
     merged.replace("a", [("t", "key", 2)])
     merged.replace("a", [("t", "key", 3)])
-    assert merged.take_journal() == {"t": {"key": 1}}
+    assert merged.pop_journal() == {"t": {"key": 1}}
     merged.replace("a", [])
     merged.put("t", "derived", 5)
-    assert merged.take_journal() == {"t": {"key": 3, "derived": ABSENT}}
+    assert merged.pop_journal() == {"t": {"key": 3, "derived": ABSENT}}
     assert merged.tables == {"t": {"derived": 5}}
 
 

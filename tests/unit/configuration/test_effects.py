@@ -57,7 +57,7 @@ def is_used(attribute, used, derived):
     owners = {"configuration", section.rpartition(".")[2]}
     if any(read == name and (name not in COMMON or owner in owners) for owner, read in used):
         return True
-    methods = derived.get(name, set()) - {name, "with_mode"} if name not in COMMON else set()
+    methods = derived.get(name, set()) - {name} if name not in COMMON else set()
     return any(is_used(method, used, derived) for method in methods)
 
 

@@ -22,7 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model
     KubeProxyConfiguration,
     gates_in_effect,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.validate import split_host_port
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.validate import in_mode, split_host_port
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -158,7 +158,7 @@ def test_mode_decides_which_block_counts():
     assert effective("iptables") == (10.0, 1.0, True, 8, ())
     assert effective("ipvs") == (20.0, 0.0, True, 8, ())
     assert effective("nftables") == (40.0, 1.0, False, 32, ("primary",))
-    assert load(fields, "ipvs")[0].with_mode("iptables") == load(fields, "iptables")[0]
+    assert in_mode(load(fields, "ipvs")[0], "iptables") == load(fields, "iptables")[0]
 
 
 def test_addresses_get_ports_and_follow_the_family_of_the_bind_address():
@@ -293,9 +293,9 @@ def test_blocks_of_other_modes_are_not_judged():
     with pytest.raises(ConfigurationError, match="excludeCIDRs"):
         load(fields, mode="ipvs")
     with pytest.raises(ConfigurationError, match="excludeCIDRs"):
-        load(fields).configuration.with_mode("ipvs")
+        in_mode(load(fields).configuration, "ipvs")
     with pytest.raises(ConfigurationError, match="mode: "):
-        load({}).configuration.with_mode("auto")
+        in_mode(load({}).configuration, "auto")
 
 
 def test_all_problems_come_at_once():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.merged import MergedTables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.merged import MergedTables
 
 ENTRIES = st.lists(
     st.tuples(st.sampled_from(("a", "b")), st.integers(0, 5), st.integers(0, 2)),

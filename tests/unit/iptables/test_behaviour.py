@@ -12,7 +12,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Optional, Set, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.render import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import ServicePortRoute
@@ -33,7 +33,7 @@ def settings(**fields: Any) -> DataplaneSettings:
 
 
 def tracer(*routes: ServicePortRoute, facts: Optional[DataplaneSettings] = None) -> Tracer:
-    return Tracer(desired_tables(by_key(*routes), facts or settings())["chains"], LOCAL_ADDRESSES)
+    return Tracer(RENDERING.desired_tables(by_key(*routes), facts or settings())["chains"], LOCAL_ADDRESSES)
 
 
 def masqueraded(outcomes: Iterable[str]) -> Set[str]:
@@ -230,9 +230,9 @@ def test_packets_to_loopback_from_elsewhere_are_dropped_where_node_ports_answer_
     firewall = ChainKey("filter", "KUBE-FIREWALL")
     assert tracer().trace(EXTERNAL, LOOPBACK, 8080) == {"DROP"}
     assert tracer().trace(LOOPBACK, LOOPBACK, 8080, interface="lo") == {"-"}
-    assert isinstance(desired_tables({}, settings())["chains"][firewall], tuple)
+    assert isinstance(RENDERING.desired_tables({}, settings())["chains"][firewall], tuple)
     for fields in ({"localhost_node_ports": False}, {"family": "IPv6", "local_traffic": None}):
-        assert not isinstance(desired_tables({}, settings(**fields))["chains"][firewall], tuple)
+        assert not isinstance(RENDERING.desired_tables({}, settings(**fields))["chains"][firewall], tuple)
 
 
 def test_health_check_node_port() -> None:

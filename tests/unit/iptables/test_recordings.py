@@ -24,7 +24,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
     ownership,
     shared_chain_names,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.render import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import (
     PRESENT,
     ChainKey,
@@ -97,7 +97,7 @@ def test_rendering_equals_what_kube_proxy_programmed(step: Step) -> None:
             continue
         settings = settings_of(step, family, node.pod_cidrs)
         routes = all_routes(state, RoutingContext(family, "node1", node.zone))
-        desired = desired_tables(routes, settings)["chains"]
+        desired = RENDERING.desired_tables(routes, settings)["chains"]
         observed = observed_table(parse_save(text), family, ownership(settings))
         assert comparable(desired) == comparable(observed)
 
@@ -108,7 +108,7 @@ def test_order_of_jump_rules_in_recordings(family: str) -> None:
     step = next(step for step in STEPS if step.case == "clusterip-basic")
     settings = settings_of(step, family, ())
     by_chain: Dict[Tuple[str, str], List[str]] = {}
-    for key in desired_tables({}, settings)["chains"]:
+    for key in RENDERING.desired_tables({}, settings)["chains"]:
         if isinstance(key, JumpKey):
             by_chain.setdefault((key.table, key.chain), []).insert(0, key.rule)
     saved = parse_save(saved_rules(step.saved, family))
@@ -121,7 +121,7 @@ def test_recordings_are_many() -> None:
 
 
 def test_presence_only_where_localhost_node_ports_are_off() -> None:
-    table = desired_tables({}, DataplaneSettings(family="IPv6"))["chains"]
+    table = RENDERING.desired_tables({}, DataplaneSettings(family="IPv6"))["chains"]
     assert table[ChainKey("filter", "KUBE-FIREWALL")] == PRESENT
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.desired import DesiredTables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.canonical import (
     canonical_rule,
     target_of,
@@ -21,13 +22,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
     LOCALHOST_COUNTER,
     ownership,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.names import hash16
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.render import (
-    desired_tables,
-    merge,
-    static_entries,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.services import entries_of, probability
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.services import probability
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import (
     ChainKey,
     ChainTable,
@@ -110,7 +107,7 @@ def services(number: int, ends: int, load_balancer: bool) -> Any:
     ],
 )
 def test_numbers_of_rules(load_balancer: bool, number: int, ends: int, filter_rules: int, nat_rules: int) -> None:
-    table = desired_tables(services(number, ends, load_balancer), facts(nfacct_counters=COUNTERS))["chains"]
+    table = RENDERING.desired_tables(services(number, ends, load_balancer), facts(nfacct_counters=COUNTERS))["chains"]
     assert (count(table, "filter"), count(table, "nat")) == (filter_rules, nat_rules)
 
 
@@ -125,23 +122,24 @@ def test_probabilities() -> None:
 
 def test_large_cluster_has_no_endpoint_comments() -> None:
     ends = [endpoint(f"10.1.{number // 250}.{number % 250}") for number in range(1001)]
-    table = desired_tables(by_key(route(endpoints=ends, affinity_seconds=60)), facts())["chains"]
+    table = RENDERING.desired_tables(by_key(route(endpoints=ends, affinity_seconds=60)), facts())["chains"]
     balancing = table[ChainKey("nat", "KUBE-SVC-XPGD46QRK7WJZT7O")]
     assert isinstance(balancing, tuple)
     assert sum("--comment" in rule for rule in balancing) == 1  # the masquerade rule keeps its own
     assert not any("--comment" in str(rules) for key, rules in table.items() if "KUBE-SEP-" in key.chain)
-    small = desired_tables(by_key(route(endpoints=ends[:1000], affinity_seconds=60)), facts())["chains"]
+    small = RENDERING.desired_tables(by_key(route(endpoints=ends[:1000], affinity_seconds=60)), facts())["chains"]
     assert all("--comment" in rule for rule in small[ChainKey("nat", "KUBE-SVC-XPGD46QRK7WJZT7O")])
 
 
 def test_unready_endpoints_count_for_the_large_cluster() -> None:
     ends = [endpoint("10.2.0.1"), *(endpoint(f"10.1.{i // 250}.{i % 250}", state="T") for i in range(1000))]
-    table = desired_tables(by_key(route(endpoints=ends)), facts())["chains"]
+    table = RENDERING.desired_tables(by_key(route(endpoints=ends)), facts())["chains"]
     assert not any("--comment" in str(rules) for key, rules in table.items() if "KUBE-SEP-" in key.chain)
 
 
 def test_fixed_rules_follow_the_node() -> None:
-    table = desired_tables({}, facts(random_fully=False, conntrack_liberal=True, masquerade_mark=0x8000))["chains"]
+    settings = facts(random_fully=False, conntrack_liberal=True, masquerade_mark=0x8000)
+    table = RENDERING.desired_tables({}, settings)["chains"]
     assert table[ChainKey("nat", "KUBE-POSTROUTING")] == (
         "-m mark ! --mark 0x8000/0x8000 -j RETURN",
         "-j MARK --set-xmark 0x8000/0x0",
@@ -149,7 +147,7 @@ def test_fixed_rules_follow_the_node() -> None:
     )
     assert table[ChainKey("nat", "KUBE-MARK-MASQ")] == ("-j MARK --set-xmark 0x8000/0x8000",)
     assert len(table[ChainKey("filter", "KUBE-FORWARD")]) == 2
-    counted = desired_tables({}, facts(nfacct_counters=COUNTERS))["chains"]
+    counted = RENDERING.desired_tables({}, facts(nfacct_counters=COUNTERS))["chains"]
     assert "--nfacct-name ct_state_invalid_dropped_pkts" in str(counted[ChainKey("filter", "KUBE-FORWARD")])
 
 
@@ -168,13 +166,14 @@ def test_fixed_rules_follow_the_node() -> None:
     ],
 )
 def test_detectors_that_cannot_be(kind: str, value: str) -> None:
+    service_ports = by_key(route(endpoints=[endpoint("10.0.0.1")]))
     with pytest.raises(ConfigurationError):
-        desired_tables(by_key(route(endpoints=[endpoint("10.0.0.1")])), facts(local_traffic=LocalTraffic(kind, value)))
+        RENDERING.desired_tables(service_ports, facts(local_traffic=LocalTraffic(kind, value)))
 
 
 def test_a_detector_that_covers_everything_masquerades_nothing() -> None:
     everything = facts(local_traffic=LocalTraffic("cidr", "0.0.0.0/0"))
-    table = desired_tables(by_key(route(endpoints=[endpoint("10.0.0.1")])), everything)["chains"]
+    table = RENDERING.desired_tables(by_key(route(endpoints=[endpoint("10.0.0.1")])), everything)["chains"]
     assert len(table[ChainKey("nat", "KUBE-SVC-XPGD46QRK7WJZT7O")]) == 1
 
 
@@ -214,7 +213,7 @@ FACTS = st.builds(
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(ROUTES, max_size=5), FACTS)
 def test_tables_are_closed_owned_and_canonical(routes: Any, node: DataplaneSettings) -> None:
-    table = desired_tables(by_key(*routes), node)["chains"]
+    table = RENDERING.desired_tables(by_key(*routes), node)["chains"]
     owned = ownership(node)
     builtin: Set[str] = {"ACCEPT", "DROP", "RETURN", "REJECT", "DNAT", "MASQUERADE", "MARK", ""}
     used = set()
@@ -235,10 +234,13 @@ def test_tables_are_closed_owned_and_canonical(routes: Any, node: DataplaneSetti
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(ROUTES, max_size=5), FACTS)
-def test_entries_merge_to_the_desired_table(routes: Any, node: DataplaneSettings) -> None:
+def test_services_applied_in_any_order_make_the_desired_table(routes: Any, node: DataplaneSettings) -> None:
     keyed = by_key(*routes)
-    comments = sum(len(one.endpoints) for one in keyed.values()) <= node.large_cluster_endpoints
-    entries = static_entries(node)
-    for one in keyed.values():  # any order will do
-        entries = entries_of(one, node, comments) + entries
-    assert merge(entries, node) == desired_tables(keyed, node)["chains"]
+    services: Dict[Any, Any] = {}
+    for one in keyed.values():
+        services.setdefault(one.key.service, []).append(one)
+    tables = DesiredTables(RENDERING, node)
+    for service in sorted(services, reverse=True):
+        tables.apply({service: services[service]}, services.__getitem__)
+    tables.pop_changes()
+    assert tables.desired == RENDERING.desired_tables(keyed, node)

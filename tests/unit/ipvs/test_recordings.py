@@ -18,9 +18,10 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES, family_of, parse_network
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import observed_table, parse_save
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import CHAINS
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.chains import ownership
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.tables import desired_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.text import ipset_text, ipvsadm_text
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import RoutingContext, all_routes
@@ -85,7 +86,7 @@ def test_rendering_equals_what_kube_proxy_programmed(step: Step, family: str) ->
     state = ClusterState.from_objects(step.objects)
     node = state.nodes["node1"]
     settings = settings_of(step, family, node.pod_cidrs)
-    tables = desired_tables(all_routes(state, RoutingContext(family, "node1", node.zone)), settings)
+    tables = RENDERING.desired_tables(all_routes(state, RoutingContext(family, "node1", node.zone)), settings)
 
     text = ipvsadm_text(tables[model.VIRTUAL_SERVERS], tables[model.REAL_SERVERS])
     saved = {line for line in step.saved["ipvsadm -Sn"].splitlines() if line and of_family(line, family)}
@@ -107,7 +108,7 @@ def test_rendering_equals_what_kube_proxy_programmed(step: Step, family: str) ->
 
     tool = "iptables" if family == "IPv4" else "ip6tables"
     saved_rules = "\n".join(step.saved[f"{tool}-save -t {table}"] for table in ("nat", "filter"))
-    assert tables[model.CHAINS] == observed_table(parse_save(saved_rules), family, ownership())
+    assert tables[CHAINS] == observed_table(parse_save(saved_rules), family, ownership())
 
 
 def test_recordings_are_many() -> None:

@@ -10,12 +10,12 @@ from typing import Any, Dict, List, Sequence, Set, Tuple
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey, JumpKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import CHAINS, ChainKey, JumpKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.chains import ALL_CHAINS
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.entries import node_facts
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.sets import SETS, set_name
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.tables import ORDER, desired_tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import Endpoint, ServicePortRoute
 from tests.unit.iptables.routes import by_key, endpoint, route
@@ -38,7 +38,7 @@ Tables = Dict[str, Dict[Any, Any]]
 
 
 def render(*routes: ServicePortRoute, settings: DataplaneSettings = SETTINGS) -> Tables:
-    return desired_tables(by_key(*routes), settings)
+    return RENDERING.desired_tables(by_key(*routes), settings)
 
 
 def servers(tables: Tables) -> Set[str]:
@@ -56,7 +56,7 @@ def elements(tables: Tables, name: str) -> Set[str]:
 def summary(tables: Tables, chain: str, table: str = "nat") -> List[str]:
     """The rules of a chain as "SET TARGET", just the target where no set is matched."""
     found = []
-    for rule in tables[model.CHAINS][ChainKey(table, chain)]:
+    for rule in tables[CHAINS][ChainKey(table, chain)]:
         words = rule.split()
         target = words[words.index("-j") + 1]
         found.append(f"{words[words.index('--match-set') + 1]} {target}" if "--match-set" in words else target)
@@ -225,7 +225,7 @@ def test_source_ranges(ranges, admitted):
     firewall = ["KUBE-LOAD-BALANCER-SOURCE-CIDR RETURN", *by_source, "DROP"]
     assert summary(tables, "KUBE-SOURCE-RANGES-FIREWALL", "filter") == firewall
     dropped = "-s 1.2.3.4/32 -m ipvs --vproto 6 --vaddr 1.2.3.4 --vport 80 -j DROP"
-    assert tables[model.CHAINS][ChainKey("filter", "KUBE-IPVS-OUT-FILTER")] == (() if admitted else (dropped,))
+    assert tables[CHAINS][ChainKey("filter", "KUBE-IPVS-OUT-FILTER")] == (() if admitted else (dropped,))
 
 
 def test_health_check_node_ports_are_exactly_those_in_use():
@@ -323,19 +323,19 @@ def test_hairpin_rule_comes_before_the_mark_check():
 )
 def test_masquerading_of_cluster_ips(changes, expected):
     comment = '-m comment --comment "Kubernetes service cluster ip + port for masquerade purpose"'
-    rules = render(route(), settings=SETTINGS._replace(**changes))[model.CHAINS][ChainKey("nat", "KUBE-SERVICES")]
+    rules = render(route(), settings=SETTINGS._replace(**changes))[CHAINS][ChainKey("nat", "KUBE-SERVICES")]
     assert rules[1] == expected.format(comment=comment)
 
 
 @pytest.mark.parametrize(("settings", "source"), [(SETTINGS, "127.0.0.0/8"), (SETTINGS_V6, "::1/128")])
 def test_what_there_is_without_services(settings, source):
     tables = render(settings=settings)
-    assert list(tables) == list(ORDER)
+    assert list(tables) == list(RENDERING.tables)
     assert tables[model.DEVICES] == {"kube-ipvs0": "dummy"}
     assert len(tables[model.SETS]) == len(SETS) == 17
-    assert tables[model.CHAINS][ChainKey("nat", "KUBE-SERVICES")][0] == f"-s {source} -j RETURN"
-    assert {key for key in tables[model.CHAINS] if isinstance(key, ChainKey)} == set(ALL_CHAINS)
-    assert len([key for key in tables[model.CHAINS] if isinstance(key, JumpKey)]) == 9
+    assert tables[CHAINS][ChainKey("nat", "KUBE-SERVICES")][0] == f"-s {source} -j RETURN"
+    assert {key for key in tables[CHAINS] if isinstance(key, ChainKey)} == set(ALL_CHAINS)
+    assert len([key for key in tables[CHAINS] if isinstance(key, JumpKey)]) == 9
     assert summary(tables, "KUBE-IPVS-FILTER", "filter")[-1].endswith(" REJECT")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import AtLeast
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import LEGACY, NFT, XtablesVariant
@@ -128,9 +129,12 @@ def test_modules_not_installed_and_not_loadable(tmp_path: Path) -> None:
 
 
 def test_nftables_needs_a_newer_kernel() -> None:
-    assert names(features.kernel_version_findings("nftables", (5, 12, 19))) == [("kernel-version", "error")]
-    assert features.kernel_version_findings("nftables", (5, 13, 0)) == []
-    assert features.kernel_version_findings("ipvs", (4, 18, 0)) == []
+    minimum = mode_named("nftables").needs.kernel
+    (found,) = features.kernel_version_findings("nftables", minimum, (5, 12, 19))
+    assert (found.name, found.severity) == ("kernel-version", "error")
+    assert "kernel 5.12.19 is older than 5.13" in str(found)
+    assert features.kernel_version_findings("nftables", minimum, (5, 13, 0)) == []
+    assert features.kernel_version_findings("ipvs", mode_named("ipvs").needs.kernel, (4, 18, 0)) == []
 
 
 def variant(name: str = LEGACY, version: tuple[int, int, int] = (1, 8, 9)) -> XtablesVariant:
@@ -142,15 +146,16 @@ def test_missing_extensions_are_named(tmp_path: Path) -> None:
     put(tmp_path, "proc/net/ip_tables_targets", "MARK\nMASQUERADE\n")
     put(tmp_path, f"lib/modules/{RELEASE}/modules.builtin", "kernel/xt_conntrack.ko\n")
     put(tmp_path, f"lib/modules/{RELEASE}/modules.dep", "kernel/xt_addrtype.ko:\n")
-    (found,) = features.extension_findings("iptables", {"IPv4": variant()}, RELEASE, str(tmp_path))
+    (found,) = features.extension_findings(features.IPTABLES_EXTENSIONS, {"IPv4": variant()}, RELEASE, str(tmp_path))
     assert found.what == f"IPv4: kernel {RELEASE} has no iptables extension recent"
     assert "xt_recent" in found.remedy
-    (found,) = features.extension_findings("ipvs", {"IPv4": variant()}, RELEASE, str(tmp_path))
+    (found,) = features.extension_findings(features.IPVS_EXTENSIONS, {"IPv4": variant()}, RELEASE, str(tmp_path))
     assert found.what.endswith("extension set")
 
 
 def test_nothing_is_claimed_about_extensions_without_a_list(tmp_path: Path) -> None:
-    assert features.extension_findings("iptables", {"IPv4": variant(NFT)}, RELEASE, str(tmp_path)) == []
+    variants = {"IPv4": variant(NFT)}
+    assert features.extension_findings(features.IPTABLES_EXTENSIONS, variants, RELEASE, str(tmp_path)) == []
 
 
 def test_old_programs_are_a_warning() -> None:
@@ -227,9 +232,9 @@ def test_forward_policy_names_chain_and_family() -> None:
 
 def test_everything_is_looked_at_without_rights_or_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "capabilities", lambda: 0)
-    assert names(check.preflight(check.Intention("iptables", ("IPv4",)))) == [("rights", "error")]
+    assert names(check.preflight(check.Intention(mode_named("iptables").needs, ("IPv4",)))) == [("rights", "error")]
     monkeypatch.setattr(check, "capabilities", lambda: ALL_RIGHTS)
-    found = check.preflight(check.Intention("nftables", ("IPv4",)), "5.10.0-1-none")
+    found = check.preflight(check.Intention(mode_named("nftables").needs, ("IPv4",)), "5.10.0-1-none")
     assert ("kernel-version", "error") in names(found)
     with pytest.raises(ConfigurationError, match="mode 'userspace'"):
-        check.preflight(check.Intention("userspace", ("IPv4",)))
+        check.preflight(check.Intention(check.ModeNeeds("userspace"), ("IPv4",)))

@@ -18,6 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.tra
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables import balancing, layout
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables import expressions as x
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.affinity import hashed_name
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import (
     Expression,
     Rule,
@@ -26,10 +27,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
     list_value,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.rule_text import rule_text
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.tables import (
-    desired_tables,
-    entries_of,
-    merged,
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.service_ports import (
+    service_port_entries,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.text import describe, restore_text
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import LocalTraffic
@@ -40,8 +39,13 @@ from .samples import sample_route, sample_routes, sample_settings, vip
 FAMILIES = ("IPv4", "IPv6")
 
 
+def own_table(port: Any, settings: Any) -> Dict[Any, Any]:
+    """What one ServicePort contributes, by key."""
+    return {key: value for _table, key, value in service_port_entries(port, settings)}
+
+
 def table(family: str = "IPv4", **changes: Any) -> Dict[Any, Any]:
-    return desired_tables(sample_routes(family), sample_settings(family, **changes))["table objects"]
+    return RENDERING.desired_tables(sample_routes(family), sample_settings(family, **changes))["table objects"]
 
 
 def lines_of(desired: Dict[Any, Any], *key: Any, family: str = "IPv4") -> List[str]:
@@ -83,7 +87,7 @@ def test_size_classes(count: int, size: int) -> None:
 def test_the_number_of_rules_does_not_depend_on_services() -> None:
     def chains(count: int) -> int:
         routes = [sample_route("IPv4", number, 3) for number in range(1, count + 1)]
-        made = desired_tables({item.key: item for item in routes}, sample_settings("IPv4"))["table objects"]
+        made = RENDERING.desired_tables({item.key: item for item in routes}, sample_settings("IPv4"))["table objects"]
         return sum(key[0] in ("chain", "set") for key in made)
 
     assert chains(1) == chains(200)
@@ -149,15 +153,15 @@ def test_a_source_range_with_the_node_lets_the_address_itself_in() -> None:
     route = sample_route(
         "IPv4", 1, 0, load_balancer_ips=(vip("IPv4"),), source_ranges=("172.18.0.0/16",), externally_accessible=True
     )
-    made = merged(entries_of(route, sample_settings("IPv4")))["table objects"]
+    made = own_table(route, sample_settings("IPv4"))
     assert elements(made, "source-ranges-32") == ["198.51.100.1 . tcp . 80 . 198.51.100.1"]
-    outside = merged(entries_of(route, sample_settings("IPv4", node_ip="192.0.2.1")))["table objects"]
+    outside = own_table(route, sample_settings("IPv4", node_ip="192.0.2.1"))
     assert not elements(outside, "source-ranges-32")
 
 
 def test_a_range_of_everything_needs_no_firewall() -> None:
     route = sample_route("IPv4", 1, 1, load_balancer_ips=(vip("IPv4"),), source_ranges=("0.0.0.0/0", "10.0.0.0/8"))
-    made = merged(entries_of(route, sample_settings("IPv4")))["table objects"]
+    made = own_table(route, sample_settings("IPv4"))
     assert not elements(made, layout.FIREWALLED)
 
 
@@ -219,7 +223,7 @@ def test_loopback_is_no_node_port_address() -> None:
 def test_the_first_service_keeps_an_address_that_two_claim() -> None:
     one = sample_route("IPv4", 1, 3, external_ips=("203.0.113.1",), externally_accessible=True)
     two = sample_route("IPv4", 2, 1, external_ips=("203.0.113.1",), externally_accessible=True)
-    desired = desired_tables({one.key: one, two.key: two}, sample_settings("IPv4"))["table objects"]
+    desired = RENDERING.desired_tables({one.key: one, two.key: two}, sample_settings("IPv4"))["table objects"]
     assert "203.0.113.1 . tcp . 80 : goto masquerade-4" in elements(desired, layout.FRONTENDS)
     assert sum(line.startswith("203.0.113.1 ") for line in elements(desired, layout.ENDPOINTS)) == 3
 
@@ -230,7 +234,7 @@ def test_entries_come_in_an_order_in_which_they_can_be_made() -> None:
         known.update((key[0], key[1]) for key in layout.fixed_sets(family))
         names = set(layout.fixed_sets(family))
         for route in sample_routes(family).values():
-            for _table, key, value in entries_of(route, sample_settings(family)):
+            for _table, key, value in service_port_entries(route, sample_settings(family)):
                 if key[0] in ("set", "chain"):
                     known.add((key[0], key[1]))
                 elif key[1] not in names:
@@ -269,7 +273,8 @@ def words(transaction: Transaction) -> List[str]:
 
 def test_a_small_change_is_one_transaction() -> None:
     before = table()
-    after = desired_tables(dict(list(sample_routes("IPv4").items())[1:]), sample_settings("IPv4"))["table objects"]
+    fewer = dict(list(sample_routes("IPv4").items())[1:])
+    after = RENDERING.desired_tables(fewer, sample_settings("IPv4"))["table objects"]
     for change in (difference(before, after), difference(after, before)):
         assert len(Planner(Encoder("IPv4")).transactions(change)) == 1
 
@@ -277,8 +282,7 @@ def test_a_small_change_is_one_transaction() -> None:
 def test_one_endpoint_less_is_one_element_and_no_verdict() -> None:
     five, four = sample_route("IPv4", 1, 8), sample_route("IPv4", 1, 7)
     settings = sample_settings("IPv4")
-    before, after = (merged(entries_of(route, settings))["table objects"] for route in (five, four))
-    change = difference(before, after)
+    change = difference(own_table(five, settings), own_table(four, settings))
     (transaction,) = Planner(Encoder("IPv4")).transactions(change)
     assert words(transaction) == ["elements of service-endpoints to be removed"]
 
@@ -298,7 +302,7 @@ def test_elements_of_a_frontend_stay_together() -> None:
     grown = {
         key: item._replace(cluster=item.cluster * 2) for key, item in sample_routes("IPv4").items() if item.has_any
     }
-    after = desired_tables(grown, sample_settings("IPv4"))["table objects"]
+    after = RENDERING.desired_tables(grown, sample_settings("IPv4"))["table objects"]
     transactions = Planner(Encoder("IPv4"), most_elements=2).transactions(difference(before, after))
     key = b"\x0a\x60\x00\x01\x06\0\0\0\0\x50\0\0"
     holding = [item for item in transactions if any(key in each.message[2] for each in item.messages)]
@@ -325,7 +329,7 @@ def test_messages_hold_less_than_an_attribute_may() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text(family: str) -> None:
-    text = restore_text(family, desired_tables(sample_routes(family), sample_settings(family)))
+    text = restore_text(family, RENDERING.desired_tables(sample_routes(family), sample_settings(family)))
     version = "ip6" if family == "IPv6" else "ip"
     name = f"table {version} kube-proxy"
     assert text.startswith(f"{name}\ndelete {name}\n{name} {{")

@@ -14,8 +14,8 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from typing import Callable, Dict, List, NamedTuple, Sequence
 
-from ...configuration.model import IPVS, NFTABLES
 from ...convergence.handles import KernelHandles
+from ...convergence.modes.mode import Subsystems
 from ...errors import KernelError
 from ...kernel.xtables.chains import ChainsResource
 from ...kernel.xtables.variant import LEGACY
@@ -39,22 +39,25 @@ class Found(NamedTuple):
 
 
 class DriftWatch:
-    """Everything that is watched in one mode. Wait for :meth:`filenos` and :meth:`delay`, then :meth:`look`."""
+    """Everything that is watched in the subsystems of a mode.
 
-    def __init__(self, mode: str, families: Sequence[Proxier], handles: KernelHandles, log: Log) -> None:
+    Wait for :meth:`filenos` and :meth:`delay`, then call :meth:`look`.
+    """
+
+    def __init__(self, subsystems: Subsystems, families: Sequence[Proxier], handles: KernelHandles, log: Log) -> None:
         self._log = log
-        self._addresses = AddressWatch(families, mode == IPVS)
+        self._addresses = AddressWatch(families, subsystems.ipvs)
         self._watches: List[Watch] = [self._addresses]
         self._closing = ExitStack()
         self._due: Dict[Watch, float] = {}
         self._suspects: Dict[str, str] = {}
         self._ripe = 0.0
         names = [family.family for family in families]
-        if mode == NFTABLES:
+        if subsystems.nftables:
             self._watches.append(NftablesWatch(families))
-        else:
+        if subsystems.chains:
             self._watch_chains(families)
-        if mode == IPVS:
+        if subsystems.ipvs:
             self._watch_ipvs(names, handles)
 
     def _watch_ipvs(self, families: Sequence[str], handles: KernelHandles) -> None:

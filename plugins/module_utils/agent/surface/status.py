@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Dict
 
-from ...convergence.explain import explain, explanation_document, parse_destination
+from ...convergence.explain import ExplainedFamily, explain, explanation_document
+from ...convergence.target import parse_target
 from ...errors import ProxyError
 from ...packaging.identity import identity
 
@@ -26,7 +27,7 @@ def status_document(agent: Agent) -> Dict[str, Any]:
             "services": len(family.summaries),
             "ports": totals.ports,
             "endpoints": totals.endpoints,
-            "draining": len(family.draining),
+            "draining": family.draining,
             "entries": {table: len(rows) for table, rows in family.tables.desired.items()},
             "iptables": str(family.variant) if family.variant is not None else "",
         }
@@ -67,10 +68,10 @@ def answer(agent: Agent, question: Dict[str, Any]) -> Dict[str, Any]:
         if agent.proxy is None:
             return {"error": "the agent does not know the cluster yet"}
         try:
-            destination = parse_destination(str(question.get("destination")))
+            target = parse_target(str(question.get("destination")))
         except ProxyError as error:
             return {"error": str(error)}
         mode = agent.proxy.configuration.mode
-        families = [(family.settings, family.context) for family in agent.proxy.families]
-        return explanation_document(explain(agent.view.state, families, mode, destination))
+        families = [ExplainedFamily(proxier.context, proxier.tables) for proxier in agent.proxy.families]
+        return explanation_document(explain(agent.view.state, families, mode, target))
     return {"error": f"unknown command {command!r}"}

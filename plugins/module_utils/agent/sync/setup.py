@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a configuration and the cluster state to the families that the agent keeps true."""
+"""From a configuration and the cluster state to the proxiers of the node."""
 
 from __future__ import annotations
 
@@ -9,35 +9,34 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ...cluster.model import Node
 from ...cluster.state import ClusterState
-from ...configuration.model import IPTABLES, IPVS, NFTABLES, KubeProxyConfiguration
+from ...configuration.model import KubeProxyConfiguration
+from ...configuration.validate import in_mode
+from ...convergence.family import FamilyContext, FamilyServices
 from ...convergence.handles import KernelHandles
-from ...convergence.modes import choose_mode
-from ...convergence.node import NodeView, family_settings, removal_plans, view_node
+from ...convergence.modes.choose import choose_mode
+from ...convergence.modes.mode import Mode
+from ...convergence.node import NodeView, family_context, family_settings, view_node
 from ...convergence.prepare import check_node, missing_node, node_modules, wanted_node_sysctls
+from ...convergence.removal import leftover_contexts, leftover_stages
 from ...convergence.request import Request
-from ...convergence.stages import FamilyPlan, leftover_stages, shared_chain_stages
 from ...convergence.sysctls import sysctl_stage
 from ...kernel.facts import interface_addresses
 from ...kernel.sysctls import Wanted
-from ...kernel.xtables.nfacct import make_nfacct_counters, usable_nfacct_counters
-from ...rendering.build_settings import routing_context
-from ...rendering.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
 from ...rendering.ipvs.model import DEVICE
 from ...rendering.settings import DataplaneSettings
 from ...resources import Kind, Progress, apply_plan, plan
 from .proxier import Proxier
 
-#: Made at the start of iptables mode where the kernel can have them, as kube-proxy does; nothing ever removes them.
-NFACCT_COUNTERS = (INVALID_COUNTER, LOCALHOST_COUNTER)
 
+class Proxiers(NamedTuple):
+    """The node as the agent serves it.
 
-class NodeProxy(NamedTuple):
-    """The node as the agent serves it: configuration with the mode in effect, what is known of the node, families.
-
-    ``sysctls``: the kernel parameters that the mode wants, by key.
+    ``configuration``: that of ``mode``, the mode in effect. ``view``: what is known of the node. ``families``: one
+    proxier for each family that is served. ``sysctls``: the kernel parameters that the mode wants, by key.
     """
 
     configuration: KubeProxyConfiguration
+    mode: Mode
     mode_reason: str
     view: NodeView
     families: Tuple[Proxier, ...]
@@ -45,59 +44,48 @@ class NodeProxy(NamedTuple):
     sysctls: Mapping[str, Wanted]
 
 
-def set_up(request: Request, handles: KernelHandles) -> NodeProxy:
-    """Look at the node, load modules, set kernel parameters, and make families without any Service yet.
+def set_up(request: Request, handles: KernelHandles) -> Proxiers:
+    """Look at the node, load modules, set kernel parameters, and make proxiers without any Service yet.
 
     Raises PreflightError if the mode cannot work here (nothing has been touched then), ConfigurationError, KernelError.
     """
     chosen = choose_mode(request)
-    configuration = request.configuration.with_mode(chosen.mode)
-    view = view_node(request, configuration)
-    plans = [_empty_plan(request.cluster, configuration, view, family) for family in view.families]
-    warnings = [*chosen.warnings, *view.warnings, *check_node(configuration, plans, request.ignore_findings)]
+    mode = chosen.mode
+    configuration = in_mode(request.configuration, mode.name)
+    view = view_node(request, configuration, mode)
+    contexts = _contexts(request, configuration, view)
+    nothing = [FamilyServices(context, {}) for context in contexts]
+    warnings = [*chosen.warnings, *view.warnings]
+    warnings += check_node(configuration, mode, nothing, request.ignore_findings)
     # The Node may come later, so that it is missing is no reason not to serve.
     warnings += [str(finding) for finding in missing_node(request, view)]
     apply_plan(plan([node_modules(configuration, view)]))
-    if configuration.mode == IPTABLES and make_nfacct_counters(NFACCT_COUNTERS):
-        view = view._replace(nfacct_counters=usable_nfacct_counters())
-        plans = [_empty_plan(request.cluster, configuration, view, family) for family in view.families]
-    sysctls = wanted_node_sysctls(configuration, view, plans)
+    if mode.make_counters():
+        view = view._replace(nfacct_counters=mode.counters())
+        contexts = _contexts(request, configuration, view)
+    sysctls = wanted_node_sysctls(configuration, view, contexts)
     stage, sysctl_warnings = sysctl_stage(sysctls)
     apply_plan(plan([stage]))
-    zone = view.node.zone if view.node is not None else ""
-    families = tuple(make_family(configuration, view, item, handles, zone) for item in plans)
-    return NodeProxy(configuration, chosen.reason, view, families, (*warnings, *sysctl_warnings), sysctls)
+    proxiers = tuple(Proxier(configuration, mode, context, handles) for context in contexts)
+    return Proxiers(configuration, mode, chosen.reason, view, proxiers, (*warnings, *sysctl_warnings), sysctls)
 
 
-def _empty_plan(
-    cluster: ClusterState, configuration: KubeProxyConfiguration, view: NodeView, family: str
-) -> FamilyPlan:
-    settings = family_settings(cluster, configuration, view, family)
-    return FamilyPlan(settings, {}, view.variants.get(family))
-
-
-def make_family(
-    configuration: KubeProxyConfiguration, view: NodeView, empty_plan: FamilyPlan, handles: KernelHandles, zone: str
-) -> Proxier:
-    """A family without any Service yet. ``zone``: that of the node as it is now. Raises KernelError."""
-    context = routing_context(configuration, empty_plan.family, view.name, view.node)._replace(zone=zone)
-    return Proxier(configuration, empty_plan, context, handles)
+def _contexts(request: Request, configuration: KubeProxyConfiguration, view: NodeView) -> List[FamilyContext]:
+    return [family_context(request.cluster, configuration, view, family) for family in view.families]
 
 
 class Leftovers(NamedTuple):
-    """What other modes left: entries that were taken away, and real servers that stay until connections end."""
+    """What other modes left: entries that were removed, and real servers that are kept until connections end."""
 
     removed: int
     draining: int
 
 
-def remove_leftovers(proxy: NodeProxy, progress: Progress) -> Leftovers:
+def remove_leftovers(proxiers: Proxiers, progress: Progress) -> Leftovers:
     """Remove what other modes left on the node, calling ``progress`` between the parts. Raises KernelError."""
-    others = removal_plans(proxy.view.families) if proxy.configuration.mode == NFTABLES else ()
     with KernelHandles(progress) as handles:
-        stages = leftover_stages(proxy.configuration.mode, handles, others)
-        if proxy.configuration.mode == IPVS:
-            stages += shared_chain_stages([FamilyPlan(item.settings, {}, item.variant) for item in proxy.families])
+        stages = leftover_stages(proxiers.mode, handles, leftover_contexts(proxiers.mode, proxiers.view.families))
+        stages += proxiers.mode.extra_stages([proxier.context for proxier in proxiers.families])
         for stage in stages:
             stage.resource.report_to(progress)
         planned = plan(stages)
@@ -108,17 +96,18 @@ def remove_leftovers(proxy: NodeProxy, progress: Progress) -> Leftovers:
     )
 
 
-def look_again(proxy: NodeProxy, cluster: ClusterState) -> Tuple[NodeProxy, Dict[str, DataplaneSettings]]:
+def look_again(proxiers: Proxiers, cluster: ClusterState) -> Tuple[Proxiers, Dict[str, DataplaneSettings]]:
     """Return the node with the addresses that it has now, and the settings that follow for each family.
 
     Raises ConfigurationError, KernelError.
     """
     addresses = tuple((item.interface, item.address) for item in interface_addresses() if item.interface != DEVICE)
-    view = proxy.view._replace(addresses=addresses)
+    view = proxiers.view._replace(addresses=addresses)
     settings = {
-        family.family: family_settings(cluster, proxy.configuration, view, family.family) for family in proxy.families
+        proxier.family: family_settings(cluster, proxiers.configuration, view, proxier.family)
+        for proxier in proxiers.families
     }
-    return proxy._replace(view=view), settings
+    return proxiers._replace(view=view), settings
 
 
 def node_differences(before: Optional[Node], now: Node) -> List[str]:

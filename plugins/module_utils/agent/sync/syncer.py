@@ -10,13 +10,9 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Set
 
 from ...cluster.claims import Conflict
 from ...cluster.model import NamespacedName
-from ...configuration.model import IPTABLES, IPVS, NFTABLES
 from ...convergence.report import conflict_warnings
 from ...errors import KernelError, ProxyError
 from ...kernel.sysctls import SysctlsResource, Wanted
-from ...kernel.xtables.restore import RestoreError
-from ...rendering.iptables.tables import ChainKey
-from ...rendering.ipvs.model import CHAINS
 from ..drift.attribution import attributed
 from ..drift.parameters import repair_parameters
 from ..source.view import ClusterView
@@ -26,7 +22,7 @@ from ..surface.metrics import Metrics
 from ..surface.service_health import FailedPort
 from ..surface.surface import Surface
 from .proxier import Proxier, SyncResult
-from .setup import NodeProxy
+from .setup import Proxiers
 
 #: What a new node needs first: the way to the API server, and name resolution.
 FIRST_SERVICES = (
@@ -34,9 +30,6 @@ FIRST_SERVICES = (
     NamespacedName("kube-system", "kube-dns"),
     NamespacedName("kube-system", "coredns"),
 )
-#: Services to be programmed at a time on an empty node; iptables takes as long for some of them as for all.
-_COLD_BATCH = {IPTABLES: 1 << 30, IPVS: 1000, NFTABLES: 1000}
-
 FULL, PARTIAL, COLD = "full", "partial", "cold"
 
 
@@ -99,7 +92,7 @@ class Syncer:
         self._unrepaired: Dict[str, str] = {}
         self._refused_parameters: List[str] = []
 
-    def start(self, proxy: NodeProxy) -> Outcome:
+    def start(self, proxy: Proxiers) -> Outcome:
         """The first sync of a node: adopt what is there, or fill an empty kernel in the order of importance."""
         self.view.take_dirty()
         services = list(self.view.state.services)
@@ -107,28 +100,34 @@ class Syncer:
             cold = bool(services) and all(family.is_cold() for family in proxy.families)
         except KernelError as error:
             return self._failure(proxy, str(error))
-        if cold:
-            self._fill(proxy, services)
-        for family in proxy.families:
-            family.take(self.view.state, services)
+        filled = self._fill(proxy, services) if cold else set()
+        try:
+            for family in proxy.families:
+                if family.family not in filled:
+                    family.apply_services(self.view.state, services)
+        except ProxyError as error:
+            return self._failure(proxy, str(error))
         return self.sync(proxy)
 
-    def _fill(self, proxy: NodeProxy, services: List[NamespacedName]) -> None:
-        """Program an empty kernel step by step; a failure is left to the full sync that follows.
+    def _fill(self, proxy: Proxiers, services: List[NamespacedName]) -> Set[str]:
+        """Program an empty kernel step by step; return the families whose tables have every Service then.
 
-        That sync counts in the metrics with the time that this has taken.
+        A failure is left to the full sync that follows. That sync counts in the metrics with the time that this has
+        taken.
         """
         started = time.monotonic()
-        for number, batch in enumerate(cold_batches(services, _COLD_BATCH[proxy.configuration.mode])):
+        state = self.view.state
+        totals = {family.family: family.totals(state) for family in proxy.families}
+        for number, batch in enumerate(cold_batches(services, proxy.mode.cold_batch)):
             for family in proxy.families:
                 began = time.monotonic()
                 try:
-                    family.take(self.view.state, batch)
+                    family.apply_services(state, batch, totals[family.family])
                     family.full() if number == 0 else family.partial()
                 except KernelError as error:
                     self._log.error("sync failed", family=family.family, kind=COLD, error=error)
                     self._count_failure(proxy, family, FULL, error)
-                    return
+                    return set()
                 finally:
                     self._filling[family.family] = self._filling.get(family.family, 0.0) + time.monotonic() - began
             if batch and batch[0] in FIRST_SERVICES:
@@ -136,8 +135,9 @@ class Syncer:
                 self._log.info("API server and DNS are served", services=len(batch), seconds=seconds)
         seconds = round(time.monotonic() - started, 3)
         self._log.info("filled an empty node", services=len(services), seconds=seconds)
+        return {family.family for family in proxy.families}
 
-    def sync(self, proxy: NodeProxy) -> Outcome:
+    def sync(self, proxy: Proxiers) -> Outcome:
         """Route what is dirty anew and bring every family's tables into the kernel."""
         dirty = self.view.take_dirty()
         succeeded = True
@@ -149,7 +149,7 @@ class Syncer:
             suspicion = suspects.get(family.family, "")
             kind = FULL if family.needs_full else PARTIAL
             try:
-                family.take(self.view.state, dirty)
+                family.apply_services(self.view.state, dirty)
                 changes += self._sync_family(proxy, family, dirty, suspicion)
             except ProxyError as error:
                 succeeded = False
@@ -162,7 +162,7 @@ class Syncer:
         self._finish(proxy, succeeded)
         return Outcome(succeeded, failed, changes, observed and succeeded)
 
-    def _sync_family(self, proxy: NodeProxy, family: Proxier, dirty: Set[NamespacedName], suspicion: str) -> int:
+    def _sync_family(self, proxy: Proxiers, family: Proxier, dirty: Set[NamespacedName], suspicion: str) -> int:
         started = time.monotonic()
         kind = FULL if family.needs_full else PARTIAL
         result = family.full() if family.needs_full else family.partial()
@@ -190,7 +190,7 @@ class Syncer:
                 added=result.added,
                 replaced=result.replaced,
                 removed=result.removed,
-                draining=len(family.draining),
+                draining=family.draining,
                 conntrack_deleted=conntrack,
                 seconds=round(seconds, 4),
             )
@@ -254,11 +254,11 @@ class Syncer:
         return deleted
 
     def _measure(
-        self, proxy: NodeProxy, family: Proxier, kind: str, seconds: float, result: SyncResult
+        self, proxy: Proxiers, family: Proxier, kind: str, seconds: float, result: SyncResult
     ) -> None:
-        metrics, name, mode = self._metrics, family.family, proxy.configuration.mode
+        metrics, name = self._metrics, family.family
         metrics.sync_duration.labels(name).observe(seconds)
-        if mode != IPVS:
+        if proxy.mode.measures_kinds:
             by_kind = metrics.full_sync_duration if kind == FULL else metrics.partial_sync_duration
             by_kind.labels(name).observe(seconds)
         metrics.last_sync.labels(name).set_to_current_time()
@@ -275,42 +275,39 @@ class Syncer:
             self.count_rules(proxy, family)
         self._count_written(proxy, family, kind, result)
 
-    def count_rules(self, proxy: NodeProxy, family: Proxier) -> None:
+    def count_rules(self, proxy: Proxiers, family: Proxier) -> None:
         """Bring the gauge of iptables rules up to date; it costs O(cluster), so it is not done with every sync."""
-        if proxy.configuration.mode == IPTABLES:
-            for table, rules in rules_by_table(family.tables.desired[CHAINS]).items():
-                self._metrics.iptables_rules.labels(table, family.family).set(rules)
+        for table, rules in proxy.mode.rule_counts(family.tables.desired).items():
+            self._metrics.iptables_rules.labels(table, family.family).set(rules)
 
-    def _count_written(self, proxy: NodeProxy, family: Proxier, kind: str, result: SyncResult) -> None:
-        """Rules that the last sync of iptables mode has written; a full one answers for all of them."""
-        if proxy.configuration.mode != IPTABLES:
-            return
-        written: Dict[Any, Any] = dict(family.tables.desired[CHAINS]) if kind == FULL else {}
-        for item in result.changes:
-            written.update(item.change.added)
-            written.update({key: new for key, (_old, new) in item.change.replaced.items()})
-        for table, rules in rules_by_table(written).items():
+    def _count_written(self, proxy: Proxiers, family: Proxier, kind: str, result: SyncResult) -> None:
+        """Set the gauges of the rules that the last sync wrote; a full one answers for all of them."""
+        written: Mapping[str, Mapping[Any, Any]] = family.tables.desired
+        if kind != FULL:
+            written = {
+                item.resource.kind: {
+                    **item.change.added,
+                    **{key: new for key, (_old, new) in item.change.replaced.items()},
+                }
+                for item in result.changes
+            }
+        for table, rules in proxy.mode.rule_counts(written).items():
             self._metrics.iptables_rules_last.labels(table, family.family).set(rules)
 
-    def _count_failure(self, proxy: NodeProxy, family: Proxier, kind: str, error: ProxyError) -> None:
-        metrics, mode = self._metrics, proxy.configuration.mode
-        if mode == NFTABLES and isinstance(error, KernelError):
-            metrics.nftables_sync_failures.labels(family.family).inc()
-        elif isinstance(error, RestoreError):
-            metrics.iptables_restore_failures.labels(family.family).inc()
-            if mode == IPTABLES and kind == PARTIAL:
-                metrics.iptables_partial_restore_failures.labels(family.family).inc()
+    def _count_failure(self, proxy: Proxiers, family: Proxier, kind: str, error: ProxyError) -> None:
+        for name in proxy.mode.failure_counters(error, kind == PARTIAL):
+            getattr(self._metrics, name).labels(family.family).inc()
 
     def _family_failed(self, family: Proxier, error: str) -> None:
         self.last_error = error
         self._log.error("sync failed", family=family.family, error=error)
 
-    def _failure(self, proxy: NodeProxy, error: str) -> Outcome:
+    def _failure(self, proxy: Proxiers, error: str) -> Outcome:
         for family in proxy.families:
             self._family_failed(family, error)
         return Outcome(False, [], 0, False)
 
-    def _finish(self, proxy: NodeProxy, succeeded: bool) -> None:
+    def _finish(self, proxy: Proxiers, succeeded: bool) -> None:
         self.syncs += 1
         metrics = self._metrics
         if succeeded:
@@ -347,16 +344,7 @@ class Syncer:
             except KernelError as error:
                 family.needs_full = True
                 self._log.error("draining failed", family=family.family, error=error)
-        left = sum(len(family.draining) for family in families)
+        left = sum(family.draining for family in families)
         if gone:
             self._log.info("drained", removed=gone, draining=left)
         return gone, left
-
-
-def rules_by_table(chains: Any) -> Dict[str, int]:
-    """How many rules the chains of each table (filter, nat) hold."""
-    counts = {"filter": 0, "nat": 0}
-    for key, rules in chains.items():
-        if key.table in counts:
-            counts[key.table] += len(rules) if isinstance(key, ChainKey) and isinstance(rules, tuple) else 1
-    return counts

@@ -7,7 +7,7 @@ Saving. ``converge(Request(..., history_directory=DIR, keep_states=5))`` saves w
 something (``Report.saved_state`` is the number). Without a convergence::
 
     with KernelHandles() as handles:
-        number = History(DIR).save(observe_state(handles, mode="", exclude_cidrs=())).number
+        number = History(DIR).save(observe_state(handles, all_servers=False, exclude_cidrs=())).number
 
 Rollback. It stops the agent and the timer of scheduled convergences, takes the convergence lock, saves the state before
 and applies the difference; with ``check`` it changes nothing::
@@ -23,7 +23,7 @@ minute (``Report.confirm_until``), unless ``confirm(state=Report.saved_state) ->
 change waits, another convergence is refused with HistoryError.
 
 =================  ====================================================================================
-``state``          NodeState, ``observe_state(handles, mode, exclude_cidrs)``
+``state``          NodeState, ``observe_state(handles, all_servers, exclude_cidrs)``
 ``form``           the file: ``pack_record``, ``unpack_record``; StateRecord
 ``store``          ``History(directory, keep)``: ``save``, ``load``, ``list``, ``newest``, ``outcome``
 ``restore``        ``rollback``, ``restore_stages``

@@ -62,7 +62,7 @@ class Guard:
             return []
         self._saved = True
         try:
-            state = observe_state(self._handles, configuration.mode, configuration.ipvs.exclude_cidrs)
+            state = observe_state(self._handles, configuration.uses_ipvs, configuration.ipvs.exclude_cidrs)
             self.saved_state = History(request.history_directory, request.keep_states).save(state).number
         except HistoryError as error:
             if request.confirm_timeout:

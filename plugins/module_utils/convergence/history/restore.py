@@ -273,7 +273,7 @@ def restore(
     saved, rest = None, planned
     if not check and _differs(planned):
         with watch.stage("save"):
-            before = observe_state(handles, IPVS if state.mode() == IPVS else "", state.exclude_cidrs)
+            before = observe_state(handles, state.uses_ipvs, state.exclude_cidrs)
             try:
                 saved = history.save(before, BEFORE_ROLLBACK, [record.number]).number
             except HistoryError as error:

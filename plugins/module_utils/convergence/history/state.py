@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from ...addresses import FAMILIES, IPV6, parse_network
-from ...configuration.model import IPTABLES, IPVS, MODES
+from ...addresses import FAMILIES, IPV6, Network
+from ...configuration.model import MODES
 from ...kernel.facts import node_facts
 from ...kernel.ipvs import TimeoutsResource
 from ...kernel.links import AddressesResource, DummyDeviceResource
@@ -18,12 +18,12 @@ from ...kernel.sysctls import SysctlsResource
 from ...kernel.xtables.saved import SavedChainKey, SavedChainsResource
 from ...kernel.xtables.variant import XtablesVariant
 from ...rendering.ipvs import model as ipvs
-from ...rendering.ipvs.draining import in_networks
+from ...rendering.ipvs.draining import in_networks, networks_of
 from ...rendering.nftables.objects import Key
 from ...rendering.settings import DataplaneSettings
 from ...resources import ObservedOnce, Resource
 from ..handles import KernelHandles
-from ..node import removal_plans
+from ..node import removal_contexts
 from ..stages import OnlyOurServers, chain_ownership, ipvs_resources, observed_once
 
 TIMEOUTS = ("tcp", "tcp_fin", "udp")
@@ -71,11 +71,16 @@ class NodeState(NamedTuple):
             "addresses": len(self.addresses),
         }
 
+    @property
+    def uses_ipvs(self) -> bool:
+        """Whether Services are served through IPVS."""
+        return not any(self.nftables.values()) and bool(self.devices or self.virtual_servers)
+
     def mode(self) -> str:
-        """Which mode this looks like: nftables, ipvs, iptables, or empty if nothing is programmed."""
+        """Return the mode this looks like: nftables, ipvs, iptables, or empty if nothing is programmed."""
         if any(self.nftables.values()):
             return "nftables"
-        if self.devices or self.virtual_servers:
+        if self.uses_ipvs:
             return "ipvs"
         return "iptables" if any(item.chains for item in self.chains) else ""
 
@@ -89,8 +94,8 @@ def sysctl_keys() -> List[str]:
         settings = ProfileSettings(
             mode=mode,
             kernel_version=version,
-            strict_arp=mode == IPVS,
-            route_localnet=mode == IPTABLES,
+            strict_arp=True,
+            route_localnet=True,
             conntrack=conntrack,
         )
         keys.update(dict.fromkeys(wanted_values(profile(settings))))
@@ -101,7 +106,7 @@ def chains_resources(states: Sequence[ChainsState]) -> List[SavedChainsResource]
     """The chains of every iptables variant that is installed, to be put back as one of the states says."""
     known = {(item.family, item.variant): item for item in states}
     found = []
-    for item in removal_plans():
+    for item in removal_contexts():
         if item.variant is not None:
             state = known.get((item.family, item.variant.name))
             found.append(
@@ -122,24 +127,23 @@ def _observed_chains(variant: XtablesVariant, settings: DataplaneSettings) -> Ch
 
 
 def _observed_ipvs(
-    handles: KernelHandles, mode: str, exclude_cidrs: Sequence[str], addresses: Mapping[str, Resource[str, bool]]
+    handles: KernelHandles, all_servers: bool, networks: Sequence[Network], addresses: Mapping[str, Resource[str, bool]]
 ) -> Dict[str, Dict[Any, Any]]:
-    """Sets, elements and servers; nothing is loaded for it. ``mode``: as for :func:`observe_state`.
+    """Return sets, elements and servers; loads nothing. ``all_servers``: as for :func:`observe_state`.
 
     ``addresses``: by family those on the dummy device.
     """
     found: Dict[str, Dict[Any, Any]] = {"sets": {}, "set_elements": {}, "virtual_servers": {}, "real_servers": {}}
     if not (handles.has_ipvs() and handles.has_ipset()):
         return found
-    networks = [network for network in map(parse_network, exclude_cidrs) if network is not None]
     for family in FAMILIES:
         resources = observed_once(ipvs_resources(handles, family))._replace(addresses=addresses[family])
         found["sets"].update(resources.sets.observe())
         found["set_elements"].update(resources.elements.observe())
         for name, resource in (("virtual_servers", resources.servers), ("real_servers", resources.real_servers)):
             chosen: Resource[Any, Any] = resource
-            if mode != IPVS:
-                # Other modes leave alone what is not known to belong to a Service.
+            if not all_servers:
+                # Modes without IPVS leave alone what is not known to belong to a Service.
                 chosen = OnlyOurServers(resource, resources.addresses, resources.elements)
             for key, value in chosen.observe().items():
                 if not in_networks(ipvs.server_of(key).address, networks):
@@ -147,18 +151,20 @@ def _observed_ipvs(
     return found
 
 
-def observe_state(handles: KernelHandles, mode: str = "", exclude_cidrs: Sequence[str] = ()) -> NodeState:
-    """What is programmed on the node now. Reads only, and loads no module.
+def observe_state(
+    handles: KernelHandles, all_servers: bool = False, exclude_cidrs: Sequence[str] = ()
+) -> NodeState:
+    """Return what is programmed on the node now. Reads only, and loads no module.
 
-    ``mode``: the one that the node is about to be converged to. ipvs takes all virtual servers outside
-    ``exclude_cidrs`` for its own, so all of them are observed; else only those that evidently belong to Services.
+    ``all_servers``: the node is about to be converged to a mode with IPVS, which owns all virtual servers outside
+    ``exclude_cidrs``, so all of them are observed; else only those that evidently belong to Services.
     Raises KernelError.
     """
     addresses = {family: ObservedOnce(AddressesResource(handles.route, family)) for family in FAMILIES}
-    servers = _observed_ipvs(handles, mode, exclude_cidrs, addresses)
+    servers = _observed_ipvs(handles, all_servers, networks_of(exclude_cidrs), addresses)
     return NodeState(
         chains=tuple(
-            _observed_chains(item.variant, item.settings) for item in removal_plans() if item.variant is not None
+            _observed_chains(item.variant, item.settings) for item in removal_contexts() if item.variant is not None
         ),
         nftables={family: RawTableResource(family).observe() if handles.has_nftables() else {} for family in FAMILIES},
         devices=DummyDeviceResource(handles.route).observe(),

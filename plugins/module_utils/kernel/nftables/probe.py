@@ -14,8 +14,8 @@ from typing import Dict, List
 
 from ...addresses import IPV6
 from ...errors import KernelError
+from ...rendering.nftables.mode import RENDERING
 from ...rendering.nftables.objects import RESOURCE, BaseHook, Key, Value
-from ...rendering.nftables.tables import desired_tables
 from ...rendering.settings import DataplaneSettings, LocalTraffic
 from ...resources import Change
 from ...serviceports.routes import Endpoint, ServicePortName, ServicePortRoute
@@ -60,7 +60,7 @@ def _sample(family: str) -> Dict[Key, Value]:
 
     routes = {item.key: item for item in (route("plain", 0), route("sticky", 1))}
     settings = DataplaneSettings(family, local_traffic=LocalTraffic("cidr", network), service_cidrs=(network,))
-    return desired_tables(routes, settings)[RESOURCE]
+    return RENDERING.desired_tables(routes, settings)[RESOURCE]
 
 
 def _try(labelled: List[Labelled]) -> str:

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Sequence, Tuple, Union
+from typing import Dict, List, Sequence, Tuple
 
 from ...addresses import IPV6, parse_network
 from ...serviceports.routes import Endpoint, ServicePortRoute
+from ..merged import Entry
 from ..settings import DataplaneSettings
 from .fixed import (
     EXTERNAL_SERVICES,
@@ -24,20 +25,9 @@ from .fixed import (
     localhost_node_ports,
 )
 from .names import CLUSTER_PREFIX, ENDPOINT_PREFIX, EXTERNAL_PREFIX, FIREWALL_PREFIX, LOCAL_PREFIX, hash16
-from .tables import NAT, ChainKey, Fragment, Rules
-
-CHAINS = "chains"
-FRAGMENTS = "fragments"
+from .tables import CHAINS, FRAGMENTS, NAT, ChainKey, Fragment
 
 _ADDRESS_MASK = {False: "255.255.255.255", True: "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"}
-
-
-class Entry(NamedTuple):
-    """One contribution: a whole chain (table ``chains``) or a part of a shared chain (table ``fragments``)."""
-
-    table: str
-    key: Union[ChainKey, Fragment]
-    rules: Rules
 
 
 def probability(endpoints: int) -> str:
@@ -83,7 +73,7 @@ class _ServicePortRules:
         self.fragments.setdefault(chain, []).append(rule)
 
     def add_chain(self, name: str, rules: List[str]) -> None:
-        self.chains.append(Entry(CHAINS, ChainKey(NAT, name), tuple(rules)))
+        self.chains.append((CHAINS, ChainKey(NAT, name), tuple(rules)))
 
     def to(self, address: str, text: str) -> str:
         """Match of the ServicePort on one of its addresses."""
@@ -248,16 +238,16 @@ class _ServicePortRules:
             self.add_chain(chain, self.endpoint_rules(endpoint, chain))
 
 
-def entries_of(route: ServicePortRoute, settings: DataplaneSettings, comments: bool = True) -> List[Entry]:
-    """What one route contributes: parts of shared chains (``fragments``) and its own chains (``chains``).
+def service_port_entries(route: ServicePortRoute, settings: DataplaneSettings, comments: bool) -> List[Entry]:
+    """Return what one ServicePort contributes: fragments of shared chains, and chains of its own.
 
-    ``comments``: False in a large cluster, where rules that name one endpoint bear no comment.
+    ``comments``: False in a large cluster, where rules for a single endpoint carry no comment.
     Raises ConfigurationError for a local traffic detector that is not valid.
     """
     rules = _ServicePortRules(route, settings, comments)
     rules.dispatch()
     rules.own_chains()
-    fragments = [
-        Entry(FRAGMENTS, Fragment(chain, 1, route.key), tuple(part)) for chain, part in rules.fragments.items()
+    fragments: List[Entry] = [
+        (FRAGMENTS, Fragment(chain, 1, route.key), tuple(part)) for chain, part in rules.fragments.items()
     ]
     return [*fragments, *rules.chains]

@@ -14,13 +14,17 @@ from __future__ import annotations
 from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from ...errors import ConfigurationError
-from ...resources import Change
+from ...resources import Change, Kind
 from ...serviceports.routes import ServicePortName
 
 FILTER = "filter"
 NAT = "nat"
 MANGLE = "mangle"
 TABLE_ORDER = (MANGLE, FILTER, NAT)
+
+# Names of the resource table of chains and jumps, and of the table of fragments of shared chains.
+CHAINS = Kind.CHAINS
+FRAGMENTS = "fragments"
 
 PRESENT = "present"
 
@@ -47,15 +51,25 @@ ChainTableValue = Union[Rules, str, int]
 ChainTable = Dict[ChainTableKey, ChainTableValue]
 
 
+Place = Tuple[int, Tuple[str, ...]]
+"""Rank and owner of a fragment: its position among those of its chain."""
+
+
 class Fragment(NamedTuple):
-    """A part of a chain that many ServicePorts share; parts are joined in the order of rank and route.
+    """A part of a chain that many ServicePorts share; the parts are joined in the order of rank and owner.
 
     ``rank`` is 0 for rules before those of the Services, 1 for those of a Service, 2 for rules that must come last.
+    ``owner`` is the ServicePort, None for static rules.
     """
 
     chain: ChainKey
     rank: int
-    route: Optional[ServicePortName]
+    owner: Optional[ServicePortName]
+
+    @property
+    def place(self) -> Place:
+        """Where the part belongs among the others of its chain."""
+        return self.rank, self.owner or ()
 
 
 class Ownership(NamedTuple):

@@ -1,17 +1,40 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the desired tables owe to the observed ones: draining real servers, and virtual servers left to others.
+"""How the desired servers of ipvs mode depend on the kernel: draining real servers, and servers in excluded ranges.
 
-All functions are pure and meant for ``resources.Stage``, which takes a function from the observed to the desired table.
+All functions are pure. Those that begin with ``with_`` make the desired table of a full sync from the observed one, for
+``resources.Stage``; the others adjust the changes of a partial sync, which observes nothing.
 """
 
 from __future__ import annotations
 
-from typing import Collection, Dict, Iterable, Mapping
+from typing import Any, Collection, Dict, Iterable, List, Mapping, MutableMapping
 
-from ...addresses import Network
+from ...addresses import Network, parse_network
+from ...resources import Change
 from .model import RealServer, RealServerKey, VirtualServer, VirtualServerKey
+
+
+def may_drain(key: RealServerKey) -> bool:
+    """Return whether a real server is drained: only TCP; other protocols have net.ipv4.vs.expire_nodest_conn."""
+    return key.server.protocol == "tcp"
+
+
+def draining_servers(
+    desired: Collection[RealServerKey],
+    connections: Mapping[RealServerKey, int],
+    servers: Collection[VirtualServerKey],
+) -> List[RealServerKey]:
+    """Return the real servers that have connections and are not desired, of the virtual servers that stay.
+
+    ``connections`` maps a real server to its active and inactive connections. ``servers`` are the virtual servers that
+    are desired: the real servers of one that is removed are removed at once.
+    """
+    return [
+        key for key, count in connections.items() if count and key not in desired and may_drain(key)
+        and key.server in servers
+    ]
 
 
 def with_draining(
@@ -20,23 +43,56 @@ def with_draining(
     connections: Mapping[RealServerKey, int],
     servers: Collection[VirtualServerKey],
 ) -> Mapping[RealServerKey, RealServer]:
-    """The desired real servers, and at weight 0 those that are no longer desired but still have connections.
-
-    ``connections`` maps a real server to its active and inactive connections; ``servers`` are the virtual servers that
-    stay (those of one that goes, go at once). Only TCP is drained: for other protocols there is
-    net.ipv4.vs.expire_nodest_conn.
-    """
+    """Return the desired real servers, and at weight 0 those of :func:`draining_servers`."""
     draining: Dict[RealServerKey, RealServer] = {}
-    for key, count in connections.items():
-        if count and key not in desired and key.server.protocol == "tcp" and key.server in servers:
-            server = observed.get(key)
-            if server is not None:
-                draining[key] = server._replace(weight=0)
+    for key in draining_servers(desired, connections, servers):
+        server = observed.get(key)
+        if server is not None:
+            draining[key] = server._replace(weight=0)
     return {**desired, **draining} if draining else desired
 
 
+def leaving(change: Change[Any, Any], removed_servers: Collection[VirtualServerKey]) -> List[RealServerKey]:
+    """Return the real servers that a change removes and that drain if they have connections."""
+    return [key for key in change.removed if may_drain(key) and key.server not in removed_servers]
+
+
+def drain_change(
+    change: Change[Any, Any],
+    draining: MutableMapping[RealServerKey, RealServer],
+    connections: Mapping[RealServerKey, int],
+    removed_servers: Collection[VirtualServerKey],
+) -> None:
+    """Keep the real servers that a change removes, while they have connections, at weight 0.
+
+    ``draining`` are those kept already; it is brought up to date. ``connections``: of the real servers of
+    :func:`leaving`. ``removed_servers``: virtual servers that the same sync removes, with all their real servers.
+    """
+    for key in [key for key in draining if key.server in removed_servers]:
+        del draining[key]
+    for key in [key for key in change.added if key in draining]:
+        change.replaced[key] = (draining.pop(key), change.added.pop(key))
+    for key in leaving(change, removed_servers):
+        if connections.get(key):
+            before = change.removed.pop(key)
+            draining[key] = before._replace(weight=0)
+            change.replaced[key] = (before, draining[key])
+
+
+def ended(
+    draining: Mapping[RealServerKey, RealServer], connections: Mapping[RealServerKey, int]
+) -> Dict[RealServerKey, RealServer]:
+    """Return the draining real servers that have no connection any more."""
+    return {key: value for key, value in draining.items() if not connections.get(key)}
+
+
+def networks_of(exclude_cidrs: Iterable[str]) -> List[Network]:
+    """Return the networks of excludeCIDRs: virtual servers there belong to other programs, unless they are desired."""
+    return [network for network in map(parse_network, exclude_cidrs) if network is not None]
+
+
 def in_networks(address: str, networks: Iterable[Network]) -> bool:
-    """Whether the address lies in one of the networks."""
+    """Return whether the address is in one of the networks."""
     return any(network.contains(address) for network in networks)
 
 
@@ -45,7 +101,7 @@ def with_excluded_servers(
     observed: Mapping[VirtualServerKey, VirtualServer],
     excluded: Collection[Network],
 ) -> Mapping[VirtualServerKey, VirtualServer]:
-    """The desired virtual servers, and as they are the observed others that excludeCIDRs (``excluded``) cover."""
+    """Return the desired virtual servers, and unchanged the observed others in the ``excluded`` networks."""
     if not excluded:
         return desired
     foreign = {
@@ -60,9 +116,9 @@ def with_excluded_real_servers(
     servers: Collection[VirtualServerKey],
     excluded: Collection[Network],
 ) -> Mapping[RealServerKey, RealServer]:
-    """The desired real servers, and as they are those of virtual servers that ``with_excluded_servers`` leaves alone.
+    """Return the desired real servers, and unchanged those of virtual servers that ``with_excluded_servers`` keeps.
 
-    ``servers`` are the desired virtual servers: the real servers of these are ours even where excludeCIDRs cover them.
+    ``servers`` are the desired virtual servers: the real servers of these are ours even in excluded networks.
     """
     if not excluded:
         return desired
@@ -72,3 +128,15 @@ def with_excluded_real_servers(
         if key not in desired and key.server not in servers and in_networks(key.server.address, excluded)
     }
     return {**desired, **foreign} if foreign else desired
+
+
+def keep_excluded(servers: Change[Any, Any], real_servers: Change[Any, Any], excluded: Collection[Network]) -> None:
+    """Drop from the changes of a partial sync the removal of virtual servers in ``excluded`` networks.
+
+    They are kept with their real servers even where a Service that had them was deleted.
+    """
+    kept = {key for key in servers.removed if in_networks(key.address, excluded)} if excluded else ()
+    for key in kept:
+        del servers.removed[key]
+    for key in [key for key in real_servers.removed if key.server in kept] if kept else ():
+        del real_servers.removed[key]

@@ -9,10 +9,11 @@ them.
 
 from __future__ import annotations
 
-from typing import Any, Callable, FrozenSet, Hashable, List, NamedTuple, Sequence, Tuple
+from typing import Callable, FrozenSet, List, NamedTuple, Sequence, Tuple
 
 from ...addresses import parse_network
 from ...serviceports.routes import Endpoint, ServicePortRoute
+from ..merged import Entry
 from ..settings import DataplaneSettings
 from .model import (
     ADDRESSES,
@@ -46,9 +47,6 @@ from .sets import (
     NAMES,
     NODE_PORT_SETS,
 )
-
-Entry = Tuple[str, Hashable, Any]
-"""Name of the table, key, value."""
 
 _WANTED = RealServer(1)
 
@@ -127,8 +125,8 @@ def real_servers(route: ServicePortRoute, only_local: bool) -> Sequence[Endpoint
     return route.local if only_local and route.local else route.cluster
 
 
-def entries_of(route: ServicePortRoute, facts: NodeFacts) -> List[Entry]:
-    """What the route contributes: (table, key, value) triples. A key may occur more than once."""
+def service_port_entries(route: ServicePortRoute, facts: NodeFacts) -> List[Entry]:
+    """Return what the ServicePort contributes: (table, key, value) triples. A key may occur more than once."""
     entries: List[Entry] = []
     add = entries.append
     names = NAMES[route.family]

@@ -25,15 +25,14 @@ SCHEDULER_FLAG_3 = 0x20
 
 MASQUERADE = "masquerade"
 
-# The resource tables of ipvs mode, in the order in which additions are applied; removals go backward.
+# The resource tables of ipvs mode besides the chains.
 DEVICES = Kind.DEVICES
 ADDRESSES = Kind.ADDRESSES
 SETS = Kind.SETS
 SET_ELEMENTS = Kind.SET_ELEMENTS
-CHAINS = Kind.CHAINS
 VIRTUAL_SERVERS = Kind.VIRTUAL_SERVERS
 REAL_SERVERS = Kind.REAL_SERVERS
-# Not a resource: what the routes contribute to the chain KUBE-IPVS-OUT-FILTER.
+# Not a resource: what ServicePorts contribute to the chain KUBE-IPVS-OUT-FILTER.
 FIREWALLED = "firewalled"
 
 

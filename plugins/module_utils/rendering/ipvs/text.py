@@ -88,16 +88,26 @@ def set_line(name: str, definition: SetDefinition) -> str:
     return f"create {name} {definition.type} family {family} hashsize 1024 maxelem {definition.limit}"
 
 
+def element_line(key: SetElementKey) -> str:
+    """Return an element of a set as ``ipset save`` prints it."""
+    return f"add {key.set} {key.element}"
+
+
 def ipset_text(sets: Mapping[str, SetDefinition], elements: Iterable[SetElementKey]) -> str:
     """Sets and their elements as input of ``ipset restore``, each set followed by its elements, in sorted order."""
     by_set: Dict[str, List[str]] = {}
     for key in sorted(elements):
-        by_set.setdefault(key.set, []).append(f"add {key.set} {key.element}")
+        by_set.setdefault(key.set, []).append(element_line(key))
     lines: List[str] = []
     for name, definition in sorted(sets.items()):
         lines.append(set_line(name, definition))
         lines += by_set.get(name, [])
     return "".join(f"{line}\n" for line in lines)
+
+
+def device_line(device: str) -> str:
+    """Return the dummy device as an argument list of ``ip``."""
+    return f"link add {device} type dummy"
 
 
 def address_line(address: str, device: str = DEVICE) -> str:
@@ -107,5 +117,5 @@ def address_line(address: str, device: str = DEVICE) -> str:
 
 def ip_batch_text(addresses: Iterable[str], device: str = DEVICE) -> str:
     """The dummy device and its addresses as input of ``ip -batch``."""
-    lines = [f"link add {device} type dummy", *(address_line(address, device) for address in sorted(addresses))]
+    lines = [device_line(device), *(address_line(address, device) for address in sorted(addresses))]
     return "".join(f"{line}\n" for line in lines)

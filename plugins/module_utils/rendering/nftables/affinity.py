@@ -17,10 +17,11 @@ from typing import List, Tuple
 
 from ...addresses import packed
 from ...serviceports.routes import Endpoint, ServicePortRoute
+from ..merged import Entry
 from ..settings import DataplaneSettings
 from . import balancing
 from . import expressions as x
-from .objects import ADDRESS_TYPES, PROTOCOL_NUMBERS, RESOURCE, ChainValue, Entry, Rule, SetValue
+from .objects import ADDRESS_TYPES, PROTOCOL_NUMBERS, RESOURCE, ChainValue, Rule, SetValue
 
 _LONGEST_NAME = 240
 #: Clients that one endpoint may know at once; what the nft program gives a dynamic set.

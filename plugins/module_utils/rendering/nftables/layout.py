@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Dict, List, Tuple
 
 from ...addresses import IPV6, Network, packed, parse_network
+from ..merged import Entry
 from ..settings import DataplaneSettings, LocalTraffic
 from . import expressions as x
 from .objects import (
@@ -23,7 +24,6 @@ from .objects import (
     VERDICT,
     BaseHook,
     ChainValue,
-    Entry,
     Rule,
     SetValue,
 )

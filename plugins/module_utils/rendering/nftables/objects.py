@@ -26,7 +26,7 @@ from ...resources import Kind
 
 TABLE_NAME = "kube-proxy"
 TABLE_COMMENT = "rules for kube-proxy"
-#: Name of the resource table in what :func:`.tables.desired_tables` returns.
+#: Name of the resource table of nftables mode.
 RESOURCE = Kind.TABLE_OBJECTS
 
 ADDRESS_TYPES = {"IPv4": "ipv4_addr", "IPv6": "ipv6_addr"}
@@ -53,8 +53,6 @@ SET_EVAL = 0x20
 
 Key = Tuple[Any, ...]
 Value = Any
-#: One contribution: resource table, key, value.
-Entry = Tuple[str, Key, Value]
 
 PROTOCOL_NUMBERS = {"tcp": 6, "udp": 17, "sctp": 132}
 PROTOCOL_NAMES = {number: name for name, number in PROTOCOL_NUMBERS.items()}

@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Desired tables kept up to date one ServicePort at a time: what several routes contribute is counted, not recomputed.
+"""Tables merged from the entries of many owners, kept up to date one owner at a time.
 
-A mode renders each route to entries (table, key, value). Several routes may contribute one key, e.g. two ports of a
-Service its cluster IP. A key is in the table as long as anybody contributes it; if contributors disagree, the value of
-the one that comes first in the order of its name wins, which is what a rendering of everything gives as well.
+Several ServicePorts may contribute one key, such as the cluster IP of a Service with two ports. A key is in the table
+as long as an owner contributes it; if contributors disagree, the value of the first owner in the order of their names
+is used, as it is when everything is rendered at once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 from typing import Any, Dict, Hashable, Iterable, List, Set, Tuple, Union
 
 Entry = Tuple[str, Hashable, Any]
+"""Name of the table, key, value."""
+
 Owner = Hashable
 
 #: In a journal: the key was not in the table.
@@ -23,8 +25,8 @@ Journal = Dict[str, Dict[Any, Any]]
 class _Contributors(Dict[Any, Any]):
     """Owner to value, for the keys that more than one owner contributes.
 
-    ``agree``: all values are equal, as they nearly always are. Then one more or one less of possibly thousands of
-    owners changes nothing, and nobody has to look through the others.
+    ``agree``: all values are equal, as they nearly always are. Then adding or removing one of possibly thousands of
+    owners changes nothing, and the others need not be searched.
     """
 
     agree = True
@@ -44,7 +46,7 @@ class MergedTables:
     """Tables by name, each a mapping from key to value, and who contributed what.
 
     ``tables`` is read by its users and changed only here. ``journal`` has, by table, the keys that were touched since
-    it was last taken, each with the value it had then (ABSENT if none).
+    it was last popped, each with the value it had then (ABSENT if none).
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -53,13 +55,13 @@ class MergedTables:
         self._entries: Dict[Owner, List[Entry]] = {}
         self.journal: Journal = {}
 
-    def take_journal(self) -> Journal:
-        """The journal so far; a new one is begun."""
-        taken, self.journal = self.journal, {}
-        return taken
+    def pop_journal(self) -> Journal:
+        """Return the journal and begin another one."""
+        journal, self.journal = self.journal, {}
+        return journal
 
     def put(self, table: str, key: Any, value: Any) -> None:
-        """Set, or with ABSENT remove, a key that nobody contributes because it is worked out from other keys."""
+        """Set, or with ABSENT remove, a key that no owner contributes because it is derived from other keys."""
         rows = self.tables[table]
         before = rows.get(key, ABSENT)
         if before is not value and before != value:
@@ -69,12 +71,12 @@ class MergedTables:
             else:
                 rows[key] = value
 
-    def owners(self) -> Iterable[Owner]:
-        """Everybody who contributes something."""
-        return self._entries.keys()
+    def entries_of(self, owner: Owner) -> List[Entry]:
+        """Return what the owner contributes."""
+        return self._entries.get(owner, [])
 
     def replace(self, owner: Owner, entries: List[Entry]) -> Dict[str, Set[Any]]:
-        """Let the owner contribute these entries instead of its earlier ones; returns the keys touched, by table."""
+        """Replace what the owner contributes by these entries; return the keys touched, by table."""
         touched: Dict[str, Set[Any]] = {}
         before = self._entries.pop(owner, [])
         kept = {(table, key) for table, key, _value in entries}
@@ -88,7 +90,7 @@ class MergedTables:
             self._entries[owner] = entries
         for table, keys in touched.items():
             for key in keys:
-                self._settle(table, key)
+                self._put_value(table, key)
         return touched
 
     def _contribute(self, table: str, key: Any, owner: Owner, value: Any) -> bool:
@@ -110,7 +112,7 @@ class MergedTables:
         return bool(changed)
 
     def _withdraw(self, table: str, key: Any, owner: Owner) -> bool:
-        """Take the owner away from a key's contributors; whether the key's value may change by it."""
+        """Remove the owner from a key's contributors; return whether the key's value may change."""
         contributors = self._contributors[table]
         present = contributors.get(key)
         if isinstance(present, _One):
@@ -124,7 +126,7 @@ class MergedTables:
             contributors[key] = _One(*next(iter(present.items())))
         return not present.agree
 
-    def _settle(self, table: str, key: Any) -> None:
+    def _put_value(self, table: str, key: Any) -> None:
         present = self._contributors[table].get(key)
         if present is None:
             self.put(table, key, ABSENT)

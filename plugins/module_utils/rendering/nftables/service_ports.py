@@ -1,21 +1,22 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one ServicePort contributes to the table, and the table as a whole."""
+"""What one ServicePort contributes to the table of nftables mode."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_pton
-from typing import Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Tuple
 
 from ...addresses import IPV6, packed, parse_network
-from ...serviceports.routes import Endpoint, ServicePortName, ServicePortRoute
+from ...serviceports.routes import Endpoint, ServicePortRoute
+from ..merged import Entry
 from ..settings import DataplaneSettings
 from . import balancing, layout
 from .affinity import AffinityChains
 from .balancing import CLUSTER, LOCAL, NODE_PORT_KEY, SERVICE_KEY
-from .objects import PROTOCOL_NUMBERS, RESOURCE, Entry, Key, Value
+from .objects import PROTOCOL_NUMBERS, RESOURCE, Value
 
 REJECT = f"goto {layout.REJECT_CHAIN}"
 
@@ -150,8 +151,8 @@ def _firewall(route: ServicePortRoute, settings: DataplaneSettings, transport: b
         entries.append((RESOURCE, ("element", layout.FIREWALLED, key), f"goto {chain}"))
 
 
-def entries_of(route: ServicePortRoute, settings: DataplaneSettings) -> List[Entry]:
-    """What one ServicePort contributes: (resource table, key, value), in an order in which it can be made.
+def service_port_entries(route: ServicePortRoute, settings: DataplaneSettings) -> List[Entry]:
+    """Return what one ServicePort contributes: (resource table, key, value), in an order in which it can be made.
 
     Several may contribute the same key: chains, sets of source ranges, the ClusterIP of a Service with several ports.
     """
@@ -179,23 +180,3 @@ def entries_of(route: ServicePortRoute, settings: DataplaneSettings) -> List[Ent
     if route.load_balancer_ips and route.source_ranges:
         _firewall(route, settings, transport, entries)
     return entries
-
-
-def merged(entries: Iterable[Entry]) -> Dict[str, Dict[Key, Value]]:
-    """Contributions as resource tables; where two disagree about a key, the first one counts."""
-    tables: Dict[str, Dict[Key, Value]] = {RESOURCE: {}}
-    for name, key, value in entries:
-        tables.setdefault(name, {}).setdefault(key, value)
-    return tables
-
-
-def desired_tables(
-    routes: Mapping[ServicePortName, ServicePortRoute], settings: DataplaneSettings
-) -> Dict[str, Dict[Key, Value]]:
-    """The table that serves these routes of the settings' family, as ``{"nftables": {key: value}}``."""
-    tables = merged(layout.static_entries(settings))
-    table = tables[RESOURCE]
-    for route in routes.values():
-        for _name, key, value in entries_of(route, settings):
-            table.setdefault(key, value)
-    return tables

@@ -1,0 +1,44 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One IP family on one node: what rendering and the kernel resources need to know of it."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple, Optional
+
+from ..kernel.xtables.variant import XtablesVariant
+from ..rendering.rendering import ServicePorts
+from ..rendering.settings import DataplaneSettings
+from ..serviceports.table import RoutingContext
+
+
+class FamilyContext(NamedTuple):
+    """What is known of the node for one family.
+
+    ``settings``: for rendering. ``routing``: which endpoints and addresses apply on this node. ``variant``: the
+    iptables in use, None where the mode needs none.
+    """
+
+    settings: DataplaneSettings
+    routing: RoutingContext
+    variant: Optional[XtablesVariant]
+
+    @property
+    def family(self) -> str:
+        """IPv4 or IPv6."""
+        return self.settings.family
+
+
+class FamilyServices(NamedTuple):
+    """A family and the ServicePorts that the node has to serve in it."""
+
+    context: FamilyContext
+    service_ports: ServicePorts
+
+
+class FamilyTables(NamedTuple):
+    """A family and the tables that a mode's resources should hold in it, by name (see ``rendering.rendering``)."""
+
+    context: FamilyContext
+    tables: Mapping[str, Mapping[Any, Any]]

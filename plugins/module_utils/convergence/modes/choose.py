@@ -1,0 +1,89 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The choice of the mode that a node runs in: the only place that knows modes by name."""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Tuple
+
+from ...configuration.model import MODES
+from ...errors import ConfigurationError
+from ...kernel.facts import supported_families
+from ...preflight.check import Intention, preflight
+from ...preflight.findings import CONFLICTS, ERROR
+from ..request import Request
+from .iptables import IPTABLES_MODE
+from .ipvs import IPVS_MODE
+from .mode import Mode
+from .nftables import NFTABLES_MODE
+
+AUTO = "auto"
+
+
+_MODES: Dict[str, Mode] = {mode.name: mode for mode in (IPTABLES_MODE, IPVS_MODE, NFTABLES_MODE)}
+#: What ``auto`` tries, in this order, before it takes the last one.
+_PREFERRED: Tuple[Mode, ...] = (NFTABLES_MODE, IPVS_MODE)
+_LAST_RESORT: Mode = IPTABLES_MODE
+
+
+class ChosenMode(NamedTuple):
+    """The mode in effect, the reason in words, and warnings."""
+
+    mode: Mode
+    reason: str
+    warnings: Tuple[str, ...] = ()
+
+
+def mode_named(name: str) -> Mode:
+    """Return the mode of that name. Raises ConfigurationError if there is none."""
+    mode = _MODES.get(name)
+    if mode is None:
+        raise ConfigurationError(f"mode: {name!r} is not one of {', '.join(MODES)}")
+    return mode
+
+
+def _obstacles(mode: Mode, request: Request) -> List[str]:
+    """Return what this node lacks for the mode; reads only. Other managers on the node do not count: they can stop."""
+    schedulers = request.configuration._replace(mode=mode.name).effective_schedulers
+    intention = Intention(needs=mode.needs, families=supported_families(), schedulers=schedulers)
+    return [
+        str(finding)
+        for finding in preflight(intention)
+        if finding.severity == ERROR and finding.name not in (*request.ignore_findings, *CONFLICTS)
+    ]
+
+
+def choose_mode(request: Request) -> ChosenMode:
+    """Return the mode that the request, or else the configuration, names.
+
+    ``auto`` takes the first of nftables, ipvs and iptables that this node can run in; for nftables the kernel
+    is asked to check, and not to keep, everything the mode is made of. With a fallback, ipvs on a node that cannot
+    run it becomes iptables, with a warning that says why. Raises ConfigurationError for an unknown mode or fallback.
+    """
+    wanted = request.mode or request.configuration.mode
+    if request.fallback not in ("", IPTABLES_MODE.name):
+        raise ConfigurationError(f"fallback: {request.fallback!r} is not {IPTABLES_MODE.name}")
+    if wanted == AUTO:
+        return _automatic(request)
+    if wanted not in _MODES:
+        raise ConfigurationError(f"mode: {wanted!r} is not one of {', '.join((*MODES, AUTO))}")
+    asked = "asked for" if request.mode else "the configuration says so"
+    mode = mode_named(wanted)
+    if mode is IPVS_MODE and request.fallback:
+        obstacles = _obstacles(mode, request)
+        if obstacles:
+            fallback = mode_named(request.fallback)
+            why = f"fallback from {mode.name}, which this node cannot run: {'; '.join(obstacles)}"
+            return ChosenMode(fallback, why, (f"mode {fallback.name} is used: {why}",))
+    return ChosenMode(mode, asked)
+
+
+def _automatic(request: Request) -> ChosenMode:
+    reasons: List[str] = []
+    for mode in _PREFERRED:
+        obstacles = _obstacles(mode, request) or mode.unsupported_reasons(supported_families())
+        if not obstacles:
+            return ChosenMode(mode, "; ".join([f"auto: this node has all that {mode.name} mode needs", *reasons]))
+        reasons.append(f"{mode.name} mode is not possible: {'; '.join(obstacles)}")
+    return ChosenMode(_LAST_RESORT, f"auto: {'; '.join(reasons)}")

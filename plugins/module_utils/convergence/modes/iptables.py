@@ -1,0 +1,81 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""iptables mode: chains and jump rules of each family, in the tables of iptables."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+from ...configuration.model import KubeProxyConfiguration
+from ...errors import ProxyError
+from ...kernel.xtables.nfacct import make_nfacct_counters, usable_nfacct_counters
+from ...kernel.xtables.restore import RestoreError
+from ...preflight.check import ModeNeeds
+from ...preflight.features import IPTABLES_EXTENSIONS
+from ...rendering.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
+from ...rendering.iptables.found_order import in_found_order
+from ...rendering.iptables.mode import RENDERING
+from ...rendering.iptables.tables import CHAINS, ChainKey
+from ...resources import Stage
+from ..family import FamilyTables
+from ..handles import KernelHandles
+from ..stages import chain_stages, xtables_families
+from .mode import Families, Mode, Subsystems
+
+#: Made at the start of iptables mode where the kernel can have them, as kube-proxy does; nothing ever removes them.
+NFACCT_COUNTERS = (INVALID_COUNTER, LOCALHOST_COUNTER)
+
+
+class IptablesMode(Mode):
+    """See the base class."""
+
+    rendering = RENDERING
+    subsystems = Subsystems(chains=True)
+    needs = ModeNeeds("iptables", extensions=IPTABLES_EXTENSIONS)
+    # iptables-restore takes as long for some of the chains as for all.
+    cold_batch = 1 << 30
+
+    def find_families(self, families: Sequence[str]) -> Families:
+        """Return the iptables of each family."""
+        return Families(*xtables_families(families))
+
+    def counters(self) -> Tuple[str, ...]:
+        """See the base class."""
+        return usable_nfacct_counters()
+
+    def make_counters(self) -> bool:
+        """See the base class."""
+        return make_nfacct_counters(NFACCT_COUNTERS)
+
+    def stages(
+        self,
+        configuration: KubeProxyConfiguration,
+        families: Sequence[FamilyTables],
+        handles: KernelHandles,
+        loaded: bool = True,
+    ) -> List[Stage]:
+        """Return the chains of each family."""
+        return [
+            stage
+            for context, tables in families
+            for stage in chain_stages(context, functools.partial(in_found_order, tables[CHAINS]), with_shared=True)
+        ]
+
+    def rule_counts(self, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, int]:
+        """Count the rules of the tables filter and nat, jumps into our chains included."""
+        counts = {"filter": 0, "nat": 0}
+        for key, rules in tables.get(CHAINS, {}).items():
+            if key.table in counts:
+                counts[key.table] += len(rules) if isinstance(key, ChainKey) and isinstance(rules, tuple) else 1
+        return counts
+
+    def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
+        """Count transactions that iptables-restore refused."""
+        if not isinstance(error, RestoreError):
+            return ()
+        return ("iptables_restore_failures", *(("iptables_partial_restore_failures",) if partial else ()))
+
+
+IPTABLES_MODE = IptablesMode()

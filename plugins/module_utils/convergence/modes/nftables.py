@@ -1,0 +1,54 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""nftables mode: one table of its own for each family."""
+
+from __future__ import annotations
+
+from typing import List, Sequence, Tuple
+
+from ...configuration.model import KubeProxyConfiguration
+from ...errors import KernelError, ProxyError
+from ...kernel.nftables.probe import unsupported_reason
+from ...preflight.check import ModeNeeds
+from ...rendering.nftables.mode import RENDERING
+from ...rendering.nftables.objects import RESOURCE
+from ...resources import Stage
+from ..family import FamilyTables
+from ..handles import KernelHandles
+from .mode import Families, Mode, Subsystems
+
+
+class NftablesMode(Mode):
+    """See the base class."""
+
+    rendering = RENDERING
+    subsystems = Subsystems(nftables=True)
+    # As for kube-proxy 1.36.
+    needs = ModeNeeds("nftables", kernel=(5, 13, 0))
+
+    def find_families(self, families: Sequence[str]) -> Families:
+        """Ask the kernel to check, and not to keep, a table with everything the mode is made of."""
+        reasons = {family: unsupported_reason(family) for family in families}
+        return Families({}, {family: reason for family, reason in reasons.items() if reason})
+
+    def unsupported_reasons(self, families: Sequence[str]) -> List[str]:
+        """See the base class."""
+        return list(self.find_families(families).missing.values())
+
+    def stages(
+        self,
+        configuration: KubeProxyConfiguration,
+        families: Sequence[FamilyTables],
+        handles: KernelHandles,
+        loaded: bool = True,
+    ) -> List[Stage]:
+        """Return the table of each family."""
+        return [Stage(handles.nftables(context.family), tables[RESOURCE]) for context, tables in families]
+
+    def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
+        """Count transactions that the kernel refused."""
+        return ("nftables_sync_failures",) if isinstance(error, KernelError) else ()
+
+
+NFTABLES_MODE = NftablesMode()

@@ -1,0 +1,145 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The desired tables of one family, kept up to date one Service at a time at a cost of O(change).
+
+What a mode derives from all contributions together (the chains that Services share) is derived again only where a
+contribution changed. The tables are those that :meth:`.rendering.Rendering.desired_tables` gives for the same
+ServicePorts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Hashable, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+from ..cluster.model import NamespacedName
+from ..resources import Change, Progress, unheeded
+from ..serviceports.routes import ServicePortName, ServicePortRoute
+from .merged import ABSENT, Entry, MergedTables
+from .rendering import Rendering, Totals
+from .settings import DataplaneSettings
+
+#: Owns the static entries; comes before every real name.
+STATIC = ServicePortName("", "", "", "")
+
+_SERVICES_BETWEEN_PROGRESS = 500
+
+Changes = Dict[str, Change[Any, Any]]
+ServicePortsOf = Callable[[NamespacedName], Sequence[ServicePortRoute]]
+
+
+def change_of(rows: Mapping[Hashable, Any], journal: Mapping[Hashable, Any]) -> Change[Any, Any]:
+    """Return what separates the values in a journal from those in the table now."""
+    change: Change[Any, Any] = Change()
+    for key, before in journal.items():
+        now = rows.get(key, ABSENT)
+        if before is ABSENT:
+            if now is not ABSENT:
+                change.added[key] = now
+        elif now is ABSENT:
+            change.removed[key] = before
+        elif before != now:
+            change.replaced[key] = (before, now)
+    return change
+
+
+class DesiredTables:
+    """The tables of one mode and family. ``progress`` is called now and then while many Services are rendered.
+
+    ``desired`` has what the mode's resources should hold, by table name; the tables change in place.
+    """
+
+    def __init__(
+        self, rendering: Rendering[Any], settings: DataplaneSettings, progress: Progress = unheeded
+    ) -> None:
+        self.settings = settings
+        self.rendering = rendering
+        self._progress = progress
+        self._endpoints = 0
+        self._endpoints_of: Dict[NamespacedName, int] = {}
+        self._options = rendering.options(settings, Totals())
+        self._context = rendering.context(settings, self._options)
+        self._merged = MergedTables((*rendering.tables, *rendering.parts))
+        self._ports: Dict[NamespacedName, Tuple[ServicePortName, ...]] = {}
+        self._derivation = rendering.derivation(self._context)
+        self._put_static()
+        self._derivation.update(self._merged, self._merged.journal)
+        self.desired: Mapping[str, Mapping[Any, Any]] = {name: self._merged.tables[name] for name in rendering.tables}
+
+    def apply(
+        self,
+        services: Mapping[NamespacedName, Sequence[ServicePortRoute]],
+        others: ServicePortsOf,
+        totals: Optional[Totals] = None,
+    ) -> None:
+        """Replace the ServicePorts of these Services; a Service that has none is gone.
+
+        Options that depend on all Services are decided first, so that each ServicePort is rendered once. ``others``
+        gives the ServicePorts of a Service that is not in ``services``: it is called for every such Service known
+        where an option changed. ``totals``: those of the Services that are about to be applied one part after the
+        other; None for those of the Services applied.
+        """
+        for service, ports in services.items():
+            self._count(service, sum(len(port.endpoints) for port in ports))
+        options = self.rendering.options(self.settings, totals or Totals(self._endpoints))
+        if options != self._options:
+            self._options = options
+            self._set_context()
+            for service in self._with_progress([service for service in self._ports if service not in services]):
+                self._replace(service, others(service))
+        for service in self._with_progress(services):
+            self._replace(service, services[service])
+
+    def follow(self, settings: DataplaneSettings) -> bool:
+        """Take settings with other addresses of the node or ServiceCIDRs.
+
+        Return whether Services that can be reached by addresses of the node have to be applied again.
+        """
+        self.settings = settings
+        self._set_context()
+        return self.rendering.entries_have_addresses
+
+    def _set_context(self) -> None:
+        self._context = self.rendering.context(self.settings, self._options)
+        self._put_static()
+
+    def _put_static(self) -> None:
+        self._merged.replace(STATIC, self.rendering.static_entries(self._context))
+
+    def _with_progress(self, services: Iterable[NamespacedName]) -> Iterator[NamespacedName]:
+        for number, service in enumerate(services):
+            if number % _SERVICES_BETWEEN_PROGRESS == 0:
+                self._progress()
+            yield service
+
+    def _count(self, service: NamespacedName, endpoints: int) -> None:
+        self._endpoints += endpoints - self._endpoints_of.pop(service, 0)
+        if endpoints:
+            self._endpoints_of[service] = endpoints
+
+    def _replace(self, service: NamespacedName, ports: Sequence[ServicePortRoute]) -> None:
+        now = tuple([port.key for port in ports])
+        for key in self._ports.get(service, ()):
+            if key not in now:
+                self._merged.replace(key, [])
+        for port in ports:
+            self._merged.replace(port.key, self.rendering.entries(port, self._context))
+        if now:
+            self._ports[service] = now
+        else:
+            self._ports.pop(service, None)
+
+    def pop_changes(self) -> Changes:
+        """Return what changed in the desired tables since the last call, by table."""
+        self._derivation.update(self._merged, self._merged.journal)
+        journal = self._merged.pop_journal()
+        changes = {table: change_of(self._merged.tables[table], rows) for table, rows in journal.items()}
+        return {table: change for table, change in changes.items() if change}
+
+    def programmed(self, owner: ServicePortName) -> List[Entry]:
+        """Return the entries of the tables that a ServicePort owns, as they are desired now.
+
+        An entry whose value is another owner's, which comes first, is left out: it is not programmed.
+        """
+        tables = self._merged.tables
+        return [entry for entry in self._merged.entries_of(owner) if tables[entry[0]].get(entry[1]) == entry[2]]

@@ -1,0 +1,171 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Rendering of ipvs mode: ServicePorts to virtual servers, real servers, ipsets, addresses and chains of one family."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+
+from ...addresses import family_of
+from ...serviceports.routes import Endpoint, ServicePortRoute
+from ..iptables.mode import restore_program
+from ..iptables.tables import CHAINS, ChainTable, JumpKey, whole_text
+from ..merged import ABSENT, Entry, Journal, MergedTables
+from ..rendering import Derivation, Options, Rendering, Tables
+from ..settings import DataplaneSettings
+from .chains import chain_table, out_filter_rules
+from .entries import NodeFacts, is_node_address, node_facts, real_servers, service_port_entries
+from .model import (
+    ADDRESSES,
+    DEVICE,
+    DEVICES,
+    FIREWALLED,
+    REAL_SERVERS,
+    SET_ELEMENTS,
+    SETS,
+    VIRTUAL_SERVERS,
+    RealServerKey,
+    VirtualServerKey,
+)
+from .sets import NAMES, definitions
+from .text import (
+    address_line,
+    device_line,
+    element_line,
+    ip_batch_text,
+    ipset_text,
+    ipvsadm_text,
+    real_server_line,
+    set_line,
+    virtual_server_line,
+)
+
+
+class IpvsContext(NamedTuple):
+    """Settings of the family, and what ServicePorts need to know of them."""
+
+    settings: DataplaneSettings
+    facts: NodeFacts
+
+
+class FilledSets(Derivation):
+    """Derives the chains: which rules they have depends on which sets have elements, and on firewalled ports."""
+
+    def __init__(self, settings: DataplaneSettings) -> None:
+        self._settings = settings
+        self._plain_names = {actual: name for name, actual in NAMES[settings.family].items()}
+        self._elements: Dict[str, int] = dict.fromkeys(self._plain_names.values(), 0)
+        self._filled: Optional[FrozenSet[str]] = None
+
+    def whole(self, tables: Tables) -> None:
+        """See the base class."""
+        present = {key[0] for key in tables[SET_ELEMENTS]}
+        filled = frozenset(self._plain_names[name] for name in present)
+        tables[CHAINS] = dict(self._chains(filled, tables[FIREWALLED]))
+
+    def update(self, merged: MergedTables, journal: Journal) -> None:
+        """See the base class."""
+        rows = merged.tables[SET_ELEMENTS]
+        for key, value in journal.get(SET_ELEMENTS, {}).items():
+            self._elements[self._plain_names[key.set]] += (key in rows) - (value is not ABSENT)
+        firewalled = journal.pop(FIREWALLED, {})
+        filled = frozenset(name for name, count in self._elements.items() if count)
+        if not firewalled and filled == self._filled:
+            return
+        self._filled = filled
+        wanted = self._chains(filled, merged.tables[FIREWALLED])
+        for key in [key for key in merged.tables[CHAINS] if key not in wanted]:
+            merged.put(CHAINS, key, ABSENT)
+        for key, value in wanted.items():
+            merged.put(CHAINS, key, value)
+
+    def _chains(self, filled: FrozenSet[str], firewalled: Iterable[Any]) -> ChainTable:
+        return chain_table(self._settings, filled, firewalled)
+
+
+class IpvsRendering(Rendering[IpvsContext]):
+    """The tables of ipvs mode.
+
+    devices: name to kind; addresses: address to True; sets: name to SetDefinition; set_elements: SetElementKey to True;
+    chains: ChainKey to rules and JumpKey to 1; virtual_servers: VirtualServerKey to VirtualServer; real_servers:
+    RealServerKey to RealServer. Addresses come last among what packets meet, see ``convergence.modes.ipvs``.
+    """
+
+    name = "ipvs"
+    tables = (DEVICES, ADDRESSES, SETS, SET_ELEMENTS, CHAINS, VIRTUAL_SERVERS, REAL_SERVERS)
+    parts = (FIREWALLED,)
+    entries_have_addresses = True
+    drops_without_local = False
+    source_without_detector = "kept, but for connections of the node itself"
+
+    def settings_in_use(self, settings: DataplaneSettings) -> DataplaneSettings:
+        """See the base class. Node ports have a virtual server on each address; link-local ones do not count."""
+        owned = {address for _interface, address in settings.node_addresses if is_node_address(address)}
+        addresses = tuple(("", address) for address in sorted(owned))
+        return super().settings_in_use(settings)._replace(node_addresses=addresses)
+
+    def context(self, settings: DataplaneSettings, options: Options) -> IpvsContext:
+        """See the base class."""
+        return IpvsContext(settings, node_facts(settings))
+
+    def static_entries(self, context: IpvsContext) -> List[Entry]:
+        """Return the dummy device and the sets; all chains are derived."""
+        entries: List[Entry] = [(DEVICES, DEVICE, "dummy")]
+        entries += [(SETS, name, definition) for name, definition in definitions(context.settings.family).items()]
+        return entries
+
+    def entries(self, service_port: ServicePortRoute, context: IpvsContext) -> List[Entry]:
+        """See the base class."""
+        return service_port_entries(service_port, context.facts)
+
+    def endpoints(self, service_port: ServicePortRoute, only_local: bool) -> Sequence[Endpoint]:
+        """See the base class; with traffic policy Local, IPVS takes all endpoints where none is local."""
+        return real_servers(service_port, only_local)
+
+    def derivation(self, context: IpvsContext) -> FilledSets:
+        """See the base class."""
+        return FilledSets(context.settings)
+
+    def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+        """Return an entry as ``ipvsadm -Sn``, ``ipset save`` or ``iptables`` write it, or as arguments of ``ip``."""
+        return _LINES[table](family, key, value)
+
+    def serves(self, entry: Entry, address: str, port: int) -> bool:
+        """Virtual and real servers serve their own address and port, other entries any."""
+        key = entry[1]
+        server = key.server if isinstance(key, RealServerKey) else key
+        return not isinstance(server, VirtualServerKey) or (server.address, server.port) == (address, port)
+
+    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
+        """See the base class."""
+        addresses = [address for address in tables[ADDRESSES] if family_of(address) == family]
+        return {
+            f"ip {family}": ip_batch_text(addresses),
+            f"ipset {family}": ipset_text(tables[SETS], tables[SET_ELEMENTS]),
+            restore_program(family): whole_text(tables[CHAINS]),
+            f"ipvsadm {family}": ipvsadm_text(tables[VIRTUAL_SERVERS], tables[REAL_SERVERS]),
+        }
+
+
+def _chain_lines(_family: str, key: Any, value: Any) -> List[str]:
+    rules = [key.rule] if isinstance(key, JumpKey) else value
+    return [f"-t {key.table} -A {key.chain} {rule}" for rule in rules]
+
+
+def _firewalled_lines(family: str, key: Any, _value: Any) -> List[str]:
+    return [f"-t filter -A KUBE-IPVS-OUT-FILTER {rule}" for rule in out_filter_rules(family, [key])]
+
+
+_LINES: Mapping[str, Callable[[str, Any, Any], List[str]]] = {
+    DEVICES: lambda _family, key, _value: [device_line(key)],
+    ADDRESSES: lambda _family, key, _value: [address_line(key)],
+    SETS: lambda _family, key, value: [set_line(key, value)],
+    SET_ELEMENTS: lambda _family, key, _value: [element_line(key)],
+    CHAINS: _chain_lines,
+    FIREWALLED: _firewalled_lines,
+    VIRTUAL_SERVERS: lambda _family, key, value: [virtual_server_line(key, value)],
+    REAL_SERVERS: lambda _family, key, value: [real_server_line(key, value)],
+}
+
+RENDERING = IpvsRendering()

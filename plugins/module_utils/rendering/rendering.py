@@ -1,0 +1,146 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a mode renders: pure functions from ServicePorts to entries, and the fold of a whole cluster.
+
+A mode renders the static part of its tables and each ServicePort to *entries* (table, key, value). Two folds merge
+entries to desired tables: :meth:`Rendering.desired_tables` renders a whole cluster at once, for a one-shot convergence;
+:class:`.desired.DesiredTables` follows one Service at a time, for the agent. Both use the same functions for every
+decision, so they give the same tables.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Generic, List, Mapping, NamedTuple, Sequence, Tuple, TypeVar
+
+from ..serviceports.routes import Endpoint, ServicePortName, ServicePortRoute
+from .merged import Entry, Journal, MergedTables
+from .settings import DataplaneSettings
+
+Tables = Dict[str, Dict[Any, Any]]
+ServicePorts = Mapping[ServicePortName, ServicePortRoute]
+Context = TypeVar("Context")
+
+
+class Totals(NamedTuple):
+    """Sums over all Services of one family. ``endpoints``: of all ServicePorts, whatever their conditions."""
+
+    endpoints: int = 0
+
+
+class Options(NamedTuple):
+    """Decisions that depend on all Services together.
+
+    ``endpoint_comments``: rules for a single endpoint carry a comment (iptables mode).
+    """
+
+    endpoint_comments: bool = True
+
+
+class Derivation:
+    """Works out the entries that follow from all contributions together; this one has none.
+
+    It belongs to one set of tables, and may remember what it derived last.
+    """
+
+    def whole(self, tables: Tables) -> None:
+        """Add what follows from the contributions in ``tables``, which are complete."""
+
+    def update(self, merged: MergedTables, journal: Journal) -> None:
+        """Bring up to date what follows from the keys in the journal; tables that are no resource leave the journal."""
+
+
+class Rendering(Generic[Context]):
+    """The pure half of a mode.
+
+    ``name``: as in a KubeProxyConfiguration. ``tables``: the tables that resources hold, in order of dependence:
+    additions are applied in this order and removals in the reverse one. ``parts``: further tables that entries
+    contribute to, from which a derivation makes entries of the others.
+
+    ``entries_have_addresses``: entries of a ServicePort that can be reached from outside depend on the addresses of the
+    node. ``drops_without_local``: with traffic policy Local, connections are dropped where all endpoints are on other
+    nodes. ``source_without_detector``: what becomes of the source address of internal traffic without a
+    detectLocalMode, in words.
+    """
+
+    name: str = ""
+    tables: Tuple[str, ...] = ()
+    parts: Tuple[str, ...] = ()
+    entries_have_addresses: bool = False
+    drops_without_local: bool = True
+    source_without_detector: str = "kept (without a detectLocalMode this node's pods are unknown)"
+
+    def options(self, settings: DataplaneSettings, totals: Totals) -> Options:
+        """Return the decisions that depend on all Services together."""
+        return Options()
+
+    def settings_in_use(self, settings: DataplaneSettings) -> DataplaneSettings:
+        """Return the settings without what the mode does not use, for comparison.
+
+        Addresses count as a set. Which interface has one does not matter; where node ports answer on all addresses, no
+        list of them is used.
+        """
+        chosen = settings.node_port_addresses if settings.node_port_cidrs else ()
+        return settings._replace(node_addresses=(), node_port_addresses=tuple(sorted(set(chosen))))
+
+    def context(self, settings: DataplaneSettings, options: Options) -> Context:
+        """Return what rendering needs to know besides a ServicePort, worked out once.
+
+        Raises ConfigurationError for settings that cannot be rendered.
+        """
+        raise KeyError(self.name)
+
+    def static_entries(self, context: Context) -> List[Entry]:
+        """Return the entries that exist without any Service, each in an order in which it can be made."""
+        raise KeyError(self.name)
+
+    def entries(self, service_port: ServicePortRoute, context: Context) -> List[Entry]:
+        """Return what one ServicePort contributes, each entry owned by that ServicePort.
+
+        Several ServicePorts may contribute one key, such as the cluster IP of a Service with two ports; of values
+        that differ, that of the first owner in the order of ServicePort names is used. Raises ConfigurationError.
+        """
+        raise KeyError(self.name)
+
+    def endpoints(self, service_port: ServicePortRoute, only_local: bool) -> Sequence[Endpoint]:
+        """Return the endpoints that traffic is sent to. ``only_local``: its traffic policy is Local."""
+        return service_port.local if only_local else service_port.cluster
+
+    def derivation(self, context: Context) -> Derivation:
+        """Return what derives entries from all contributions together, for one set of tables."""
+        return Derivation()
+
+    def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+        """Return an entry in native syntax: that of iptables, ipset, ipvsadm, ip or nft."""
+        raise KeyError(self.name)
+
+    def serves(self, entry: Entry, address: str, port: int) -> bool:
+        """Whether an entry of a ServicePort matters to its traffic to an address and port."""
+        return True
+
+    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
+        """Return desired tables as input of the usual tools, by tool (``iptables-restore``, ``nft IPv4``, ...)."""
+        raise KeyError(self.name)
+
+    def desired_tables(self, service_ports: ServicePorts, settings: DataplaneSettings) -> Tables:
+        """Return the desired tables of a family by name, in the order of ``tables``.
+
+        Raises ConfigurationError for settings that cannot be rendered.
+        """
+        totals = Totals(sum(len(item.endpoints) for item in service_ports.values()))
+        context = self.context(settings, self.options(settings, totals))
+        tables: Tables = {name: {} for name in (*self.tables, *self.parts)}
+        _merge(tables, self.static_entries(context))
+        entries = self.entries
+        for name in sorted(service_ports):
+            _merge(tables, entries(service_ports[name], context))
+        self.derivation(context).whole(tables)
+        for part in self.parts:
+            del tables[part]
+        return tables
+
+
+def _merge(tables: Tables, entries: List[Entry]) -> None:
+    """Add the entries to tables; of entries with one key the first one counts."""
+    for table, key, value in entries:
+        tables[table].setdefault(key, value)
