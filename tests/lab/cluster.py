@@ -300,7 +300,7 @@ class Lab:
         groups: Dict[str, Dict[str, Dict[str, Dict[str, str]]]] = {
             mode: {"hosts": {node.name: {} for node in self.nodes if node.mode == mode}} for mode in modes
         }
-        cluster = {"children": {"lab": {}}}
+        cluster: Dict[str, Dict[str, Dict[str, str]]] = {"children": {"lab": {}}}
         inventory = {"lab": {"hosts": hosts, "vars": variables}, "k8s_cluster": cluster, **groups}
         self.inventory.write_text(json.dumps(inventory, indent=2) + "\n", encoding="utf-8")
 
