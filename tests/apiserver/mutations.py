@@ -10,6 +10,7 @@ import json
 import random
 from typing import Any, Callable, Dict, List, Tuple
 
+from .store import KINDS, Compacted, Store
 from .wire import Answer, broken, chunked, failure, head, response, silent
 
 #: Values that stand in the place of others; as JSON text, so that some are no JSON that Python would write.
@@ -153,6 +154,31 @@ def _with_odd_head(body: bytes, rng: random.Random) -> bytes:
         headers.update({f"X-{number}": "x" for number in range(150)})
     status = f"{rng.choice(_CODES)} Odd" if rng.random() < 0.4 else "200 OK"
     return head(status, headers) + body
+
+
+def page_of(store: Store, path: str) -> Dict[str, Any]:
+    """A whole collection as a sane server lists it."""
+    kind = KINDS[path]
+    items, version = store.list(path)
+    bare = [{key: value for key, value in item.items() if key not in ("kind", "apiVersion")} for item in items]
+    metadata = {"resourceVersion": str(version)}
+    return {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata, "items": bare}
+
+
+def events_of(store: Store, path: str, after: str) -> List[Dict[str, Any]]:
+    """The last events that a sane server sends after a resourceVersion, and a bookmark."""
+    try:
+        found = store.events(path, int(after or 0))
+    except (Compacted, ValueError):
+        found = store.events(path, store.resource_version)
+    bookmark = {"kind": KINDS[path].kind, "metadata": {"resourceVersion": str(store.resource_version)}}
+    events = [
+        {"type": "ADDED" if event.before is None else "MODIFIED", "object": event.after}
+        if event.after is not None
+        else {"type": "DELETED", "object": event.before}
+        for event in found[-5:]
+    ]
+    return [*events, {"type": "BOOKMARK", "object": bookmark}]
 
 
 def mutated(document: Any, events: List[Any], watch: bool, rng: random.Random) -> Answer:

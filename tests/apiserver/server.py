@@ -9,7 +9,9 @@ import base64
 import http.server
 import json
 import re
+import socket
 import ssl
+import struct
 import threading
 import time
 import urllib.parse
@@ -18,6 +20,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 from .selectors import Predicate, field_predicate, label_predicate
 from .store import KINDS, Compacted, Event, Kind, Object, Store
 from .tls import Certificates
+from .wire import Answer
 from .writes import place_of, write
 
 _EXPIRED = (
@@ -89,6 +92,8 @@ def _path_key(item: Object) -> str:
 class ApiServer:
     """A test API server over a store.
 
+    ``wrong`` may give the answer to a GET in place of the server, in bytes; see ``wire``.
+
     ``token``: the only bearer token accepted. ``bookmark_seconds``: how often an idle watch gets a bookmark.
     Faults can be injected: ``down`` answers nothing (connections are closed at once), ``drop_watches()`` ends every
     open watch, ``failing`` maps a collection path to an HTTP status given instead of an answer. ``requests`` records
@@ -110,6 +115,7 @@ class ApiServer:
         self.down = False
         self.failing: Dict[str, int] = {}
         self.unknown_fields: Set[str] = set()
+        self.wrong: Optional[Callable[[str], Optional[Answer]]] = None
         self.requests: List[str] = []
         self.posted: List[Object] = []
         self.patched: List[Tuple[str, Object]] = []
@@ -184,6 +190,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self.api.requests.append(self.path)
+        wrong = self.api.wrong(self.path) if self.api.wrong is not None else None
+        if wrong is not None:
+            self._send_wrong(wrong)
+            return
         try:
             self._authorize()
             url = urllib.parse.urlsplit(self.path)
@@ -264,6 +274,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(200, stored)
         except Failure as failure:
             self._send(failure.code, failure.body)
+
+    def _send_wrong(self, answer: Answer) -> None:
+        """Send bytes as they are, and end the connection: with a reset where an exception stands among them."""
+        self.close_connection = True
+        try:
+            for part in answer.parts:
+                if isinstance(part, bytes):
+                    self.wfile.write(part)
+                elif isinstance(part, BaseException):
+                    linger = struct.pack("ii", 1, 0)
+                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        except OSError:
+            return
 
     def _authorize(self) -> None:
         if isinstance(self.connection, ssl.SSLSocket) and self.connection.getpeercert():

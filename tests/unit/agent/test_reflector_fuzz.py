@@ -30,8 +30,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import 
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from tests.apiserver.mutations import mutated
-from tests.apiserver.store import KINDS, Compacted, Store
+from tests.apiserver.mutations import events_of, mutated, page_of
+from tests.apiserver.store import Compacted, Store
 from tests.apiserver.wire import Answer, Clock, Wire, chunked, failure, response
 
 #: 40 campaigns of 2,600 wrong answers each are 104,000.
@@ -152,7 +152,8 @@ class Campaign:
             self.left -= 1
             if self.rng.random() < 0.3:
                 self.change()
-            found = mutated(self.page(), self.events(query), watch, self.rng)
+            path, version = self.resource.path, query.get("resourceVersion", "")
+            found = mutated(page_of(self.store, path), events_of(self.store, path, version), watch, self.rng)
             if self.left <= 0:
                 self.become_sane()
             return found
@@ -167,30 +168,6 @@ class Campaign:
             self.reflector._ending.set()
         return self.watch(query) if watch else self.list(query)
 
-    def page(self):
-        kind = KINDS[self.resource.path]
-        items, version = self.store.list(kind.path)
-        bare = [{key: value for key, value in item.items() if key not in ("kind", "apiVersion")} for item in items]
-        metadata = {"resourceVersion": str(version)}
-        return {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata, "items": bare}
-
-    def events(self, query):
-        """The events that a sane server would send."""
-        try:
-            found = self.store.events(self.resource.path, int(query.get("resourceVersion") or 0))
-        except (Compacted, ValueError):
-            found = self.store.events(self.resource.path, self.store._compacted)
-        bookmark = {"kind": self.resource.kind, "metadata": {"resourceVersion": str(self.store.resource_version)}}
-        return [
-            *(
-                {"type": "ADDED" if event.before is None else "MODIFIED", "object": event.after}
-                if event.after is not None
-                else {"type": "DELETED", "object": event.before}
-                for event in found[-5:]
-            ),
-            {"type": "BOOKMARK", "object": bookmark},
-        ]
-
     def version(self, query):
         text = query.get("resourceVersion") or "0"
         return int(text) if text.isdecimal() and len(text) < 30 else None
@@ -201,7 +178,7 @@ class Campaign:
             return Answer(failure(400, "BadRequest"))
         if asked > self.store.resource_version:
             return Answer(failure(504, "Timeout"))
-        return Answer(response(json.dumps(self.page()).encode()))
+        return Answer(response(json.dumps(page_of(self.store, self.resource.path)).encode()))
 
     def watch(self, query):
         asked = self.version(query)
@@ -213,7 +190,9 @@ class Campaign:
             self.store.events(self.resource.path, asked)
         except Compacted:
             return Answer(failure(410))
-        parts = chunked(json.dumps(event).encode() + b"\n" for event in self.events(query))
+        parts = chunked(
+            json.dumps(event).encode() + b"\n" for event in events_of(self.store, self.resource.path, str(asked))
+        )
         return Answer(*parts[:-1], 30.0, parts[-1])
 
 

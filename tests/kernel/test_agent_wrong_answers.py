@@ -1,0 +1,105 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A running agent against an API server over TLS whose answers are wrong at random: it comes back by itself."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import threading
+import urllib.parse
+from typing import List, Optional
+
+import pytest
+
+from tests.apiserver.mutations import events_of, mutated, page_of
+from tests.apiserver.store import KINDS
+from tests.apiserver.wire import Answer
+from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, node_object, service, wait_for
+
+# The pauses between failures are shortened: with those of a real agent 500 answers would take an hour.
+HASTY = """
+import sys
+from module_utils.agent import supervision
+supervision.FIRST_PAUSE_SECONDS, supervision.LONGEST_PAUSE_SECONDS = 0.02, 0.1
+from module_utils.command.cli import main
+sys.exit(main())
+"""
+
+
+class HastyNode(AgentNode):
+    """An agent that tries again soon."""
+
+    def _command(self, *words: str) -> List[str]:
+        return [sys.executable, "-c", HASTY, *words]
+
+
+class Wrong:
+    """Gives wrong answers until there were enough; ``done`` is set then."""
+
+    def __init__(self, node: AgentNode, answers: int) -> None:
+        self.node = node
+        self.left = answers
+        self.rng = random.Random(answers)
+        self.done = threading.Event()
+        self._lock = threading.Lock()
+
+    def __call__(self, target: str) -> Optional[Answer]:
+        url = urllib.parse.urlsplit(target)
+        if url.path not in KINDS:
+            return None
+        query = dict(urllib.parse.parse_qsl(url.query))
+        with self._lock:
+            if self.left <= 0:
+                self.done.set()
+                return None
+            self.left -= 1
+            number = self.rng.randrange(1, 6)
+            if self.rng.random() < 0.2:
+                self.node.store.put(endpoint_slice(number, self.rng.randint(1, 4)))
+            store = self.node.store
+            events = events_of(store, url.path, query.get("resourceVersion", ""))
+            return mutated(page_of(store, url.path), events, query.get("watch") == "true", self.rng)
+
+
+@pytest.mark.parametrize("answers", [60, pytest.param(500, marks=pytest.mark.full)])
+def test_an_agent_comes_back_from_wrong_answers(tmp_path, answers):
+    node = HastyNode(tmp_path, "nftables")
+    try:
+        for number in range(1, 6):
+            node.store.put(service(number))
+            node.store.put(endpoint_slice(number))
+        node.start()
+        assert node.api is not None and node.process is not None
+        wrong = Wrong(node, answers)
+        node.api.wrong = wrong
+        node.api.drop_watches()
+        assert wrong.done.wait(300), f"{wrong.left} wrong answers are left"
+        node.api.wrong = None
+        # Every object gets another version, and history is forgotten: only a list shows what there is.
+        for number in range(1, 8):
+            node.store.put(service(number))
+            node.store.put(endpoint_slice(number, 3))
+        node.store.put(node_object())
+        node.store.compact()
+        node.api.drop_watches()
+
+        def serves_all() -> bool:
+            """Every Service with three endpoints in the kernel, and all watches open."""
+            families = node.status().get("families", {})
+            counts = [families.get("IPv4", {}).get(name) for name in ("services", "endpoints")]
+            return counts == [7, 21] and node.metric("kubenode_proxy_api_connected") == 1.0
+
+        wait_for(serves_all, 60.0, 0.1)
+        options = ("--config", str(tmp_path / "config.yaml"), "--kubeconfig", str(node.kubeconfig))
+        difference = node.run("diff", *options)
+        assert difference.returncode == 0, difference.stdout + difference.stderr
+        assert all(cluster_ip(number) in node.kernel_text("") for number in range(1, 8))
+        assert node.process.poll() is None
+        assert json.loads(node.fetch("/livez", node.health_port))["healthy"] is True
+        assert "a thread" not in node.log and "Traceback" not in node.log
+        assert "can be read again" in node.log
+    finally:
+        node.close()
