@@ -1,0 +1,95 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How an agent starts with a state kept on disk: the API server comes first, and longer where the kernel serves."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.presence import holds_dataplane
+from tests.kernel.agent_node import AgentNode, endpoint_ip, endpoint_slice, service, wait_for
+
+FROM_DISK = "starting from the cluster state kept on disk"
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """A node with a state on disk that is older than the cluster's, and a dataplane in the kernel."""
+    found = AgentNode(tmp_path, "nftables")
+    found.store.put(service(1))
+    found.store.put(endpoint_slice(1))
+    found.start()
+    assert found.stop() == 0
+    found.store.put(endpoint_slice(1, first=4))
+    yield found
+    found.close()
+
+
+def seconds_until_disk(node):
+    started = time.monotonic()
+    node.start(wait=False)
+    wait_for(lambda: FROM_DISK in node.log, 60.0)
+    return time.monotonic() - started
+
+
+def test_an_api_server_that_takes_three_seconds_is_waited_for(stopped):
+    def slow(_target):
+        time.sleep(3.0)
+
+    stopped.api.wrong = slow
+    stopped.start()
+    assert FROM_DISK not in stopped.log
+    text = stopped.kernel_text("")
+    assert endpoint_ip(1, 4) in text and endpoint_ip(1, 0) not in text
+
+
+def test_where_the_kernel_serves_the_disk_comes_after_ten_seconds(stopped):
+    stopped.stop_api()
+    assert seconds_until_disk(stopped) >= 10.0
+    line = next(line for line in stopped.log.splitlines() if FROM_DISK in line)
+    assert "cannot be reached" in line
+
+
+def test_a_node_that_serves_nothing_does_not_wait_so_long(stopped):
+    stopped.stop_api()
+    subprocess.run(["nft", "flush", "ruleset"], check=True)
+    stopped.start(wait=False)
+    wait_for(lambda: stopped.status().get("syncs", 0) > 0, 60.0)
+    assert FROM_DISK in stopped.log
+    assert endpoint_ip(1, 0) in stopped.kernel_text("")
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        ["nft add table ip kube-proxy", "nft add chain ip kube-proxy services"],
+        ["nft add table ip6 kube-proxy", "nft add chain ip6 kube-proxy services"],
+        ["iptables-nft -t nat -N KUBE-SERVICES"],
+        ["ip6tables-nft -t nat -N KUBE-SERVICES"],
+        ["iptables-legacy -t nat -N KUBE-SERVICES"],
+        ["ip link add kube-ipvs0 type veth peer name other"],
+    ],
+    ids=lambda commands: commands[0].replace(" ", "-"),
+)
+def test_a_dataplane_of_any_mode_is_seen(commands):
+    assert not holds_dataplane()
+    for command in commands:
+        done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+        if "legacy" in command and done.returncode:
+            pytest.skip("this kernel has no legacy tables")
+        assert done.returncode == 0, done.stderr
+    assert holds_dataplane()
+
+
+def test_what_others_have_programmed_is_no_dataplane():
+    for command in (
+        "nft add table ip filter",
+        "nft add chain ip filter KUBE-FIREWALL",
+        "iptables-nft -t nat -N DOCKER",
+    ):
+        subprocess.run(command.split(), check=True)
+    assert not holds_dataplane()
