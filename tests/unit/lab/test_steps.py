@@ -1,0 +1,60 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The steps of ``make test``: which are run beside each other, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import List, Set, Tuple
+
+import pytest
+
+from tests import steps
+
+MAKE = """#!/bin/sh
+echo "+ $2" >>"{log}"
+sleep 0.1
+echo "words of $2"
+echo "- $2" >>"{log}"
+[ "$2" != "{failing}" ]
+"""
+
+
+def made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *targets: str, failing: str = ""
+) -> Tuple[int, List[Set[str]]]:
+    """The exit status, and the targets that were made at the same time, at each moment one began or ended."""
+    log, program = tmp_path / "log", tmp_path / "make"
+    program.write_text(MAKE.format(log=log, failing=failing))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    status = steps.main(list(targets))
+    moments: List[Set[str]] = [set()]
+    for line in log.read_text().splitlines():
+        sign, target = line.split()
+        moments.append(moments[-1] | {target} if sign == "+" else moments[-1] - {target})
+    return status, moments
+
+
+def test_two_small_steps_are_run_side_by_side_and_a_large_one_alone(tmp_path, monkeypatch, capsys):
+    status, moments = made(tmp_path, monkeypatch, "kernel", "lint", "systemd", "sanity", "molecule")
+    assert status == 0
+    assert {"lint", "sanity"} in moments
+    assert all(len(moment) == 1 for moment in moments if moment & {"kernel", "systemd"})
+    assert max(map(len, moments)) == 2
+    assert set().union(*moments) == {"kernel", "lint", "systemd", "sanity", "molecule"}
+    said = capsys.readouterr().out
+    assert "100 times fork and exec in" in said and "words of lint" in said and "== all" in said
+
+
+def test_what_needs_the_built_collection_waits_for_it(tmp_path, monkeypatch):
+    _status, moments = made(tmp_path, monkeypatch, "importer", "cores", "build", "lint")
+    assert not any("build" in moment and moment & {"importer", "cores"} for moment in moments)
+
+
+def test_a_step_that_fails_is_named_and_the_others_are_run(tmp_path, monkeypatch, capsys):
+    status, moments = made(tmp_path, monkeypatch, "kernel", "lint", "systemd", failing="lint")
+    assert status == 1 and set().union(*moments) == {"kernel", "lint", "systemd"}
+    assert "error: failed: lint" in capsys.readouterr().err
