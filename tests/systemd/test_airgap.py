@@ -63,6 +63,7 @@ def test_agent_serves_with_libraries_and_account_from_the_controller(node, clust
     assert cluster.url in kubeconfig and cluster.server.token in kubeconfig
 
 
+@pytest.mark.full
 def test_second_run_changes_nothing(node, accounts, variables):
     before = node.unit("kubenode-proxy.service", "MainPID")
     again = node.role("agent", variables)

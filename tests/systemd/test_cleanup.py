@@ -22,6 +22,7 @@ def node(start):
     return start("cleanup")
 
 
+@pytest.mark.full
 def test_nothing_of_the_collection_is_left(node, cluster):
     node.run("nft", "-f", "-", text=FIREWALLD)
     node.run("iptables", "-t", "nat", "-N", "DOCKER")

@@ -183,6 +183,7 @@ def test_rollback_stops_what_would_undo_it_and_tells(node):
         node.run("systemctl", "daemon-reload")
 
 
+@pytest.mark.full
 def test_after_a_reboot_nothing_waits_and_a_late_confirmation_says_so(node):
     snapshot(node, *web())
     node.copy(node.scratch / "snapshot.json", "/srv/snapshot.json")

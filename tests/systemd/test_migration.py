@@ -229,6 +229,7 @@ def test_a_host_lost_again_with_what_may_be_an_agent_keeps_kube_proxy_off(fleet,
     assert_untouched(fleet, before, third)
 
 
+@pytest.mark.full
 def test_running_again_finishes(fleet):
     fleet.migrate(proxy_serial="100%")
     names = [node.name for node in fleet.members]
@@ -239,6 +240,7 @@ def test_running_again_finishes(fleet):
         assert node.run("test", "-e", PENDING, check=False).returncode != 0
 
 
+@pytest.mark.full
 def test_hosts_with_an_agent_are_given_back(fleet, before):
     fleet.migrate(migrate_direction="back", migrate_kube_proxy_mode="iptables", proxy_serial="100%")
     assert fleet.labelled() == []
