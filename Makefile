@@ -59,6 +59,9 @@ demo:
 docs: setup
 	$(PYTHON) -m tests.documentation
 
+pins: setup ## renew the pinned libraries of the role agent from the package index
+	$(PYTHON) -m tests.pins
+
 record: setup-lab
 	$(PYTHON) -m tests.documentation --record
 	$(PYTHON) -m tests.fleet

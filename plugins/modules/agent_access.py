@@ -12,23 +12,43 @@ version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
-  - Makes a ServiceAccount, a ClusterRole, a ClusterRoleBinding and a Secret with a token that does not expire, all of
-    one name, and returns what a kubeconfig needs.
-  - The rights are to list and watch Services, EndpointSlices, Nodes and ServiceCIDRs, and to create events.
-  - Set C(no_log) on the task, or on what uses its result, because the result holds the token.
+  - Makes a ServiceAccount, a ClusterRole and a Role with a binding each, all of one name, and returns what a kubeconfig
+    needs. Tokens for the nodes come from M(kubenode.proxy.agent_token).
+  - The rights are to list and watch Services, EndpointSlices, Nodes and ServiceCIDRs, to create events, and to create
+    tokens for this ServiceAccount only, by which an agent renews its own.
+  - With O(shared_token=true), set C(no_log) on the task, or on what uses its result, because the result holds the
+    token.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.cluster
   - kubenode.proxy.attributes
   - kubenode.proxy.kubernetes_api
 options:
   namespace:
-    description: Namespace of the ServiceAccount and of the Secret. It must exist.
+    description: Namespace of the ServiceAccount, the Role and the Secret. It must exist.
     type: str
     default: kube-system
   name:
-    description: Name of the four objects.
+    description: Name of all objects.
     type: str
     default: kubenode-proxy
+  shared_token:
+    description:
+      - Whether to make a Secret, too, with one token for all nodes that does not expire, and return that.
+      - Whoever reads the token on one node has the access of all of them, until O(rotate).
+    type: bool
+    default: false
+  rotate:
+    description:
+      - Whether to delete the ServiceAccount and the Secret before, so that every token that was given out ends, and
+        make others. Nodes without another token lose their access; what is programmed on them stays.
+      - Deleting the Secret alone revokes nothing for good, because its token is the same when it is made again.
+    type: bool
+    default: false
+  allow_loopback:
+    description:
+      - Whether the API server may be at a loopback address, which leads each node to itself.
+    type: bool
+    default: true
   state:
     description:
       - V(absent) deletes those of the objects that this module has made, which it knows by a label. Every node that
@@ -41,7 +61,7 @@ attributes:
     description: The result names what has changed.
     support: none
 seealso:
-  - module: kubenode.proxy.agent_archive
+  - module: kubenode.proxy.agent_token
 """
 
 EXAMPLES = r"""
@@ -49,7 +69,13 @@ EXAMPLES = r"""
   kubenode.proxy.agent_access:
     kubeconfig: ~/.kube/config
   register: access
-  no_log: true
+  delegate_to: localhost
+  run_once: true
+
+- name: End all tokens that were given out
+  kubenode.proxy.agent_access:
+    kubeconfig: ~/.kube/config
+    rotate: true
   delegate_to: localhost
   run_once: true
 """
@@ -62,10 +88,15 @@ changes:
   returned: success
   sample: ["ServiceAccount kube-system/kubenode-proxy created"]
 token:
-  description: The bearer token. Missing in check mode while there is none.
+  description: The bearer token of the Secret. Missing in check mode while there is none.
+  type: str
+  returned: O(shared_token) is true
+  sample: eyJhbGciOi...
+uid:
+  description: The uid of the ServiceAccount, which its tokens name. Empty in check mode while there is none.
   type: str
   returned: O(state) is V(present)
-  sample: eyJhbGciOi...
+  sample: 4b1c8a0e-5f57-4a35-b2f5-0c8b7f4a7d11
 server:
   description: URL of the API server, as this host reaches it.
   type: str
@@ -84,6 +115,7 @@ error_kind:
 """
 
 import base64
+import ipaddress
 import os
 from typing import Any, Dict
 
@@ -91,32 +123,65 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection, resolve
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.account import Account, ensure, remove
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.account import (
+    Account,
+    Outcome,
+    ensure,
+    remove,
+    rotate,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_connection, api_spec
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
 
 
 def _authority(connection: ApiConnection) -> str:
     return base64.b64encode(resolve(connection).authority_pem()).decode("ascii")
 
 
+def _refuse_loopback(connection: ApiConnection) -> None:
+    access = resolve(connection)
+    host = access.address()[1]
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost" or host.endswith(".localhost")
+    if loopback:
+        raise ConfigurationError(
+            f"server {access.server}: is a loopback address, which leads each node to itself: give the URL by which the"
+            " nodes reach the API server (agent_api_server of the role agent)"
+        )
+
+
+def _change(client: ApiClient, account: Account, parameters: Dict[str, Any], check: bool) -> Outcome:
+    if parameters["state"] == "absent":
+        return remove(client, account, check=check)
+    ended = rotate(client, account, check=check) if parameters["rotate"] else ()
+    outcome = ensure(client, account, shared=parameters["shared_token"], check=check)
+    return outcome._replace(changes=(*ended, *outcome.changes))
+
+
 def access(module: AnsibleModule) -> Dict[str, Any]:
     """Make or remove the account and return what a kubeconfig needs."""
     parameters = module.params
     connection = api_connection(parameters, os.environ)
+    if not parameters["allow_loopback"]:
+        _refuse_loopback(connection)
     client = ApiClient(connection, parameters["api_timeout"])
     account = Account(parameters["namespace"], parameters["name"])
     try:
-        change = ensure if parameters["state"] == "present" else remove
-        outcome = change(client, account, check=module.check_mode)
+        outcome = _change(client, account, parameters, module.check_mode)
     finally:
         client.close()
+    warn(module, outcome.warnings, ())
     result: Dict[str, Any] = {
         "changed": bool(outcome.changes),
         "changes": list(outcome.changes),
         "server": client.host,
         "ca_data": _authority(connection),
     }
+    if parameters["state"] == "present":
+        result["uid"] = outcome.uid
     if outcome.token is not None:
         result["token"] = outcome.token
     return result
@@ -129,6 +194,9 @@ def main() -> None:
             "namespace": {"type": "str", "default": "kube-system"},
             "name": {"type": "str", "default": "kubenode-proxy"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "shared_token": {"type": "bool", "default": False, "no_log": False},
+            "rotate": {"type": "bool", "default": False},
+            "allow_loopback": {"type": "bool", "default": True},
             **api_spec(),
         },
         supports_check_mode=True,

@@ -16,7 +16,7 @@ description:
     into one archive that only has to be unpacked on the node, which needs neither pip nor a route to a package index.
   - Runs on the controller, with the pip of the Python that runs the module. The role P(kubenode.proxy.agent#role)
     uses it.
-  - An archive that is already in O(directory) for the same target, requirements and wheels is taken as it is.
+  - An archive that is already in O(directory) for the same target, requirements, hashes and wheels is taken as it is.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.posix
   - kubenode.proxy.attributes
@@ -34,10 +34,17 @@ options:
     type: str
     required: true
   requirements:
-    description: Names of the packages, each with versions if need be.
+    description:
+      - Names of the packages, each with versions if need be. pip takes what the index offers then, unchecked.
     type: list
     elements: str
     default: [PyYAML, prometheus-client]
+  requirements_file:
+    description:
+      - File of requirements with versions and hashes, as for C(pip --require-hashes), instead of O(requirements). A
+        wheel of another content is refused, wherever it comes from.
+      - The role P(kubenode.proxy.agent#role) brings such a file.
+    type: path
   wheelhouse:
     description: Directory of wheels on this host. If given, no package index is asked.
     type: path
@@ -60,6 +67,7 @@ EXAMPLES = r"""
     directory: ~/.cache/kubenode-proxy
     python_version: "3.11"
     machine: x86_64
+    requirements_file: requirements-with-hashes.txt
   delegate_to: localhost
   run_once: true
 """
@@ -108,14 +116,26 @@ def _wheels(directory: str) -> List[str]:
     return found
 
 
+def _pins(path: str) -> bytes:
+    if not path:
+        return b""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise ConfigurationError(f"requirements_file: {path}: {error.strerror}") from error
+
+
 def libraries(module: AnsibleModule) -> Dict[str, Any]:
     """Return the path of the archive, after making it if it is not there yet."""
     parameters = module.params
     directory, wheelhouse = parameters["directory"], parameters["wheelhouse"] or ""
     target = Target(parameters["python_version"], parameters["machine"])
-    path = os.path.join(directory, cache_name(target, parameters["requirements"], _wheels(wheelhouse)))
+    pinned = parameters["requirements_file"] or ""
+    requirements = [] if pinned else parameters["requirements"]
+    path = os.path.join(directory, cache_name(target, requirements, _wheels(wheelhouse), _pins(pinned)))
     with tempfile.TemporaryDirectory(dir=module.tmpdir) as scratch:
-        arguments = pip_arguments(target, parameters["requirements"], scratch, wheelhouse)
+        arguments = pip_arguments(target, requirements, scratch, wheelhouse, pinned)
         if os.path.exists(path):
             return {"changed": False, "path": path}
         if not module.check_mode:
@@ -140,6 +160,7 @@ def main() -> None:
                 "elements": "str",
                 "default": ["PyYAML", "prometheus-client"],
             },
+            "requirements_file": {"type": "path"},
             "wheelhouse": {"type": "path"},
         },
         supports_check_mode=True,

@@ -32,19 +32,24 @@ options:
     type: dict
     suboptions:
       mode:
-        description: Mode of the service proxy.
+        description: Mode of the service proxy. Wins over that of O(profile.configuration).
         type: str
         choices: [iptables, ipvs, nftables]
-        required: true
+      configuration:
+        description:
+          - A KubeProxyConfiguration. Mode, strict ARP, C(route_localnet) and connection tracking are what it says, as
+            the service proxy sets them when it starts; of these, what is given beside it wins.
+        type: dict
       strict_arp:
         description:
           - In mode V(ipvs), do not answer ARP for addresses that are on C(kube-ipvs0) only (C(ipvs.strictARP)).
+          - V(false) when not given.
         type: bool
-        default: false
       route_localnet:
-        description: In mode V(iptables), let node ports answer on 127.0.0.1 (C(iptables.localhostNodePorts)).
+        description:
+          - In mode V(iptables), let node ports answer on 127.0.0.1 (C(iptables.localhostNodePorts)). V(true) when not
+            given.
         type: bool
-        default: true
       estimation:
         description:
           - In mode V(ipvs), whether the kernel computes rates for every virtual and real server (kernel 5.16 and
@@ -265,6 +270,11 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.conntrack import conntrack_maximum
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.sysctls import (
+    localhost_node_ports,
+    profile_settings,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts, modules, sysctl_profile, sysctls
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.files import FilesResource
@@ -311,30 +321,38 @@ def _conntrack(options: Mapping[str, Any], cores: int) -> Tuple[sysctl_profile.C
         udp_stream_seconds=options["udp_stream_timeout"] or None,
         be_liberal=options["tcp_be_liberal"],
     )
+    return profile, _reason(maximum, options["max_per_core"], options["min"], cores)
+
+
+def _reason(maximum: Optional[int], per_core: int, least: int, cores: int) -> str:
+    """Return how the size of the table was computed, and what it costs; empty if it is left alone."""
     if maximum is None:
-        return profile, ""
+        return ""
     need, have = maximum * _ENTRY_BYTES >> 20, facts.memory_bytes() >> 20
-    return profile, (
-        f"{options['max_per_core']} per core x {cores} cores, at least {options['min']}"
+    return (
+        f"{per_core} per core x {cores} cores, at least {least}"
         f" (a full table takes about {need} of {have} MiB memory)"
     )
 
 
 def _profile(options: Mapping[str, Any], cores: int) -> Dict[str, sysctl_profile.Setting]:
-    defaults = {name: spec["default"] for name, spec in _CONNTRACK_SPEC.items()}
-    conntrack, reason = _conntrack(options["conntrack"] or defaults, cores)
+    """Return the profile of a configuration, with the options that are given beside it."""
+    version = facts.kernel_version(facts.kernel_release())
+    loaded = load(options["configuration"] or {}, options["mode"] or "").configuration
+    settings = profile_settings(loaded, version, cores, localhost_node_ports(loaded))
+    given = {name: options[name] for name in ("strict_arp", "route_localnet") if options[name] is not None}
+    if options["conntrack"]:
+        given["conntrack"], reason = _conntrack(options["conntrack"], cores)
+    else:
+        reason = _reason(settings.conntrack.maximum, loaded.conntrack.max_per_core, loaded.conntrack.min, cores)
     return sysctl_profile.profile(
-        sysctl_profile.ProfileSettings(
-            mode=options["mode"],
-            kernel_version=facts.kernel_version(facts.kernel_release()),
-            strict_arp=options["strict_arp"],
-            route_localnet=options["route_localnet"],
+        settings._replace(
+            **given,
             estimation=options["estimation"],
             bridge_netfilter=options["bridge_netfilter"],
             netdev_max_backlog=options["netdev_max_backlog"],
             reserved_node_ports=options["reserved_node_ports"] or "",
             ipv6=facts.ipv6_supported(),
-            conntrack=conntrack,
             maximum_reason=reason,
         )
     )
@@ -417,10 +435,12 @@ def main() -> None:
             "values": {"type": "dict", "default": {}},
             "profile": {
                 "type": "dict",
+                "required_one_of": [["mode", "configuration"]],
                 "options": {
-                    "mode": {"type": "str", "choices": ["iptables", "ipvs", "nftables"], "required": True},
-                    "strict_arp": {"type": "bool", "default": False},
-                    "route_localnet": {"type": "bool", "default": True},
+                    "mode": {"type": "str", "choices": ["iptables", "ipvs", "nftables"]},
+                    "configuration": {"type": "dict"},
+                    "strict_arp": {"type": "bool"},
+                    "route_localnet": {"type": "bool"},
                     "estimation": {"type": "bool"},
                     "bridge_netfilter": {"type": "bool", "default": False},
                     "netdev_max_backlog": {"type": "int"},

@@ -17,6 +17,7 @@ import time
 import urllib.parse
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
+from .accounts import Accounts
 from .selectors import Predicate, field_predicate, label_predicate
 from .store import KINDS, Compacted, Event, Kind, Object, Store
 from .tls import Certificates
@@ -98,7 +99,9 @@ class ApiServer:
     Faults can be injected: ``down`` answers nothing (connections are closed at once), ``drop_watches()`` ends every
     open watch, ``failing`` maps a collection path to an HTTP status given instead of an answer. ``requests`` records
     paths, ``posted`` the bodies of events, ``patched`` paths and bodies of patches. ``controllers`` are called with the
-    store after each patch. ``unknown_fields``: fields by which this server cannot select, like an older version.
+    store after each patch. ``accounts``: ServiceAccounts and their tokens, which are accepted beside ``token``; what
+    they may do to these objects follows from Roles. ``unknown_fields``: fields by which this server cannot select, like
+    an older version.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class ApiServer:
         self.requests: List[str] = []
         self.posted: List[Object] = []
         self.patched: List[Tuple[str, Object]] = []
+        self.accounts = Accounts(self._node_uid)
         self.controllers: List[Callable[[Store], None]] = []
         self.generation = 0
         self._controlling = threading.Lock()
@@ -126,6 +130,12 @@ class ApiServer:
         self._server = TlsServer(address, handler, certificates)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
         self._thread.start()
+
+    def _node_uid(self, name: str) -> str:
+        for item in self.store.list("/api/v1/nodes")[0]:
+            if item["metadata"]["name"] == name:
+                return str(item["metadata"].get("uid") or "")
+        return ""
 
     @property
     def url(self) -> str:
@@ -203,6 +213,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 return
             if url.path in self.api.failing:
                 raise Failure(self.api.failing[url.path], "InternalError", "an injected failure")
+            if self._answer_accounts(url.path, None):
+                return
             kind = KINDS.get(url.path)
             namespaced = _NAMESPACED.match(url.path)
             if namespaced:
@@ -232,6 +244,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._authorize()
         except Failure as failure:
             self._send(failure.code, failure.body)
+            return
+        if self._answer_accounts(urllib.parse.urlsplit(self.path).path, body):
             return
         place = place_of(urllib.parse.urlsplit(self.path).path)
         if place is not None:
@@ -302,7 +316,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 details={"kind": resource},
             )
         if given != f"Bearer {self.api.token}":
-            raise Failure(401, "Unauthorized", "Unauthorized")
+            account = self.api.accounts.review(given[len("Bearer ") :])
+            if not account:
+                raise Failure(401, "Unauthorized", "Unauthorized")
+            path = urllib.parse.urlsplit(self.path).path
+            if self.api.accounts.owns(path) and not self.api.accounts.allowed(account, self.command, path):
+                raise Failure(403, "Forbidden", f"{path} is forbidden: {account} may not {self.command}")
+
+    def _answer_accounts(self, path: str, body: Optional[Object]) -> bool:
+        """Answer if the path is one of ServiceAccounts, their roles, Secrets or tokens."""
+        if not self.api.accounts.owns(path):
+            return False
+        self._send(*self.api.accounts.answer(self.command, path, body))
+        return True
 
     def _send(self, code: int, body: Object, headers: Optional[Dict[str, str]] = None) -> None:
         text = json.dumps(body, separators=(",", ":")).encode() + b"\n"

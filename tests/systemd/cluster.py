@@ -89,7 +89,9 @@ class Cluster:
             self._port = probe.getsockname()[1]
         self.server = self._serve()
         self.url = f"https://{BRIDGE}:{self._port}"
-        self.kubeconfig = write_kubeconfig(scratch / "kubeconfig", self.url, self.certificates.authority, TOKEN)
+        #: What a kubeconfig of an administrator holds beside the address.
+        self.admin = self.certificates.authority, TOKEN
+        self.kubeconfig = write_kubeconfig(scratch / "kubeconfig", self.url, *self.admin)
 
     def nodes(self) -> List[Dict[str, Any]]:
         """The Nodes."""
@@ -123,7 +125,10 @@ class Cluster:
 
     def come_back(self) -> None:
         """Listen again at the same port."""
+        accounts = getattr(self.server, "accounts", None)
         self.server = self._serve()
+        if accounts is not None:
+            self.server.accounts = accounts
 
     def close(self) -> None:
         """The end: nothing is left at a real server."""

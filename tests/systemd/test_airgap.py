@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from tests.apiserver.accounts import claims_of, sign
 from tests.apiserver.tls import write_kubeconfig
 
-from .accounts import Accounts
-from .cluster import POD, Cluster
+from .cluster import BRIDGE, POD, Cluster, endpoint_slice
 from .node import ROOT, wait_for
 
+TOKEN_FILE = "/var/lib/kubenode-proxy/agent/token"
 LIBRARIES = ("python3-yaml", "python3-prometheus-client")
 
 
@@ -32,20 +35,16 @@ def cluster(node):
 
 
 @pytest.fixture(scope="module")
-def accounts(node, cluster):
-    accounts = Accounts(cluster.certificates, cluster.server.token)
-    yield accounts
-    accounts.close()
+def accounts(cluster):
+    return cluster.server.accounts
 
 
 @pytest.fixture(scope="module")
 def variables(node, cluster, accounts):
-    admin = write_kubeconfig(node.scratch / "admin", accounts.url, cluster.certificates.authority, "admin-token")
     return {
         "agent_configuration": {"mode": "nftables"},
         "agent_create_access": True,
-        "agent_admin_kubeconfig": str(admin),
-        "agent_api_server": cluster.url,
+        "agent_admin_kubeconfig": str(cluster.kubeconfig),
         "agent_libraries": "wheelhouse",
         "agent_cache_directory": str(ROOT / ".cache/libraries"),
     }
@@ -56,11 +55,15 @@ def test_agent_serves_with_libraries_and_account_from_the_controller(node, clust
     assert node.run("python3", "-c", "import yaml", check=False).returncode == 1
     node.role("agent", variables)
     wait_for("the endpoint", lambda: POD in node.output("nft", "list", "ruleset"))
-    assert len(accounts.writes) == 4
+    assert len(accounts.writes) == 5
     kinds = sorted(item["kind"] for item in accounts.objects.values())
-    assert kinds == ["ClusterRole", "ClusterRoleBinding", "Secret", "ServiceAccount"]
+    assert kinds == ["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"]
     kubeconfig = node.output("cat", "/etc/kubenode-proxy/kubeconfig")
-    assert cluster.url in kubeconfig and cluster.server.token in kubeconfig
+    assert cluster.url in kubeconfig and f"tokenFile: {TOKEN_FILE}" in kubeconfig
+    assert node.output("stat", "-c", "%U %a", TOKEN_FILE).split() == ["kubenode-proxy", "600"]
+    found = json.loads(node.output("kubenode-proxy", "token", "--output", "json"))
+    assert (found["node"], found["lifetimeSeconds"], found["renewalDue"]) == (node.name, 86400, False)
+    assert len(accounts.requests) == 1
 
 
 @pytest.mark.full
@@ -68,15 +71,80 @@ def test_second_run_changes_nothing(node, accounts, variables):
     before = node.unit("kubenode-proxy.service", "MainPID")
     again = node.role("agent", variables)
     assert again.changed_tasks == []
-    assert len(accounts.writes) == 4
+    assert len(accounts.writes) == 5 and len(accounts.requests) == 1
     assert node.unit("kubenode-proxy.service", "MainPID") == before
 
 
+def token(node):
+    return node.output("cat", TOKEN_FILE).strip()
+
+
+def test_agent_renews_its_token_at_half_its_life(node, cluster, accounts, variables):
+    """With a token that is past half its life, as a clock would make it."""
+    old = token(node)
+    claims = claims_of(old)
+    past = sign({**claims, "iat": claims["iat"] - 50_000, "exp": claims["exp"] - 50_000})
+    node.run("sh", "-c", f"cat > {TOKEN_FILE}", text=past)
+    node.run("systemctl", "restart", "kubenode-proxy.service")
+    wait_for("another token", lambda: token(node) not in (old, past))
+    renewed = claims_of(token(node))
+    assert renewed["exp"] - renewed["iat"] == 86400 and renewed["kubernetes.io"] == claims["kubernetes.io"]
+    assert accounts.review(token(node))
+    assert node.output("stat", "-c", "%U %a", TOKEN_FILE).split() == ["kubenode-proxy", "600"]
+    cluster.store.put(endpoint_slice("web", [POD, "10.244.1.3"]))
+    wait_for("a change is served", lambda: "10.244.1.3" in node.output("nft", "list", "ruleset"))
+    assert node.role("agent", variables).changed_tasks == []
+
+
+def test_rotation_ends_what_was_given_out(node, cluster, accounts, variables):
+    """The leaked token is refused from then on, and the agent goes on with another one."""
+    leaked = token(node)
+    assert accounts.review(leaked)
+    done = node.role("agent", {**variables, "agent_rotate_access": True})
+    assert accounts.review(leaked) == "" and accounts.review(token(node))
+    assert "Restart" not in " ".join(done.changed_tasks)
+    cluster.server.drop_watches()
+    cluster.store.put(endpoint_slice("web", [POD, "10.244.1.4"]))
+    wait_for("a change is served", lambda: "10.244.1.4" in node.output("nft", "list", "ruleset"))
+    again = node.role("agent", variables)
+    assert again.changed_tasks == [] and accounts.review(leaked) == ""
+
+
+def test_shared_token_comes_with_a_warning_and_is_rotated_as_well(node, accounts, variables):
+    shared = {**variables, "agent_access_token": "shared"}
+    assert "is the same for all nodes and has no end" in node.role("agent", shared).output
+    text = node.output("cat", "/etc/kubenode-proxy/kubeconfig")
+    leaked = text.split("token: ")[1].split()[0]
+    assert accounts.review(leaked)
+    # What used to be documented: the same token comes back.
+    for path in [path for path in accounts.objects if "/secrets/" in path]:
+        accounts.answer("DELETE", path, None)
+    assert accounts.review(leaked) == ""
+    node.role("agent", shared)
+    assert accounts.review(leaked)
+    node.role("agent", {**shared, "agent_rotate_access": True})
+    text = node.output("cat", "/etc/kubenode-proxy/kubeconfig")
+    assert accounts.review(leaked) == "" and leaked not in text
+    assert accounts.review(text.split("token: ")[1].split()[0])
+
+
+def test_loopback_api_server_is_refused_before_anything_is_made(node, cluster, accounts, variables):
+    admin = write_kubeconfig(node.scratch / "admin", cluster.url.replace(BRIDGE, "127.0.0.1"), *cluster.admin)
+    before = len(accounts.writes)
+    done = node.role("agent", {**variables, "agent_admin_kubeconfig": str(admin)}, failing=True)
+    assert "is a loopback address, which leads each node to itself" in done.output
+    assert len(accounts.writes) == before
+    node.role("agent", {**variables, "agent_admin_kubeconfig": str(admin), "agent_api_server": cluster.url})
+    assert cluster.url in node.output("cat", "/etc/kubenode-proxy/kubeconfig")
+
+
 def test_token_is_not_shown(node, cluster, variables):
+    """Neither when it is made nor when all is removed."""
+    made = node.role("agent", {**variables, "agent_rotate_access": True}, "-vvv")
+    assert token(node) not in made.output
     result = node.role("agent", {**variables, "agent_state": "absent", "agent_remove_access": True}, "-vvv")
-    assert cluster.server.token not in result.output
+    assert cluster.server.token not in made.output + result.output
 
 
 def test_account_is_removed_when_asked(accounts):
     assert accounts.objects == {}
-    assert len([line for line in accounts.writes if line.startswith("DELETE")]) == 4

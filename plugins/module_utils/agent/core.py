@@ -27,6 +27,7 @@ from .options import AgentOptions, command_line_flags, read_configuration
 from .source.inbox import Inbox
 from .source.keeper import CacheKeeper
 from .source.reflector import Reflector
+from .source.token import TokenKeeper
 from .source.view import ClusterView
 from .supervision import Supervisor, Task
 from .surface.events import WARNING, EventPoster, node_reference, service_reference
@@ -87,6 +88,7 @@ class AgentCore:
         self._unsupported_selectors: Set[str] = set()
         self._api_warnings: Set[str] = set()
         self._serving = False
+        self._token = TokenKeeper(options.token, self._connect, log)
         self.view = ClusterView()
         self.metrics = Metrics()
         self.metrics.api_connected.set_function(lambda: float(self._connected))

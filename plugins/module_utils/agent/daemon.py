@@ -68,6 +68,8 @@ class Agent(AgentCore):
             self._serving = self._is_serving()
             self._keeper_task = self.supervisor.start("cache", self._keeper.run)
             self._start_reflectors(names)
+            if self.options.token:
+                self.supervisor.start("token", self._token.run, self._token.interrupt)
             self._events = EventPoster(self._connect, os.uname().nodename, self.log)
             self.supervisor.start("events", self._events.run, self._events.interrupt)
             try:
@@ -86,6 +88,7 @@ class Agent(AgentCore):
         self.systemd.stopping()
         for reflector in self.reflectors:
             reflector.stop()
+        self._token.stop()
         self._forget_drift()
         if self._events is not None:
             self._events.close()

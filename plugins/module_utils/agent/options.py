@@ -15,6 +15,7 @@ from ..convergence.state_directory import control_socket
 DEFAULT_CONTROL = control_socket()
 #: In the agent's own directory; the one above it is root's.
 DEFAULT_CACHE = "/var/lib/kubenode-proxy/agent/cluster.json.gz"
+DEFAULT_TOKEN = "/var/lib/kubenode-proxy/agent/token"
 
 _NAMED_OTHERWISE = ("configuration", "ignore_findings")
 
@@ -22,6 +23,7 @@ _NAMED_OTHERWISE = ("configuration", "ignore_findings")
 class AgentOptions(NamedTuple):
     """How an agent is started. Empty texts stand for what the configuration says; ``cache`` empty: keep none.
 
+    ``token``: a file with a token for the API server, which the agent renews if it is there; empty for none.
     ``control``: path of the unix socket for the node command; empty for none. ``verbose``: debug lines whatever the
     configuration says.
     """
@@ -34,6 +36,7 @@ class AgentOptions(NamedTuple):
     state_directory: str = DEFAULT_STATE
     cache: str = DEFAULT_CACHE
     control: str = DEFAULT_CONTROL
+    token: str = DEFAULT_TOKEN
     ignore_findings: Tuple[str, ...] = ()
     verbose: bool = False
     log_format: str = ""

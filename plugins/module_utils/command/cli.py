@@ -16,12 +16,12 @@ import os
 import sys
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, TextIO
 
-from ..agent.options import DEFAULT_CACHE, DEFAULT_CONTROL
+from ..agent.options import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
 from ..convergence.history.store import DEFAULT_DIRECTORY as DEFAULT_HISTORY
 from ..convergence.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..convergence.target import Target, parse_target
 from ..errors import ConfigurationError, ProxyError
-from . import commands, completion, history_commands
+from . import commands, completion, history_commands, token_command
 from .commands import FAILED, USAGE, Outcome
 
 CONFIGURATION_PATHS = ("/etc/kubenode-proxy/config.yaml",)
@@ -86,6 +86,10 @@ def _add_output_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", "-o", default="text", choices=["text", "json"], help="for people or for programs")
 
 
+def _add_token_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--token", default=DEFAULT_TOKEN, metavar="FILE", help="a token, renewed at half its life")
+
+
 def _add_history_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--history", default=DEFAULT_HISTORY, metavar="DIR", help="where saved states are")
 
@@ -110,12 +114,14 @@ def make_parser() -> argparse.ArgumentParser:
     _add_node_options(run)
     run.add_argument("--cache", default=DEFAULT_CACHE, metavar="FILE", help="where the cluster state is kept")
     run.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket for status and explain")
+    _add_token_option(run)
     run.add_argument("--log-format", default="", choices=["", "text", "json"], help="instead of logging.format")
     run.add_argument("--verbose", "-v", action="store_true", help="log more")
     converge = command("converge", "bring this node once to what the cluster says")
     converge.add_argument("--check", action="store_true", help="change nothing; exit with 3 if something differs")
     converge.add_argument("--diff", action="store_true", help="show every entry that changes")
     _add_history_option(converge)
+    _add_token_option(converge)
     converge.add_argument(
         "--keep-states", type=int, default=None, metavar="N", help="how many saved states to keep (5, 0 if not root)"
     )
@@ -161,6 +167,10 @@ def make_parser() -> argparse.ArgumentParser:
     confirm.add_argument("--probe-timeout", type=float, default=15.0, metavar="SECONDS", help="for all probes")
     _add_history_option(confirm)
     _add_output_option(confirm)
+    token = command("token", "show what the node's token for the API server says of itself")
+    _add_token_option(token)
+    token.add_argument("--store", action="store_true", help="first write the token that standard input holds")
+    _add_output_option(token)
     rollback = command("rollback", "go back to a state that was saved before a change")
     rollback.add_argument("--to", type=int, default=None, metavar="N", help="number of the state (default: the newest)")
     rollback.add_argument("--list", action="store_true", help="only list the saved states")
@@ -184,6 +194,7 @@ _COMMANDS: Dict[str, Callable[[argparse.Namespace], Outcome]] = {
     "cleanup": commands.clean_up,
     "confirm": history_commands.confirm_change,
     "rollback": history_commands.roll_back,
+    "token": token_command.show_or_store_token,
 }
 
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from typing import Any, Callable, Dict, List, NamedTuple, TextIO, Tuple
 
 from ..agent.daemon import Agent
 from ..agent.options import AgentOptions, read_configuration
+from ..agent.source.token import TokenKeeper
 from ..agent.surface.control import NoAgent, ask_agent
 from ..agent.surface.log import Log
-from ..cluster.api import list_objects
+from ..cluster.api import ApiClient, list_objects
 from ..cluster.cache import read_cache
 from ..cluster.connection import ApiConnection
 from ..cluster.snapshot import read_snapshot
@@ -56,6 +58,7 @@ def run_agent(arguments: argparse.Namespace, errors: TextIO) -> int:
         state_directory=arguments.state_directory,
         cache=arguments.cache,
         control=arguments.control,
+        token=arguments.token,
         ignore_findings=tuple(arguments.ignore),
         verbose=arguments.verbose,
         log_format=arguments.log_format,
@@ -177,7 +180,25 @@ def _with_history(request: Request, arguments: argparse.Namespace) -> Request:
 
 def converge_once(arguments: argparse.Namespace) -> Outcome:
     """``converge``: one convergence, or with --check only what it would do."""
+    if not (arguments.check or arguments.snapshot or arguments.from_cache):
+        _renew_own_token(arguments)
     return _converged(arguments, arguments.check, arguments.diff)
+
+
+def _renew_own_token(arguments: argparse.Namespace) -> None:
+    """Renew the token for the API server if it is due and belongs to this user: on a node without an agent.
+
+    A failure is logged, and concerns the convergence only if the token has expired.
+    """
+    try:
+        own = os.lstat(arguments.token).st_uid == os.geteuid()
+    except OSError:
+        return
+    if own:
+        kubeconfig = arguments.kubeconfig or _configuration(arguments)[0].client_connection.kubeconfig
+        connection = ApiConnection(kubeconfig=kubeconfig or None)
+        log = Log(sys.stderr, False, "JOURNAL_STREAM" in os.environ)
+        TokenKeeper(arguments.token, lambda _expect: ApiClient(connection), log).step()
 
 
 def show_diff(arguments: argparse.Namespace) -> Outcome:

@@ -3,8 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """An account for the agent at the API server, with the rights that it needs and no others.
 
-Four objects of one name: a ServiceAccount, a Secret with its token, a ClusterRole and the binding of the two. The
-rights are those of kube-proxy's ClusterRole ``system:node-proxier`` without what this engine never does.
+Objects of one name: a ServiceAccount, a ClusterRole and its binding; a Role and its binding by which the account may
+ask for its own next token; and, only where all nodes share one token, a Secret that holds it. The rights are those of
+kube-proxy's ClusterRole ``system:node-proxier`` without what this engine never does.
+
+A Secret's token is the same whenever it is made for the same ServiceAccount (its uid) and the same name of the Secret:
+deleting the Secret does not revoke it for good. Only another ServiceAccount does.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ import re
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ..cluster.api import ApiClient, unless_absent
+from ..cluster.access.service_token import request_token
+from ..cluster.api import NODES, ApiClient, ApiStatusError, unless_absent
 from ..errors import ApiError, ConfigurationError
 
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
@@ -30,12 +35,15 @@ RULES: Tuple[Dict[str, List[str]], ...] = (
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _SECRET_TYPE = "kubernetes.io/service-account-token"
 _POLL_SECONDS = 0.2
+_NOT_FOUND = 404
+# An API server that does not know the kind in boundObjectRef, or has that feature switched off.
+_NOT_BOUND = (400, 422)
 
 Object = Dict[str, Any]
 
 
 class Account(NamedTuple):
-    """Where the objects are: namespace of ServiceAccount and Secret, and the name of all four."""
+    """Where the objects are: namespace of those that have one, and the name of all."""
 
     namespace: str
     name: str
@@ -59,14 +67,23 @@ class Wanted(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What was, or would be, changed, in words; and the token, None where there is none yet."""
+    """What was, or would be, changed, in words, and what came of it.
+
+    ``token``: the shared one, None where there is none yet or none is asked for. ``uid``: the ServiceAccount's, empty
+    where there is none yet.
+    """
 
     changes: Tuple[str, ...]
     token: Optional[str] = None
+    uid: str = ""
+    warnings: Tuple[str, ...] = ()
 
 
-def wanted_objects(account: Account) -> List[Wanted]:
-    """The four objects, in the order in which they are made. Raises ConfigurationError for names that are not valid."""
+def wanted_objects(account: Account, shared: bool = True) -> List[Wanted]:
+    """Return the objects, in the order in which they are made, with ``shared`` the Secret as the last one.
+
+    Raises ConfigurationError for names that are not valid.
+    """
     for field, value in account._asdict().items():
         if not _NAME.match(value):
             raise ConfigurationError(f"{field}: {value!r} is not a DNS label of lower case letters, digits and dashes")
@@ -76,6 +93,10 @@ def wanted_objects(account: Account) -> List[Wanted]:
     group = "rbac.authorization.k8s.io"
     subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
     annotations = {"kubernetes.io/service-account.name": name}
+    own_token: Dict[str, List[str]] = {"apiGroups": [""], "resources": ["serviceaccounts/token"], "verbs": ["create"]}
+    own_token["resourceNames"] = [name]
+    secret = Wanted(f"{core}/secrets", {**_head("v1", "Secret", name, namespace, annotations), "type": _SECRET_TYPE})
+    namespaced = f"{roles}/namespaces/{namespace}"
     return [
         Wanted(
             f"{core}/serviceaccounts",
@@ -90,7 +111,16 @@ def wanted_objects(account: Account) -> List[Wanted]:
                 "subjects": [subject],
             },
         ),
-        Wanted(f"{core}/secrets", {**_head("v1", "Secret", name, namespace, annotations), "type": _SECRET_TYPE}),
+        Wanted(f"{namespaced}/roles", {**_head(f"{group}/v1", "Role", name, namespace), "rules": [own_token]}),
+        Wanted(
+            f"{namespaced}/rolebindings",
+            {
+                **_head(f"{group}/v1", "RoleBinding", name, namespace),
+                "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
+                "subjects": [subject],
+            },
+        ),
+        *([secret] if shared else []),
     ]
 
 
@@ -122,13 +152,17 @@ def ensure(
     client: ApiClient,
     account: Account,
     *,
+    shared: bool = False,
     check: bool = False,
     timeout: float = 15.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Outcome:
-    """Make or correct the four objects and return the token. Raises ApiError, ConfigurationError."""
+    """Make or correct the objects; with ``shared`` also the Secret, and return its token.
+
+    Raises ApiError, ConfigurationError.
+    """
     changes: List[str] = []
-    for item in wanted_objects(account):
+    for item in wanted_objects(account, shared):
         existing = _read(client, item)
         if existing is None:
             changes.append(f"{item} created")
@@ -140,13 +174,81 @@ def ensure(
             continue
         for fixed in ("roleRef", "type"):
             if fixed in item.content and existing.get(fixed) != item.content[fixed]:
-                raise ConfigurationError(
-                    f"{item}: {fixed}: is another and cannot be changed: delete the object"
-                )
+                raise ConfigurationError(f"{item}: {fixed}: is another and cannot be changed: delete the object")
         changes.append(f"{item} corrected")
         if not check:
             client.send("PUT", item.path, merged, f"update {item}")
-    return Outcome(tuple(changes), _token(client, account, timeout, sleep, wait=not check))
+    uid = _uid(_read(client, wanted_objects(account)[0]))
+    if shared:
+        token = _token(client, account, timeout, sleep, wait=not check)
+        secret = wanted_objects(account)[-1]
+        return Outcome(tuple(changes), token, uid, (f"{secret}: its token is the same for all nodes and has no end",))
+    return Outcome(tuple(changes), None, uid, _left_secret(client, account))
+
+
+def _uid(item: Optional[Object]) -> str:
+    return str(((item or {}).get("metadata") or {}).get("uid") or "")
+
+
+def _left_secret(client: ApiClient, account: Account) -> Tuple[str, ...]:
+    """A warning if there still is a Secret with a shared token, which other nodes may use."""
+    secret = wanted_objects(account)[-1]
+    if _read(client, secret) is None:
+        return ()
+    return (f"{secret}: its token has no end and is still valid: once each node has its own, rotate the access",)
+
+
+def rotate(client: ApiClient, account: Account, *, check: bool = False) -> Tuple[str, ...]:
+    """Delete the ServiceAccount and the Secret, so that every token ends, and return what was, or would be, deleted.
+
+    :func:`ensure` makes another ServiceAccount then. Raises ApiError; ConfigurationError if they are not ours.
+    """
+    objects = wanted_objects(account)
+    changes: List[str] = []
+    for item in (objects[-1], objects[0]):
+        existing = _read(client, item)
+        if existing is None:
+            continue
+        if not _is_ours(existing):
+            raise ConfigurationError(f"{item}: has not the label {MANAGED_LABEL}={MANAGED_BY}, so it is not deleted")
+        changes.append(f"{item} deleted")
+        if not check:
+            client.send("DELETE", item.path, None, f"delete {item}")
+    return tuple(changes)
+
+
+class NodeToken(NamedTuple):
+    """A token for one node; ``warnings`` say in what it is less than asked for."""
+
+    token: str
+    warnings: Tuple[str, ...] = ()
+
+
+def node_token(client: ApiClient, account: Account, node: str, seconds: int) -> NodeToken:
+    """Return a token of the account that lives ``seconds`` and is bound to the Node of that name.
+
+    API servers before 1.31 cannot bind a token to a Node (KEP-4193) and give one that is only the node's own; those
+    without TokenRequest (KEP-1205, before 1.22) have but the Secret's. Raises ApiError, ConfigurationError.
+    """
+    found = unless_absent(lambda: client.get(NODES, node))
+    warnings: Tuple[str, ...] = ()
+    try:
+        if found is None:
+            warnings = (f"Node {node}: there is no such Node, so the token is not bound to one",)
+        else:
+            try:
+                return NodeToken(request_token(client, *account, seconds, node, _uid(found)))
+            except ApiStatusError as error:
+                if error.code not in _NOT_BOUND:
+                    raise
+                warnings = (f"Node {node}: the API server cannot bind a token to a Node: {error}",)
+        return NodeToken(request_token(client, *account, seconds), warnings)
+    except ApiStatusError as error:
+        if error.code != _NOT_FOUND or not ensure(client, account).uid:
+            raise
+    shared = ensure(client, account, shared=True)
+    text = "the API server has no TokenRequest, so the token is the Secret's: the same for all nodes, and without end"
+    return NodeToken(shared.token or "", (*warnings, text))
 
 
 def _token(
@@ -170,13 +272,17 @@ def _token(
         waited += _POLL_SECONDS
 
 
+def _is_ours(existing: Optional[Object]) -> bool:
+    labels = ((existing or {}).get("metadata") or {}).get("labels") or {}
+    return bool(labels.get(MANAGED_LABEL) == MANAGED_BY)
+
+
 def remove(client: ApiClient, account: Account, *, check: bool = False) -> Outcome:
-    """Delete those of the four objects that carry the label of this collection. Raises ApiError."""
+    """Delete those of the objects that carry the label of this collection. Raises ApiError."""
     changes: List[str] = []
     for item in reversed(wanted_objects(account)):
         existing = _read(client, item)
-        labels = ((existing or {}).get("metadata") or {}).get("labels") or {}
-        if labels.get(MANAGED_LABEL) != MANAGED_BY:
+        if not _is_ours(existing):
             continue
         changes.append(f"{item} deleted")
         if not check:

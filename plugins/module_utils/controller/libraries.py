@@ -43,15 +43,19 @@ class Target(NamedTuple):
     machine: str
 
 
-def _platforms(machine: str) -> List[str]:
+def platforms(machine: str) -> List[str]:
+    """Return the platform tags of wheels that run on a machine with glibc (PEP 600), newest first."""
     names = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBC_MINORS]
     return [*names, f"manylinux2014_{machine}", f"linux_{machine}"]
 
 
-def pip_arguments(target: Target, requirements: Sequence[str], destination: str, wheelhouse: str = "") -> List[str]:
-    """The arguments of pip that install the requirements for the target into the directory.
+def pip_arguments(
+    target: Target, requirements: Sequence[str], destination: str, wheelhouse: str = "", pinned: str = ""
+) -> List[str]:
+    """Return the arguments of pip that install the requirements for the target into the directory.
 
-    With ``wheelhouse``, a directory of wheels, no index is asked. Raises ConfigurationError.
+    With ``wheelhouse``, a directory of wheels, no index is asked. With ``pinned``, a file of requirements with hashes,
+    these are installed, and no wheel of another content. Raises ConfigurationError.
     """
     if not _VERSION.match(target.version):
         raise ConfigurationError(f"python_version: {target.version!r} is not of the form 3.11")
@@ -64,10 +68,12 @@ def pip_arguments(target: Target, requirements: Sequence[str], destination: str,
     arguments += ["--no-compile"]
     arguments += ["--target", destination, "--only-binary=:all:", "--implementation", "cp"]
     arguments += ["--python-version", target.version]
-    for platform in _platforms(target.machine):
+    for platform in platforms(target.machine):
         arguments += ["--platform", platform]
     if wheelhouse:
         arguments += ["--no-index", "--find-links", wheelhouse]
+    if pinned:
+        return [*arguments, "--require-hashes", "--requirement", pinned]
     return [*arguments, "--", *sorted(requirements)]
 
 
@@ -111,7 +117,10 @@ def pack_directory(directory: str) -> bytes:
     return buffer.getvalue()
 
 
-def cache_name(target: Target, requirements: Sequence[str], wheelhouse: Sequence[str]) -> str:
-    """Name of the archive for a target, its requirements and the names of the wheels it is made from."""
-    key = repr((tuple(sorted(requirements)), tuple(sorted(wheelhouse)))).encode()
+def cache_name(target: Target, requirements: Sequence[str], wheelhouse: Sequence[str], pins: bytes = b"") -> str:
+    """Return the name of the archive for a target, its requirements and the names of the wheels it is made from.
+
+    ``pins``: content of the file with hashes: other pins give another archive.
+    """
+    key = repr((tuple(sorted(requirements)), tuple(sorted(wheelhouse)), *([pins] if pins else []))).encode()
     return f"libraries-{target.version}-{target.machine}-{hashlib.sha256(key).hexdigest()[:16]}.tar.gz"

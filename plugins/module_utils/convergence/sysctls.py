@@ -7,33 +7,47 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Mapping, Tuple
 
+from ..addresses import IPV4
 from ..configuration.conntrack import conntrack_maximum
-from ..configuration.model import KubeProxyConfiguration
+from ..configuration.model import PRIMARY, KubeProxyConfiguration
 from ..kernel.facts import NodeFacts
 from ..kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values
 from ..kernel.sysctls import SysctlsResource, Wanted, resolve, unchangeable
 from ..resources import Stage
+from ..serviceports.node_ports import node_port_addresses
 
 
 def _whole_seconds(seconds: float) -> int | None:
     return int(seconds) if seconds >= 1 else None
 
 
-def wanted_sysctls(
-    configuration: KubeProxyConfiguration, facts: NodeFacts, localhost_node_ports: bool
-) -> Dict[str, Wanted]:
-    """Parameters by key, as kube-proxy 1.36 sets them at its start.
+def localhost_node_ports(configuration: KubeProxyConfiguration) -> bool:
+    """Return whether node ports answer on 127.0.0.1: in iptables mode, unless nodePortAddresses leave loopback out.
 
-    ``localhost_node_ports``: node ports shall answer on 127.0.0.1 (iptables mode).
+    Addresses of the node itself (``primary``) never include loopback. Raises ConfigurationError.
+    """
+    given = configuration.effective_node_port_addresses
+    cidrs = [value for value in given if value != PRIMARY]
+    if not configuration.effective_localhost_node_ports or (given and not cidrs):
+        return False
+    return node_port_addresses(cidrs, IPV4).contains_loopback
+
+
+def profile_settings(
+    configuration: KubeProxyConfiguration, kernel_version: Tuple[int, int, int], cores: int, localhost: bool
+) -> ProfileSettings:
+    """Return what decides the parameters of a node, as kube-proxy 1.36 reads it out of its configuration.
+
+    ``localhost``: node ports answer on 127.0.0.1 (iptables mode).
     """
     conntrack = configuration.conntrack
-    settings = ProfileSettings(
+    return ProfileSettings(
         mode=configuration.mode,
-        kernel_version=facts.kernel_version,
+        kernel_version=kernel_version,
         strict_arp=configuration.effective_strict_arp,
-        route_localnet=localhost_node_ports,
+        route_localnet=localhost,
         conntrack=ConntrackProfile(
-            maximum=conntrack_maximum(conntrack.max_per_core, conntrack.min, facts.cores),
+            maximum=conntrack_maximum(conntrack.max_per_core, conntrack.min, cores),
             tcp_established_seconds=_whole_seconds(conntrack.tcp_established_timeout),
             tcp_close_wait_seconds=_whole_seconds(conntrack.tcp_close_wait_timeout),
             udp_seconds=_whole_seconds(conntrack.udp_timeout),
@@ -41,7 +55,11 @@ def wanted_sysctls(
             be_liberal=conntrack.tcp_be_liberal,
         ),
     )
-    return wanted_values(profile(settings))
+
+
+def wanted_sysctls(configuration: KubeProxyConfiguration, facts: NodeFacts, localhost: bool) -> Dict[str, Wanted]:
+    """Return the parameters by key, as kube-proxy 1.36 sets them at its start; ``localhost`` as above."""
+    return wanted_values(profile(profile_settings(configuration, facts.kernel_version, facts.cores, localhost)))
 
 
 def sysctl_stage(wanted: Mapping[str, Wanted]) -> Tuple[Stage, List[str]]:

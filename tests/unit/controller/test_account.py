@@ -5,64 +5,82 @@
 
 from __future__ import annotations
 
-import base64
 import copy
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.service_token import parse_token
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiStatusError
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller import account
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.account import Account
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
+from tests.apiserver.accounts import Accounts
 
 WHO = Account("kube-system", "kubenode-proxy")
 SECRET = "/api/v1/namespaces/kube-system/secrets/kubenode-proxy"
 ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/kubenode-proxy"
+ACCOUNT = "/api/v1/namespaces/kube-system/serviceaccounts/kubenode-proxy"
 BINDING = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/kubenode-proxy"
 
 
 class MemoryClient:
-    """Answers like an API server; ``late`` is how many reads of a Secret see it without its token."""
+    """Answers from memory like an API server; ``late`` is how many reads of a Secret see it without its token."""
 
-    def __init__(self, late=0):
-        self.objects = {}
-        self.log = []
-        self.late = late
+    def __init__(self, late=0, nodes=()):
+        self.nodes = dict(nodes)
+        self.accounts = Accounts(lambda name: self.nodes.get(name, ""))
+        self.accounts.late = late
+
+    @property
+    def objects(self):
+        return self.accounts.objects
+
+    @property
+    def log(self):
+        return self.accounts.writes
 
     def send(self, method, path, body, purpose):
-        if method != "GET":
-            self.log.append((method, path))
-        if method == "POST":
-            path = f"{path}/{body['metadata']['name']}"
-            metadata = {**body["metadata"], "uid": path, "resourceVersion": "1"}
-            self.objects[path] = {**copy.deepcopy(body), "metadata": metadata}
-        elif path not in self.objects:
-            raise ApiStatusError(f"{purpose}: not found", 404)
-        elif method == "PUT":
-            self.objects[path] = copy.deepcopy(body)
-        elif method == "DELETE":
-            return self.objects.pop(path)
-        if path == SECRET and method == "GET":
-            if self.late:
-                self.late -= 1
-            else:
-                self.objects[path]["data"] = {"token": base64.b64encode(b"secret-token").decode()}
-        return copy.deepcopy(self.objects[path])
+        code, answer = self.accounts.answer(method, path, copy.deepcopy(body))
+        if code >= 300:
+            raise ApiStatusError(f"{purpose}: {answer['message']}", code)
+        return copy.deepcopy(answer)
+
+    def post(self, path, body, purpose):
+        return self.send("POST", path, body, purpose)
+
+    def get(self, resource, name, namespace=""):
+        if name not in self.nodes:
+            raise ApiStatusError(f"{resource.name} {name}: not found", 404)
+        return {"kind": "Node", "metadata": {"name": name, "uid": self.nodes[name]}}
 
 
 def test_made_once_and_then_left_alone():
     client = MemoryClient()
     first = account.ensure(client, WHO)
-    assert first.token == "secret-token" and len(first.changes) == 4
+    assert first.token is None and len(first.changes) == 5 and first.uid and first.warnings == ()
     client.log.clear()
-    assert account.ensure(client, WHO) == account.Outcome((), "secret-token")
+    assert account.ensure(client, WHO) == account.Outcome((), None, first.uid)
     assert client.log == []
+
+
+def test_a_shared_token_comes_with_a_warning_as_long_as_it_is_valid():
+    client = MemoryClient()
+    made = account.ensure(client, WHO, shared=True)
+    assert len(made.changes) == 6 and client.accounts.review(made.token)
+    assert "is the same for all nodes and has no end" in made.warnings[0]
+    (warning,) = account.ensure(client, WHO).warnings
+    assert "Secret kube-system/kubenode-proxy: its token has no end and is still valid" in warning
+    account.rotate(client, WHO)
+    assert account.ensure(client, WHO).warnings == ()
 
 
 def test_check_changes_nothing():
     client = MemoryClient()
     outcome = account.ensure(client, WHO, check=True)
-    assert (len(outcome.changes), outcome.token, client.log, client.objects) == (4, None, [], {})
+    assert (len(outcome.changes), outcome.token, client.log, client.objects) == (5, None, [], {})
+    account.ensure(client, WHO, shared=True)
+    before = copy.deepcopy(client.objects)
+    assert len(account.rotate(client, WHO, check=True)) == 2 and client.objects == before
 
 
 def test_rights_are_reading_and_events_only():
@@ -79,7 +97,7 @@ def test_wider_rights_are_taken_back_and_foreign_labels_stay():
     client.objects[ROLE]["metadata"]["labels"]["team"] = "network"
     client.log.clear()
     assert account.ensure(client, WHO).changes == ("ClusterRole kubenode-proxy corrected",)
-    assert client.log == [("PUT", ROLE)]
+    assert client.log == [f"PUT {ROLE}"]
     assert client.objects[ROLE]["rules"] == list(account.RULES)
     assert client.objects[ROLE]["metadata"]["labels"]["team"] == "network"
 
@@ -94,18 +112,85 @@ def test_binding_to_another_role_is_an_error():
 
 def test_token_is_waited_for():
     pauses = []
-    assert account.ensure(MemoryClient(late=5), WHO, sleep=pauses.append).token == "secret-token"
+    assert account.ensure(MemoryClient(late=5), WHO, shared=True, sleep=pauses.append).token
     assert 3 <= len(pauses) <= 5
     with pytest.raises(ApiError, match=r"Secret kube-system/kubenode-proxy: data.token: .* within 1 s"):
-        account.ensure(MemoryClient(late=100), WHO, timeout=1, sleep=pauses.append)
+        account.ensure(MemoryClient(late=100), WHO, shared=True, timeout=1, sleep=pauses.append)
+
+
+def test_a_deleted_secret_gives_the_leaked_token_back_and_rotation_does_not():
+    client = MemoryClient()
+    leaked = account.ensure(client, WHO, shared=True).token
+    client.send("DELETE", SECRET, None, "delete")
+    assert client.accounts.review(leaked) == ""
+    assert account.ensure(client, WHO, shared=True).token == leaked
+    assert len(account.rotate(client, WHO)) == 2
+    assert client.accounts.review(leaked) == ""
+    other = account.ensure(client, WHO, shared=True)
+    assert other.token != leaked and client.accounts.review(other.token) and client.accounts.review(leaked) == ""
+
+
+def test_rotation_deletes_nothing_of_others():
+    client = MemoryClient()
+    account.ensure(client, WHO, shared=True)
+    del client.objects[ACCOUNT]["metadata"]["labels"]
+    with pytest.raises(ConfigurationError, match=r"ServiceAccount kube-system/kubenode-proxy: has not the label"):
+        account.rotate(client, WHO)
+    assert ACCOUNT in client.objects
+
+
+def test_a_node_has_a_token_of_its_own_that_ends_with_its_node():
+    client = MemoryClient(nodes={"n1": "u1", "n2": "u2"})
+    uid = account.ensure(client, WHO).uid
+    tokens = [account.node_token(client, WHO, name, 3600) for name in ("n1", "n2", "n1")]
+    assert len({found.token for found in tokens}) == 3 and not any(found.warnings for found in tokens)
+    said = parse_token(tokens[0].token)
+    assert said[:5] == ("kube-system", "kubenode-proxy", uid, "n1", "u1")
+    assert said.lifetime == 3600 and said.renewal == said.issued + 1800
+    assert client.accounts.review(tokens[0].token) == ACCOUNT
+    client.nodes["n1"] = "another"
+    assert client.accounts.review(tokens[0].token) == "" and client.accounts.review(tokens[1].token) == ACCOUNT
+    account.rotate(client, WHO)
+    assert client.accounts.review(tokens[1].token) == ""
+
+
+def test_the_account_may_ask_for_its_own_tokens_only():
+    client = MemoryClient()
+    account.ensure(client, WHO)
+    account.ensure(client, Account("kube-system", "other"))
+    account.ensure(client, Account("default", "kubenode-proxy"))
+    asked = [
+        *(("POST", f"{ACCOUNT}/token"), ("POST", f"{ACCOUNT[:-14]}other/token"), ("GET", SECRET), ("DELETE", ACCOUNT)),
+        ("POST", "/api/v1/namespaces/default/serviceaccounts/kubenode-proxy/token"),
+    ]
+    assert [client.accounts.allowed(ACCOUNT, *what) for what in asked] == [True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "binds", "requests", "warning", "ends"),
+    [
+        ({}, True, True, "there is no such Node", True),
+        ({"n1": "u1"}, False, True, "the API server cannot bind a token to a Node", True),
+        ({"n1": "u1"}, True, False, "has no TokenRequest", False),
+    ],
+)
+def test_what_a_server_cannot_do_is_said(nodes, binds, requests, warning, ends):
+    client = MemoryClient(nodes=nodes)
+    account.ensure(client, WHO)
+    client.accounts.binds_nodes, client.accounts.has_requests = binds, requests
+    found = account.node_token(client, WHO, "n1", 3600)
+    assert warning in found.warnings[-1] and client.accounts.review(found.token) == ACCOUNT
+    assert bool(parse_token(found.token).expires) is ends and parse_token(found.token).node == ""
+    if not requests:
+        assert account.node_token(client, WHO, "n1", 3600).token == found.token
 
 
 def test_only_own_objects_are_removed():
     client = MemoryClient()
     account.ensure(client, WHO)
     del client.objects[ROLE]["metadata"]["labels"]
-    assert len(account.remove(client, WHO, check=True).changes) == 3 and len(client.objects) == 4
-    assert len(account.remove(client, WHO).changes) == 3
+    assert len(account.remove(client, WHO, check=True).changes) == 4 and len(client.objects) == 5
+    assert len(account.remove(client, WHO).changes) == 4
     assert list(client.objects) == [ROLE]
     assert account.remove(client, WHO).changes == ()
 

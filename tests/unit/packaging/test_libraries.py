@@ -5,15 +5,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import re
 import sys
 import tarfile
+import zipfile
+from pathlib import Path
 
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller import libraries
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.libraries import Target
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from tests import pins
 
 NODE = Target("3.11", "x86_64")
 
@@ -56,6 +61,53 @@ def test_packed_directory_is_reproducible_and_leaves_out_programs_and_caches(tmp
     assert libraries.pack_directory(str(tmp_path)) == first
     with tarfile.open(fileobj=io.BytesIO(first)) as archive:
         assert archive.getnames() == ["a.py", "b/bin/kept.py", "b/x.py"]
+
+
+PINS = Path(__file__).resolve().parents[3] / "roles/agent/files/libraries.txt"
+
+
+def wheel(place: Path, content: str) -> Path:
+    """A wheel of a library that is called as a pinned one."""
+    path = place / "prometheus_client-0.26.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("prometheus_client/__init__.py", content)
+        head = "Metadata-Version: 2.1\nName: prometheus-client\nVersion: 0.26.0\n"
+        archive.writestr("prometheus_client-0.26.0.dist-info/METADATA", head)
+        tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr("prometheus_client-0.26.0.dist-info/WHEEL", tags)
+        archive.writestr("prometheus_client-0.26.0.dist-info/RECORD", "")
+    return path
+
+
+def test_a_wheel_of_another_content_than_the_pinned_one_is_refused(tmp_path):
+    """By the same name and version: from an index that was taken over, or swapped on the controller."""
+    wheels, out = tmp_path / "wheels", tmp_path / "out"
+    wheels.mkdir()
+    good = hashlib.sha256(wheel(wheels, "good = 1").read_bytes()).hexdigest()
+    pins = tmp_path / "pins.txt"
+    pins.write_text(f"prometheus-client==0.26.0 --hash=sha256:{good}\n")
+    words = libraries.pip_arguments(NODE, [], str(out), str(wheels), str(pins))
+    libraries.install(sys.executable, words)
+    assert (out / "prometheus_client/__init__.py").read_text() == "good = 1"
+    wheel(wheels, "evil = 1")
+    words = libraries.pip_arguments(NODE, [], str(tmp_path / "other"), str(wheels), str(pins))
+    with pytest.raises(libraries.LibrariesError, match=r"(?i)hash"):
+        libraries.install(sys.executable, words)
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_role_pins_every_library_by_version_and_hash():
+    entries = re.split(r"(?m)^(?=[A-Za-z])", PINS.read_text())[1:]
+    for entry in entries:
+        assert re.fullmatch(r"\S+==[0-9.]+( \\\n    --hash=sha256:[0-9a-f]{64})+\n", entry), entry
+    # One for all where there is no compiled part; else one for each Python and machine.
+    assert sorted(entry.count("--hash") for entry in entries) == [1, len(pins.PYTHONS) * len(pins.MACHINES)]
+    assert {"3.9", "3.11", "3.13"} <= set(pins.PYTHONS)
+
+
+def test_other_pins_give_another_archive():
+    names = {libraries.cache_name(NODE, [], [], content) for content in (b"", b"a", b"b")}
+    assert len(names) == 3
 
 
 def test_failure_of_pip_is_one_line(tmp_path):

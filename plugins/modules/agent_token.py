@@ -1,0 +1,122 @@
+#!/usr/bin/python
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: agent_token
+short_description: Ask the API server for a token of the agent's account for one node
+version_added: 0.1.0
+author:
+  - kubenode.proxy contributors (@kubenode)
+description:
+  - Returns a token of the ServiceAccount that M(kubenode.proxy.agent_access) makes. It expires, and it is bound to the
+    Node, so that it ends with the Node object.
+  - API servers before 1.31 cannot bind a token to a Node. Those without TokenRequest, before 1.22, have only the token
+    of a Secret, which has no end; it is made then. A warning says which it is.
+  - Each call makes another token. The role P(kubenode.proxy.agent#role) calls it where a node has none, or one that
+    has to be renewed; agents renew theirs at half its life by themselves.
+  - Set C(no_log) on the task, because the result holds the token.
+extends_documentation_fragment:
+  - kubenode.proxy.attributes.cluster
+  - kubenode.proxy.attributes
+  - kubenode.proxy.kubernetes_api
+options:
+  namespace:
+    description: Namespace of the ServiceAccount.
+    type: str
+    default: kube-system
+  name:
+    description: Name of the ServiceAccount.
+    type: str
+    default: kubenode-proxy
+  node_name:
+    description: Name of the Node.
+    type: str
+    required: true
+  lifetime_seconds:
+    description: How long the token lives, at least 600. The API server may give it a shorter life.
+    type: int
+    default: 86400
+attributes:
+  check_mode:
+    description: Asks for no token then, and returns none.
+    support: full
+  diff_mode:
+    description: The result is a secret.
+    support: none
+seealso:
+  - module: kubenode.proxy.agent_access
+"""
+
+EXAMPLES = r"""
+- name: Ask for a token for each node
+  kubenode.proxy.agent_token:
+    kubeconfig: ~/.kube/config
+    node_name: "{{ inventory_hostname }}"
+  register: access
+  no_log: true
+  delegate_to: localhost
+"""
+
+RETURN = r"""
+token:
+  description: The bearer token.
+  type: str
+  returned: not in check mode
+  sample: eyJhbGciOi...
+error_kind:
+  description: The kind of failure, V(api) or V(configuration).
+  type: str
+  returned: failure
+  sample: api
+"""
+
+import contextlib
+import os
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.service_token import LEAST_SECONDS
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.account import Account, node_token
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import api_connection, api_spec
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
+
+
+def token(module: AnsibleModule) -> Dict[str, Any]:
+    """Ask for a token and return it."""
+    parameters = module.params
+    seconds = parameters["lifetime_seconds"]
+    if seconds < LEAST_SECONDS:
+        raise ConfigurationError(f"lifetime_seconds: {seconds} is less than {LEAST_SECONDS}")
+    if module.check_mode:
+        return {"changed": True}
+    account = Account(parameters["namespace"], parameters["name"])
+    with contextlib.closing(ApiClient(api_connection(parameters, os.environ), parameters["api_timeout"])) as client:
+        found = node_token(client, account, parameters["node_name"], seconds)
+    warn(module, found.warnings, ())
+    return {"changed": True, "token": found.token}
+
+
+def main() -> None:
+    """The module."""
+    module = AnsibleModule(
+        argument_spec={
+            "namespace": {"type": "str", "default": "kube-system"},
+            "name": {"type": "str", "default": "kubenode-proxy"},
+            "node_name": {"type": "str", "required": True},
+            "lifetime_seconds": {"type": "int", "default": 86400},
+            **api_spec(),
+        },
+        supports_check_mode=True,
+    )
+    run(module, token)
+
+
+if __name__ == "__main__":
+    main()

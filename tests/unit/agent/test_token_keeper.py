@@ -1,0 +1,244 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The node's token: renewed at half its life, over days of an injected clock, and what happens when that fails."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import threading
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source import token as token_module
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.token import (
+    LOOK_SECONDS,
+    PAUSE_SECONDS,
+    TokenKeeper,
+    read_token,
+    store_token,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.service_token import parse_token
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiStatusError
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller import account
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
+from tests.apiserver.accounts import Accounts, claims_of, sign
+
+WHO = account.Account("kube-system", "kubenode-proxy")
+DAY = 86_400
+
+
+class Server:
+    """An API server with a clock that is moved by hand. It can be away, and can answer nonsense."""
+
+    def __init__(self):
+        self.now = 1_800_000_000.0
+        self.nodes = {"n1": "u1"}
+        self.accounts = Accounts(lambda name: self.nodes.get(name, ""), lambda: self.now)
+        self.away = False
+        self.answers = []
+        account.ensure(self, WHO)
+
+    def send(self, method, path, body, purpose):
+        code, answer = self.accounts.answer(method, path, body)
+        if code >= 300:
+            raise ApiStatusError(f"{purpose}: {answer['message']}", code)
+        return answer
+
+    def close(self):
+        pass
+
+
+class Client:
+    """A client that sends the token that is in the file, as the agent's does."""
+
+    def __init__(self, server, path):
+        self._server, self._token = server, read_token(path)
+
+    def post(self, path, body, purpose):
+        if self._server.away:
+            raise ApiError(f"{purpose}: no connection within the time allowed")
+        if self._server.answers:
+            return self._server.answers.pop(0)
+        who = self._server.accounts.review(self._token)
+        if not who or not self._server.accounts.allowed(who, "POST", path):
+            raise ApiStatusError(f"{purpose}: the credentials are not accepted (401 Unauthorized)", 401)
+        return self._server.send("POST", path, body, purpose)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def server():
+    return Server()
+
+
+@pytest.fixture
+def path(tmp_path, server):
+    answer = server.send(
+        "POST",
+        "/api/v1/namespaces/kube-system/serviceaccounts/kubenode-proxy/token",
+        {"spec": {"expirationSeconds": DAY, "boundObjectRef": {"kind": "Node", "name": "n1", "uid": "u1"}}},
+        "token",
+    )
+    store_token(str(tmp_path / "token"), answer["status"]["token"])
+    server.accounts.requests.clear()
+    return str(tmp_path / "token")
+
+
+@pytest.fixture
+def log():
+    return io.StringIO()
+
+
+@pytest.fixture
+def keeper(path, server, log):
+    return TokenKeeper(path, lambda _expect: Client(server, path), Log(log), lambda: server.now)
+
+
+def run(keeper, server, seconds):
+    """Take its steps until that time has passed."""
+    end = server.now + seconds
+    while server.now < end:
+        server.now += min(keeper.step(), end - server.now)
+
+
+def test_a_month_takes_a_renewal_each_half_day_and_the_token_is_valid_at_all_times(keeper, server, path, log):
+    for _hour in range(30 * 24):
+        run(keeper, server, 3600.0)
+        assert server.accounts.review(read_token(path))
+    assert 59 <= len(server.accounts.requests) <= 61
+    said = parse_token(read_token(path))
+    assert (said.lifetime, said.node, said.node_uid) == (DAY, "n1", "u1")
+    assert "level=warning" not in log.getvalue()
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert os.listdir(os.path.dirname(path)) == ["token"]
+
+
+def test_a_server_that_is_away_for_less_than_half_a_life_costs_nothing_but_a_line(keeper, server, path, log):
+    server.away = True
+    run(keeper, server, 0.9 * DAY)
+    assert log.getvalue().count("the token for the API server is not renewed") == 1
+    assert "it expires at" in log.getvalue() and "what is programmed stays" in log.getvalue()
+    server.away = False
+    run(keeper, server, 2 * PAUSE_SECONDS)
+    assert server.accounts.review(read_token(path)) and "is renewed" in log.getvalue()
+
+
+def test_after_expiry_only_another_token_helps_and_it_is_found_by_itself(keeper, server, path, log):
+    server.away = True
+    run(keeper, server, 2 * DAY)
+    server.away = False
+    run(keeper, server, DAY)
+    assert not server.accounts.review(read_token(path))
+    assert "it has expired at" in log.getvalue() and "run the role agent again" in log.getvalue()
+    # Each reason once: away before the end, away after it, and refused.
+    assert log.getvalue().count("level=warning") == 3
+    place = f"/api/v1/namespaces/{WHO.namespace}/serviceaccounts/{WHO.name}/token"
+    other = server.send("POST", place, {"spec": {"expirationSeconds": DAY}}, "token")["status"]["token"]
+    store_token(path, other)
+    run(keeper, server, 3 * DAY)
+    assert server.accounts.review(read_token(path))
+
+
+def test_a_token_without_end_and_no_token_are_left_alone(tmp_path, server, log):
+    secret = account.ensure(server, WHO, shared=True).token
+    path = str(tmp_path / "token")
+    keeper = TokenKeeper(path, lambda _expect: pytest.fail("asks the server"), Log(log), lambda: server.now)
+    assert keeper.step() == LOOK_SECONDS
+    store_token(path, secret)
+    assert keeper.step() == LOOK_SECONDS and read_token(path) == secret and log.getvalue() == ""
+
+
+def test_a_clock_that_is_wrong_asks_once_a_minute_at_most(keeper, server, path):
+    keeper._clock = lambda: server.now + 10 * DAY
+    run(keeper, server, 3600.0)
+    assert len(server.accounts.requests) <= 60
+    assert server.accounts.review(read_token(path))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"status": None},
+        {"status": {"token": 5}},
+        {"status": {"token": ""}},
+        {"status": {"token": "a.b.c"}},
+        {"status": {"token": sign({"sub": "system:serviceaccount:a:b", "exp": 1e400})}},
+        {"status": {"token": sign({"sub": "system:serviceaccount:a:b", "exp": 1})}},
+        {"status": {"token": sign({"sub": ["x"]})}},
+        {"status": {"token": "x." + "[" * 9 + ".y"}},
+        {"status": []},
+    ],
+)
+def test_an_answer_that_is_no_better_token_leaves_the_old_one(keeper, server, path, log, answer):
+    before = read_token(path)
+    server.now += 0.6 * DAY
+    server.answers.append(answer)
+    assert keeper.step() == PAUSE_SECONDS
+    assert read_token(path) == before and log.getvalue().count("\n") == 1
+    assert before not in log.getvalue()
+    assert keeper.step() == PAUSE_SECONDS and read_token(path) != before
+
+
+def test_a_full_disk_keeps_the_old_token(keeper, server, path, log, monkeypatch):
+    def full(*_arguments):
+        raise OSError(28, os.strerror(28))
+
+    before = read_token(path)
+    server.now += 0.6 * DAY
+    monkeypatch.setattr(token_module, "write_whole", full)
+    assert keeper.step() == PAUSE_SECONDS
+    assert read_token(path) == before and "No space left on device" in log.getvalue()
+
+
+def test_the_supervised_thread_renews_and_ends(keeper, server, path, log):
+    """A request that hangs is broken off by the supervisor."""
+    before = read_token(path)
+    server.now += 0.6 * DAY
+    hung, broken_off = threading.Event(), threading.Event()
+
+    class Hanging:
+        def post(self, *_arguments):
+            hung.set()
+            assert broken_off.wait(20)
+            raise ApiError("broken off")
+
+        def interrupt(self):
+            broken_off.set()
+
+        def close(self):
+            pass
+
+    keeper._connect = lambda _expect: Hanging()
+    task = Supervisor(Log(log)).start("token", keeper.run, keeper.interrupt)
+    assert hung.wait(20)
+    assert task.deadline is not None
+    task.interrupt()
+    keeper.stop()
+    task.join(20)
+    assert not task.alive and read_token(path) == before and "broken off" in log.getvalue()
+    keeper.interrupt()
+
+
+def test_only_tokens_of_service_accounts_are_stored(tmp_path):
+    path = str(tmp_path / "token")
+    for text in ("", "x", "a.b.c", "a.e30.c", sign({"sub": "system:node:x"}), sign({"sub": "system:serviceaccount:x"})):
+        with pytest.raises(ConfigurationError, match="not that of a ServiceAccount") as caught:
+            store_token(path, text)
+        assert not text or text not in str(caught.value)
+    good = sign({"sub": "system:serviceaccount:a:b"})
+    assert claims_of(good) and claims_of(good + "x") is None
+    assert store_token(path, good) and not store_token(path, good)
+    if not os.geteuid():
+        os.chown(tmp_path, 65534, 65534)
+        assert store_token(path, sign({"sub": "system:serviceaccount:a:c"}))
+        assert os.stat(path).st_uid == 65534
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        store_token(str(tmp_path / "nowhere" / "token"), good)
