@@ -36,6 +36,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.target 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import RoutingContext, all_routes
+from tests.apiserver.accounts import sign
 
 SERVICE = {
     "apiVersion": "v1",
@@ -346,6 +347,33 @@ def test_what_a_hostile_agent_answers_is_bounded_and_printable(tmp_path, answer,
             thread.join()
     text = (output + errors).replace("\n", "")
     assert code in (1, 4) and text.isprintable() and errors.count("\n") <= 1 and "Traceback" not in errors
+
+
+def test_a_token_is_stored_and_described_but_never_shown(tmp_path, monkeypatch):
+    path = str(tmp_path / "token")
+    claims = {"sub": "system:serviceaccount:kube-system:kubenode-proxy", "iat": 1_000_000_000, "exp": 1_000_086_400}
+    claims["kubernetes.io"] = {"node": {"name": "n1", "uid": "u1"}, "serviceaccount": {"uid": "s1"}}
+    text = sign(claims)
+    assert run("token", "--token", path) == (1, "", f"kubenode-proxy: {path}: there is no token\n")
+    for expected in (True, False):
+        monkeypatch.setattr("sys.stdin", io.StringIO(text + "\n"))
+        code, output, errors = run("token", "--token", path, "--store", "--output", "json")
+        assert (code, errors) == (0, "") and text not in output
+        assert json.loads(output) == {
+            "account": "kube-system/kubenode-proxy",
+            "accountUid": "s1",
+            "node": "n1",
+            "nodeUid": "u1",
+            "issued": "2001-09-09T01:46:40Z",
+            "expires": "2001-09-10T01:46:40Z",
+            "lifetimeSeconds": 86400,
+            "renewalDue": True,
+            "changed": expected,
+        }
+    said = "ServiceAccount kube-system/kubenode-proxy, bound to Node n1, expires at 2001-09-10T01:46:40Z\n"
+    assert run("token", "--token", path) == (0, said, "")
+    monkeypatch.setattr("sys.stdin", io.StringIO("no token"))
+    assert run("token", "--token", path, "--store")[0] == 1
 
 
 def test_completion_is_valid_shell_and_knows_commands_and_options():
