@@ -273,7 +273,7 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.validate import in_mode
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.render import render
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
     SOURCES_EXCLUDE,

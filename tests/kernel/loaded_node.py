@@ -18,7 +18,7 @@ from typing import List, Optional, Sequence
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import (
     RollbackRequest,
     rollback,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import (
     NETLINK_NETFILTER,
     NLM_F_ACK,

@@ -21,7 +21,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.portions import PORTION
 from tests.benchmarks.large_cluster import large_cluster

@@ -20,7 +20,7 @@ from typing import Dict, List
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
 from tests.conformance.wirelab.cases import load_case
 from tests.kernel import foreign_rules

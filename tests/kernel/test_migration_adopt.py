@@ -20,7 +20,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import loss
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import cluster_state

@@ -17,7 +17,7 @@ from typing import Dict, Iterator, Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.own_names import is_own

@@ -21,8 +21,8 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.converge import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import revert
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import (
     RollbackReport,
     RollbackRequest,

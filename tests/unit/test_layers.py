@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, Iterator, List, Set, Tuple
 
 import pytest
 
@@ -116,3 +116,61 @@ def test_the_check_itself_notices(
     path.parent.mkdir(parents=True)
     path.write_text(statement + "\n", encoding="utf-8")
     assert bool(violations(path, own)) is bad
+
+
+def module_name(path: Path) -> str:
+    """The name of a file of the engine below ``module_utils``."""
+    return ".".join(path.relative_to(ENGINE).with_suffix("").parts).replace(".__init__", "")
+
+
+def import_graph() -> Dict[str, Set[str]]:
+    """Which files of the engine each file imports."""
+    names = {module_name(path): path for path in engine_files()}
+    graph: Dict[str, Set[str]] = {}
+    for name, path in names.items():
+        graph[name] = set()
+        for _line, dotted in imports_of(path):
+            inner = dotted.replace("plugins.module_utils.", "")
+            found = next((one for one in (inner, inner.rpartition(".")[0]) if one in names), "")
+            if found and found != name:
+                graph[name].add(found)
+    return graph
+
+
+def circle_in(graph: Dict[str, Set[str]]) -> List[str]:
+    """One circle of a graph, empty if it has none."""
+    done: Set[str] = set()
+
+    def walk(name: str, path: List[str]) -> List[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        for following in sorted(graph.get(name, ())):
+            found = walk(following, [*path, name])
+            if found:
+                return found
+        done.add(name)
+        return []
+
+    return next((circle for circle in (walk(name, []) for name in sorted(graph)) if circle), [])
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    graph = import_graph()
+    # Only for the type of the agent, which it formats the state of.
+    graph["agent.surface.status"].discard("agent.daemon")
+    assert circle_in(graph) == []
+    assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]
+
+
+def test_history_uses_convergence_and_not_the_other_way_round() -> None:
+    graph = import_graph()
+    assert any(name.startswith("convergence.history.") and "convergence.converge" in graph[name] for name in graph)
+    assert not [
+        (name, other)
+        for name, others in graph.items()
+        if name.startswith("convergence.") and not name.startswith("convergence.history")
+        for other in others
+        if other.startswith("convergence.history")
+    ]

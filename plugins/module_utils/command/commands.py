@@ -22,8 +22,8 @@ from ..cluster.snapshot import read_snapshot
 from ..cluster.state import ClusterState
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.validate import in_mode
-from ..convergence.converge import converge, inspect
 from ..convergence.explain import desired_family, explain, explanation_document
+from ..convergence.history.converged import converge, inspect
 from ..convergence.modes.choose import choose_mode
 from ..convergence.node import family_context, view_node
 from ..convergence.request import Report, Request

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One convergence of this node: observe, compare, apply, report. What modules, runners and the node command call."""
+"""One convergence of this node: observe, compare, apply, report."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..preflight.features import capabilities, rights_findings
 from ..preflight.findings import judge
 from ..resources import PlannedChange, Stage, apply_plan, plan
 from .family import FamilyContext, FamilyServices, FamilyTables
+from .guard import Guard
 from .handles import KernelHandles
-from .history.guard import Guard
 from .ledger import forget, read_ledger, udp_endpoints, write_ledger
 from .lock import ConvergenceLock
 from .loss import LossGuard
@@ -32,12 +32,13 @@ from .request import Report, Request
 from .stages import release_stages
 
 
-def converge(request: Request) -> Report:
-    """Make the node what the request says, or with ``request.check`` only tell what would change.
+def run_convergence(request: Request, make_guard: Callable[[Request, KernelHandles], Guard] = Guard) -> Report:
+    """Make the node what the request says, or with ``request.check`` only report what would change.
 
-    A check changes nothing at all: no module is loaded, no file or lock is made. Raises ProxyError: PreflightError if
-    the node lacks something or another manager is in the way, before anything is touched; KernelError if the kernel
-    refuses a change; ConfigurationError.
+    ``make_guard``: what keeps the way back; see ``history.converged`` for the one that saves states. A check changes
+    nothing at all: no module is loaded, no file or lock is made. Raises ProxyError: PreflightError if the node lacks
+    something or another manager is in the way, before anything is touched; KernelError if the kernel refuses a change;
+    ConfigurationError.
     """
     # Before anything else, the lock included: what is not allowed looks like what is missing.
     warnings = judge(rights_findings(capabilities()), request.ignore_findings)
@@ -46,7 +47,7 @@ def converge(request: Request) -> Report:
         if not request.check:
             stack.enter_context(lock)
         handles = stack.enter_context(KernelHandles())
-        convergence = _Convergence(request, handles)
+        convergence = _Convergence(request, handles, make_guard(request, handles))
         convergence.warnings += warnings
         if request.state == "released":
             return convergence.release()
@@ -59,18 +60,10 @@ def converge(request: Request) -> Report:
         return report
 
 
-def inspect(request: Request) -> Report:
-    """Return what a convergence would change, and how many entries the node is programmed with; changes nothing.
-
-    However much the node differs, that is no error.
-    """
-    return converge(request._replace(check=True, max_loss_percent=100.0))
-
-
 class _Convergence:
     """The steps of one convergence, and what they share."""
 
-    def __init__(self, request: Request, handles: KernelHandles) -> None:
+    def __init__(self, request: Request, handles: KernelHandles, guard: Guard) -> None:
         self.request = request
         self.handles = handles
         self.watch = Stopwatch()
@@ -78,7 +71,7 @@ class _Convergence:
         self.planned: List[PlannedChange] = []
         self.programmed: Dict[str, int] = {}
         self.conntrack_deleted = 0
-        self.guard = Guard(request, handles)
+        self.guard = guard
         self.loss = LossGuard(request)
 
     def converge(self) -> Report:

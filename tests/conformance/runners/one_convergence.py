@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "plugins"))
 from module_utils.cluster.snapshot import read_snapshot
 from module_utils.cluster.state import ClusterState
 from module_utils.configuration.load import load_file
-from module_utils.convergence.converge import converge
+from module_utils.convergence.history.converged import converge
 from module_utils.convergence.request import Request
 from module_utils.errors import ProxyError
 

@@ -27,6 +27,7 @@ change waits, another convergence is refused with HistoryError.
 ``form``           the file: ``pack_record``, ``unpack_record``; StateRecord
 ``store``          ``History(directory, keep)``: ``save``, ``load``, ``list``, ``newest``, ``outcome``
 ``restore``        ``rollback``, ``restore_stages``
+``converged``      ``converge``: a convergence that can be undone
 ``guard``          what a convergence does for it
 ``arm``            the timer, and the program that it runs
 ``revert``         that program

@@ -10,6 +10,7 @@ from typing import Iterator, List, Optional
 
 from ...configuration.model import KubeProxyConfiguration
 from ...errors import ConfigurationError, HistoryError, KernelError
+from ..guard import Guard
 from ..handles import KernelHandles
 from ..request import Request
 from .arm import arm, check_timeout, refuse_if_pending
@@ -17,20 +18,15 @@ from .state import observe_state
 from .store import History
 
 
-class Guard:
-    """The way back of one convergence.
-
-    ``saved_state``: the number of the state that was saved, None if none was. ``confirm_until``: when the node goes
-    back to it unless the change is confirmed; empty if it does not.
-    """
+class SavingGuard(Guard):
+    """Saves the state of the node before a convergence changes it, and has the change reverted unless confirmed."""
 
     def __init__(self, request: Request, handles: KernelHandles) -> None:
+        super().__init__(request, handles)
         self._request = request
         self._handles = handles
         self._configuration: Optional[KubeProxyConfiguration] = None
         self._saved = False
-        self.saved_state: Optional[int] = None
-        self.confirm_until = ""
 
     def begin(self) -> List[str]:
         """Before anything is touched: warnings. Raises HistoryError while another change waits to be confirmed,
