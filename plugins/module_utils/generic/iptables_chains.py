@@ -22,6 +22,7 @@ from ..kernel.xtables.chains import SavedTables, parse_save
 from ..kernel.xtables.restore import DEFAULT_WAIT, explain, restore, save
 from ..kernel.xtables.variant import Completed, XtablesVariant
 from ..rendering.iptables.canonical import canonical_rule, target_of
+from ..rendering.iptables.restore_input import one_line, transaction
 from ..rendering.iptables.tables import ChainKey, JumpKey
 from ..resources import Change, Kind, Resource
 
@@ -153,7 +154,7 @@ def _jump_text(chain: ListedChain, jump: Jump) -> str:
 
 def _section(lines: Mapping[str, List[str]]) -> str:
     ordered = [table for table in TABLES if lines.get(table)]
-    return "".join(f"*{table}\n" + "".join(f"{line}\n" for line in lines[table]) + "COMMIT\n" for table in ordered)
+    return "".join(transaction(table, (), map(one_line, lines[table])) for table in ordered)
 
 
 def _in_restorable_text(chain: ListedChain) -> ListedChain:

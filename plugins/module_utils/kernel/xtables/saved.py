@@ -13,9 +13,10 @@ import difflib
 import functools
 from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ...errors import KernelError
+from ...errors import ConfigurationError, KernelError
 from ...rendering.iptables.canonical import canonical_rule, target_of
-from ...rendering.iptables.tables import TABLE_ORDER, ChainKey, Ownership
+from ...rendering.iptables.restore_input import one_line, tables_in_order, transaction
+from ...rendering.iptables.tables import ChainKey, Ownership
 from ...resources import Change, Kind, Resource
 from ..netlink import NETLINK_NETFILTER, NetlinkSocket
 from ..nftables.listing import nft_chains, nft_tables
@@ -106,16 +107,13 @@ def restore_lines(change: Change[SavedChainKey, Rules], ours: Callable[[str, str
         for position, rule in enumerate(wanted.get(key, ()), 1):
             if ours(key.table, rule):
                 first.append(f"-I {key.chain} {position} {rule}")
-    texts = []
-    for table in [*TABLE_ORDER, *sorted(set(by_table).difference(TABLE_ORDER))]:
-        if table in by_table:
-            chains, first, last = by_table[table]
-            # Descending names spare iptables-nft-restore a search of which the cost is the square of their number.
-            texts.append([f"*{table}", *sorted(chains, reverse=True), *first, *last, "COMMIT"])
-    for line in (line for lines in texts for line in lines):
-        if "\n" in line or "\r" in line or "\0" in line:
-            raise KernelError(f"a saved rule or chain name holds a line break or NUL: {line[:80]!r}")
-    return "".join("\n".join(lines) + "\n" for lines in texts)
+    try:
+        return "".join(
+            transaction(table, chains, map(one_line, [*first, *last]))
+            for table, (chains, first, last) in ((table, by_table[table]) for table in tables_in_order(by_table))
+        )
+    except ConfigurationError as error:
+        raise KernelError(f"saved state: {error}") from error
 
 
 class SavedChainsResource(Resource[SavedChainKey, Rules]):

@@ -16,11 +16,11 @@ from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple, 
 from ...errors import ConfigurationError
 from ...resources import Change, Kind
 from ...serviceports.routes import ServicePortName
+from .restore_input import one_line, tables_in_order, transaction
 
 FILTER = "filter"
 NAT = "nat"
 MANGLE = "mangle"
-TABLE_ORDER = (MANGLE, FILTER, NAT)
 
 # Names of the resource table of chains and jumps, and of the table of fragments of shared chains.
 CHAINS = Kind.CHAINS
@@ -116,12 +116,6 @@ def _edits(chain: str, old: Rules, new: Rules) -> Optional[List[str]]:
     return [f"-D {chain} {rule}" for rule in gone] + [f"-I {chain} {position} {rule}" for position, rule in come]
 
 
-def _one_line(text: str) -> str:
-    if "\n" in text or "\r" in text or "\0" in text:
-        raise ConfigurationError(f"a rule or chain name holds a line break or NUL: {text[:80]!r}")
-    return text
-
-
 class _TableText:
     """The lines of one table's transaction, in the order in which they must come."""
 
@@ -133,7 +127,7 @@ class _TableText:
         self.deleted: List[str] = []
 
     def fill(self, chain: str, rules: Rules) -> None:
-        self.chains.append(_one_line(f":{chain} - [0:0]"))
+        self.chains.append(f":{chain} - [0:0]")
         if rules:
             body = "\n".join(rules)
             if body.count("\n") != len(rules) - 1 or "\r" in body or "\0" in body:
@@ -141,18 +135,9 @@ class _TableText:
             head = f"-A {chain} "
             self.rules.append(head + body.replace("\n", f"\n{head}"))
 
-    def lines(self, table: str) -> List[str]:
-        # iptables-nft-restore inserts each chain into a list sorted by name, looking from its start: descending names
-        # spare it a search whose cost is the square of the number of chains (5,000 Services: two minutes).
-        return [
-            f"*{table}",
-            *sorted(self.chains, reverse=True),
-            *map(_one_line, self.before),
-            *self.rules,
-            *map(_one_line, self.jumps),
-            *map(_one_line, self.deleted),
-            "COMMIT\n",
-        ]
+    def input(self, table: str) -> str:
+        before, jumps, deleted = (map(one_line, lines) for lines in (self.before, self.jumps, self.deleted))
+        return transaction(table, self.chains, [*before, *self.rules, *jumps, *deleted])
 
 
 def _replace_chain(text: _TableText, chain: str, old: ChainTableValue, new: ChainTableValue) -> None:
@@ -162,14 +147,14 @@ def _replace_chain(text: _TableText, chain: str, old: ChainTableValue, new: Chai
     if edits is None:
         text.fill(chain, new)
     else:
-        text.rules.extend(map(_one_line, edits))
+        text.rules.extend(map(one_line, edits))
 
 
 def _remove(text: _TableText, key: ChainTableKey, value: ChainTableValue) -> None:
     if isinstance(key, JumpKey):
         text.before.extend([f"-D {key.chain} {key.rule}"] * (value if isinstance(value, int) else 1))
     else:
-        text.chains.append(_one_line(f":{key.chain} - [0:0]"))
+        text.chains.append(f":{key.chain} - [0:0]")
         text.deleted.append(f"-X {key.chain}")
 
 
@@ -211,8 +196,7 @@ def restore_text(change: Change[ChainTableKey, ChainTableValue]) -> str:
         _replace(of(key.table), key, old, new)
     for key, value in change.added.items():
         _add(of(key.table), key, value)
-    tables = [*TABLE_ORDER, *sorted(set(texts).difference(TABLE_ORDER))]
-    return "".join("\n".join(texts[table].lines(_one_line(table))) for table in tables if table in texts)
+    return "".join(texts[table].input(table) for table in tables_in_order(texts))
 
 
 def whole_text(table: Mapping[ChainTableKey, ChainTableValue]) -> str:
