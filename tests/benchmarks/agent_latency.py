@@ -25,28 +25,28 @@ from tests import conftest  # noqa: F401  (makes the collection importable)
 
 # isort: split
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.notifications import Events
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import IpvsSocket
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.listener import NetlinkListener
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import NETLINK_NETFILTER
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.attributes import NFNLGRP_NFTABLES
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.legacy_tables import TableReader
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import VirtualServerKey
 from tests.benchmarks import agent_runs
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice
 
 GIVE_UP_SECONDS = 120.0
-_NFTABLES_GROUP = 7
 
 
 def notified() -> Callable[[int], Callable[[], bool]]:
     """Whether nf_tables has notified a change since the returned function was made."""
-    events = Events(NETLINK_NETFILTER, membership=_NFTABLES_GROUP)
+    events = NetlinkListener(NETLINK_NETFILTER, (NFNLGRP_NFTABLES,), "nf_tables")
 
     def prepare(_number: int) -> Callable[[], bool]:
-        events.read()
+        list(events.notifications())
 
         def done() -> bool:
             select.select([events.fileno()], (), (), 0.05)
-            return bool(events.read())
+            return bool(list(events.notifications()))
 
         return done
 

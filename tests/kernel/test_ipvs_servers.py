@@ -23,7 +23,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import 
     RealServersResource,
     TimeoutsResource,
     VirtualServersResource,
-    probe_scheduler,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs_messages import parse_proc
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.draining import (
@@ -209,16 +208,6 @@ def test_timeouts(ipvs):
     assert ipvs.timeouts() == {**before, **desired}
     assert not plan([Stage(TimeoutsResource(ipvs, desired), desired)])[0].change
     assert ipvsadm("-L", "--timeout").split(":")[1].split() == ["1234", str(before["tcp_fin"]), "77"]
-
-
-def test_scheduler_probe(ipvs):
-    probe_scheduler(ipvs, "wlc")
-    with pytest.raises(KernelError, match="scheduler nonesuch"):
-        probe_scheduler(ipvs, "nonesuch")
-    assert saved() == set()
-    converge(ipvs, {VirtualServerKey("tcp", "10.96.0.1", 80): VirtualServer("rr", 0, 0, 32)}, {})
-    probe_scheduler(ipvs, "rr")
-    assert saved() == {"-A -t 10.96.0.1:80 -s rr"}
 
 
 class Echo(threading.Thread):

@@ -23,8 +23,3 @@ def conntrack_maximum(max_per_core: Optional[int], minimum: Optional[int], cores
     if scaled > SCALED_LIMIT:
         return SCALED_LIMIT
     return max(scaled, minimum or 0)
-
-
-def conntrack_hash_size(maximum: int) -> int:
-    """The least number of hash buckets for a table of ``maximum`` entries."""
-    return maximum // 4

@@ -13,12 +13,11 @@ kernel is asked for UDP alone (CTA_FILTER, kernel 5.8; older ones send everythin
 
 from __future__ import annotations
 
-import errno
 import socket
 import struct
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Type
 
-from ..addresses import IPV6, packed, unpacked
+from ..addresses import IPV6, packed
 from ..errors import KernelError
 from ..serviceports.routes import ServicePortRoute
 from .netlink import (
@@ -33,6 +32,7 @@ from .netlink import (
     nested,
     parse_attributes,
 )
+from .outcomes import is_interrupted, is_missing, is_not_understood
 
 _GET, _DELETE = 0x0101, 0x0102
 _TUPLE_ORIG, _TUPLE_REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25
@@ -172,16 +172,6 @@ def identity(entry: RawEntry) -> bytes:
     return b"".join(parts)
 
 
-def entry_text(destination: bytes, reply_source: bytes) -> str:
-    """The two places of an entry for a person: ``10.96.0.10:53 answered by 10.244.1.5:53``."""
-    texts = []
-    for place in (destination, reply_source):
-        address = unpacked(place[:-2])
-        port = int.from_bytes(place[-2:], "big")
-        texts.append(f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
-    return " answered by ".join(texts)
-
-
 class ConntrackSocket:
     """A connection to connection tracking in the calling thread's network namespace; closes itself after ``with``.
 
@@ -219,7 +209,7 @@ class ConntrackSocket:
                         yield entry
                 return
             except NetlinkRefusal as refusal:
-                if payload is head or refusal.error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                if payload is head or not is_not_understood(refusal.error):
                     raise KernelError(f"connection tracking table cannot be read: {refusal.error}") from refusal
 
     def stale(self, family: str, frontends: UdpFrontends) -> List[bytes]:
@@ -256,9 +246,9 @@ class ConntrackSocket:
         """Positions of interrupted deletions; entries that ended by themselves are fine."""
         again = []
         for error in errors:
-            if error.errno == errno.EINTR and not last:
+            if is_interrupted(error) and not last:
                 again.append(error.position)
-            elif error.errno != errno.ENOENT:
+            elif not is_missing(error):
                 raise KernelError(f"a connection tracking entry cannot be deleted: {error}")
         return again
 

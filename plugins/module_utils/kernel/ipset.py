@@ -9,9 +9,8 @@ itself. What is to be added and is there, or to be removed and is not, is fine.
 
 from __future__ import annotations
 
-import errno
 import hashlib
-from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Tuple, Type
+from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Type
 
 from ..errors import KernelError
 from ..rendering.ipvs.model import SetDefinition, SetElementKey
@@ -20,6 +19,7 @@ from ..rendering.ipvs.text import set_line
 from ..resources import Change, Kind, Resource
 from . import ipset_messages as messages
 from .netlink import NETLINK_NETFILTER, MessageError, NetlinkRefusal, NetlinkSocket, Slice
+from .outcomes import is_existing, is_forbidden, is_missing
 
 _TEMPORARY = "KUBENODE-SWAP"
 
@@ -42,7 +42,7 @@ class IpsetSocket:
         try:
             replies = self.netlink.request(messages.PROTOCOL, messages.base(messages.NEWEST_PROTOCOL))
         except NetlinkRefusal as refusal:
-            hint = "CAP_NET_ADMIN is needed" if refusal.error.errno == errno.EPERM else "is the module ip_set there?"
+            hint = "CAP_NET_ADMIN is needed" if is_forbidden(refusal.error) else "is the module ip_set there?"
             raise KernelError(f"ipsets cannot be used: {refusal.error}; {hint}") from refusal
         return min(messages.NEWEST_PROTOCOL, messages.decode_protocol(replies[0].payload)) if replies else 6
 
@@ -60,7 +60,7 @@ class IpsetSocket:
         try:
             return self.netlink.dump(messages.LIST, messages.list_request(self.protocol, name, header_only))
         except NetlinkRefusal as refusal:
-            if refusal.error.errno == errno.ENOENT:
+            if is_missing(refusal.error):
                 return []
             raise KernelError(f"set {name or 'list'} cannot be read: {refusal.error}") from refusal
 
@@ -100,7 +100,7 @@ class IpsetSocket:
         batch = [messages.create(self.protocol, name, sets[name], revisions[sets[name]]) for name in names]
         for error in self.netlink.transact(batch).errors:
             name = names[error.position]
-            exists = "a set of that name but another kind exists" if error.errno == errno.EEXIST else ""
+            exists = "a set of that name but another kind exists" if is_existing(error) else ""
             raise KernelError(f"set {name} cannot be made: {exists or messages.refusal_text(error)}")
 
     def _revision(self, definition: SetDefinition) -> int:
@@ -115,7 +115,7 @@ class IpsetSocket:
         """Remove sets; those that do not exist are fine. Raises KernelError naming the first that was refused."""
         wanted = list(names)
         for error in self.netlink.transact([messages.destroy(self.protocol, name) for name in wanted]).errors:
-            if error.errno != errno.ENOENT:
+            if not is_missing(error):
                 raise KernelError(f"set {wanted[error.position]} cannot be removed: {messages.refusal_text(error)}")
 
     def replace(self, name: str, definition: SetDefinition) -> None:
@@ -148,7 +148,7 @@ class IpsetSocket:
             batches += messages.element_batches(self.protocol, command, name, sets[name].type, elements)
         refused = []
         for error in self.netlink.transact([batch.message for batch in batches]).errors:
-            if command == messages.DELETE and error.errno == errno.ENOENT:
+            if command == messages.DELETE and is_missing(error):
                 continue
             refused.append(error)
         if refused:
@@ -160,7 +160,7 @@ def _element_refusal(
 ) -> str:
     element = messages.refused_element(error, batch)
     definition = sets[batch.set]
-    if error.errno == errno.ENOENT:
+    if is_missing(error):
         reason = "the set does not exist"
     else:
         reason = messages.refusal_text(error, definition.limit, definition.type == BITMAP_PORT)
@@ -232,15 +232,3 @@ class SetElementsResource(Resource[SetElementKey, bool]):
     def describe(self, key: SetElementKey, value: bool) -> List[str]:
         """One line as ``ipset save`` prints it."""
         return [f"add {key.set} {key.element}"]
-
-
-def too_many_elements(elements: Iterable[SetElementKey], sets: Mapping[str, SetDefinition]) -> List[Tuple[str, int]]:
-    """Sets that the desired elements would overfill, with the number of elements: for a check beforehand."""
-    counts: Dict[str, int] = {}
-    for key in elements:
-        counts[key.set] = counts.get(key.set, 0) + 1
-    return [
-        (name, count)
-        for name, count in sorted(counts.items())
-        if name in sets and sets[name].type != BITMAP_PORT and count > sets[name].limit
-    ]

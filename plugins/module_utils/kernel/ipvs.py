@@ -11,15 +11,16 @@ Virtual servers told by a firewall mark, and protocols other than TCP, UDP and S
 from __future__ import annotations
 
 import errno
-from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
 
-from ..addresses import FAMILIES, IPV4, family_of
+from ..addresses import IPV4, family_of
 from ..errors import KernelError
-from ..rendering.ipvs.model import RealServer, RealServerKey, VirtualServer, VirtualServerKey, host_prefix
+from ..rendering.ipvs.model import RealServer, RealServerKey, VirtualServer, VirtualServerKey
 from ..rendering.ipvs.text import real_server_line, virtual_server_line
 from ..resources import Change, Kind, Resource
 from . import ipvs_messages as messages
 from .netlink import NETLINK_GENERIC, MessageError, NetlinkRefusal, NetlinkSocket, generic_family
+from .outcomes import is_existing, is_missing
 
 # The table of the calling thread's network namespace.
 PROC_TABLE = "/proc/thread-self/net/ip_vs"
@@ -117,17 +118,21 @@ class IpvsSocket:
         batch: Iterable[bytes],
         name_of: Callable[[int], str],
         verb: str,
-        fine: Collection[int],
+        fine: Callable[[MessageError], bool],
         hints: Mapping[int, str],
     ) -> None:
-        """Send messages; errors with the numbers ``fine`` are none, the first other one is raised as KernelError.
+        """Send messages; raise the first error that is not ``fine`` as KernelError.
 
         ``name_of`` gives the name of the object of the message at a position, ``verb`` says what was to be done to it,
         ``hints`` are words to add to errors by their number.
         """
-        refused = [error for error in self.netlink.transact_ready(batch).errors if error.errno not in fine]
+        refused = [error for error in self.netlink.transact_ready(batch).errors if not fine(error)]
         if refused:
             raise KernelError(_refusal_text(refused, name_of, verb, hints))
+
+
+def _never(_error: MessageError) -> bool:
+    return False
 
 
 def _refusal_text(
@@ -137,28 +142,6 @@ def _refusal_text(
     hint = hints.get(first.errno, "")
     others = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
     return f"{name_of(first.position)} cannot be {verb}: {first}{hint}{others}"
-
-
-_PROBE = VirtualServerKey("tcp", "198.51.100.0", 20000)
-
-
-def probe_scheduler(sock: IpvsSocket, scheduler: str) -> None:
-    """Make sure that the kernel has the scheduler as kube-proxy does: make a virtual server with it, remove it again.
-
-    Nothing is done if a virtual server uses the scheduler already. The kernel loads the module ip_vs_SCHEDULER by
-    itself if it can. Raises KernelError if the kernel has none of that name, or the probe cannot be made or removed.
-    """
-    for family in FAMILIES:
-        if any(server.scheduler == scheduler for server in sock.virtual_servers(family).values()):
-            return
-    probe = {_PROBE: VirtualServer(scheduler, 0, 0, host_prefix(IPV4))}
-    resource = VirtualServersResource(sock, IPV4)
-    resource.apply(Change(added=probe))
-    try:
-        if _PROBE not in resource.observe():
-            raise KernelError(f"virtual server {_PROBE} with scheduler {scheduler} was made but is not listed")
-    finally:
-        resource.apply(Change(removed=probe))
 
 
 class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
@@ -186,8 +169,8 @@ class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
         }
         encode = messages.ServiceEncoder(self._socket.family_id).message
         for command, entries, verb, fine in (
-            (messages.NEW_SERVICE, change.added, "made", (errno.EEXIST,)),
-            (messages.SET_SERVICE, {key: new for key, (_old, new) in change.replaced.items()}, "changed", ()),
+            (messages.NEW_SERVICE, change.added, "made", is_existing),
+            (messages.SET_SERVICE, {key: new for key, (_old, new) in change.replaced.items()}, "changed", _never),
         ):
             keys = list(entries)
             # As a list, so that nothing is sent if one of them cannot be encoded.
@@ -195,7 +178,7 @@ class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
             self._socket.send(batch, self._namer(keys, entries), verb, fine, hints)
         removed = list(change.removed)
         batch = [encode(messages.DELETE_SERVICE, key) for key in removed]
-        self._socket.send(batch, self._namer(removed, {}), "removed", (errno.ESRCH,), {})
+        self._socket.send(batch, self._namer(removed, {}), "removed", is_missing, {})
 
     @staticmethod
     def _namer(keys: List[VirtualServerKey], values: Dict[VirtualServerKey, VirtualServer]) -> Callable[[int], str]:
@@ -237,13 +220,13 @@ class RealServersResource(Resource[RealServerKey, RealServer]):
         hints = {errno.ESRCH: "; its virtual server does not exist", errno.EPERM: "; CAP_NET_ADMIN is needed"}
         encode = messages.RealServerEncoder(self._socket.family_id).messages
         for command, entries, verb, fine in (
-            (messages.NEW_DEST, change.added, "added", (errno.EEXIST,)),
-            (messages.SET_DEST, {key: new for key, (_old, new) in change.replaced.items()}, "changed", ()),
+            (messages.NEW_DEST, change.added, "added", is_existing),
+            (messages.SET_DEST, {key: new for key, (_old, new) in change.replaced.items()}, "changed", _never),
         ):
             self._socket.send(encode(command, entries.items()), self._namer(entries), verb, fine, hints)
         gone = encode(messages.DELETE_DEST, ((key, None) for key in change.removed))
-        # ESRCH: the virtual server is gone and its real servers with it.
-        self._socket.send(gone, self._namer(change.removed), "removed", (errno.ENOENT, errno.ESRCH), hints)
+        # Missing may be the virtual server, and its real servers with it.
+        self._socket.send(gone, self._namer(change.removed), "removed", is_missing, hints)
 
     @staticmethod
     def _namer(keys: Iterable[RealServerKey]) -> Callable[[int], str]:

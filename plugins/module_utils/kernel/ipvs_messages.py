@@ -24,20 +24,43 @@ NEW_DEST, SET_DEST, DELETE_DEST, GET_DEST = 5, 6, 7, 8
 SET_CONFIG, GET_CONFIG = 12, 13
 
 _VERSION = 1
-_ATTR_SERVICE, _ATTR_DEST = 1, 2
-_ATTR_TIMEOUT_TCP, _ATTR_TIMEOUT_TCP_FIN, _ATTR_TIMEOUT_UDP = 4, 5, 6
+# The names of linux/ip_vs.h.
+IPVS_CMD_ATTR_SERVICE = 1
+IPVS_CMD_ATTR_DEST = 2
+IPVS_CMD_ATTR_TIMEOUT_TCP = 4
+IPVS_CMD_ATTR_TIMEOUT_TCP_FIN = 5
+IPVS_CMD_ATTR_TIMEOUT_UDP = 6
 
-_SVC_AF, _SVC_PROTOCOL, _SVC_ADDR, _SVC_PORT, _SVC_FWMARK = 1, 2, 3, 4, 5
-_SVC_SCHED_NAME, _SVC_FLAGS, _SVC_TIMEOUT, _SVC_NETMASK = 6, 7, 8, 9
-_DEST_ADDR, _DEST_PORT, _DEST_FWD_METHOD, _DEST_WEIGHT, _DEST_U_THRESH, _DEST_L_THRESH = 1, 2, 3, 4, 5, 6
-_DEST_ACTIVE, _DEST_INACTIVE, _DEST_ADDR_FAMILY = 7, 8, 11
+IPVS_SVC_ATTR_AF = 1
+IPVS_SVC_ATTR_PROTOCOL = 2
+IPVS_SVC_ATTR_ADDR = 3
+IPVS_SVC_ATTR_PORT = 4
+IPVS_SVC_ATTR_FWMARK = 5
+IPVS_SVC_ATTR_SCHED_NAME = 6
+IPVS_SVC_ATTR_FLAGS = 7
+IPVS_SVC_ATTR_TIMEOUT = 8
+IPVS_SVC_ATTR_NETMASK = 9
+
+IPVS_DEST_ATTR_ADDR = 1
+IPVS_DEST_ATTR_PORT = 2
+IPVS_DEST_ATTR_FWD_METHOD = 3
+IPVS_DEST_ATTR_WEIGHT = 4
+IPVS_DEST_ATTR_U_THRESH = 5
+IPVS_DEST_ATTR_L_THRESH = 6
+IPVS_DEST_ATTR_ACTIVE_CONNS = 7
+IPVS_DEST_ATTR_INACT_CONNS = 8
+IPVS_DEST_ATTR_ADDR_FAMILY = 11
 
 PROTOCOLS: Dict[str, int] = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP, "sctp": socket.IPPROTO_SCTP}
 _PROTOCOL_NAMES = {number: name for name, number in PROTOCOLS.items()}
 FORWARDING: Dict[str, int] = {"masquerade": 0, "local": 1, "tunnel": 2, "route": 3, "bypass": 4}
 _FORWARDING_NAMES = {number: name for name, number in FORWARDING.items()}
 _FORWARDING_IN_PROC = {"Masq": "masquerade", "Local": "local", "Tunnel": "tunnel", "Route": "route", "Bypass": "bypass"}
-TIMEOUTS: Dict[str, int] = {"tcp": _ATTR_TIMEOUT_TCP, "tcp_fin": _ATTR_TIMEOUT_TCP_FIN, "udp": _ATTR_TIMEOUT_UDP}
+TIMEOUTS: Dict[str, int] = {
+    "tcp": IPVS_CMD_ATTR_TIMEOUT_TCP,
+    "tcp_fin": IPVS_CMD_ATTR_TIMEOUT_TCP_FIN,
+    "udp": IPVS_CMD_ATTR_TIMEOUT_UDP,
+}
 
 _U16 = struct.Struct("=H")
 _U32 = struct.Struct("=I")
@@ -99,8 +122,8 @@ class ServiceEncoder:
         return (
             _SERVICE.pack(
                 _SERVICE_OFFSET + size, self._family_id, NLM_F_REQUEST, 0, 0, command, _VERSION, 0,
-                size, _ATTR_SERVICE | _NESTED, 6, _SVC_AF, family, 6, _SVC_PROTOCOL, protocol,
-                20, _SVC_ADDR, address, 6, _SVC_PORT, port,
+                size, IPVS_CMD_ATTR_SERVICE | _NESTED, 6, IPVS_SVC_ATTR_AF, family, 6, IPVS_SVC_ATTR_PROTOCOL, protocol,
+                20, IPVS_SVC_ATTR_ADDR, address, 6, IPVS_SVC_ATTR_PORT, port,
             )
             + settings
         )  # fmt: skip
@@ -113,10 +136,10 @@ class ServiceEncoder:
             else:
                 netmask = struct.pack("!I", (0xFFFFFFFF << (32 - value.netmask)) & 0xFFFFFFFF)
             settings = self._settings[(value, ipv6)] = (
-                text_attribute(_SVC_SCHED_NAME, value.scheduler)
-                + attribute(_SVC_FLAGS, struct.pack("=II", value.flags, 0xFFFFFFFF))
-                + _u32(_SVC_TIMEOUT, value.timeout)
-                + attribute(_SVC_NETMASK, netmask)
+                text_attribute(IPVS_SVC_ATTR_SCHED_NAME, value.scheduler)
+                + attribute(IPVS_SVC_ATTR_FLAGS, struct.pack("=II", value.flags, 0xFFFFFFFF))
+                + _u32(IPVS_SVC_ATTR_TIMEOUT, value.timeout)
+                + attribute(IPVS_SVC_ATTR_NETMASK, netmask)
             )
         return settings
 
@@ -165,19 +188,21 @@ class RealServerEncoder:
         size = 4 + 4 + 16 + tail
         return _DEST.pack(
             _SERVICE_OFFSET + _SERVICE_IDENTITY_SIZE + size, self._family_id, NLM_F_REQUEST, 0, 0, command, _VERSION, 0,
-            _SERVICE_IDENTITY_SIZE, _ATTR_SERVICE | _NESTED, 6, _SVC_AF, family, 6, _SVC_PROTOCOL, protocol,
-            20, _SVC_ADDR, address, 6, _SVC_PORT, port, size, _ATTR_DEST | _NESTED, 20, _DEST_ADDR,
+            _SERVICE_IDENTITY_SIZE, IPVS_CMD_ATTR_SERVICE | _NESTED,
+            6, IPVS_SVC_ATTR_AF, family, 6, IPVS_SVC_ATTR_PROTOCOL, protocol,
+            20, IPVS_SVC_ATTR_ADDR, address, 6, IPVS_SVC_ATTR_PORT, port,
+            size, IPVS_CMD_ATTR_DEST | _NESTED, 20, IPVS_DEST_ATTR_ADDR,
         )  # fmt: skip
 
     def _tail(self, key: RealServerKey, value: Optional[RealServer]) -> Tuple[bytes, bytes]:
         """What follows the address, for IPv4 and for IPv6."""
         tails = self._tails.get((key.port, value))
         if tails is None:
-            port = attribute(_DEST_PORT, _PORT.pack(key.port))
+            port = attribute(IPVS_DEST_ATTR_PORT, _PORT.pack(key.port))
             settings = b"" if value is None else self._settings_of(key, value)
             tails = self._tails[(key.port, value)] = (
-                _NO_REST + port + _u16(_DEST_ADDR_FAMILY, socket.AF_INET) + settings,
-                port + _u16(_DEST_ADDR_FAMILY, socket.AF_INET6) + settings,
+                _NO_REST + port + _u16(IPVS_DEST_ATTR_ADDR_FAMILY, socket.AF_INET) + settings,
+                port + _u16(IPVS_DEST_ATTR_ADDR_FAMILY, socket.AF_INET6) + settings,
             )
         return tails
 
@@ -186,31 +211,31 @@ class RealServerEncoder:
         method = FORWARDING.get(value.forwarding)
         if method is None:
             raise KernelError(f"real server {key}: forwarding must be one of {', '.join(FORWARDING)}")
-        thresholds = _u32(_DEST_U_THRESH, 0) + _u32(_DEST_L_THRESH, 0)
-        return _u32(_DEST_FWD_METHOD, method) + _u32(_DEST_WEIGHT, value.weight) + thresholds
+        thresholds = _u32(IPVS_DEST_ATTR_U_THRESH, 0) + _u32(IPVS_DEST_ATTR_L_THRESH, 0)
+        return _u32(IPVS_DEST_ATTR_FWD_METHOD, method) + _u32(IPVS_DEST_ATTR_WEIGHT, value.weight) + thresholds
 
 
 def decode_service(payload: memoryview, start: int, end: int) -> Optional[Tuple[VirtualServerKey, VirtualServer]]:
     """A virtual server from a GET_SERVICE answer; None if it is told by a firewall mark or is of another protocol."""
-    outer = parse_attributes(payload, start + 4, end).get(_ATTR_SERVICE)
+    outer = parse_attributes(payload, start + 4, end).get(IPVS_CMD_ATTR_SERVICE)
     if outer is None:
         return None
     found = parse_attributes(outer, 0, len(outer))
-    if _SVC_FWMARK in found or _SVC_PROTOCOL not in found:
+    if IPVS_SVC_ATTR_FWMARK in found or IPVS_SVC_ATTR_PROTOCOL not in found:
         return None
-    protocol = _PROTOCOL_NAMES.get(_U16.unpack(found[_SVC_PROTOCOL])[0])
+    protocol = _PROTOCOL_NAMES.get(_U16.unpack(found[IPVS_SVC_ATTR_PROTOCOL])[0])
     if protocol is None:
         return None
-    ipv6 = _U16.unpack(found[_SVC_AF])[0] == socket.AF_INET6
-    address = unpacked(bytes(found[_SVC_ADDR][: 16 if ipv6 else 4]))
-    netmask = _U32.unpack(found[_SVC_NETMASK])[0]
+    ipv6 = _U16.unpack(found[IPVS_SVC_ATTR_AF])[0] == socket.AF_INET6
+    address = unpacked(bytes(found[IPVS_SVC_ATTR_ADDR][: 16 if ipv6 else 4]))
+    netmask = _U32.unpack(found[IPVS_SVC_ATTR_NETMASK])[0]
     value = VirtualServer(
-        attribute_text(found[_SVC_SCHED_NAME]) if _SVC_SCHED_NAME in found else "none",
-        _U32.unpack_from(found[_SVC_FLAGS])[0] & ~HASHED,
-        _U32.unpack(found[_SVC_TIMEOUT])[0],
+        attribute_text(found[IPVS_SVC_ATTR_SCHED_NAME]) if IPVS_SVC_ATTR_SCHED_NAME in found else "none",
+        _U32.unpack_from(found[IPVS_SVC_ATTR_FLAGS])[0] & ~HASHED,
+        _U32.unpack(found[IPVS_SVC_ATTR_TIMEOUT])[0],
         netmask if ipv6 else bin(netmask).count("1"),
     )
-    return VirtualServerKey(protocol, address, _PORT.unpack(found[_SVC_PORT])[0]), value
+    return VirtualServerKey(protocol, address, _PORT.unpack(found[IPVS_SVC_ATTR_PORT])[0]), value
 
 
 def encode_timeouts(seconds: Dict[str, int]) -> bytes:
@@ -253,18 +278,19 @@ def empty_table() -> RealServerTable:
 
 def decode_dest(payload: memoryview, start: int, end: int, server: VirtualServerKey, table: RealServerTable) -> None:
     """Take up the real server in a GET_DEST answer about ``server``."""
-    outer = parse_attributes(payload, start + 4, end).get(_ATTR_DEST)
+    outer = parse_attributes(payload, start + 4, end).get(IPVS_CMD_ATTR_DEST)
     if outer is None:
         return
     found = parse_attributes(outer, 0, len(outer))
     ipv6 = ":" in server.address
-    if _DEST_ADDR_FAMILY in found:
-        ipv6 = _U16.unpack(found[_DEST_ADDR_FAMILY])[0] == socket.AF_INET6
-    address = unpacked(bytes(found[_DEST_ADDR][: 16 if ipv6 else 4]))
-    method = _U32.unpack(found[_DEST_FWD_METHOD])[0]
-    value = RealServer(_U32.unpack(found[_DEST_WEIGHT])[0], _FORWARDING_NAMES.get(method, str(method)))
-    active, inactive = (_U32.unpack(found.get(kind, bytes(4)))[0] for kind in (_DEST_ACTIVE, _DEST_INACTIVE))
-    table.add(RealServerKey(server, address, _PORT.unpack(found[_DEST_PORT])[0]), value, active, inactive)
+    if IPVS_DEST_ATTR_ADDR_FAMILY in found:
+        ipv6 = _U16.unpack(found[IPVS_DEST_ATTR_ADDR_FAMILY])[0] == socket.AF_INET6
+    address = unpacked(bytes(found[IPVS_DEST_ATTR_ADDR][: 16 if ipv6 else 4]))
+    method = _U32.unpack(found[IPVS_DEST_ATTR_FWD_METHOD])[0]
+    value = RealServer(_U32.unpack(found[IPVS_DEST_ATTR_WEIGHT])[0], _FORWARDING_NAMES.get(method, str(method)))
+    counts = (found.get(kind, bytes(4)) for kind in (IPVS_DEST_ATTR_ACTIVE_CONNS, IPVS_DEST_ATTR_INACT_CONNS))
+    active, inactive = (_U32.unpack(count)[0] for count in counts)
+    table.add(RealServerKey(server, address, _PORT.unpack(found[IPVS_DEST_ATTR_PORT])[0]), value, active, inactive)
 
 
 class _AddressText:

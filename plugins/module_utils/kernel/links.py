@@ -9,10 +9,9 @@ device ``kube-ipvs0`` is never brought up: for traffic to be delivered locally t
 
 from __future__ import annotations
 
-import errno
 import socket
 import struct
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional
 
 from ..addresses import IPV6, address_bits, packed, unpacked
 from ..errors import KernelError
@@ -32,6 +31,7 @@ from .netlink import (
     parse_attributes,
     text_attribute,
 )
+from .outcomes import MessageError, is_existing, is_missing, is_unsupported
 
 _RTM_NEWLINK, _RTM_DELLINK, _RTM_GETLINK = 16, 17, 18
 _RTM_NEWADDR, _RTM_DELADDR, _RTM_GETADDR = 20, 21, 22
@@ -59,7 +59,7 @@ def find_link(sock: NetlinkSocket, name: str) -> Optional[Link]:
     try:
         replies = sock.request(_RTM_GETLINK, payload)
     except NetlinkRefusal as refusal:
-        if refusal.error.errno == errno.ENODEV:
+        if is_missing(refusal.error):
             return None
         raise KernelError(f"device {name} cannot be read: {refusal.error}") from refusal
     for reply in replies:
@@ -103,9 +103,9 @@ def _change_device(
     try:
         sock.request(message, head + attributes, flags)
     except NetlinkRefusal as refusal:
-        if refusal.error.errno in (errno.EEXIST, errno.ENODEV):
+        if is_existing(refusal.error) or is_missing(refusal.error):
             return
-        more = hint if refusal.error.errno == errno.EOPNOTSUPP else ""
+        more = hint if is_unsupported(refusal.error) else ""
         raise KernelError(f"device {name} cannot be {verb}: {refusal.error}{more}") from refusal
 
 
@@ -215,15 +215,22 @@ class AddressesResource(Resource[str, bool]):
                 raise KernelError(f"device {self._device}: it does not exist, so no address can be bound to it")
             return
         add = NLM_F_CREATE | NLM_F_EXCL
-        self._send(_RTM_NEWADDR, add, link.number, list(change.added), "bound", (errno.EEXIST,))
-        gone = (errno.EADDRNOTAVAIL, errno.ENXIO, errno.ENODEV)
-        self._send(_RTM_DELADDR, 0, link.number, list(change.removed), "unbound", gone)
+        self._send(_RTM_NEWADDR, add, link.number, list(change.added), "bound", is_existing)
+        self._send(_RTM_DELADDR, 0, link.number, list(change.removed), "unbound", is_missing)
 
-    def _send(self, kind: int, flags: int, index: int, addresses: List[str], verb: str, fine: Tuple[int, ...]) -> None:
+    def _send(
+        self,
+        kind: int,
+        flags: int,
+        index: int,
+        addresses: List[str],
+        verb: str,
+        fine: Callable[[MessageError], bool],
+    ) -> None:
         refused = [
             error
             for error in self._socket.transact(self._messages(kind, flags, index, addresses)).errors
-            if error.errno not in fine
+            if not fine(error)
         ]
         if refused:
             others = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""

@@ -20,6 +20,11 @@ _NLM_F_CAPPED = 0x100
 _NLM_F_ACK_TLVS = 0x200
 _NLMSGERR_ATTR_MSG = 1
 _LENGTH = struct.Struct("=I")
+#: ESRCH: IPVS, of a virtual server; EADDRNOTAVAIL and ENXIO: of an address; ENODEV: of a device.
+_MISSING = frozenset((errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.ENXIO, errno.EADDRNOTAVAIL))
+_TRANSIENT = frozenset(
+    (errno.ENOENT, errno.EEXIST, errno.EBUSY, errno.ENOBUFS, errno.ERESTART, errno.EINTR, errno.EAGAIN)
+)
 
 
 class MessageError(NamedTuple):
@@ -37,6 +42,46 @@ class MessageError(NamedTuple):
 
     def __str__(self) -> str:
         return f"{errno_text(self.errno)}: {self.text}" if self.text else errno_text(self.errno)
+
+
+def is_missing(error: MessageError) -> bool:
+    """Whether the object of a request, or what it belongs to, does not exist."""
+    return error.errno in _MISSING
+
+
+def is_existing(error: MessageError) -> bool:
+    """Whether what was to be made exists already."""
+    return error.errno == errno.EEXIST
+
+
+def is_busy(error: MessageError) -> bool:
+    """Whether something still refers to the object of a request."""
+    return error.errno == errno.EBUSY
+
+
+def is_forbidden(error: MessageError) -> bool:
+    """Whether the caller lacks the right, as a rule CAP_NET_ADMIN."""
+    return error.errno == errno.EPERM
+
+
+def is_interrupted(error: MessageError) -> bool:
+    """Whether the same request may succeed at once, because something interrupted it."""
+    return error.errno == errno.EINTR
+
+
+def is_unsupported(error: MessageError) -> bool:
+    """Whether the kernel has no such subsystem, address family or kind of object."""
+    return error.errno in (errno.EOPNOTSUPP, errno.EAFNOSUPPORT)
+
+
+def is_not_understood(error: MessageError) -> bool:
+    """Whether the kernel does not know the request or an attribute of it: an older kernel, or no such subsystem."""
+    return error.errno in (errno.EINVAL, errno.EOPNOTSUPP)
+
+
+def is_transient(error: MessageError) -> bool:
+    """Whether another program changed the same objects meanwhile, or the kernel was short of memory for a moment."""
+    return error.errno in _TRANSIENT
 
 
 class Reply(NamedTuple):

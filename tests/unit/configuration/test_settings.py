@@ -10,7 +10,6 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import Node
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.conntrack import (
-    conntrack_hash_size,
     conntrack_maximum,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.consistency import check_consistency
@@ -180,7 +179,3 @@ def test_consistency_errors():
 )
 def test_size_of_the_connection_table(per_core, minimum, cores, expected):
     assert conntrack_maximum(per_core, minimum, cores) == expected
-
-
-def test_hash_size():
-    assert conntrack_hash_size(262144) == 65536

@@ -14,7 +14,6 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import ipset_messages, ipvs_messages, netlink
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack import read_entry, udp_frontends
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipset import too_many_elements
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
     RealServerKey,
@@ -162,13 +161,6 @@ def test_many_elements_make_several_messages():
 def test_elements_that_are_none(set_type, element):
     with pytest.raises(KernelError, match=r"set KUBE-X: .* is not an element of a set of type"):
         list(ipset_messages.element_batches(7, ipset_messages.ADD, "KUBE-X", set_type, [element]))
-
-
-def test_sets_that_would_be_too_full_are_named():
-    sets = {"A": SetDefinition("hash:ip", "IPv4", 2), "B": SetDefinition("bitmap:port", "", 2)}
-    keys = [SetElementKey(name, str(number)) for name in sets for number in range(3)]
-    assert too_many_elements(keys, sets) == [("A", 3)]
-    assert too_many_elements(keys[1:], sets) == []
 
 
 def test_messages_are_numbered_and_split_and_only_the_last_of_a_send_asks_for_an_answer():

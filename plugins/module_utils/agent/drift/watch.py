@@ -1,12 +1,12 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Noticing that somebody else changed what the agent programmed, in whatever way the mode's subsystems allow.
+"""Detect external changes to what the agent programmed, by the best means that each subsystem offers.
 
 nf_tables (nftables mode, and iptables-nft) and routing netlink send notifications. IPVS and ipset have none: requests
 of other programs to them are listened to (``netlink_tap``), and what they hold is read and compared (``polls``). For
-legacy iptables see ``legacy_tables``. Noticing only makes a family suspect: the agent then observes it and repairs
-what differs.
+legacy iptables see ``kernel.xtables.legacy_tables``. Detection only makes a family suspect: the agent then observes it
+and repairs what differs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...kernel.xtables.variant import LEGACY
 from ..surface.log import Log
 from ..sync.proxier import Proxier
 from .netlink_tap import NetlinkTap
-from .notifications import AddressWatch, NftablesWatch, Watch, XtablesNftWatch
+from .notifications import AddressWatch, Watch, nftables_watch, xtables_nft_watch
 from .polls import LegacyWatch, PollWatch, ServersContent, ServersOutline, sets_digest
 
 # A burst of changes (iptables -F, ipvsadm -C) is waited for, and then repaired at once.
@@ -54,7 +54,7 @@ class DriftWatch:
         self._ripe = 0.0
         names = [family.family for family in families]
         if subsystems.nftables:
-            self._watches.append(NftablesWatch(families))
+            self._watches.append(nftables_watch(families))
         if subsystems.chains:
             self._watch_chains(families)
         if subsystems.ipvs:
@@ -83,7 +83,7 @@ class DriftWatch:
         legacy = [item for item in chains if item.variant.name == LEGACY]
         others = [item for item in chains if item.variant.name != LEGACY]
         if others:
-            self._watches.append(XtablesNftWatch(others))
+            self._watches.append(xtables_nft_watch(others))
         if legacy:
             self._watches.append(LegacyWatch([item.variant.family for item in legacy]))
 

@@ -9,12 +9,18 @@ from typing import Dict, Iterator, List, NamedTuple, Optional
 
 from ...errors import KernelError
 from ..netlink import NetlinkRefusal, NetlinkSocket, attribute_text, parse_attributes
+from .attributes import (
+    NFTA_CHAIN_HOOK,
+    NFTA_CHAIN_NAME,
+    NFTA_CHAIN_POLICY,
+    NFTA_CHAIN_TABLE,
+    NFTA_TABLE_NAME,
+    NFTA_TABLE_USE,
+)
 from .messages import GET_CHAIN, GET_TABLE, family_header
 
 ACCEPT = 1
 _HEAD = 4
-_TABLE_NAME, _TABLE_USE = 1, 3
-_CHAIN_TABLE, _CHAIN_NAME, _CHAIN_HOOK, _CHAIN_POLICY = 1, 3, 4, 5
 
 
 class NftTable(NamedTuple):
@@ -44,7 +50,7 @@ def _dump(sock: NetlinkSocket, kind: int, family: str, what: str) -> Iterator[Di
 def nft_tables(sock: NetlinkSocket, family: str) -> List[NftTable]:
     """All tables of a family, over a socket of NETLINK_NETFILTER. Raises KernelError."""
     return [
-        NftTable(attribute_text(found[_TABLE_NAME]), int.from_bytes(found.get(_TABLE_USE, b""), "big"))
+        NftTable(attribute_text(found[NFTA_TABLE_NAME]), int.from_bytes(found.get(NFTA_TABLE_USE, b""), "big"))
         for found in _dump(sock, GET_TABLE, family, "tables")
     ]
 
@@ -53,6 +59,6 @@ def nft_chains(sock: NetlinkSocket, family: str) -> List[NftChain]:
     """All chains of a family, over a socket of NETLINK_NETFILTER. Raises KernelError."""
     chains = []
     for found in _dump(sock, GET_CHAIN, family, "chains"):
-        policy = int.from_bytes(found.get(_CHAIN_POLICY, b""), "big") if _CHAIN_HOOK in found else None
-        chains.append(NftChain(attribute_text(found[_CHAIN_TABLE]), attribute_text(found[_CHAIN_NAME]), policy))
+        policy = int.from_bytes(found.get(NFTA_CHAIN_POLICY, b""), "big") if NFTA_CHAIN_HOOK in found else None
+        chains.append(NftChain(attribute_text(found[NFTA_CHAIN_TABLE]), attribute_text(found[NFTA_CHAIN_NAME]), policy))
     return chains

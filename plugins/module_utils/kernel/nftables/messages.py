@@ -30,6 +30,42 @@ from ...rendering.nftables.objects import (
     key_length,
 )
 from ..netlink import NLA_F_NESTED, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, Message, attribute, nested, text_attribute
+from .attributes import (
+    NFTA_CHAIN_HOOK,
+    NFTA_CHAIN_NAME,
+    NFTA_CHAIN_POLICY,
+    NFTA_CHAIN_TYPE,
+    NFTA_DATA_VALUE,
+    NFTA_DATA_VERDICT,
+    NFTA_EXPR_DATA,
+    NFTA_EXPR_NAME,
+    NFTA_HOOK_HOOKNUM,
+    NFTA_HOOK_PRIORITY,
+    NFTA_LIST_ELEM,
+    NFTA_RULE_CHAIN,
+    NFTA_RULE_EXPRESSIONS,
+    NFTA_RULE_USERDATA,
+    NFTA_SET_DATA_LEN,
+    NFTA_SET_DATA_TYPE,
+    NFTA_SET_DESC,
+    NFTA_SET_DESC_SIZE,
+    NFTA_SET_ELEM_DATA,
+    NFTA_SET_ELEM_KEY,
+    NFTA_SET_ELEM_LIST_ELEMENTS,
+    NFTA_SET_ELEM_LIST_SET,
+    NFTA_SET_FLAGS,
+    NFTA_SET_ID,
+    NFTA_SET_KEY_LEN,
+    NFTA_SET_KEY_TYPE,
+    NFTA_SET_NAME,
+    NFTA_SET_TIMEOUT,
+    NFTA_SET_USERDATA,
+    NFTA_TABLE_FLAGS,
+    NFTA_TABLE_NAME,
+    NFTA_TABLE_USERDATA,
+    NFTA_VERDICT_CHAIN,
+    NFTA_VERDICT_CODE,
+)
 
 SUBSYSTEM = 10 << 8
 NEW_TABLE, GET_TABLE, DELETE_TABLE = SUBSYSTEM | 0, SUBSYSTEM | 1, SUBSYSTEM | 2
@@ -74,13 +110,13 @@ def _u32(kind: int, value: int) -> bytes:
 def verdict_data(text: str) -> bytes:
     """The attribute NFTA_DATA_VERDICT for ``drop``, ``goto CHAIN`` and so on."""
     word, _space, chain = text.partition(" ")
-    target = text_attribute(2, chain) if chain else b""
-    return nested(2, _u32(1, VERDICT_CODES[word]), target)
+    target = text_attribute(NFTA_VERDICT_CHAIN, chain) if chain else b""
+    return nested(NFTA_DATA_VERDICT, _u32(NFTA_VERDICT_CODE, VERDICT_CODES[word]), target)
 
 
 def _attribute_bytes(kind: str, number: int, value: object) -> bytes:
     if isinstance(value, bytes):
-        return nested(number, attribute(1, value)) if kind == "data" else attribute(number, value)
+        return nested(number, attribute(NFTA_DATA_VALUE, value)) if kind == "data" else attribute(number, value)
     if isinstance(value, str):
         return nested(number, verdict_data(value)) if kind == "data" else text_attribute(number, value)
     form = {"u8": ">B", "u64": ">Q"}.get(kind, ">I")
@@ -91,7 +127,7 @@ def expression_bytes(expression: Expression) -> bytes:
     """One expression as an element of NFTA_RULE_EXPRESSIONS."""
     schema = SCHEMA[expression.name]
     parts = [_attribute_bytes(schema[number], number, value) for number, value in expression.attributes]
-    return nested(1, text_attribute(1, expression.name), nested(2, *parts))
+    return nested(NFTA_LIST_ELEM, text_attribute(NFTA_EXPR_NAME, expression.name), nested(NFTA_EXPR_DATA, *parts))
 
 
 def _comment_bytes(comment: str) -> bytes:
@@ -156,18 +192,24 @@ def columns(template: bytes, count: int, fields: Iterable[Tuple[int, int, bytes]
     return made
 
 
+def _element(key_length: int, data: bytes) -> bytes:
+    """Return an element as part of NFTA_SET_ELEM_LIST_ELEMENTS, with a key of zeros."""
+    key = nested(NFTA_SET_ELEM_KEY, attribute(NFTA_DATA_VALUE, bytes(key_length)))
+    return nested(NFTA_LIST_ELEM, key, data)
+
+
 class Encoder:
     """Makes the messages for the table of one family."""
 
     def __init__(self, family: str, table: str = TABLE_NAME) -> None:
         self.family = family
         self._header = family_header(family)
-        self._in_table = self._header + text_attribute(1, table)
+        self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, table)
 
-    def table(self, flags: int = 0) -> Message:
+    def table(self) -> Message:
         """Make the table unless it exists."""
-        user_data = attribute(6, _comment_bytes(TABLE_COMMENT))
-        return (NEW_TABLE, NLM_F_CREATE, self._in_table + _u32(2, flags) + user_data)
+        user_data = attribute(NFTA_TABLE_USERDATA, _comment_bytes(TABLE_COMMENT))
+        return (NEW_TABLE, NLM_F_CREATE, self._in_table + _u32(NFTA_TABLE_FLAGS, 0) + user_data)
 
     def delete_table(self) -> Message:
         """Delete the table with all that is in it."""
@@ -176,60 +218,71 @@ class Encoder:
     def set(self, name: str, value: SetValue, number: int) -> Message:
         """Make a set or a map; ``number`` is unique in the transaction."""
         flags = value.flags
-        parts = [self._in_table, text_attribute(2, name)]
+        parts = [self._in_table, text_attribute(NFTA_SET_NAME, name)]
         if value.data is not None:
             flags |= SET_MAP
         if value.dynamic:
             flags |= SET_EVAL
         if value.timeout:
             flags |= SET_TIMEOUT
-        parts += [_u32(3, flags), _u32(4, type_number(value.key)), _u32(5, key_length(value.key))]
+        parts += [
+            _u32(NFTA_SET_FLAGS, flags),
+            _u32(NFTA_SET_KEY_TYPE, type_number(value.key)),
+            _u32(NFTA_SET_KEY_LEN, key_length(value.key)),
+        ]
         if value.data == (VERDICT,):
-            parts += [_u32(6, DATA_TYPE_VERDICT), _u32(7, 16)]
+            parts += [_u32(NFTA_SET_DATA_TYPE, DATA_TYPE_VERDICT), _u32(NFTA_SET_DATA_LEN, 16)]
         elif value.data is not None:
-            parts += [_u32(6, type_number(value.data)), _u32(7, key_length(value.data))]
+            parts += [
+                _u32(NFTA_SET_DATA_TYPE, type_number(value.data)),
+                _u32(NFTA_SET_DATA_LEN, key_length(value.data)),
+            ]
         if value.size:
-            parts.append(nested(9, _u32(1, value.size)))
-        parts.append(_u32(10, number))
+            parts.append(nested(NFTA_SET_DESC, _u32(NFTA_SET_DESC_SIZE, value.size)))
+        parts.append(_u32(NFTA_SET_ID, number))
         if value.timeout:
-            parts.append(attribute(11, struct.pack(">Q", value.timeout)))
-        parts.append(attribute(13, _set_user_data(value)))
+            parts.append(attribute(NFTA_SET_TIMEOUT, struct.pack(">Q", value.timeout)))
+        parts.append(attribute(NFTA_SET_USERDATA, _set_user_data(value)))
         return (NEW_SET, NLM_F_CREATE | NLM_F_EXCL, b"".join(parts))
 
     def delete_set(self, name: str) -> Message:
         """Delete a set with its elements."""
-        return (DELETE_SET, 0, self._in_table + text_attribute(2, name))
+        return (DELETE_SET, 0, self._in_table + text_attribute(NFTA_SET_NAME, name))
 
     def chain(self, name: str, base: Optional[BaseHook]) -> Message:
         """Make an empty chain."""
-        parts = [self._in_table, text_attribute(3, name)]
+        parts = [self._in_table, text_attribute(NFTA_CHAIN_NAME, name)]
         if base is not None:
-            parts.append(nested(4, _u32(1, HOOKS.index(base.hook)), attribute(2, struct.pack(">i", base.priority))))
-            parts += [_u32(5, base.policy), text_attribute(7, base.type)]
+            number = _u32(NFTA_HOOK_HOOKNUM, HOOKS.index(base.hook))
+            priority = attribute(NFTA_HOOK_PRIORITY, struct.pack(">i", base.priority))
+            parts.append(nested(NFTA_CHAIN_HOOK, number, priority))
+            parts += [_u32(NFTA_CHAIN_POLICY, base.policy), text_attribute(NFTA_CHAIN_TYPE, base.type)]
         return (NEW_CHAIN, NLM_F_CREATE | NLM_F_EXCL, b"".join(parts))
 
     def delete_chain(self, name: str) -> Message:
         """Delete a chain; nothing may refer to it."""
-        return (DELETE_CHAIN, 0, self._in_table + text_attribute(3, name))
+        return (DELETE_CHAIN, 0, self._in_table + text_attribute(NFTA_CHAIN_NAME, name))
 
     def rule(self, chain: str, rule: Rule) -> Message:
         """Append a rule."""
-        parts = [self._in_table, text_attribute(2, chain), nested(4, *map(expression_bytes, rule.expressions))]
+        expressions = nested(NFTA_RULE_EXPRESSIONS, *map(expression_bytes, rule.expressions))
+        parts = [self._in_table, text_attribute(NFTA_RULE_CHAIN, chain), expressions]
         if rule.comment:
-            parts.append(attribute(7, _comment_bytes(rule.comment)))
+            parts.append(attribute(NFTA_RULE_USERDATA, _comment_bytes(rule.comment)))
         return (NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, b"".join(parts))
 
     def flush_chain(self, name: str) -> Message:
         """Delete all rules of a chain."""
-        return (DELETE_RULE, 0, self._in_table + text_attribute(2, name))
+        return (DELETE_RULE, 0, self._in_table + text_attribute(NFTA_RULE_CHAIN, name))
 
     def _element_messages(self, kind: int, flags: int, name: str, elements: memoryview, size: int) -> Iterator[Message]:
         """Messages with encoded elements of equal size, as many in each as an attribute can hold."""
-        head = self._in_table + text_attribute(2, name)
+        head = self._in_table + text_attribute(NFTA_SET_ELEM_LIST_SET, name)
         step = _ELEMENT_BYTES // size * size
         for start in range(0, len(elements), step):
             body = elements[start : start + step]
-            yield (kind, flags, b"".join((head, _LENGTH_AND_KIND.pack(len(body) + 4, 3 | NLA_F_NESTED), body)))
+            nest = _LENGTH_AND_KIND.pack(len(body) + 4, NFTA_SET_ELEM_LIST_ELEMENTS | NLA_F_NESTED)
+            yield (kind, flags, b"".join((head, nest, body)))
 
     def add_elements(self, name: str, items: Iterable[Tuple[bytes, object]]) -> Iterator[Message]:
         """Add elements: (key, True) to a set, (key, verdict text) or (key, data) to a map."""
@@ -251,10 +304,10 @@ class Encoder:
         length = len(keys[0])
         data = b""
         if isinstance(value, str):
-            data = nested(2, verdict_data(value))
+            data = nested(NFTA_SET_ELEM_DATA, verdict_data(value))
         elif isinstance(value, bytes):
-            data = nested(2, attribute(1, value))
-        template = nested(1, nested(1, attribute(1, bytes(length))), data)
+            data = nested(NFTA_SET_ELEM_DATA, attribute(NFTA_DATA_VALUE, value))
+        template = _element(length, data)
         block = columns(template, len(keys), [(_KEY_WORD, length // 4, b"".join(keys))])
         yield from self._element_messages(kind, flags, name, block, len(template))
 
@@ -262,7 +315,8 @@ class Encoder:
         """Add elements of lists: (key of a frontend, indices as they stand in registers, data), one after the other."""
         data_size = 20 if self.family == IPV6 else 8
         key_size = len(lists[0][0])
-        template = nested(1, nested(1, attribute(1, bytes(key_size + 4))), nested(2, attribute(1, bytes(data_size))))
+        data = nested(NFTA_SET_ELEM_DATA, attribute(NFTA_DATA_VALUE, bytes(data_size)))
+        template = _element(key_size + 4, data)
         indices = b"".join([part[1] for part in lists])
         keys = b"".join([key * (len(positions) // 4) for key, positions, _data in lists])
         fields = [

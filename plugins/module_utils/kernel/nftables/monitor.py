@@ -1,86 +1,71 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hearing of changes that others make to the table: the notifications of nf_tables."""
+"""Notifications of nf_tables: which families had something of ours changed by another program, and by which.
+
+Nothing is read from the kernel for it. Source: linux/netfilter/nf_tables.h.
+"""
 
 from __future__ import annotations
 
-import errno
-import socket
-from typing import Dict, Iterable, Mapping, Set, Tuple, Type, TypeVar
+from typing import Callable, Collection, Dict, Iterable, Mapping, Set, Type, TypeVar
 
-from ...errors import KernelError
 from ...rendering.nftables.objects import TABLE_NAME
-from ..netlink import HEADER, NETLINK_NETFILTER, SOL_NETLINK, attribute_text, parse_attributes
+from ..attributes import attribute_text, parse_attributes
+from ..listener import NetlinkListener, Notification
+from ..netlink import NETLINK_NETFILTER
 from . import messages
+from .attributes import NFNLGRP_NFTABLES, NFTA_GEN_PROC_NAME, NFTA_GEN_PROC_PID, NFTA_TABLE_NAME
 
-Self = TypeVar("Self", bound="TableMonitor")
+Self = TypeVar("Self", bound="NftMonitor")
 
-_GROUP_NFTABLES = 7
-_ADD_MEMBERSHIP = 1
-_SO_RCVBUFFORCE = 33
-_RECEIVE_BUFFER_BYTES = 16 << 20
-_DATAGRAM_BYTES = 1 << 20
-#: NFTA_GEN_PROC_PID, NFTA_GEN_PROC_NAME.
-_GENERATION_PROCESS, _GENERATION_NAME = 2, 3
-
-#: An object of the table: ("table", ""), ("set", name) or ("chain", name).
-TableObject = Tuple[str, str]
-EVERYTHING: TableObject = ("table", "")
-
+_GENMSG_BYTES = 4
 _FAMILIES = {number: family for family, number in messages.FAMILY_NUMBERS.items()}
-#: Of which kind the object is that a message is about, and which attribute has its name.
-_OBJECTS = {
-    messages.NEW_TABLE: ("table", 0),
-    messages.DELETE_TABLE: ("table", 0),
-    messages.NEW_CHAIN: ("chain", 3),
-    messages.DELETE_CHAIN: ("chain", 3),
-    messages.NEW_RULE: ("chain", 2),
-    messages.DELETE_RULE: ("chain", 2),
-    messages.NEW_SET: ("set", 2),
-    messages.DELETE_SET: ("set", 2),
-    messages.NEW_ELEMENT: ("set", 2),
-    messages.DELETE_ELEMENT: ("set", 2),
-}
+#: Clients that the packet path adds to the sets of session affinity are not notified of.
+_CHANGES = frozenset(
+    (
+        messages.NEW_TABLE,
+        messages.DELETE_TABLE,
+        messages.NEW_CHAIN,
+        messages.DELETE_CHAIN,
+        messages.NEW_RULE,
+        messages.DELETE_RULE,
+        messages.NEW_SET,
+        messages.DELETE_SET,
+        messages.NEW_ELEMENT,
+        messages.DELETE_ELEMENT,
+    )
+)
 
 
 def author(generation: Mapping[int, memoryview]) -> str:
-    """``nft, process 123``: who made a transaction, from the attributes of the message that ends it."""
-    name = attribute_text(generation[_GENERATION_NAME]) if _GENERATION_NAME in generation else ""
-    number = int.from_bytes(generation.get(_GENERATION_PROCESS, b""), "big")
+    """Return who made a transaction, ``nft, process 123``, from the attributes of the message that ends it."""
+    name = attribute_text(generation[NFTA_GEN_PROC_NAME]) if NFTA_GEN_PROC_NAME in generation else ""
+    number = _process(generation)
     return ", ".join(filter(None, (name, f"process {number}" if number else "")))
 
 
-class TableMonitor:
-    """Listens to nf_tables in the network namespace of the calling thread, for both families.
+def _process(generation: Mapping[int, memoryview]) -> int:
+    return int.from_bytes(generation.get(NFTA_GEN_PROC_PID, b""), "big")
 
-    ``own_ports``: netlink ports (:attr:`.resource.NftablesResource.port`) whose changes do not count. Wait for
-    ``fileno()`` to become readable, then call :meth:`changes`. Clients that the packet path adds to the sets of session
-    affinity are not changes. ``author``: the program that made the last foreign change, if the kernel told it. Raises
-    KernelError if there is no socket.
+
+def _attributes(notification: Notification) -> Dict[int, memoryview]:
+    payload = notification.payload
+    return parse_attributes(payload, _GENMSG_BYTES, len(payload))
+
+
+class NftMonitor:
+    """Listens to the transactions of nf_tables, of both families. Raises KernelError if there is no socket.
+
+    ``author``: the program that made the last of the :meth:`changes`, if the kernel named it; ``lost``: notifications
+    were lost, because they were read too late. Subclasses say what is ours.
     """
 
-    def __init__(self, own_ports: Iterable[int] = ()) -> None:
-        self.own_ports: Set[int] = set(own_ports)
+    def __init__(self) -> None:
         self.author = ""
-        self._foreign = False
-        try:
-            self._socket = socket.socket(
-                socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, NETLINK_NETFILTER
-            )
-        except OSError as error:
-            raise KernelError(f"nf_tables notifications: {error.strerror}") from error
-        try:
-            self._socket.bind((0, 0))
-            try:
-                self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER_BYTES)
-            except PermissionError:
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
-            self._socket.setsockopt(SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP_NFTABLES)
-        except OSError as error:
-            self._socket.close()
-            raise KernelError(f"nf_tables notifications: {error.strerror}") from error
-        self._buffer = bytearray(_DATAGRAM_BYTES)
+        self._listener = NetlinkListener(NETLINK_NETFILTER, (NFNLGRP_NFTABLES,), "nf_tables")
+        self._touched: Set[str] = set()
+        self.lost = False
 
     def __enter__(self: Self) -> Self:
         return self
@@ -89,49 +74,87 @@ class TableMonitor:
         self.close()
 
     def close(self) -> None:
-        """Close the socket; closing twice is harmless."""
-        self._socket.close()
+        """Stop listening; closing twice is harmless."""
+        self._listener.close()
 
     def fileno(self) -> int:
-        """The file descriptor to wait for."""
-        return self._socket.fileno()
+        """Return the descriptor to wait for."""
+        return self._listener.fileno()
 
-    def changes(self) -> Dict[str, Set[TableObject]]:
-        """What others changed since the last call, by family; does not wait.
+    def changes(self) -> Set[str]:
+        """Return the families in which other programs have changed something of ours since the last call.
 
-        :data:`EVERYTHING` stands for the table as a whole: it was made or deleted, or notifications were lost.
-        Raises KernelError.
+        All families if notifications were lost. Does not wait. Raises KernelError.
         """
-        found: Dict[str, Set[TableObject]] = {}
-        while True:
-            try:
-                size = self._socket.recv_into(self._buffer)
-            except (BlockingIOError, InterruptedError):
-                return found
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise KernelError(f"nf_tables notifications: {error.strerror}") from error
-                for family in _FAMILIES.values():
-                    found.setdefault(family, set()).add(EVERYTHING)
-                continue
-            self._sort(memoryview(self._buffer)[:size], found)
+        found: Set[str] = set()
+        self.author = ""
+        for notification in self._listener.notifications():
+            if notification.kind == messages.NEW_GENERATION:
+                # The message that ends a transaction comes after those about what it changed.
+                generation = _attributes(notification)
+                if self._touched and not self._is_own(_process(generation)):
+                    found |= self._touched
+                    self.author = author(generation)
+                self._touched.clear()
+            elif notification.kind in _CHANGES:
+                family = _FAMILIES.get(notification.payload[0])
+                if family is not None and self._concerns_us(family, notification):
+                    self._touched.add(family)
+        self.lost = self._listener.pop_lost()
+        if self.lost:
+            found.update(_FAMILIES.values())
+        return found
 
-    def _sort(self, view: memoryview, found: Dict[str, Set[TableObject]]) -> None:
-        offset = 0
-        while offset + 20 <= len(view):
-            length, kind, _flags, _sequence, port = HEADER.unpack_from(view, offset)
-            if length < 16:
-                return
-            family = _FAMILIES.get(view[offset + 16])
-            if kind == messages.NEW_GENERATION:
-                if self._foreign:
-                    self.author = author(parse_attributes(view, offset + 20, offset + length))
-                self._foreign = False
-            elif kind in _OBJECTS and family is not None and port not in self.own_ports:
-                attributes = parse_attributes(view, offset + 20, offset + length)
-                word, number = _OBJECTS[kind]
-                if 1 in attributes and attribute_text(attributes[1]) == TABLE_NAME:
-                    name = attribute_text(attributes[number]) if number in attributes else ""
-                    found.setdefault(family, set()).add((word, name))
-                    self._foreign = True
-            offset += (length + 3) & ~3
+    def _is_own(self, process: int) -> bool:
+        """Whether a transaction of this process is our own."""
+        return False
+
+    def _concerns_us(self, family: str, notification: Notification) -> bool:
+        """Whether another program changed something of ours, if the transaction is not our own."""
+        raise KeyError(family)
+
+
+class TableMonitor(NftMonitor):
+    """Changes of the table of nftables mode.
+
+    ``own_ports``: netlink ports (:attr:`.resource.NftablesResource.port`) whose changes do not count.
+    """
+
+    def __init__(self, own_ports: Iterable[int] = ()) -> None:
+        super().__init__()
+        self._own_ports = frozenset(own_ports)
+
+    def _concerns_us(self, family: str, notification: Notification) -> bool:
+        if notification.port in self._own_ports:
+            return False
+        table = _attributes(notification).get(NFTA_TABLE_NAME)
+        return table is not None and attribute_text(table) == TABLE_NAME
+
+
+class ChainMonitor(NftMonitor):
+    """Changes of chains of ours, and of jumps to them, in the tables of iptables-nft.
+
+    ``tables``: the names of these tables. ``mark``: what names of our chains, and so jumps to them, all contain.
+    ``is_own``: whether a process is one of our own restore programs.
+    """
+
+    def __init__(
+        self, families: Collection[str], tables: Collection[str], mark: bytes, is_own: Callable[[int], bool]
+    ) -> None:
+        super().__init__()
+        self._families = frozenset(families)
+        self._tables = frozenset(tables)
+        self._mark = mark
+        self._of_ours = is_own
+
+    def _is_own(self, process: int) -> bool:
+        return self._of_ours(process)
+
+    def _concerns_us(self, family: str, notification: Notification) -> bool:
+        if family not in self._families:
+            return False
+        if notification.kind == messages.NEW_TABLE:
+            return False
+        if notification.kind == messages.DELETE_TABLE:
+            return attribute_text(_attributes(notification)[NFTA_TABLE_NAME]) in self._tables
+        return self._mark in bytes(notification.payload)

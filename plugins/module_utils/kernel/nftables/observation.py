@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import errno
 import struct
 import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, TypeVar
@@ -29,6 +28,7 @@ from ...rendering.nftables.objects import (
     Value,
     list_value,
 )
+from ..attributes import NLA_TYPE_MASK
 from ..netlink import (
     NetlinkRefusal,
     NetlinkSocket,
@@ -38,17 +38,54 @@ from ..netlink import (
     parse_attributes,
     text_attribute,
 )
+from ..outcomes import is_missing, is_unsupported
 from . import messages
+from .attributes import (
+    NFTA_CHAIN_HOOK,
+    NFTA_CHAIN_NAME,
+    NFTA_CHAIN_POLICY,
+    NFTA_CHAIN_TYPE,
+    NFTA_DATA_VALUE,
+    NFTA_DATA_VERDICT,
+    NFTA_EXPR_DATA,
+    NFTA_EXPR_NAME,
+    NFTA_HOOK_HOOKNUM,
+    NFTA_HOOK_PRIORITY,
+    NFTA_NAT_FLAGS,
+    NFTA_NAT_REG_ADDR_MAX,
+    NFTA_NAT_REG_ADDR_MIN,
+    NFTA_NAT_REG_PROTO_MAX,
+    NFTA_NAT_REG_PROTO_MIN,
+    NFTA_RULE_CHAIN,
+    NFTA_RULE_EXPRESSIONS,
+    NFTA_RULE_USERDATA,
+    NFTA_SET_COUNT,
+    NFTA_SET_DATA_TYPE,
+    NFTA_SET_DESC,
+    NFTA_SET_DESC_SIZE,
+    NFTA_SET_ELEM_DATA,
+    NFTA_SET_ELEM_KEY,
+    NFTA_SET_ELEM_LIST_ELEMENTS,
+    NFTA_SET_ELEM_LIST_SET,
+    NFTA_SET_FLAGS,
+    NFTA_SET_KEY_TYPE,
+    NFTA_SET_NAME,
+    NFTA_SET_TIMEOUT,
+    NFTA_TABLE_FLAGS,
+    NFTA_TABLE_NAME,
+    NFTA_VERDICT_CHAIN,
+    NFTA_VERDICT_CODE,
+)
 
 _U32 = struct.Struct(">I")
 _HEAD = 4
 _INDEX = struct.Struct("=I")
-#: NFTA_SET_COUNT.
-_SET_COUNT = 20
 _INCOMPLETE_ATTEMPTS = 20
 _RESIZE_SECONDS = 0.05
 #: So few elements fit into one datagram of a dump, and are read at once.
 _FEW_ELEMENTS = 300
+
+_NAT_RANGES = ((NFTA_NAT_REG_ADDR_MIN, NFTA_NAT_REG_ADDR_MAX), (NFTA_NAT_REG_PROTO_MIN, NFTA_NAT_REG_PROTO_MAX))
 
 Element = TypeVar("Element")
 Data = TypeVar("Data")
@@ -62,24 +99,25 @@ def _dump(sock: NetlinkSocket, kind: int, payload: bytes) -> List[Slice]:
     try:
         return sock.dump(kind, payload)
     except NetlinkRefusal as refusal:
-        if refusal.error.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.EAFNOSUPPORT):
+        if is_missing(refusal.error) or is_unsupported(refusal.error):
             return []
         raise
 
 
 def verdict_text(found: Dict[int, memoryview]) -> str:
     """``drop``, ``goto CHAIN`` and so on, from the attributes of NFTA_DATA_VERDICT."""
-    code = struct.unpack(">i", found[1])[0]
+    code = struct.unpack(">i", found[NFTA_VERDICT_CODE])[0]
     word = messages.VERDICT_NAMES.get(code, f"verdict {code}")
-    return f"{word} {attribute_text(found[2])}" if 2 in found else word
+    return f"{word} {attribute_text(found[NFTA_VERDICT_CHAIN])}" if NFTA_VERDICT_CHAIN in found else word
 
 
 def parse_data(raw: memoryview) -> Any:
     """Bytes, or the text of a verdict, from NFTA_DATA attributes."""
     found = parse_attributes(raw, 0, len(raw))
-    if 2 in found:
-        return verdict_text(parse_attributes(found[2], 0, len(found[2])))
-    return bytes(found.get(1, b""))
+    verdict = found.get(NFTA_DATA_VERDICT)
+    if verdict is not None:
+        return verdict_text(parse_attributes(verdict, 0, len(verdict)))
+    return bytes(found.get(NFTA_DATA_VALUE, b""))
 
 
 def _attribute_value(kind: str, raw: memoryview) -> Any:
@@ -93,8 +131,8 @@ def _attribute_value(kind: str, raw: memoryview) -> Any:
 def parse_expression(raw: memoryview) -> Expression:
     """One expression in the form in which this project writes it: defaults and restatements of the kernel left out."""
     outer = parse_attributes(raw, 0, len(raw))
-    name = attribute_text(outer[1])
-    inner = outer.get(2, memoryview(b""))
+    name = attribute_text(outer[NFTA_EXPR_NAME])
+    inner = outer.get(NFTA_EXPR_DATA, memoryview(b""))
     schema = SCHEMA.get(name, {})
     values: Dict[int, Any] = {}
     for number, part in each_attribute(inner, 0, len(inner)):
@@ -112,12 +150,12 @@ def parse_expression(raw: memoryview) -> Expression:
 
 def _normalise_nat(values: Dict[int, Any]) -> None:
     """A range of one is written by its lower end; flags 1 and 2, addresses and ports are given, go without saying."""
-    for lower, upper in ((3, 4), (5, 6)):
+    for lower, upper in _NAT_RANGES:
         if values.get(upper) == values.get(lower):
             values.pop(upper, None)
-    values[7] = values.get(7, 0) & ~0x3
-    if not values[7]:
-        del values[7]
+    values[NFTA_NAT_FLAGS] = values.get(NFTA_NAT_FLAGS, 0) & ~0x3
+    if not values[NFTA_NAT_FLAGS]:
+        del values[NFTA_NAT_FLAGS]
 
 
 def _comment(found: Dict[int, memoryview], kind: int) -> str:
@@ -143,29 +181,32 @@ def type_names(number: int) -> Tuple[str, ...]:
 
 def parse_set(found: Dict[int, memoryview]) -> SetValue:
     """The definition of a set."""
-    flags = _u32(found, 3)
+    flags = _u32(found, NFTA_SET_FLAGS)
     data: Any = None
     if flags & SET_MAP:
-        number = _u32(found, 6)
+        number = _u32(found, NFTA_SET_DATA_TYPE)
         data = (VERDICT,) if number == messages.DATA_TYPE_VERDICT else type_names(number)
     dynamic = bool(flags & SET_EVAL)
-    description = found.get(9, memoryview(b""))
-    size = _u32(parse_attributes(description, 0, len(description)), 1) if dynamic else 0
-    timeout = int.from_bytes(found[11], "big") if 11 in found else 0
+    description = found.get(NFTA_SET_DESC, memoryview(b""))
+    size = _u32(parse_attributes(description, 0, len(description)), NFTA_SET_DESC_SIZE) if dynamic else 0
+    timeout = int.from_bytes(found.get(NFTA_SET_TIMEOUT, b""), "big")
     if flags & SET_TIMEOUT and timeout:
         flags &= ~SET_TIMEOUT
-    return SetValue(type_names(_u32(found, 4)), data, dynamic, timeout, size, flags & ~(SET_MAP | SET_EVAL))
+    key = type_names(_u32(found, NFTA_SET_KEY_TYPE))
+    return SetValue(key, data, dynamic, timeout, size, flags & ~(SET_MAP | SET_EVAL))
 
 
 def parse_hook(found: Dict[int, memoryview]) -> Optional[BaseHook]:
     """The hook of a chain, or None."""
-    if 4 not in found:
+    raw = found.get(NFTA_CHAIN_HOOK)
+    if raw is None:
         return None
-    hook = parse_attributes(found[4], 0, len(found[4]))
-    number = _u32(hook, 1)
+    hook = parse_attributes(raw, 0, len(raw))
+    number = _u32(hook, NFTA_HOOK_HOOKNUM)
     name = HOOKS[number] if number < len(HOOKS) else f"hook-{number}"
-    priority = struct.unpack(">i", hook[2])[0]
-    return BaseHook(attribute_text(found[7]), name, priority, _u32(found, 5, 1))
+    priority = struct.unpack(">i", hook[NFTA_HOOK_PRIORITY])[0]
+    policy = _u32(found, NFTA_CHAIN_POLICY, 1)
+    return BaseHook(attribute_text(found[NFTA_CHAIN_TYPE]), name, priority, policy)
 
 
 def added_up(dump: Callable[[], Iterable[Tuple[Element, Data]]], count: Optional[int]) -> Dict[Element, Data]:
@@ -194,20 +235,21 @@ class Reader:
     def __init__(self, sock: NetlinkSocket, family: str) -> None:
         self._sock = sock
         self._header = messages.family_header(family)
-        self._in_table = self._header + text_attribute(1, TABLE_NAME)
+        self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, TABLE_NAME)
 
     def table_flags(self) -> Optional[int]:
         """The flags of the table, or None if there is no table."""
         for buffer, _kind, start, end in _dump(self._sock, messages.GET_TABLE, self._header):
             found = parse_attributes(buffer, start + _HEAD, end)
-            if attribute_text(found[1]) == TABLE_NAME:
-                return _u32(found, 2)
+            if attribute_text(found[NFTA_TABLE_NAME]) == TABLE_NAME:
+                return _u32(found, NFTA_TABLE_FLAGS)
         return None
 
     def _objects(self, kind: int) -> Iterator[Dict[int, memoryview]]:
         for buffer, _kind, start, end in _dump(self._sock, kind, self._in_table):
             found = parse_attributes(buffer, start + _HEAD, end)
-            if attribute_text(found[1]) == TABLE_NAME:
+            # NFTA_CHAIN_TABLE, NFTA_RULE_TABLE and NFTA_SET_TABLE are the same number.
+            if attribute_text(found[NFTA_TABLE_NAME]) == TABLE_NAME:
                 yield found
 
     def sets(self) -> Dict[str, SetValue]:
@@ -218,19 +260,21 @@ class Reader:
         """All named sets and maps, with the number of their elements where the kernel tells it (6.16 and later)."""
         sets: Dict[str, Tuple[SetValue, Optional[int]]] = {}
         for found in self._objects(messages.GET_SET):
-            if not _u32(found, 3) & SET_ANONYMOUS:
-                count = _u32(found, _SET_COUNT) if _SET_COUNT in found else None
-                sets[attribute_text(found[2])] = (parse_set(found), count)
+            if not _u32(found, NFTA_SET_FLAGS) & SET_ANONYMOUS:
+                count = _u32(found, NFTA_SET_COUNT) if NFTA_SET_COUNT in found else None
+                sets[attribute_text(found[NFTA_SET_NAME])] = (parse_set(found), count)
         return sets
 
     def chains(self) -> Dict[str, ChainValue]:
         """All chains with their rules."""
-        hooks = {attribute_text(each[3]): parse_hook(each) for each in self._objects(messages.GET_CHAIN)}
+        chains = self._objects(messages.GET_CHAIN)
+        hooks = {attribute_text(each[NFTA_CHAIN_NAME]): parse_hook(each) for each in chains}
         rules: Dict[str, List[Rule]] = {name: [] for name in hooks}
         for found in self._objects(messages.GET_RULE):
-            raw = found.get(4, memoryview(b""))
+            raw = found.get(NFTA_RULE_EXPRESSIONS, memoryview(b""))
             parts = tuple(parse_expression(part) for _kind, part in each_attribute(raw, 0, len(raw)))
-            rules.setdefault(attribute_text(found[2]), []).append(Rule(parts, _comment(found, 7)))
+            rule = Rule(parts, _comment(found, NFTA_RULE_USERDATA))
+            rules.setdefault(attribute_text(found[NFTA_RULE_CHAIN]), []).append(rule)
         return {name: ChainValue(tuple(found), hooks.get(name)) for name, found in rules.items()}
 
     def elements(self, name: str, count: Optional[int] = None) -> Dict[bytes, Any]:
@@ -238,13 +282,13 @@ class Reader:
         return added_up(lambda: self._dumped_elements(name), count)
 
     def _dumped_elements(self, name: str) -> Iterator[Tuple[bytes, Any]]:
-        payload = self._in_table + text_attribute(2, name)
+        payload = self._in_table + text_attribute(NFTA_SET_ELEM_LIST_SET, name)
         unpack = struct.Struct("=HH").unpack_from
         for buffer, _kind, start, end in _dump(self._sock, messages.GET_ELEMENT, payload):
             found = parse_attributes(buffer, start + _HEAD, end)
-            if 3 not in found:
+            nest = found.get(NFTA_SET_ELEM_LIST_ELEMENTS)
+            if nest is None:
                 continue
-            nest = found[3]
             position, stop = 0, len(nest)
             while position + 4 <= stop:
                 size = unpack(nest, position)[0]
@@ -255,17 +299,18 @@ class Reader:
     def _element(nest: memoryview, start: int, end: int, unpack: Any) -> Tuple[bytes, Any]:
         # The key comes first, then its data: nf_tables writes them in this order.
         key_size, kind = unpack(nest, start)
-        if kind & 0x3FFF == 1:
+        if kind & NLA_TYPE_MASK == NFTA_SET_ELEM_KEY:
             after = start + key_size
             key = bytes(nest[start + 8 : after])
             if after >= end:
                 return key, True
             data_size, kind = unpack(nest, after)
-            if kind & 0x3FFF == 2 and after + data_size == end and unpack(nest, after + 4)[1] & 0x3FFF == 1:
+            is_last = kind & NLA_TYPE_MASK == NFTA_SET_ELEM_DATA and after + data_size == end
+            if is_last and unpack(nest, after + 4)[1] & NLA_TYPE_MASK == NFTA_DATA_VALUE:
                 return key, bytes(nest[after + 8 : end])
         found = parse_attributes(nest, start, end)
-        key = parse_data(found[1]) if 1 in found else b""
-        return key, parse_data(found[2]) if 2 in found else True
+        key = parse_data(found[NFTA_SET_ELEM_KEY]) if NFTA_SET_ELEM_KEY in found else b""
+        return key, parse_data(found[NFTA_SET_ELEM_DATA]) if NFTA_SET_ELEM_DATA in found else True
 
     def everything(self) -> Dict[Key, Value]:
         """The whole table as a resource table; empty if it does not exist."""

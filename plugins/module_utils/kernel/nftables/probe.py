@@ -9,7 +9,6 @@ So the probe builds a small table with every kind of object and expression that 
 
 from __future__ import annotations
 
-import errno
 from typing import Dict, List
 
 from ...addresses import IPV6
@@ -20,7 +19,8 @@ from ...rendering.settings import DataplaneSettings, LocalTraffic
 from ...resources import Change
 from ...serviceports.routes import Endpoint, ServicePortName, ServicePortRoute
 from ..netlink import NETLINK_NETFILTER, NetlinkRefusal, NetlinkSocket
-from .messages import BATCH_BEGIN, TABLE_OWNER, TABLE_PERSIST, Encoder
+from ..outcomes import is_forbidden, is_not_understood
+from .messages import BATCH_BEGIN, Encoder
 from .transactions import Labelled, Planner
 
 PROBE_TABLE = "kube-proxy-probe"
@@ -94,17 +94,8 @@ def answers() -> bool:
             sock.request(_GET_GENERATION, b"\0" * 4)
         except NetlinkRefusal as refusal:
             # So nfnetlink refuses what belongs to no subsystem; any other refusal comes from nf_tables.
-            return refusal.error.errno not in (errno.EINVAL, errno.EOPNOTSUPP)
+            return not is_not_understood(refusal.error)
     return True
-
-
-def owned_tables_supported(family: str) -> bool:
-    """Whether a table may belong to a socket and outlive it (owner and persist: kernel 6.9 and later)."""
-    message = Encoder(family, PROBE_TABLE).table(TABLE_OWNER | TABLE_PERSIST)
-    try:
-        return not _try([Labelled(message, "table")])
-    except KernelError:
-        return False
 
 
 def nat_refused(family: str) -> str:
@@ -117,5 +108,5 @@ def nat_refused(family: str) -> str:
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         outcome = sock.transact(batch, single_send=True, acknowledge=False)
     for error in outcome.errors:
-        return "" if error.errno == errno.EPERM else f"nf_tables has no NAT here ({error})"
+        return "" if is_forbidden(error) else f"nf_tables has no NAT here ({error})"
     return ""

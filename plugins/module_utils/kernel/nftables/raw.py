@@ -19,7 +19,6 @@ key                        value
 
 from __future__ import annotations
 
-import errno
 import time
 from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
@@ -42,26 +41,130 @@ from ..netlink import (
     parse_attributes,
     text_attribute,
 )
+from ..outcomes import is_missing, is_transient, is_unsupported
 from . import messages
+from .attributes import (
+    NFT_OBJECT_COUNTER,
+    NFT_OBJECT_QUOTA,
+    NFTA_CHAIN_HOOK,
+    NFTA_CHAIN_NAME,
+    NFTA_CHAIN_POLICY,
+    NFTA_CHAIN_TABLE,
+    NFTA_CHAIN_TYPE,
+    NFTA_CHAIN_USERDATA,
+    NFTA_COUNTER_BYTES,
+    NFTA_COUNTER_PACKETS,
+    NFTA_COUNTER_PAD,
+    NFTA_EXPR_DATA,
+    NFTA_EXPR_NAME,
+    NFTA_LAST_MSECS,
+    NFTA_LAST_PAD,
+    NFTA_LAST_SET,
+    NFTA_LIST_ELEM,
+    NFTA_OBJ_DATA,
+    NFTA_OBJ_NAME,
+    NFTA_OBJ_TABLE,
+    NFTA_OBJ_TYPE,
+    NFTA_OBJ_USERDATA,
+    NFTA_QUOTA_CONSUMED,
+    NFTA_RULE_CHAIN,
+    NFTA_RULE_COMPAT,
+    NFTA_RULE_EXPRESSIONS,
+    NFTA_RULE_TABLE,
+    NFTA_RULE_USERDATA,
+    NFTA_SET_COUNT,
+    NFTA_SET_DATA_LEN,
+    NFTA_SET_DATA_TYPE,
+    NFTA_SET_DESC,
+    NFTA_SET_ELEM_DATA,
+    NFTA_SET_ELEM_EXPIRATION,
+    NFTA_SET_ELEM_EXPR,
+    NFTA_SET_ELEM_EXPRESSIONS,
+    NFTA_SET_ELEM_FLAGS,
+    NFTA_SET_ELEM_KEY,
+    NFTA_SET_ELEM_KEY_END,
+    NFTA_SET_ELEM_LIST_ELEMENTS,
+    NFTA_SET_ELEM_LIST_SET,
+    NFTA_SET_ELEM_OBJREF,
+    NFTA_SET_ELEM_TIMEOUT,
+    NFTA_SET_ELEM_USERDATA,
+    NFTA_SET_EXPR,
+    NFTA_SET_EXPRESSIONS,
+    NFTA_SET_FLAGS,
+    NFTA_SET_GC_INTERVAL,
+    NFTA_SET_ID,
+    NFTA_SET_KEY_LEN,
+    NFTA_SET_KEY_TYPE,
+    NFTA_SET_NAME,
+    NFTA_SET_OBJ_TYPE,
+    NFTA_SET_POLICY,
+    NFTA_SET_TABLE,
+    NFTA_SET_TIMEOUT,
+    NFTA_SET_USERDATA,
+    NFTA_TABLE_FLAGS,
+    NFTA_TABLE_NAME,
+    NFTA_TABLE_USERDATA,
+)
 from .observation import added_up, parse_data, parse_expression, parse_hook
 
 _NEW_OBJECT, _GET_OBJECT = messages.SUBSYSTEM | 18, messages.SUBSYSTEM | 19
 _HEAD = 4
 
 # What of each kind is kept, by attribute number; everything else is of the moment or made by the kernel.
-_TABLE_KEPT = frozenset((1, 2, 6))
-_CHAIN_KEPT = frozenset((1, 3, 4, 5, 7, 12))
-_RULE_KEPT = frozenset((1, 2, 4, 5, 7))
-_SET_KEPT = frozenset((1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 17, 18))
-_OBJECT_KEPT = frozenset((1, 2, 3, 4, 8))
-_ELEMENT_KEPT = frozenset((1, 2, 3, 4, 6, 7, 9, 10, 11))
-_TABLE_FLAGS, _SET_FLAGS, _SET_ID, _SET_COUNT = 2, 3, 10, 20
-_RULE_EXPRESSIONS = 4
-_ELEMENT_EXPIRATION, _ELEMENT_EXPRESSION, _ELEMENT_EXPRESSIONS = 5, 7, 11
-_OBJECT_NAME, _OBJECT_TYPE, _OBJECT_DATA = 2, 3, 4
+_TABLE_KEPT = frozenset((NFTA_TABLE_NAME, NFTA_TABLE_FLAGS, NFTA_TABLE_USERDATA))
+_CHAIN_KEPT = frozenset(
+    (
+        NFTA_CHAIN_TABLE,
+        NFTA_CHAIN_NAME,
+        NFTA_CHAIN_HOOK,
+        NFTA_CHAIN_POLICY,
+        NFTA_CHAIN_TYPE,
+        NFTA_CHAIN_USERDATA,
+    )
+)
+_RULE_KEPT = frozenset(
+    (NFTA_RULE_TABLE, NFTA_RULE_CHAIN, NFTA_RULE_EXPRESSIONS, NFTA_RULE_COMPAT, NFTA_RULE_USERDATA)
+)
+_SET_KEPT = frozenset(
+    (
+        NFTA_SET_TABLE,
+        NFTA_SET_NAME,
+        NFTA_SET_FLAGS,
+        NFTA_SET_KEY_TYPE,
+        NFTA_SET_KEY_LEN,
+        NFTA_SET_DATA_TYPE,
+        NFTA_SET_DATA_LEN,
+        NFTA_SET_POLICY,
+        NFTA_SET_DESC,
+        NFTA_SET_TIMEOUT,
+        NFTA_SET_GC_INTERVAL,
+        NFTA_SET_USERDATA,
+        NFTA_SET_OBJ_TYPE,
+        NFTA_SET_EXPR,
+        NFTA_SET_EXPRESSIONS,
+    )
+)
+_OBJECT_KEPT = frozenset((NFTA_OBJ_TABLE, NFTA_OBJ_NAME, NFTA_OBJ_TYPE, NFTA_OBJ_DATA, NFTA_OBJ_USERDATA))
+_ELEMENT_KEPT = frozenset(
+    (
+        NFTA_SET_ELEM_KEY,
+        NFTA_SET_ELEM_DATA,
+        NFTA_SET_ELEM_FLAGS,
+        NFTA_SET_ELEM_TIMEOUT,
+        NFTA_SET_ELEM_USERDATA,
+        NFTA_SET_ELEM_EXPR,
+        NFTA_SET_ELEM_OBJREF,
+        NFTA_SET_ELEM_KEY_END,
+        NFTA_SET_ELEM_EXPRESSIONS,
+    )
+)
 #: Attributes of an expression that count what has passed: all of these are begun anew.
-_COUNTING = {"counter": (1, 2, 3), "quota": (4,), "last": (1, 2, 3)}
-_COUNTING_OBJECTS = {1: (1, 2, 3), 2: (4,)}
+_COUNTING = {
+    "counter": (NFTA_COUNTER_BYTES, NFTA_COUNTER_PACKETS, NFTA_COUNTER_PAD),
+    "quota": (NFTA_QUOTA_CONSUMED,),
+    "last": (NFTA_LAST_SET, NFTA_LAST_MSECS, NFTA_LAST_PAD),
+}
+_COUNTING_OBJECTS = {NFT_OBJECT_COUNTER: _COUNTING["counter"], NFT_OBJECT_QUOTA: _COUNTING["quota"]}
 _SET_INTERVAL = 0x4
 _ELEMENTS_BYTES = 60_000
 _ATTEMPTS = 5
@@ -108,11 +211,11 @@ def _kept(
 def _expression(raw: memoryview) -> bytes:
     """An expression without what it has counted."""
     outer = parse_attributes(raw, 0, len(raw))
-    name = attribute_text(outer[1]) if 1 in outer else ""
+    name = attribute_text(outer[NFTA_EXPR_NAME]) if NFTA_EXPR_NAME in outer else ""
     counting = _COUNTING.get(name)
-    if counting is None or 2 not in outer:
+    if counting is None or NFTA_EXPR_DATA not in outer:
         return bytes(raw)
-    return text_attribute(1, name) + nested(2, _without(outer[2], counting))
+    return text_attribute(NFTA_EXPR_NAME, name) + nested(NFTA_EXPR_DATA, _without(outer[NFTA_EXPR_DATA], counting))
 
 
 def _expressions(raw: memoryview) -> bytes:
@@ -126,10 +229,10 @@ def _table_flags(raw: memoryview) -> bytes:
 
 def _object(raw: memoryview, start: int) -> Tuple[Key, bytes]:
     found = parse_attributes(raw, start, len(raw))
-    number = int.from_bytes(found[_OBJECT_TYPE], "big")
+    number = int.from_bytes(found[NFTA_OBJ_TYPE], "big")
     counting = _COUNTING_OBJECTS.get(number, ())
-    kept = _kept(raw, _OBJECT_KEPT, start, {_OBJECT_DATA: lambda data: _without(data, counting)})
-    return ("object", number, attribute_text(found[_OBJECT_NAME])), kept
+    kept = _kept(raw, _OBJECT_KEPT, start, {NFTA_OBJ_DATA: lambda data: _without(data, counting)})
+    return ("object", number, attribute_text(found[NFTA_OBJ_NAME])), kept
 
 
 class RawReader:
@@ -138,13 +241,13 @@ class RawReader:
     def __init__(self, sock: NetlinkSocket, family: str) -> None:
         self._sock = sock
         self._header = messages.family_header(family)
-        self._in_table = self._header + text_attribute(1, TABLE_NAME)
+        self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, TABLE_NAME)
 
     def _dump(self, kind: int, payload: bytes) -> Iterator[memoryview]:
         try:
             slices = self._sock.dump(kind, payload)
         except NetlinkRefusal as refusal:
-            if refusal.error.errno in (errno.ENOENT, errno.EOPNOTSUPP, errno.EAFNOSUPPORT):
+            if is_missing(refusal.error) or is_unsupported(refusal.error):
                 return
             raise KernelError(f"table {TABLE_NAME} cannot be read: {refusal.error}") from refusal
         for view, _kind, start, end in slices:
@@ -153,31 +256,34 @@ class RawReader:
     def _of_table(self, kind: int) -> Iterator[Tuple[memoryview, Dict[int, memoryview]]]:
         for view in self._dump(kind, self._in_table):
             found = parse_attributes(view, _HEAD, len(view))
-            if attribute_text(found[1]) == TABLE_NAME:
+            # The name of the table has the same number in tables, chains, rules, sets and objects.
+            if attribute_text(found[NFTA_TABLE_NAME]) == TABLE_NAME:
                 yield view, found
 
     def everything(self) -> RawTable:
         """The whole table; empty if there is none. Raises KernelError."""
         table: RawTable = {}
         for view in self._dump(messages.GET_TABLE, self._header):
-            if attribute_text(parse_attributes(view, _HEAD, len(view))[1]) == TABLE_NAME:
-                table[("table",)] = _kept(view, _TABLE_KEPT, _HEAD, {_TABLE_FLAGS: _table_flags})
+            if attribute_text(parse_attributes(view, _HEAD, len(view))[NFTA_TABLE_NAME]) == TABLE_NAME:
+                table[("table",)] = _kept(view, _TABLE_KEPT, _HEAD, {NFTA_TABLE_FLAGS: _table_flags})
         if not table:
             return table
         for view, _found in self._of_table(_GET_OBJECT):
             key, value = _object(view, _HEAD)
             table[key] = value
         rules: Dict[str, List[bytes]] = {}
-        rewrite = {_RULE_EXPRESSIONS: _expressions}
+        rewrite = {NFTA_RULE_EXPRESSIONS: _expressions}
         for view, found in self._of_table(messages.GET_RULE):
-            rules.setdefault(attribute_text(found[2]), []).append(_kept(view, _RULE_KEPT, _HEAD, rewrite))
+            chain = attribute_text(found[NFTA_RULE_CHAIN])
+            rules.setdefault(chain, []).append(_kept(view, _RULE_KEPT, _HEAD, rewrite))
         for view, found in self._of_table(messages.GET_CHAIN):
-            name = attribute_text(found[3])
+            name = attribute_text(found[NFTA_CHAIN_NAME])
             table[("chain", name)] = RawChain(_kept(view, _CHAIN_KEPT, _HEAD), tuple(rules.get(name, ())))
         for view, found in list(self._of_table(messages.GET_SET)):
-            name, flags = attribute_text(found[2]), int.from_bytes(found.get(_SET_FLAGS, b""), "big")
-            count = int.from_bytes(found[_SET_COUNT], "big") if _SET_COUNT in found else None
-            rewrite = {17: _expression, 18: _expressions}
+            name = attribute_text(found[NFTA_SET_NAME])
+            flags = int.from_bytes(found.get(NFTA_SET_FLAGS, b""), "big")
+            count = int.from_bytes(found[NFTA_SET_COUNT], "big") if NFTA_SET_COUNT in found else None
+            rewrite = {NFTA_SET_EXPR: _expression, NFTA_SET_EXPRESSIONS: _expressions}
             elements = () if flags & SET_EVAL else self._elements(name, bool(flags & _SET_INTERVAL), count)
             table[("set", name)] = RawSet(_kept(view, _SET_KEPT, _HEAD, rewrite), elements)
         return table
@@ -189,18 +295,18 @@ class RawReader:
         return tuple(sorted(added_up(lambda: ((element, True) for element in self._dumped_elements(name)), count)))
 
     def _dumped_elements(self, name: str) -> Iterator[bytes]:
-        rewrite = {_ELEMENT_EXPRESSION: _expression, _ELEMENT_EXPRESSIONS: _expressions}
-        for view in self._dump(messages.GET_ELEMENT, self._in_table + text_attribute(2, name)):
-            nest = parse_attributes(view, _HEAD, len(view)).get(3, memoryview(b""))
+        rewrite = {NFTA_SET_ELEM_EXPR: _expression, NFTA_SET_ELEM_EXPRESSIONS: _expressions}
+        for view in self._dump(messages.GET_ELEMENT, self._in_table + text_attribute(NFTA_SET_ELEM_LIST_SET, name)):
+            nest = parse_attributes(view, _HEAD, len(view)).get(NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
             for _kind, raw in each_attribute(nest, 0, len(nest)):
-                if not any(number == _ELEMENT_EXPIRATION for number, _part in each_attribute(raw, 0, len(raw))):
+                if not any(number == NFTA_SET_ELEM_EXPIRATION for number, _part in each_attribute(raw, 0, len(raw))):
                     yield _kept(raw, _ELEMENT_KEPT, 0, rewrite)
 
 
 def replacement(family: str, present: bool, wanted: RawTable) -> List[Message]:
     """One transaction that deletes the table if it is ``present`` and makes the wanted one, if any."""
     header = messages.family_header(family)
-    in_table = header + text_attribute(1, TABLE_NAME)
+    in_table = header + text_attribute(NFTA_TABLE_NAME, TABLE_NAME)
     batch: List[Message] = [messages.BATCH_BEGIN]
     if present:
         batch.append((messages.DELETE_TABLE, 0, in_table))
@@ -215,12 +321,13 @@ def replacement(family: str, present: bool, wanted: RawTable) -> List[Message]:
                 batch.append((messages.NEW_CHAIN, make, header + value.definition))
         sets = [(key[1], value) for key, value in wanted.items() if key[0] == "set"]
         for number, (_name, value) in enumerate(sets, 1):
-            identity = attribute(_SET_ID, number.to_bytes(4, "big"))
+            identity = attribute(NFTA_SET_ID, number.to_bytes(4, "big"))
             batch.append((messages.NEW_SET, make, header + value.definition + identity))
         # Before the rules: a set without a name takes no more elements once a rule uses it.
         for name, value in sets:
             for block in _blocks(value.elements):
-                batch.append((messages.NEW_ELEMENT, make, in_table + text_attribute(2, name) + nested(3, block)))
+                payload = text_attribute(NFTA_SET_ELEM_LIST_SET, name) + nested(NFTA_SET_ELEM_LIST_ELEMENTS, block)
+                batch.append((messages.NEW_ELEMENT, make, in_table + payload))
         for key, value in wanted.items():
             if key[0] == "chain":
                 batch += [(messages.NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, header + rule) for rule in value.rules]
@@ -233,7 +340,7 @@ def _blocks(elements: Tuple[bytes, ...]) -> Iterator[bytes]:
     parts: List[bytes] = []
     size = 0
     for element in elements:
-        encoded = nested(1, element)
+        encoded = nested(NFTA_LIST_ELEM, element)
         if size + len(encoded) > _ELEMENTS_BYTES:
             yield b"".join(parts)
             parts, size = [], 0
@@ -250,7 +357,6 @@ class RawTableResource(Resource[Key, Any]):
     atomic = True
 
     def __init__(self, family: str) -> None:
-        self.family = family
         self.family = family
 
     def observe(self) -> RawTable:
@@ -270,7 +376,7 @@ class RawTableResource(Resource[Key, Any]):
                 errors = sock.transact(batch, single_send=True, acknowledge=False).errors
                 if not errors:
                     return
-                again = {error.errno for error in errors} & {errno.ENOENT, errno.EEXIST, errno.EBUSY, errno.EINTR}
+                again = any(map(is_transient, errors))
                 if attempt == _ATTEMPTS or not again:
                     position = errors[0].position
                     where = f"message {position} of {len(batch)}" if position else "transaction"
@@ -290,7 +396,8 @@ class RawTableResource(Resource[Key, Any]):
 
     def _element_text(self, raw: bytes) -> str:
         found = parse_attributes(memoryview(raw), 0, len(raw))
-        key, data = (parse_data(found[number]) if number in found else None for number in (1, 2))
+        parts = (found.get(number) for number in (NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_DATA))
+        key, data = (None if part is None else parse_data(part) for part in parts)
         value = True if data is None else data
         return element_texts(self.family, ("element", "", key if isinstance(key, bytes) else b""), value)[0]
 
@@ -298,7 +405,7 @@ class RawTableResource(Resource[Key, Any]):
 def rule_expressions(rule: bytes) -> Iterator[memoryview]:
     """Yield the attributes of each expression of a rule of a :class:`RawChain`."""
     parts = parse_attributes(memoryview(rule), 0, len(rule))
-    raw = parts.get(_RULE_EXPRESSIONS, memoryview(b""))
+    raw = parts.get(NFTA_RULE_EXPRESSIONS, memoryview(b""))
     for _kind, part in each_attribute(raw, 0, len(raw)):
         yield part
 

@@ -5,26 +5,23 @@
 
 from __future__ import annotations
 
-import errno
 import time
-from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Tuple, Type, TypeVar
+from typing import Dict, Iterable, List, Optional, Type, TypeVar
 
 from ...errors import KernelError
 from ...rendering.nftables.objects import TABLE_NAME, Key, Value
 from ...rendering.nftables.text import describe
 from ...resources import Change, Kind, Resource, difference
 from ..netlink import NETLINK_NETFILTER, MessageError, NetlinkSocket, parse_attributes
+from ..outcomes import is_busy, is_transient
 from . import messages
+from .attributes import NFTA_GEN_ID
 from .messages import BATCH_BEGIN, BATCH_END, Encoder
 from .observation import Reader
 from .transactions import ELEMENTS_PER_TRANSACTION, Labelled, Planner, Transaction
 
 Self = TypeVar("Self", bound="NftablesResource")
 
-#: What the kernel answers when somebody else changed the table, or when it was short of memory for a moment.
-_TRANSIENT = frozenset(
-    [errno.ENOENT, errno.EEXIST, errno.EBUSY, errno.ENOBUFS, errno.ERESTART, errno.EINTR, errno.EAGAIN]
-)
 _ATTEMPTS = 5
 #: Kernels before 6.2 count a chain as referred to for a moment after the last element that names it is gone.
 _BUSY_ATTEMPTS = 15
@@ -32,31 +29,30 @@ _BUSY_SECONDS = 0.2
 
 
 class TransactionRefused(KernelError):
-    """The kernel refused a transaction as a whole; ``numbers`` are the errors it gave, positive."""
+    """The kernel refused a transaction as a whole.
 
-    def __init__(self, text: str, numbers: FrozenSet[int], only_cleanup: bool) -> None:
+    ``transient``: it may succeed after the table has been read again; ``busy_chains``: nothing was refused but the
+    removal of chains that are still referred to.
+    """
+
+    def __init__(self, text: str, transient: bool, busy_chains: bool) -> None:
         super().__init__(text)
-        self.numbers = numbers
-        self.only_cleanup = only_cleanup
+        self.transient = transient
+        self.busy_chains = busy_chains
 
 
 class NftablesResource(Resource[Key, Value]):
     """Table ``kube-proxy`` of one family (IPv4: ``ip``, IPv6: ``ip6``) in the network namespace of the calling thread.
 
-    ``owned``: a table that this resource makes belongs to its socket and outlives it (flags owner and persist, kernel
-    6.9 and later), so that no other process can change it while the socket is open. Close it with :meth:`close`
-    or use it in a ``with`` statement. ``longest_call``: seconds that the longest single transaction took so far.
+    Close it with :meth:`close` or use it in a ``with`` statement. ``longest_call``: seconds that the longest single
+    transaction took so far.
     """
 
     kind = Kind.TABLE_OBJECTS
     atomic = True
 
-    def __init__(
-        self, family: str, owned: bool = False, most_elements: int = ELEMENTS_PER_TRANSACTION
-    ) -> None:
+    def __init__(self, family: str, most_elements: int = ELEMENTS_PER_TRANSACTION) -> None:
         self.family = family
-        self.family = family
-        self.owned = owned
         self.longest_call = 0.0
         self._encoder = Encoder(family)
         self._planner = Planner(self._encoder, most_elements)
@@ -85,16 +81,6 @@ class NftablesResource(Resource[Key, Value]):
         """All of the table: every set, chain, rule and element, whoever made it. Raises KernelError."""
         return Reader(self.socket, self.family).everything()
 
-    def observe_objects(self, objects: Iterable[Tuple[str, str]]) -> Dict[Key, Value]:
-        """Some objects, as a :class:`.monitor.TableMonitor` names them: sets with elements, chains with rules.
-
-        With ("table", "") among them all of the table. What does not exist is left out. Raises KernelError.
-        """
-        wanted = set(objects)
-        if any(kind == "table" for kind, _name in wanted):
-            return self.observe()
-        return Reader(self.socket, self.family).objects(wanted)
-
     @property
     def port(self) -> int:
         """The netlink port from which this resource makes its changes."""
@@ -104,18 +90,9 @@ class NftablesResource(Resource[Key, Value]):
         """The generation of all tables of the network namespace: every transaction of anybody adds one."""
         for reply in self.socket.request(messages.GET_GENERATION, messages.family_header(self.family)):
             found = parse_attributes(memoryview(reply.payload), 4, len(reply.payload))
-            if 1 in found:
-                return int.from_bytes(found[1], "big")
+            if NFTA_GEN_ID in found:
+                return int.from_bytes(found[NFTA_GEN_ID], "big")
         raise KernelError("nf_tables: the kernel told no generation")
-
-    def take_ownership(self) -> bool:
-        """Make a table whose owner has gone belong to this socket; False if that is not possible.
-
-        Only a table that was made with the flags owner and persist can be taken over (kernel 6.9 and later).
-        """
-        kind, _flags, payload = self._encoder.table(messages.TABLE_OWNER | messages.TABLE_PERSIST)
-        batch = [BATCH_BEGIN, (kind, 0, payload), BATCH_END]
-        return not self.socket.transact(batch, single_send=True, acknowledge=False).errors
 
     def apply(self, change: Change[Key, Value]) -> None:
         """Make the change: in one transaction, or in several without a wrong state in between if it is large.
@@ -132,7 +109,7 @@ class NftablesResource(Resource[Key, Value]):
                     self._send_patiently(transaction)
                 return
             except TransactionRefused as refused:
-                if not refused.numbers & _TRANSIENT or attempt == _ATTEMPTS - 1:
+                if not refused.transient or attempt == _ATTEMPTS - 1:
                     raise
             time.sleep(0.01 * attempt)
             observed = self._observe_touched(touched)
@@ -182,14 +159,13 @@ class NftablesResource(Resource[Key, Value]):
             return
         except TransactionRefused as refused:
             removing = [each for each in transaction.messages if each.message[0] == messages.DELETE_CHAIN]
-            if refused.numbers != frozenset([errno.EBUSY]) or not refused.only_cleanup or not removing:
+            if not refused.busy_chains:
                 raise
             error = refused
         others = [each for each in transaction.messages if each.message[0] != messages.DELETE_CHAIN]
-        if any(each.message[0] == messages.NEW_CHAIN for each in others):
-            names = {each.label for each in others}
-            if any(each.label.replace(" to be removed", "") in names for each in removing):
-                raise error
+        remade = {each.chain for each in others if each.chain}
+        if any(each.chain in remade for each in removing):
+            raise error
         if others:
             self._send(others)
         for _attempt in range(_BUSY_ATTEMPTS):
@@ -198,14 +174,14 @@ class NftablesResource(Resource[Key, Value]):
                 self._send(removing)
                 return
             except TransactionRefused as refused:
-                if refused.numbers != frozenset([errno.EBUSY]):
+                if not refused.busy_chains:
                     raise
                 error = refused
         raise error
 
     def _send(self, labelled: List[Labelled]) -> None:
         batch = [BATCH_BEGIN]
-        batch.extend(self._owned(each.message) for each in labelled)
+        batch.extend(each.message for each in labelled)
         batch.append(BATCH_END)
         started = time.monotonic()
         outcome = self.socket.transact(batch, single_send=True, acknowledge=False)
@@ -213,22 +189,19 @@ class NftablesResource(Resource[Key, Value]):
         if outcome.errors:
             raise self._refusal(labelled, outcome.errors)
 
-    def _owned(self, message: Any) -> Any:
-        if self.owned and message[0] == messages.NEW_TABLE:
-            return self._encoder.table(messages.TABLE_OWNER | messages.TABLE_PERSIST)
-        return message
-
     def _refusal(self, labelled: List[Labelled], errors: List[MessageError]) -> TransactionRefused:
         first = errors[0]
         # Position 0 is the message that begins the batch; an error there is about the whole of it.
         where = labelled[first.position - 1].label if 0 < first.position <= len(labelled) else "transaction"
-        cleanup = all(
-            0 < error.position <= len(labelled) and labelled[error.position - 1].message[0] == messages.DELETE_CHAIN
+        busy_chains = all(
+            is_busy(error)
+            and 0 < error.position <= len(labelled)
+            and labelled[error.position - 1].message[0] == messages.DELETE_CHAIN
             for error in errors
         )
         more = f" (and {len(errors) - 1} more refusals)" if len(errors) > 1 else ""
         text = f"table {TABLE_NAME} ({self.family}): {where}: {first}{more}"
-        return TransactionRefused(text, frozenset(error.errno for error in errors), cleanup)
+        return TransactionRefused(text, any(map(is_transient, errors)), busy_chains)
 
     def describe(self, key: Key, value: Value) -> List[str]:
         """One entry in the syntax of the nft program."""

@@ -30,10 +30,11 @@ ELEMENTS_PER_TRANSACTION = 10_000
 
 
 class Labelled(NamedTuple):
-    """A message and the object that it is about, for errors."""
+    """A message and the object that it is about, for errors. ``chain``: the name of a chain that is made or removed."""
 
     message: Message
     label: str
+    chain: str = ""
 
 
 class Transaction(NamedTuple):
@@ -96,11 +97,11 @@ class _Batch:
         for name in self.removed_sets:
             yield Labelled(encoder.delete_set(name), f"set {name} to be removed")
         for name in self.removed_chains:
-            yield Labelled(encoder.delete_chain(name), f"chain {name} to be removed")
+            yield Labelled(encoder.delete_chain(name), f"chain {name} to be removed", name)
         for number, (name, value) in enumerate(self.sets, first_set):
             yield Labelled(encoder.set(name, value, number), f"set {name}")
         for name, base in self.chains:
-            yield Labelled(encoder.chain(name, base), f"chain {name}")
+            yield Labelled(encoder.chain(name, base), f"chain {name}", name)
         for name, rules in self.rules:
             for position, rule in enumerate(rules, 1):
                 yield Labelled(encoder.rule(name, rule), f"rule {position} of chain {name}")

@@ -17,14 +17,13 @@ from ...rendering.nftables.objects import TABLE_NAME, Key
 from ...rendering.nftables.own_names import is_own
 from ...resources import Change, Kind, Resource
 from ..netlink import parse_attributes
+from .attributes import NFTA_DYNSET_SET_NAME, NFTA_IMMEDIATE_DATA, NFTA_LOOKUP_SET, NFTA_SET_ELEM_DATA
 from .observation import parse_data, parse_expression
 from .raw import RawChain, RawSet, RawTable, RawTableResource, rule_expressions
 from .resource import NftablesResource
 
-#: Attributes by which an expression names a set (NFTA_LOOKUP_SET, NFTA_DYNSET_SET_NAME), and of a verdict's data.
-_SET_NAMES = {"lookup": 1, "dynset": 1}
-_VERDICT_DATA = 2
-_ELEMENT_DATA = 2
+#: The attributes by which an expression names a set.
+_SET_NAMES = {"lookup": NFTA_LOOKUP_SET, "dynset": NFTA_DYNSET_SET_NAME}
 
 
 def _called(verdict: Any) -> Iterator[Key]:
@@ -42,12 +41,12 @@ def references(value: Any) -> Iterator[Key]:
                 if expression.name in _SET_NAMES:
                     yield ("set", str(expression.get(_SET_NAMES[expression.name], "")))
                 elif expression.name == "immediate":
-                    yield from _called(expression.get(_VERDICT_DATA, ""))
+                    yield from _called(expression.get(NFTA_IMMEDIATE_DATA, ""))
     elif isinstance(value, RawSet):
         for element in value.elements:
             found = parse_attributes(memoryview(element), 0, len(element))
-            if _ELEMENT_DATA in found:
-                yield from _called(parse_data(found[_ELEMENT_DATA]))
+            if NFTA_SET_ELEM_DATA in found:
+                yield from _called(parse_data(found[NFTA_SET_ELEM_DATA]))
 
 
 def used(table: RawTable) -> Set[Key]:

@@ -9,22 +9,23 @@ tables cannot be deleted at all while their module is loaded. Source: linux/netf
 
 from __future__ import annotations
 
-import errno
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Tuple
 
 from ...errors import KernelError
 from ...resources import Change, Kind, Resource
 from ..netlink import NETLINK_NETFILTER, Message, NetlinkSocket
 from ..netlink import text_attribute as text
+from ..nftables.attributes import (
+    NFTA_CHAIN_NAME,
+    NFTA_TABLE_NAME,
+)
 from ..nftables.listing import ACCEPT, nft_chains, nft_tables
 from ..nftables.messages import BATCH_BEGIN, BATCH_END, DELETE_CHAIN, DELETE_TABLE, family_header
+from ..outcomes import is_busy, is_missing
 from .chains import ChainsResource
 
 #: NLM_F_NONREC: refuse to delete what still holds something.
 _NOT_RECURSIVE = 0x100
-_TABLE, _CHAIN_NAME = 1, 3
-#: Somebody has put something into the table since we looked, or has deleted it.
-_OVERTAKEN = frozenset((errno.EBUSY, errno.ENOENT))
 
 
 class EmptiedKey(NamedTuple):
@@ -78,10 +79,11 @@ class EmptiedTablesResource(Resource[EmptiedKey, bool]):
             for keys in _together(change.removed):
                 batch: List[Message] = [BATCH_BEGIN]
                 for key in keys:
-                    what = (DELETE_CHAIN, text(_CHAIN_NAME, key.chain)) if key.chain else (DELETE_TABLE, b"")
-                    batch.append((what[0], _NOT_RECURSIVE, header + text(_TABLE, key.table) + what[1]))
+                    what = (DELETE_CHAIN, text(NFTA_CHAIN_NAME, key.chain)) if key.chain else (DELETE_TABLE, b"")
+                    batch.append((what[0], _NOT_RECURSIVE, header + text(NFTA_TABLE_NAME, key.table) + what[1]))
                 errors = sock.transact([*batch, BATCH_END], single_send=True, acknowledge=False).errors
-                if errors and not {error.errno for error in errors} & _OVERTAKEN:
+                # Another program may have filled or deleted the table since it was observed.
+                if errors and not any(is_busy(error) or is_missing(error) for error in errors):
                     raise KernelError(f"{self.label}: {keys[-1].table}: cannot be deleted: {errors[0]}")
 
     def describe(self, key: EmptiedKey, value: bool) -> List[str]:

@@ -9,7 +9,6 @@ where the counter exists. Reading creates none (the kernel may load its module n
 
 from __future__ import annotations
 
-import errno
 import socket
 import struct
 from typing import Dict, Iterable, Tuple
@@ -26,6 +25,7 @@ from ..netlink import (
     parse_attributes,
     text_attribute,
 )
+from ..outcomes import is_busy, is_existing
 
 _NEW, _GET = 7 << 8 | 0, 7 << 8 | 1
 _NAME, _PACKETS = 1, 2
@@ -102,5 +102,5 @@ def make_nfacct_counters(names: Iterable[str]) -> bool:
     wanted = [(_NEW, NLM_F_CREATE, _FAMILY_HEADER + text_attribute(_NAME, name)) for name in names]
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         made = sock.transact(wanted)
-    # Busy: it is there.
-    return all(error.errno in (errno.EBUSY, errno.EEXIST) for error in made.errors)
+    # The kernel answers that one is busy if it exists.
+    return all(is_busy(error) or is_existing(error) for error in made.errors)

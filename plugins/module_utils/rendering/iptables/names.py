@@ -24,11 +24,6 @@ def hash16(text: str) -> str:
     return b32encode(sha256(text.encode()).digest()[:10]).decode()
 
 
-def service_hash(service_port: str, protocol: str) -> str:
-    """The hash shared by the chains of a ServicePort: its text ``ns/name:port`` and lower-case protocol."""
-    return hash16(service_port + protocol)
-
-
 def endpoint_chain(service_port: str, protocol: str, endpoint: str) -> str:
     """Name of the chain of one endpoint, given as ``ip:port`` text, of a ServicePort."""
     return ENDPOINT_PREFIX + hash16(service_port + protocol + endpoint)

@@ -1,0 +1,71 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Notifications of routing netlink about addresses and links. Sources: rtnetlink(7), linux/rtnetlink.h."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Dict, Iterator, NamedTuple, Union
+
+from ..addresses import IPV4, IPV6, unpacked
+from .attributes import attribute_text, parse_attributes
+from .listener import NetlinkListener
+from .netlink import NETLINK_ROUTE
+
+RTM_DELLINK, RTM_NEWADDR, RTM_DELADDR = 17, 20, 21
+RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR = 1, 5, 9
+IFLA_IFNAME, IFA_ADDRESS, IFA_LOCAL = 3, 1, 2
+_IFADDRMSG = struct.Struct("=BBBBI")
+_IFINFOMSG_BYTES = 16
+_FAMILIES: Dict[int, str] = {socket.AF_INET: IPV4, socket.AF_INET6: IPV6}
+
+
+class AddressEvent(NamedTuple):
+    """An address was added to, or removed from, the interface with this index."""
+
+    added: bool
+    family: str
+    address: str
+    interface: int
+
+
+class LinkRemoved(NamedTuple):
+    """An interface was removed."""
+
+    name: str
+
+
+class AddressMonitor:
+    """Listens for addresses that come and go and for links that go. Raises KernelError if there is no socket."""
+
+    def __init__(self) -> None:
+        groups = (RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR)
+        self._listener = NetlinkListener(NETLINK_ROUTE, groups, "routing netlink")
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for."""
+        return self._listener.fileno()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()
+
+    def pop_lost(self) -> bool:
+        """Whether events were lost since the last call, because the socket was read too late."""
+        return self._listener.pop_lost()
+
+    def events(self) -> Iterator[Union[AddressEvent, LinkRemoved]]:
+        """Yield what has happened since the last call; does not wait. Raises KernelError."""
+        for kind, _port, payload in self._listener.notifications():
+            if kind == RTM_DELLINK:
+                attributes = parse_attributes(payload, _IFINFOMSG_BYTES, len(payload))
+                if IFLA_IFNAME in attributes:
+                    yield LinkRemoved(attribute_text(attributes[IFLA_IFNAME]))
+            elif kind in (RTM_NEWADDR, RTM_DELADDR):
+                number, _length, _flags, _scope, interface = _IFADDRMSG.unpack_from(payload)
+                attributes = parse_attributes(payload, _IFADDRMSG.size, len(payload))
+                raw = attributes.get(IFA_LOCAL, attributes.get(IFA_ADDRESS))
+                if raw is not None and number in _FAMILIES:
+                    yield AddressEvent(kind == RTM_NEWADDR, _FAMILIES[number], unpacked(bytes(raw)), interface)

@@ -1,0 +1,106 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Listen to the notifications of a netlink subsystem. Sources: netlink(7), linux/netlink.h."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Iterator, NamedTuple, Sequence, Type, TypeVar
+
+from ..errors import KernelError
+from .netlink import HEADER, NETLINK_ADD_MEMBERSHIP, SOL_NETLINK
+
+Self = TypeVar("Self", bound="NetlinkListener")
+
+_SO_RCVBUFFORCE = 33
+#: A transaction of nf_tables may notify of tens of thousands of objects at once.
+_RECEIVE_BUFFER_BYTES = 16 << 20
+_DATAGRAM_BYTES = 1 << 20
+
+
+class Notification(NamedTuple):
+    """One message: its type, the netlink port of whoever caused it (0: the kernel), and what follows the header.
+
+    The payload is only valid until the next one is taken.
+    """
+
+    kind: int
+    port: int
+    payload: memoryview
+
+
+class NetlinkListener:
+    """A socket that only listens, in the network namespace of the calling thread; a context manager.
+
+    ``groups``: multicast groups by number (``RTNLGRP_...``, ``NFNLGRP_...``). Wait for ``fileno()`` to become readable,
+    then take :meth:`notifications`. Raises KernelError if there is no socket or group.
+    """
+
+    def __init__(self, protocol: int, groups: Sequence[int], what: str) -> None:
+        self._what = f"notifications of {what}"
+        self._lost = False
+        self._buffer = bytearray(_DATAGRAM_BYTES)
+        kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        try:
+            self._socket = socket.socket(socket.AF_NETLINK, kind, protocol)
+        except OSError as error:
+            raise KernelError(f"{self._what}: {error.strerror}") from error
+        try:
+            self._socket.bind((0, 0))
+            self._widen()
+            for group in groups:
+                self._socket.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
+        except OSError as error:
+            self._socket.close()
+            raise KernelError(f"{self._what}: {error.strerror}") from error
+
+    def _widen(self) -> None:
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER_BYTES)
+        except PermissionError:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, kind: Type[BaseException], value: BaseException, trace: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket; closing twice is harmless."""
+        self._socket.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for; -1 after closing."""
+        return self._socket.fileno()
+
+    def pop_lost(self) -> bool:
+        """Whether notifications were lost since the last call, because the socket was read too late."""
+        lost, self._lost = self._lost, False
+        return lost
+
+    def notifications(self) -> Iterator[Notification]:
+        """Yield the messages that have come in; does not wait. Raises KernelError."""
+        while True:
+            try:
+                size = self._socket.recv_into(self._buffer)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise KernelError(f"{self._what}: {error.strerror}") from error
+                self._lost = True
+                continue
+            yield from _messages(memoryview(self._buffer)[:size])
+
+
+def _messages(view: memoryview) -> Iterator[Notification]:
+    offset = 0
+    while offset + HEADER.size <= len(view):
+        length, kind, _flags, _sequence, port = HEADER.unpack_from(view, offset)
+        if length < HEADER.size:
+            return
+        yield Notification(kind, port, view[offset + HEADER.size : offset + length])
+        offset += (length + 3) & ~3
