@@ -156,6 +156,7 @@ class NodeOfKubeProxy(Node):
         super().close()
 
 
+@pytest.mark.full
 def test_the_playbook_gives_a_node_back_as_kube_proxy_had_programmed_it(tmp_path):
     node = NodeOfKubeProxy(tmp_path)
     node.timer.cancel()
