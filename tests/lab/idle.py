@@ -35,6 +35,8 @@ def hold_idle(
                 poll.register(sock.fileno(), select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR)
                 opened += 1
             for number, _mask in poll.poll(0.01, 1000):
+                # Not by closing alone: a child that is being started may still hold the connection.
+                poll.unregister(number)
                 held.pop(number).close()
             beat()
     finally:

@@ -259,7 +259,7 @@ class HttpServer:
         except OSError as error:
             # Its client has hung up.
             self._log.write("client", DEBUG, "connection lost", client=connection.client, error=error.strerror)
-            self._connections.remove(connection)
+            self._drop(connection)
             return
         except Exception as error:
             self._crashed(error, "a request")
@@ -268,7 +268,7 @@ class HttpServer:
             self._log.write("fault", INFO, "bad request", client=connection.client, reason=connection.fault)
             connection.fault = None
         if not needed:
-            self._connections.remove(connection)
+            self._drop(connection)
             return
         self._connections.settle(connection)
         if connection.writing != wrote:
@@ -281,6 +281,11 @@ class HttpServer:
 
     def _close(self, connection: Connection, reason: str) -> None:
         self._count(reason, connection.client)
+        self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        # Not by closing alone: a helper program that is being started may still hold the connection.
+        self._poll.unregister(connection.sock.fileno())
         self._connections.remove(connection)
 
     def _count(self, reason: str, client: str) -> None:
