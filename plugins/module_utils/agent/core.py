@@ -13,7 +13,7 @@ from typing import Callable, Dict, Iterable, List, Optional, Set
 
 from ..cluster.api import ENDPOINT_SLICES, NODES, SERVICE_CIDRS, SERVICES, ApiClient
 from ..cluster.connection import ApiConnection
-from ..cluster.model import Node
+from ..cluster.model import NamespacedName, Node
 from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ..convergence.handles import KernelHandles
 from ..convergence.request import Request
@@ -112,6 +112,7 @@ class AgentCore:
         self.node_name = node_name(options.node_name or self.configuration.hostname_override, os.uname().nodename)
         self.last_sync_end = 0.0
         self._events: Optional[EventPoster] = None
+        self._failed_services: Set[NamespacedName] = set()
         self._inbox = Inbox()
         self._stop = False
         self._reload = False
@@ -338,19 +339,21 @@ class AgentCore:
             self._set_timer("servers", RETRY_SECONDS)
 
     def _retry_health_ports(self) -> None:
-        before = set(self.surface.failed_services)
         self._report_health_ports(self.surface.retry_service_health())
-        for service in before.difference(self.surface.failed_services):
-            self.limited.write(("port served", service), INFO, "health check node port is served now", service=service)
 
     def _report_health_ports(self, failures: Iterable[FailedPort]) -> None:
-        """Log and post the failures of Services, which are new ones; as long as any is left they are tried again."""
+        """Log and post new failures, and log what failed before and no longer does; what fails is tried again."""
         for service, reason in failures:
             text = "health check node port cannot be served"
             if self.limited.warning(("port", service), text, service=service, reason=reason):
                 about = service_reference(service.namespace, service.name)
                 self._tell(about, WARNING, "FailedToStartServiceHealthcheck", "Listen", reason)
-        if self.surface.failed_services:
+        before, self._failed_services = self._failed_services, set(self.surface.failed_services)
+        for service in before - self._failed_services:
+            if self.surface.serves(service):
+                text = "health check node port is served now"
+                self.limited.write(("port served", service), INFO, text, service=service)
+        if self._failed_services:
             self._set_timer("health ports", RETRY_SECONDS)
 
     def _report_suppressed(self) -> None:

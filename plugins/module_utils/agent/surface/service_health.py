@@ -42,6 +42,9 @@ class ServiceHealthPorts:
     def __len__(self) -> int:
         return len(self._open)
 
+    def __contains__(self, service: object) -> bool:
+        return service in self._ports
+
     @property
     def failed(self) -> Mapping[NamespacedName, str]:
         """Services whose port is not open on every address, and why."""

@@ -205,6 +205,10 @@ class Surface:
         """Services whose health check node port is not open on every address, and why."""
         return {service: text for ports in self._service_health.values() for service, text in ports.failed.items()}
 
+    def serves(self, service: NamespacedName) -> bool:
+        """Return whether a Service has a health check node port in any family."""
+        return any(service in ports for ports in self._service_health.values())
+
     def keep_families(self, families: Sequence[str]) -> None:
         """Close the health check node ports of all other families."""
         for family in [name for name in self._service_health if name not in families]:
