@@ -78,6 +78,7 @@ class _Socket:
 
     def makefile(self, mode: str) -> io.BufferedReader:
         """Begin the answer to what was sent."""
+        self._wire.sent = self._sent
         target = self._sent.split(b" ", 2)[1].decode("ascii")
         return io.BufferedReader(_Stream(self._wire.answer(target), self._wire.clock))
 
@@ -93,11 +94,12 @@ class _Socket:
 
 
 class Wire:
-    """Dials connections that ``answer`` answers, by the target of each request."""
+    """Dials connections that ``answer`` answers, by the target of each request; ``sent`` is the last one as a whole."""
 
     def __init__(self, clock: Clock, answer: Callable[[str], Answer]) -> None:
         self.clock = clock
         self.answer = answer
+        self.sent = b""
 
     def dial(self, seconds: float) -> http.client.HTTPConnection:
         """A connection for one request."""

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import io
 import json
 import random
+import subprocess
 import urllib.parse
 
 import pytest
@@ -18,8 +20,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view i
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Backoff
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster import api
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.exec_plugin import ExecPlugin, ExecSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import SERVICES, ApiClient
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import Access, ApiConnection
 from tests.apiserver.wire import Answer, Clock, Wire, broken, chunked, failure, head, response, silent
 
 HOST = "http://api.example"
@@ -383,3 +386,60 @@ def test_two_agents_do_not_pause_alike():
     assert len(pauses) == 20
     assert all(0.8 <= first <= 1.6 for first, _second, _third in pauses)
     assert random.random() != random.random()
+
+
+def test_credentials_that_expire_each_hour_are_renewed_for_half_a_day(monkeypatch):
+    """A plugin's tokens live an hour, and only the latest is valid: no answer is 401, no list repeated."""
+
+    def plugin(words, **options):
+        issued.append(clock.now)
+        expiry = datetime.datetime.fromtimestamp(clock.now + 3600, datetime.timezone.utc)
+        status = {"token": f"token-{len(issued)}", "expirationTimestamp": expiry.strftime("%Y-%m-%dT%H:%M:%SZ")}
+        credential = {"kind": "ExecCredential", "apiVersion": "client.authentication.k8s.io/v1", "status": status}
+        return subprocess.CompletedProcess(words, 0, json.dumps(credential).encode(), b"")
+
+    def valid():
+        return f"Bearer token-{len(issued)}".encode() in run.wire.sent and clock.now < issued[-1] + 3600
+
+    issued = []
+    run = Run(
+        lambda query: page([service("a")]) if valid() else failure(401, "Unauthorized"),
+        lambda query: (
+            Answer(*events(bookmark("10"))[:-1], float(query["timeoutSeconds"]), b"0\r\n\r\n")
+            if valid()
+            else failure(401, "Unauthorized")
+        ),
+    )
+    clock = run.clock
+    credentials = ExecPlugin(ExecSettings("client.authentication.k8s.io/v1", "plugin"), now=clock, run=plugin)
+    monkeypatch.setattr(api, "resolve", lambda connection: Access(HOST, credentials))
+    run.go(12 * 3600.0)
+    assert 11 <= len(issued) <= 12 and len(run.lists) == 1 and len(run.watches) > 72
+    assert run.log == ""
+
+
+def test_a_revoked_token_costs_one_refusal_and_the_renewed_one_goes_on(monkeypatch):
+    """Without an expiry the server's 401 is the only sign; the plugin runs again because of it."""
+    issued, good = [], [1]
+
+    def plugin(words, **options):
+        issued.append(clock.now)
+        credential = {"kind": "ExecCredential", "apiVersion": "client.authentication.k8s.io/v1"}
+        credential["status"] = {"token": f"token-{len(issued)}"}
+        return subprocess.CompletedProcess(words, 0, json.dumps(credential).encode(), b"")
+
+    def watch(query):
+        if f"Bearer token-{good[0]}".encode() not in run.wire.sent:
+            return failure(401, "Unauthorized")
+        if len(run.watches) == 5:
+            good[0] = 2
+        return Answer(*events(bookmark("10"))[:-1], float(query["timeoutSeconds"]), b"0\r\n\r\n")
+
+    run = Run(lambda query: page([service("a")]), watch)
+    clock = run.clock
+    credentials = ExecPlugin(ExecSettings("client.authentication.k8s.io/v1", "plugin"), now=clock, run=plugin)
+    monkeypatch.setattr(api, "resolve", lambda connection: Access(HOST, credentials))
+    run.go(2 * 3600.0)
+    assert len(issued) == 2 and len(run.lists) == 1
+    lines = run.log.splitlines()
+    assert len(lines) == 2 and "credentials are not accepted" in lines[0] and "can be read again" in lines[1]
