@@ -109,6 +109,8 @@ class AgentNode:
     """An API server with a store, and an agent process that can be started, stopped and killed."""
 
     def __init__(self, scratch: Path, mode: str, variant: str = "", min_sync: str = "10ms", api: bool = True) -> None:
+        #: Further options of the next start.
+        self.options: List[str] = []
         self.scratch = scratch
         self.mode = mode
         self.kernel_variant = variant
@@ -185,6 +187,7 @@ class AgentNode:
                     *("run", "--config", str(self.scratch / "config.yaml"), "--kubeconfig", str(self.kubeconfig)),
                     *("--state-directory", str(self.scratch / "run"), "--cache", str(self.scratch / "cache.gz")),
                     *("--control", str(self.scratch / "agent.sock"), "-v"),
+                    *self.options,
                 ),
                 env=self.environment,
                 stdout=log,

@@ -219,6 +219,7 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
                     (f"max by (kind) ({selected('kubenode_proxy_objects_refused')})", "{{kind}}"),
                     (f"max by (kind) ({selected('kubenode_proxy_parts_skipped')})", "parts of {{kind}}"),
                     (f"max({selected('kubenode_proxy_conflicts')})", "conflicts"),
+                    (f"sum(increase({selected('kubenode_proxy_losses_total')}[$__rate_interval]))", "losses"),
                 ),
             ),
             Panel(

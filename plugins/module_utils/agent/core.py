@@ -38,6 +38,7 @@ from .surface.metrics import Metrics
 from .surface.service_health import FailedPort
 from .surface.surface import RETRY_SECONDS, Surface
 from .surface.systemd import Systemd
+from .sync.losses import LossWatch
 from .sync.schedule import Schedule
 from .sync.setup import Proxiers, remove_leftovers, set_up
 from .sync.syncer import Syncer
@@ -103,7 +104,8 @@ class AgentCore:
             flags=command_line_flags(options),
             started=self.started,
         )
-        self.syncer = Syncer(self.view, self.health, self.metrics, self.surface, log, self.limited)
+        losses = LossWatch(options.max_loss_percent, options.hold_loss, time.monotonic)
+        self.syncer = Syncer(self.view, self.health, self.metrics, self.surface, log, self.limited, losses)
         self.schedule = self._make_schedule()
         self.proxy: Optional[Proxiers] = None
         self.drift: Optional[DriftWatch] = None
@@ -242,6 +244,10 @@ class AgentCore:
             self._timers["check"] = now + pause
             trim_memory()
         self._report_health_ports(outcome.failed_services)
+        if outcome.loss:
+            self._tell(node_reference(self.node_name), WARNING, "EndpointsLost", "Sync", outcome.loss)
+        if outcome.held_until:
+            self._set_timer("held", max(0.0, outcome.held_until - now))
         if any(family.draining for family in proxy.families):
             self._set_timer("drain", DRAIN_SECONDS)
         self._set_timer("gauges", CACHE_SECONDS)

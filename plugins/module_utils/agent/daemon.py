@@ -330,6 +330,7 @@ class Agent(AgentCore):
             "gauges": self._refresh_gauges,
             "check": self._check_everything,
             "parameters": self._repair_parameters,
+            "held": self.schedule.request,
         }
         for name in [name for name, due in self._timers.items() if due <= now]:
             del self._timers[name]

@@ -24,6 +24,8 @@ class AgentOptions(NamedTuple):
     """How an agent is started. Empty texts stand for what the configuration says; ``cache`` empty: keep none.
 
     ``token``: a file with a token for the API server, which the agent renews if it is there; empty for none.
+    ``max_loss_percent``: a greater loss of Services with endpoints is reported; ``hold_loss``: seconds for which it is
+    held back at most, 0 to follow at once.
     ``control``: path of the unix socket for the node command; empty for none. ``verbose``: debug lines whatever the
     configuration says.
     """
@@ -38,6 +40,8 @@ class AgentOptions(NamedTuple):
     control: str = DEFAULT_CONTROL
     token: str = DEFAULT_TOKEN
     ignore_findings: Tuple[str, ...] = ()
+    max_loss_percent: float = 50.0
+    hold_loss: float = 0.0
     verbose: bool = False
     log_format: str = ""
 

@@ -128,12 +128,16 @@ def make_parser() -> argparse.ArgumentParser:
     converge.add_argument(
         "--confirm-timeout", type=float, default=0.0, metavar="SECONDS", help="go back unless it is confirmed by then"
     )
-    converge.add_argument(
-        "--max-loss-percent",
-        type=float,
-        default=50.0,
-        metavar="PERCENT",
-        help="refuse to leave more of the Services served now without endpoints",
+    for item, text in ((run, "report a greater loss"), (converge, "refuse a greater loss")):
+        item.add_argument(
+            "--max-loss-percent",
+            type=float,
+            default=50.0,
+            metavar="PERCENT",
+            help=f"{text} of the Services that have endpoints now",
+        )
+    run.add_argument(
+        "--hold-loss", type=float, default=0.0, metavar="SECONDS", help="serve these Services as before for so long"
     )
     converge.add_argument("--unattended", action="store_true", help="refuse that once, and do it at the next run")
     diff = command("diff", "show how this node differs from what the cluster says")

@@ -60,6 +60,8 @@ def run_agent(arguments: argparse.Namespace, errors: TextIO) -> int:
         control=arguments.control,
         token=arguments.token,
         ignore_findings=tuple(arguments.ignore),
+        max_loss_percent=arguments.max_loss_percent,
+        hold_loss=arguments.hold_loss,
         verbose=arguments.verbose,
         log_format=arguments.log_format,
     )

@@ -250,6 +250,9 @@ class Metrics:
         self.conflicts = self._gauge(
             "kubenode_proxy_conflicts", "Addresses with port and node ports that another Service claims, too"
         )
+        self.losses = self._counter(
+            "kubenode_proxy_losses_total", "Times that most Services of the node lost their endpoints at once"
+        )
         self.longest_kernel_call = self._gauge(
             "kubenode_proxy_longest_kernel_call_seconds", "The longest single call into the kernel since the start"
         )

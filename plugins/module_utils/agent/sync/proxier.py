@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from ...addresses import family_of
 from ...cluster.model import NamespacedName, Service
 from ...cluster.state import ClusterState
 from ...configuration.model import KubeProxyConfiguration
@@ -22,6 +23,7 @@ from ...kernel.conntrack import ConntrackSocket, delete_stale_udp
 from ...kernel.xtables.variant import XtablesVariant
 from ...rendering.desired import DesiredTables
 from ...rendering.rendering import Totals
+from ...rendering.served import served_cluster_ips
 from ...rendering.settings import DataplaneSettings
 from ...resources import Change, PlannedChange, Stage, apply_plan, plan
 from ...serviceports.routes import ServicePortRoute
@@ -77,6 +79,7 @@ class Proxier:
         self._adjustments = mode.adjustments(context, self.stages, handles)
         self._progress = handles.progress
         self._udp_changed: Set[NamespacedName] = set()
+        self._found: Optional[Set[str]] = None
 
     @property
     def family(self) -> str:
@@ -139,6 +142,14 @@ class Proxier:
         """Return the sums over all Services of the family, without working out any ServicePort."""
         return Totals(sum(count_endpoints(state, service, self.family) for service in state.services))
 
+    def found_served(self) -> Set[str]:
+        """Return the cluster IPs of the family that had endpoints when the kernel was first observed."""
+        return {address for address in self._found or () if family_of(address) == self.family}
+
+    def would_serve(self, state: ClusterState, service: NamespacedName) -> bool:
+        """Whether a Service would have an endpoint to choose after :meth:`apply_services`."""
+        return any(route.reachable for route in routes_for_service(state, service, self.context.routing))
+
     def is_cold(self) -> bool:
         """Whether the kernel holds nothing of ours yet. Raises KernelError."""
         return not any(stage.resource.observe() for stage in self.stages if stage.resource.family)
@@ -148,6 +159,8 @@ class Proxier:
         self.needs_full = True
         self.tables.pop_changes()
         planned = plan(self.stages)
+        if self._found is None:
+            self._found = served_cluster_ips(item.observed for item in planned)
         seconds = apply_plan(planned)
         self._adjustments.observed(self.tables.desired)
         self.needs_full = False

@@ -16,7 +16,8 @@ class ServiceSummary(NamedTuple):
 
     ``no_local_internal`` and ``no_local_external`` count its ports whose traffic policy is Local and that have
     endpoints, but none on this node. ``local_ready``: distinct addresses of ready endpoints on this node.
-    ``udp``: a digest of its serving UDP endpoints, 0 if there are none.
+    ``udp``: a digest of its serving UDP endpoints, 0 if there are none. ``served``: its ports that have an endpoint to
+    choose.
     """
 
     ports: int
@@ -26,6 +27,7 @@ class ServiceSummary(NamedTuple):
     health_check_node_port: int
     local_ready: int
     udp: int
+    served: int
 
 
 def _lacks_local(route: ServicePortRoute) -> bool:
@@ -52,6 +54,7 @@ def summarize(routes: Sequence[ServicePortRoute]) -> ServiceSummary:
         health_check_node_port=max(route.health_check_node_port for route in routes),
         local_ready=len(local),
         udp=hash(udp) or 1 if udp else 0,
+        served=sum(1 for route in routes if route.reachable),
     )
 
 
@@ -60,13 +63,18 @@ class Summaries:
 
     def __init__(self) -> None:
         self._services: Dict[NamespacedName, ServiceSummary] = {}
-        self.totals = ServiceSummary(0, 0, 0, 0, 0, 0, 0)
+        self.totals = ServiceSummary(0, 0, 0, 0, 0, 0, 0, 0)
         #: Health check node ports by Service, and how many ready endpoints each of these Services has on this node.
         self.health_ports: Dict[NamespacedName, int] = {}
         self.health_counts: Dict[NamespacedName, int] = {}
 
     def __len__(self) -> int:
         return len(self._services)
+
+    def serves(self, service: NamespacedName) -> bool:
+        """Whether a Service has an endpoint to choose."""
+        summary = self._services.get(service)
+        return summary is not None and summary.served > 0
 
     def put(self, service: NamespacedName, routes: Sequence[ServicePortRoute]) -> bool:
         """Take the routes of a Service; tells whether its serving UDP endpoints changed and there are some now."""
@@ -92,6 +100,7 @@ class Summaries:
                 sums.endpoints + sign * summary.endpoints,
                 sums.no_local_internal + sign * summary.no_local_internal,
                 sums.no_local_external + sign * summary.no_local_external,
+                0,
                 0,
                 0,
                 0,

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ...cluster.claims import Conflict
 from ...cluster.model import NamespacedName
 from ...convergence.report import conflict_warnings
 from ...errors import KernelError, ProxyError
 from ...kernel.sysctls import SysctlsResource, Wanted
+from ...preflight.cluster_state import loss_findings
 from ..drift.attribution import attributed
 from ..drift.parameters import repair_parameters
 from ..source.view import ClusterView
@@ -21,6 +22,7 @@ from ..surface.log import LimitedLog, Log
 from ..surface.metrics import Metrics
 from ..surface.service_health import FailedPort
 from ..surface.surface import Surface
+from .losses import LossWatch
 from .proxier import Proxier, SyncResult
 from .setup import Proxiers
 
@@ -36,13 +38,16 @@ FULL, PARTIAL, COLD = "full", "partial", "cold"
 class Outcome(NamedTuple):
     """What syncing all families led to: did all succeed, health check node ports that failed now, entries changed.
 
-    ``observed``: every family was compared with the kernel as a whole.
+    ``observed``: every family was compared with the kernel as a whole. ``loss``: in words, if most Services have
+    begun to lose their endpoints. ``held_until``: when (by time.monotonic) a loss held back is to be made, or 0.
     """
 
     succeeded: bool
     failed_services: List[FailedPort]
     changes: int
     observed: bool
+    loss: str = ""
+    held_until: float = 0.0
 
 
 def cold_batches(services: Sequence[NamespacedName], size: int) -> Iterator[List[NamespacedName]]:
@@ -74,6 +79,7 @@ class Syncer:
         surface: Surface,
         log: Log,
         limited: LimitedLog,
+        losses: Optional[LossWatch] = None,
     ) -> None:
         self.view = view
         self.suspects: Dict[str, str] = {}
@@ -87,6 +93,8 @@ class Syncer:
         self._limited = limited
         self._longest = 0.0
         self._conflicts: Tuple[Conflict, ...] = ()
+        self.losses = losses or LossWatch(50.0, 0.0, time.monotonic)
+        self._held: Set[NamespacedName] = set()
         self._filling: Dict[str, float] = {}
         # Families whose repair failed, because others went on changing things in the middle of it; and what told of it.
         self._unrepaired: Dict[str, str] = {}
@@ -107,7 +115,53 @@ class Syncer:
                     family.apply_services(self.view.state, services)
         except ProxyError as error:
             return self._failure(proxy, str(error))
-        return self.sync(proxy)
+        self._held = set()
+        self.losses.forget()
+        outcome = self.sync(proxy)
+        if not outcome.succeeded:
+            return outcome
+        self.losses.programmed(services, lambda service: self._serves(proxy, service))
+        return outcome._replace(loss=self._loss_of_start(proxy))
+
+    def _loss_of_start(self, proxy: Proxiers) -> str:
+        """Return what the first sync took from what the kernel held before, if that is most of it."""
+        services = self.view.state.services
+        names = {ip: str(key) for key, item in services.items() for ip in (item.cluster_ip_v4, item.cluster_ip_v6)}
+        for family in proxy.families:
+            after = {
+                ip
+                for key, item in services.items()
+                for ip in (item.cluster_ip_v4, item.cluster_ip_v6)
+                if family.summaries.serves(key)
+            }
+            for finding in loss_findings(family.found_served(), after, names, self.losses.max_percent):
+                self._report_loss(finding.what)
+                return finding.what
+        return ""
+
+    def _serves(self, proxy: Proxiers, service: NamespacedName) -> bool:
+        return any(family.summaries.serves(service) for family in proxy.families)
+
+    def _hold_back(self, proxy: Proxiers, dirty: Set[NamespacedName]) -> str:
+        """Judge what the change of these Services loses; those to be served as before for now leave ``dirty``.
+
+        Returns the loss in words where it is a new one.
+        """
+        state = self.view.state
+        loss = self.losses.judge(
+            dirty, lambda service: any(family.would_serve(state, service) for family in proxy.families)
+        )
+        if loss.held:
+            self._held = loss.services
+            dirty -= loss.services
+        if not loss.is_new:
+            return ""
+        self._report_loss(loss.text, held=loss.held)
+        return loss.text
+
+    def _report_loss(self, text: str, held: bool = False) -> None:
+        self._metrics.losses.inc()
+        self._log.warning("most Services of this node lose their endpoints", loss=text, held_back=held)
 
     def _fill(self, proxy: Proxiers, services: List[NamespacedName]) -> Set[str]:
         """Program an empty kernel step by step; return the families whose tables have every Service then.
@@ -139,7 +193,9 @@ class Syncer:
 
     def sync(self, proxy: Proxiers) -> Outcome:
         """Route what is dirty anew and bring every family's tables into the kernel."""
-        dirty = self.view.take_dirty()
+        dirty = self.view.take_dirty() | self._held
+        self._held = set()
+        loss = self._hold_back(proxy, dirty)
         succeeded = True
         failed: List[FailedPort] = []
         changes = 0
@@ -159,8 +215,10 @@ class Syncer:
                 self._family_failed(family, str(error))
                 continue
             failed += self.surface.sync_service_health(family)
+        if succeeded:
+            self.losses.programmed(dirty, lambda service: self._serves(proxy, service))
         self._finish(proxy, succeeded)
-        return Outcome(succeeded, failed, changes, observed and succeeded)
+        return Outcome(succeeded, failed, changes, observed and succeeded, loss, self.losses.held_until)
 
     def _sync_family(self, proxy: Proxiers, family: Proxier, dirty: Set[NamespacedName], suspicion: str) -> int:
         started = time.monotonic()
