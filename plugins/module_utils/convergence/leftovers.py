@@ -8,17 +8,17 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, FrozenSet, Mapping, Optional, Tuple
 
 from ..rendering.ipvs import model as ipvs
+from ..rendering.ipvs.sets import PROTOCOL_OF_NODE_PORTS
 from ..resources import Change, Resource
 
 
 def node_ports(elements: Mapping[Any, bool]) -> FrozenSet[Tuple[str, int]]:
-    """(protocol, port) of the node ports in set elements."""
-    found = set()
-    for name, element in elements:
-        for protocol in ("tcp", "udp", "sctp"):
-            if "NODE-PORT" in name and protocol.upper() in name:
-                found.add((protocol, int(element.rsplit(":", 1)[-1])))
-    return frozenset(found)
+    """Return (protocol, port) of the node ports among set elements."""
+    return frozenset(
+        (PROTOCOL_OF_NODE_PORTS[name], int(element.rsplit(":", 1)[-1]))
+        for name, element in elements
+        if name in PROTOCOL_OF_NODE_PORTS
+    )
 
 
 class StillConnected:

@@ -28,7 +28,7 @@ OWN = "the collection's own files"
 KNOWN: Dict[str, str] = {
     "regular_files.py": "what the others use",
     "whole_files.py": "a directory, to write it out",
-    "agent/drift/polls.py": PROC,
+    "kernel/ipvs_outline.py": PROC,
     "cluster/access/kubeconfig.py": GIVEN,
     "cluster/connection.py": GIVEN,
     "cluster/snapshot.py": GIVEN,

@@ -1,133 +1,49 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Noticing that another program asks IPVS or ipset to change something: by a netlink monitoring device.
-
-Neither subsystem notifies anybody of changes, but a device of the kind ``nlmon`` shows every netlink message of its
-network namespace to a packet socket. A filter in the kernel lets only requests through that change IPVS or ipsets and
-do not come from our own sockets (those bear their port number, see ``kernel.netlink``), so that nothing wakes the agent
-while nobody changes anything. Sources: drivers/net/nlmon.c, packet(7), linux/filter.h, linux/ip_vs.h,
-linux/netfilter/ipset/ip_set.h.
-"""
+"""Detect that another program asks IPVS or ipset to change something: by a netlink monitoring device."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import socket
-import struct
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Optional, Sequence
 
 from ...convergence.handles import KernelHandles
 from ...errors import KernelError
 from ...kernel.links import MONITORING_DEVICE, MONITORING_KIND, MonitoringDeviceResource
-from ...kernel.netlink import NETLINK_GENERIC, NETLINK_NETFILTER, NLM_F_REQUEST
+from ...kernel.request_tap import RequestTap
 from ...resources import Change, Stage, apply_plan, plan
 from .notifications import Watch, suspect
-
-# A change of IPVS is any command but the questions: get service, destination, daemon, config, info.
-_IPVS_QUESTIONS = (4, 8, 11, 13, 15)
-# Create, destroy, flush, rename, swap, add, delete.
-_IPSET_CHANGES = tuple(6 << 8 | command for command in (2, 3, 4, 5, 6, 9, 10))
-
-_TYPE_AT, _FLAGS_AT, _PORT_AT, _COMMAND_AT = 4, 6, 12, 16
-_LOAD_BYTE, _LOAD_HALF, _LOAD_WORD, _JUMP_EQUAL, _JUMP_BITS, _RETURN = 0x30, 0x28, 0x20, 0x15, 0x45, 0x06
-# Not an offset but the extension SKF_AD_PROTOCOL.
-_PROTOCOL_OF_PACKET = 0xFFFFF000
-_KEPT_BYTES = 64
-_INSTRUCTION = struct.Struct("=HBBI")
-_SO_ATTACH_FILTER = 26
-_ETH_P_ALL = 3
-
-Instruction = Tuple[int, int, int, int]
-
-
-def _as_loaded(value: int, size: int) -> int:
-    """What the filter, which reads in network byte order, makes of a value in this machine's order."""
-    return int.from_bytes(struct.pack("=H" if size == 2 else "=I", value), "big")
-
-
-def changes_filter(ipvs_family: int, own_ports: Sequence[int]) -> List[Instruction]:
-    """A classic BPF program: requests that change IPVS or ipsets and do not bear one of ``own_ports``.
-
-    ``ipvs_family``: number of the generic netlink family IPVS. Each instruction: code, jumps if true and false, value.
-    """
-    # Jumps are written as labels here and counted below.
-    lines: List[Tuple[int, str, str, int]] = [
-        (_LOAD_HALF, "", "", _FLAGS_AT),
-        (_JUMP_BITS, "", "drop", _as_loaded(NLM_F_REQUEST, 2)),
-        (_LOAD_WORD, "", "", _PORT_AT),
-    ]
-    lines += [(_JUMP_EQUAL, "drop", "", _as_loaded(port, 4)) for port in own_ports]
-    lines += [
-        (_LOAD_HALF, "", "", _PROTOCOL_OF_PACKET),
-        (_JUMP_EQUAL, "ipset", "", NETLINK_NETFILTER),
-        (_JUMP_EQUAL, "", "drop", NETLINK_GENERIC),
-        (_LOAD_HALF, "", "", _TYPE_AT),
-        (_JUMP_EQUAL, "", "drop", _as_loaded(ipvs_family, 2)),
-        (_LOAD_BYTE, "", "", _COMMAND_AT),
-    ]
-    lines += [(_JUMP_EQUAL, "drop", "", command) for command in _IPVS_QUESTIONS[:-1]]
-    lines.append((_JUMP_EQUAL, "drop", "keep", _IPVS_QUESTIONS[-1]))
-    labels = {"ipset": len(lines)}
-    lines.append((_LOAD_HALF, "", "", _TYPE_AT))
-    lines += [(_JUMP_EQUAL, "keep", "", _as_loaded(kind, 2)) for kind in _IPSET_CHANGES]
-    labels["drop"], labels["keep"] = len(lines), len(lines) + 1
-    lines += [(_RETURN, "", "", 0), (_RETURN, "", "", _KEPT_BYTES)]
-
-    def jump(label: str, position: int) -> int:
-        return labels[label] - position - 1 if label else 0
-
-    return [
-        (code, jump(true, position), jump(false, position), value)
-        for position, (code, true, false, value) in enumerate(lines)
-    ]
-
-
-def _attach(sock: socket.socket, program: Sequence[Instruction]) -> None:
-    code = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*line) for line in program))
-    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))
 
 
 class NetlinkTap(Watch):
     """ipvs mode: changes that other programs ask IPVS or ipset for.
 
-    ``active`` tells whether it works here; while it does not, contents have to be read more often. Making one raises
+    ``active``: whether it works here; while it does not, contents have to be read more often. Making one raises
     KernelError if this kernel has no such devices, or this process may not use packet sockets.
     """
 
     def __init__(self, families: Sequence[str], handles: KernelHandles) -> None:
         self._families = tuple(families)
         self._handles = handles
-        self._socket: Optional[socket.socket] = None
+        self._tap: Optional[RequestTap] = None
         self._open()
 
     @property
     def active(self) -> bool:
-        """Whether foreign changes are being noticed."""
-        return self._socket is not None
+        """Whether external changes are being detected."""
+        return self._tap is not None
 
     def _open(self) -> None:
         handles = self._handles
-        program = changes_filter(handles.ipvs.family_id, (handles.ipvs.netlink.port, handles.ipset.netlink.port))
-        self._make_device()
-        try:
-            sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, 0)
-        except OSError as error:
-            self._remove_device()
-            raise KernelError(f"packet socket: {error.strerror}") from error
-        try:
-            _attach(sock, program)
-            sock.bind((MONITORING_DEVICE, _ETH_P_ALL))
-        except OSError as error:
-            sock.close()
-            self._remove_device()
-            raise KernelError(f"device {MONITORING_DEVICE} cannot be listened to: {error.strerror}") from error
-        self._socket = sock
-
-    def _make_device(self) -> None:
+        ports = (handles.ipvs.netlink.port, handles.ipset.netlink.port)
         # Added even if it exists: that brings it up, and names a device of another kind.
-        MonitoringDeviceResource(self._handles.route).apply(Change(added={MONITORING_DEVICE: MONITORING_KIND}))
+        MonitoringDeviceResource(handles.route).apply(Change(added={MONITORING_DEVICE: MONITORING_KIND}))
+        try:
+            self._tap = RequestTap(MONITORING_DEVICE, handles.ipvs.family_id, ports)
+        except KernelError:
+            self._remove_device()
+            raise
 
     def _remove_device(self) -> None:
         with contextlib.suppress(KernelError):
@@ -135,34 +51,24 @@ class NetlinkTap(Watch):
 
     def fileno(self) -> int:
         """See the base class."""
-        return -1 if self._socket is None else self._socket.fileno()
+        return -1 if self._tap is None else self._tap.fileno()
 
     def look(self, found: Dict[str, str]) -> None:
         """See the base class. Makes a device that another program has removed again; raises KernelError on failure."""
-        if self._socket is None:
+        if self._tap is None:
             return
         try:
-            if self._read(self._socket):
+            if self._tap.pop_seen():
                 suspect(found, self._families, "request of another program to IPVS or ipset")
         except OSError as error:
             suspect(found, self._families, f"loss of the device {MONITORING_DEVICE} ({error.strerror})")
-            self._socket.close()
-            self._socket = None
+            self._tap.close()
+            self._tap = None
             self._open()
-
-    @staticmethod
-    def _read(sock: socket.socket) -> bool:
-        """Whether there was anything. Raises OSError."""
-        seen = False
-        while True:
-            try:
-                seen = bool(sock.recv(_KEPT_BYTES)) or seen
-            except (BlockingIOError, InterruptedError):
-                return seen
 
     def close(self) -> None:
         """See the base class."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        if self._tap is not None:
+            self._tap.close()
+            self._tap = None
         self._remove_device()

@@ -17,13 +17,14 @@ from typing import Callable, Dict, List, NamedTuple, Sequence
 from ...convergence.handles import KernelHandles
 from ...convergence.modes.mode import Subsystems
 from ...errors import KernelError
+from ...kernel.ipvs_outline import ServersContent, ServersOutline
 from ...kernel.xtables.chains import ChainsResource
 from ...kernel.xtables.variant import LEGACY
 from ..surface.log import Log
 from ..sync.proxier import Proxier
 from .netlink_tap import NetlinkTap
 from .notifications import AddressWatch, Watch, nftables_watch, xtables_nft_watch
-from .polls import LegacyWatch, PollWatch, ServersContent, ServersOutline, sets_digest
+from .polls import LegacyWatch, PollWatch, sets_digest
 
 # A burst of changes (iptables -F, ipvsadm -C) is waited for, and then repaired at once.
 _SETTLE_SECONDS = 0.1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from ...addresses import FAMILIES, IPV6, Network
+from ...addresses import FAMILIES, Network, family_of
 from ...configuration.model import MODES
 from ...kernel.facts import node_facts
 from ...kernel.ipvs import TimeoutsResource
@@ -19,6 +19,7 @@ from ...kernel.xtables.saved import SavedChainKey, SavedChainsResource
 from ...kernel.xtables.variant import XtablesVariant
 from ...rendering.ipvs import model as ipvs
 from ...rendering.ipvs.draining import in_networks, networks_of
+from ...rendering.ipvs.sets import FAMILY_OF_SET
 from ...rendering.nftables.objects import Key
 from ...rendering.settings import DataplaneSettings
 from ...resources import ObservedOnce, Resource
@@ -177,15 +178,12 @@ def observe_state(
 
 
 def of_family(table: Mapping[Any, Any], family: str) -> Dict[Any, Any]:
-    """The entries of a table of sets, elements, servers or addresses that belong to a family."""
-    return {key: value for key, value in table.items() if _is_ipv6(key) == (family == IPV6)}
+    """Return the entries of a table of sets, elements, servers or addresses that belong to a family."""
+    return {key: value for key, value in table.items() if _family(key) == family}
 
 
-def _is_ipv6(key: Any) -> bool:
-    if isinstance(key, ipvs.RealServerKey):
-        return ":" in key.server.address
-    if isinstance(key, ipvs.VirtualServerKey):
-        return ":" in key.address
-    if isinstance(key, ipvs.SetElementKey):
-        return key.set.startswith("KUBE-6-")
-    return key.startswith("KUBE-6-") or ":" in key
+def _family(key: Any) -> str:
+    if isinstance(key, (ipvs.RealServerKey, ipvs.VirtualServerKey)):
+        return family_of(ipvs.server_of(key).address)
+    name = key.set if isinstance(key, ipvs.SetElementKey) else key
+    return FAMILY_OF_SET.get(name) or family_of(name)

@@ -95,6 +95,18 @@ NAMES: Dict[str, Dict[str, str]] = {
 }
 
 
+#: The family that each set belongs to, by its name in the kernel.
+FAMILY_OF_SET: Dict[str, str] = {actual: family for family, names in NAMES.items() for actual in names.values()}
+
+#: The protocol of the node ports in each set that holds such, by its name in the kernel.
+PROTOCOL_OF_NODE_PORTS: Dict[str, str] = {
+    names[name]: protocol
+    for names in NAMES.values()
+    for protocol, plain in NODE_PORT_SETS.items()
+    for name in plain
+}
+
+
 def definitions(family: str) -> Dict[str, SetDefinition]:
     """All sets of a family by name; they exist whether they have elements or not."""
     found: Dict[str, SetDefinition] = {}

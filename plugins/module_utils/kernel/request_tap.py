@@ -1,0 +1,122 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Listen to requests that other programs send to IPVS and ipset, by a netlink monitoring device.
+
+Neither subsystem notifies anybody of changes, but a device of the kind ``nlmon`` shows every netlink message of its
+network namespace to a packet socket. A filter in the kernel lets only requests through that change IPVS or ipsets and
+do not come from our own sockets (those bear their port number, see ``netlink``). Sources: drivers/net/nlmon.c,
+packet(7), linux/filter.h, linux/ip_vs.h, linux/netfilter/ipset/ip_set.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+from typing import List, Sequence, Tuple
+
+from ..errors import KernelError
+from .netlink import NETLINK_GENERIC, NETLINK_NETFILTER, NLM_F_REQUEST
+
+# A change of IPVS is any command but the questions: get service, destination, daemon, config, info.
+_IPVS_QUESTIONS = (4, 8, 11, 13, 15)
+# Create, destroy, flush, rename, swap, add, delete.
+_IPSET_CHANGES = tuple(6 << 8 | command for command in (2, 3, 4, 5, 6, 9, 10))
+
+_TYPE_AT, _FLAGS_AT, _PORT_AT, _COMMAND_AT = 4, 6, 12, 16
+_LOAD_BYTE, _LOAD_HALF, _LOAD_WORD, _JUMP_EQUAL, _JUMP_BITS, _RETURN = 0x30, 0x28, 0x20, 0x15, 0x45, 0x06
+# Not an offset but the extension SKF_AD_PROTOCOL.
+_PROTOCOL_OF_PACKET = 0xFFFFF000
+_KEPT_BYTES = 64
+_INSTRUCTION = struct.Struct("=HBBI")
+_SO_ATTACH_FILTER = 26
+_ETH_P_ALL = 3
+
+Instruction = Tuple[int, int, int, int]
+
+
+def _as_loaded(value: int, size: int) -> int:
+    """What the filter, which reads in network byte order, makes of a value in this machine's order."""
+    return int.from_bytes(struct.pack("=H" if size == 2 else "=I", value), "big")
+
+
+def changes_filter(ipvs_family: int, own_ports: Sequence[int]) -> List[Instruction]:
+    """A classic BPF program: requests that change IPVS or ipsets and do not bear one of ``own_ports``.
+
+    ``ipvs_family``: number of the generic netlink family IPVS. Each instruction: code, jumps if true and false, value.
+    """
+    # Jumps are written as labels here and counted below.
+    lines: List[Tuple[int, str, str, int]] = [
+        (_LOAD_HALF, "", "", _FLAGS_AT),
+        (_JUMP_BITS, "", "drop", _as_loaded(NLM_F_REQUEST, 2)),
+        (_LOAD_WORD, "", "", _PORT_AT),
+    ]
+    lines += [(_JUMP_EQUAL, "drop", "", _as_loaded(port, 4)) for port in own_ports]
+    lines += [
+        (_LOAD_HALF, "", "", _PROTOCOL_OF_PACKET),
+        (_JUMP_EQUAL, "ipset", "", NETLINK_NETFILTER),
+        (_JUMP_EQUAL, "", "drop", NETLINK_GENERIC),
+        (_LOAD_HALF, "", "", _TYPE_AT),
+        (_JUMP_EQUAL, "", "drop", _as_loaded(ipvs_family, 2)),
+        (_LOAD_BYTE, "", "", _COMMAND_AT),
+    ]
+    lines += [(_JUMP_EQUAL, "drop", "", command) for command in _IPVS_QUESTIONS[:-1]]
+    lines.append((_JUMP_EQUAL, "drop", "keep", _IPVS_QUESTIONS[-1]))
+    labels = {"ipset": len(lines)}
+    lines.append((_LOAD_HALF, "", "", _TYPE_AT))
+    lines += [(_JUMP_EQUAL, "keep", "", _as_loaded(kind, 2)) for kind in _IPSET_CHANGES]
+    labels["drop"], labels["keep"] = len(lines), len(lines) + 1
+    lines += [(_RETURN, "", "", 0), (_RETURN, "", "", _KEPT_BYTES)]
+
+    def jump(label: str, position: int) -> int:
+        return labels[label] - position - 1 if label else 0
+
+    return [
+        (code, jump(true, position), jump(false, position), value)
+        for position, (code, true, false, value) in enumerate(lines)
+    ]
+
+
+def _attach(sock: socket.socket, program: Sequence[Instruction]) -> None:
+    code = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*line) for line in program))
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))
+
+
+class RequestTap:
+    """A packet socket on a monitoring device that is up; a filter passes requests which change IPVS or ipsets.
+
+    ``ipvs_family``: number of the generic netlink family IPVS; ``own_ports``: netlink ports whose requests are ignored.
+    Raises KernelError if this process may not use packet sockets, or the device cannot be listened to.
+    """
+
+    def __init__(self, device: str, ipvs_family: int, own_ports: Sequence[int]) -> None:
+        try:
+            self._socket = socket.socket(
+                socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, 0
+            )
+        except OSError as error:
+            raise KernelError(f"packet socket: {error.strerror}") from error
+        try:
+            _attach(self._socket, changes_filter(ipvs_family, own_ports))
+            self._socket.bind((device, _ETH_P_ALL))
+        except OSError as error:
+            self._socket.close()
+            raise KernelError(f"device {device} cannot be listened to: {error.strerror}") from error
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+
+    def pop_seen(self) -> bool:
+        """Whether any request came since the last call; does not wait. Raises OSError if the device is gone."""
+        seen = False
+        while True:
+            try:
+                seen = bool(self._socket.recv(_KEPT_BYTES)) or seen
+            except (BlockingIOError, InterruptedError):
+                return seen
