@@ -163,11 +163,12 @@ counts:
   returned: O(state) is not V(rendered)
   sample: {services: 12, without_endpoints: 1, service_ports: 15, endpoints: 34, added: 112, replaced: 3, removed: 0}
 changes:
-  description: The tables that differed, with counts.
+  description: The tables that differed, with counts and the names of the first few entries, those first that lack most.
   type: list
   elements: dict
   returned: O(state) is not V(rendered)
-  sample: [{table: IPv4 chains, added: 40, replaced: 2, removed: 0}]
+  sample:
+    - {table: IPv4 chains, added: 40, replaced: 2, removed: 0, entries: [nat KUBE-SERVICES], truncated: true}
 refused:
   description: The first 100 objects of the cluster that were left out because they are not valid.
   type: list

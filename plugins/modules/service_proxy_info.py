@@ -62,11 +62,13 @@ drift:
   sample: false
 changes:
   description:
-    - The tables that differ, with counts of what is missing (added), different (replaced) and too much (removed).
+    - The tables that differ, with counts of what is missing (added), different (replaced) and too much (removed), and
+      the names of the first few entries, those first that lack most.
   type: list
   elements: dict
   returned: a source of the cluster state is given
-  sample: [{table: IPv4 chains, added: 0, replaced: 1, removed: 0}]
+  sample:
+    - {table: IPv4 chains, added: 0, replaced: 1, removed: 0, entries: [nat KUBE-SERVICES], truncated: false}
 summary:
   description: The same in one line for people, empty without drift.
   type: str

@@ -85,7 +85,8 @@ changes:
   type: list
   elements: dict
   returned: success
-  sample: [{table: IPv4 chains (nft), added: 40, replaced: 6, removed: 0}]
+  sample:
+    - {table: IPv4 chains (nft), added: 40, replaced: 6, removed: 0, entries: [nat KUBE-SERVICES], truncated: true}
 states:
   description: The saved states, newest first.
   type: list

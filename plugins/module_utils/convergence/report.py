@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from itertools import islice
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 from ..cluster.claims import Conflict
@@ -50,6 +51,37 @@ def conflict_warnings(conflicts: Sequence[Conflict]) -> List[str]:
     return [*lines, f"{left} more addresses or node ports are claimed by several Services"] if left else lines
 
 
+_NAMED_ENTRIES = 10
+_NAME_CHARACTERS = 120
+
+
+def _entry_name(resource: Resource[Any, Any], key: Any, value: Any) -> str:
+    """Return a key in words: its parts where they are text, else the first line that describes its entry."""
+    parts = key if isinstance(key, tuple) else (key,)
+    if all(isinstance(part, str) for part in parts):
+        return " ".join(parts)[:_NAME_CHARACTERS]
+    return next(iter(resource.describe(key, value)), str(key))[:_NAME_CHARACTERS]
+
+
+def entry_names(planned: PlannedChange) -> Tuple[str, ...]:
+    """Return the names of the first few entries that differ, the most harmful first.
+
+    Of an entry with parts, such as a chain of rules, it matters how many of them are missing: a chain that somebody has
+    flushed comes before one with a rule too much. Then come entries that are missing, and last those in excess.
+    """
+    resource, change = planned.resource, planned.change
+    ranked: List[Tuple[int, str]] = []
+    for key, (old, new) in change.replaced.items():
+        name, missing = _entry_name(resource, key, new), 0
+        if isinstance(old, tuple) and isinstance(new, tuple) and all(isinstance(part, str) for part in new):
+            missing = len(set(new).difference(old))
+        ranked.append((-missing, f"{name} ({missing} of {len(new)} missing)" if missing else name))
+    ranked.sort(key=lambda item: item[0])
+    added = [_entry_name(resource, key, value) for key, value in islice(change.added.items(), _NAMED_ENTRIES)]
+    removed = [_entry_name(resource, key, value) for key, value in islice(change.removed.items(), _NAMED_ENTRIES)]
+    return tuple([*(name for _rank, name in ranked[:_NAMED_ENTRIES]), *added, *removed][:_NAMED_ENTRIES])
+
+
 def table_change(planned: PlannedChange, describe: bool) -> TableChange:
     """Counts of one planned change, and with ``describe`` the lines of its entries before and after."""
     resource, change = planned.resource, planned.change
@@ -61,7 +93,13 @@ def table_change(planned: PlannedChange, describe: bool) -> TableChange:
         after = _lines(resource, ((key, new) for key, (_old, new) in change.replaced.items()))
         after += _lines(resource, change.added.items())
     return TableChange(
-        resource.label, len(change.added), len(change.replaced), len(change.removed), tuple(before), tuple(after)
+        resource.label,
+        len(change.added),
+        len(change.replaced),
+        len(change.removed),
+        tuple(before),
+        tuple(after),
+        entry_names(planned) if change else (),
     )
 
 

@@ -56,7 +56,10 @@ class Request(NamedTuple):
 
 
 class TableChange(NamedTuple):
-    """How one resource table differs from what is desired: counts of keys, and lines before and after if asked for."""
+    """How one resource table differs from what is desired: counts of keys, and lines before and after if asked for.
+
+    ``entries``: names of the first few, those first that lack most.
+    """
 
     table: str
     added: int
@@ -64,6 +67,7 @@ class TableChange(NamedTuple):
     removed: int
     before: Tuple[str, ...] = ()
     after: Tuple[str, ...] = ()
+    entries: Tuple[str, ...] = ()
 
 
 class Report(NamedTuple):

@@ -17,6 +17,8 @@ from .tables import difference_entry
 
 # With one bad object per tenant the list of refusals would otherwise be as large as the cluster.
 REFUSED_LIMIT = 100
+# How many entries of a table the summary names.
+_NAMED_ENTRIES = 3
 
 
 def refused_result(refused: Sequence[Refusal], skipped: Sequence[Refusal]) -> Dict[str, Any]:
@@ -30,19 +32,30 @@ def refused_result(refused: Sequence[Refusal], skipped: Sequence[Refusal]) -> Di
 
 
 def change_result(changes: Iterable[TableChange]) -> List[Dict[str, Any]]:
-    """Counts per table that differs, without any lines."""
+    """Return counts per table that differs, and the names of the first few entries."""
     return [
-        {"table": change.table, "added": change.added, "replaced": change.replaced, "removed": change.removed}
+        {
+            "table": change.table,
+            "added": change.added,
+            "replaced": change.replaced,
+            "removed": change.removed,
+            "entries": list(change.entries),
+            "truncated": change.added + change.replaced + change.removed > len(change.entries),
+        }
         for change in changes
     ]
 
 
 def drift_summary(changes: Iterable[TableChange]) -> str:
-    """One line for people that tells how a node differs; empty if it does not."""
+    """Return one line for people that says how a node differs, with the first names; empty if it does not."""
     parts = []
     for change in changes:
         counts = (("missing", change.added), ("different", change.replaced), ("too much", change.removed))
-        parts.append(f"{change.table}: " + ", ".join(f"{count} {word}" for word, count in counts if count))
+        named = ", ".join(change.entries[:_NAMED_ENTRIES])
+        if named and change.added + change.replaced + change.removed > _NAMED_ENTRIES:
+            named += ", ..."
+        text = ", ".join(f"{count} {word}" for word, count in counts if count)
+        parts.append(f"{change.table}: {text} ({named})" if named else f"{change.table}: {text}")
     return "; ".join(parts)
 
 
