@@ -45,7 +45,8 @@ def saved() -> Set[str]:
 
 def converge(sock: IpsetSocket, sets: Dict[str, SetDefinition], elements: Elements, family: str = "IPv4") -> int:
     known = definitions(family)
-    planned = plan([Stage(SetsResource(sock, known), sets), Stage(SetElementsResource(sock, known), elements)])
+    resources = SetsResource(sock, known, family), SetElementsResource(sock, known, family)
+    planned = plan([Stage(resources[0], sets), Stage(resources[1], elements)])
     apply_plan(planned)
     return sum(len(one.change) for one in planned)
 
@@ -113,13 +114,13 @@ def test_a_full_set_is_named_and_other_sets_are_still_filled(ipset):
     elements[SetElementKey("KUBE-NODE-PORT-TCP", "30080")] = True
     expected = r"set KUBE-IPVS-IPS: element 11\.\S+ cannot be added: the set is full \(65536 elements at most\)"
     with pytest.raises(KernelError, match=expected):
-        SetElementsResource(ipset, known).apply(Change(added=elements))
+        SetElementsResource(ipset, known, "IPv4").apply(Change(added=elements))
     assert "30080" in run("ipset", "list", "KUBE-NODE-PORT-TCP")
 
 
 def test_what_is_there_already_or_gone_already_is_fine(ipset):
     known, elements = definitions("IPv4"), random_elements(3, "IPv4")
-    sets, content = SetsResource(ipset, known), SetElementsResource(ipset, known)
+    sets, content = SetsResource(ipset, known, "IPv4"), SetElementsResource(ipset, known, "IPv4")
     for _repeat in range(2):
         sets.apply(Change(added=dict(known)))
         content.apply(Change(added=dict(elements)))
@@ -156,4 +157,4 @@ def test_a_set_of_another_type_is_not_touched(ipset):
 def test_elements_of_a_missing_set(ipset):
     key = SetElementKey("KUBE-IPVS-IPS", "10.96.0.1")
     with pytest.raises(KernelError, match="set KUBE-IPVS-IPS: elements cannot be added: the set does not exist"):
-        SetElementsResource(ipset, definitions("IPv4")).apply(Change(added={key: True}))
+        SetElementsResource(ipset, definitions("IPv4"), "IPv4").apply(Change(added={key: True}))
