@@ -47,10 +47,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import (
     Endpoint,
+    ServicePortInfo,
     ServicePortName,
-    ServicePortRoute,
 )
 
 SIZES = "100x1,100x10,1000x1,1000x10,10000x1,10000x10,44000x1,44000x10"
@@ -92,10 +92,10 @@ def address(number: int, first: int) -> str:
     return f"10.{first + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
 
 
-def route(number: int, endpoints: Sequence[Endpoint]) -> ServicePortRoute:
+def route(number: int, endpoints: Sequence[Endpoint]) -> ServicePortInfo:
     """A ClusterIP Service."""
     chosen = tuple(endpoints)
-    return ServicePortRoute(
+    return ServicePortInfo(
         key=ServicePortName("bench", f"svc{number}", "", "TCP"),
         family="IPv4",
         cluster_ip=address(number, 96),
@@ -119,7 +119,7 @@ def route(number: int, endpoints: Sequence[Endpoint]) -> ServicePortRoute:
     )
 
 
-def routes(services: int, endpoints: int) -> List[ServicePortRoute]:
+def routes(services: int, endpoints: int) -> List[ServicePortInfo]:
     """So many Services with so many endpoints each, all different."""
     return [
         route(number, [Endpoint(address(number * endpoints + each, 128), 8080) for each in range(endpoints)])
@@ -127,7 +127,7 @@ def routes(services: int, endpoints: int) -> List[ServicePortRoute]:
     ]
 
 
-def contribution(one: ServicePortRoute) -> Entries:
+def contribution(one: ServicePortInfo) -> Entries:
     """What a route contributes, by key."""
     return {key: value for _table, key, value in service_port_entries(one, SETTINGS)}
 
@@ -159,7 +159,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
-def changed(one: ServicePortRoute, kind: str, turn: int) -> ServicePortRoute:
+def changed(one: ServicePortInfo, kind: str, turn: int) -> ServicePortInfo:
     """A route with its last endpoint replaced, or with one more."""
     fresh = Endpoint(address(turn, 250), 9090)
     kept = one.cluster[:-1] if kind == "replace" else one.cluster
@@ -168,13 +168,13 @@ def changed(one: ServicePortRoute, kind: str, turn: int) -> ServicePortRoute:
 
 
 def one_change(
-    resource: NftablesResource, table: Entries, all_routes: List[ServicePortRoute], kind: str, turns: int
+    resource: NftablesResource, table: Entries, all_service_ports: List[ServicePortInfo], kind: str, turns: int
 ) -> Tuple[List[float], List[float]]:
     """Seconds for single changes, and for the same bytes replayed after each was undone."""
     taken, floors = [], []
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         for turn in range(turns):
-            one = all_routes[turn * 7919 % len(all_routes)]
+            one = all_service_ports[turn * 7919 % len(all_service_ports)]
             other = changed(one, kind, turn)
             started = clock()
             before, after = contribution(one), contribution(other)
@@ -196,7 +196,7 @@ def one_change(
     return taken, floors
 
 
-def fill(resource: NftablesResource, by_key: Dict[Any, ServicePortRoute]) -> Tuple[Entries, float]:
+def fill(resource: NftablesResource, by_key: Dict[Any, ServicePortInfo]) -> Tuple[Entries, float]:
     """Program everything from empty, several times; the table, and the seconds of the fastest, rendering included."""
     taken = []
     for turn in range(FILLS):
@@ -213,8 +213,8 @@ def fill(resource: NftablesResource, by_key: Dict[Any, ServicePortRoute]) -> Tup
 
 def measure(services: int, endpoints: int, turns: int) -> Figures:
     """All figures for one size."""
-    all_routes = routes(services, endpoints)
-    by_key = {one.key: one for one in all_routes}
+    all_service_ports = routes(services, endpoints)
+    by_key = {one.key: one for one in all_service_ports}
     gc.collect()
     gc.freeze()
     gc.disable()  # as the modules do, whose processes end soon
@@ -228,11 +228,11 @@ def measure(services: int, endpoints: int, turns: int) -> Figures:
             raise SystemExit(f"{services}x{endpoints}: not converged: {len(rest)} differences")
         table = dict(desired)
         resource.longest_call = 0.0
-        replaced, replaced_floor = one_change(resource, table, all_routes, "replace", turns)
-        added, added_floor = one_change(resource, table, all_routes, "add", turns)
+        replaced, replaced_floor = one_change(resource, table, all_service_ports, "replace", turns)
+        added, added_floor = one_change(resource, table, all_service_ports, "add", turns)
         change: Change[Any, Any] = Change()
         started = clock()
-        for number, one in enumerate(all_routes[::100]):
+        for number, one in enumerate(all_service_ports[::100]):
             part = difference(contribution(one), contribution(changed(one, "replace", number)))
             change.replaced.update(part.replaced)
         resource.apply(change)

@@ -49,7 +49,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.res
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import ServicePortRoute
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortInfo
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
@@ -180,7 +180,7 @@ def kernel_memory() -> float:
     return total / 2**20 + (int(vmalloc.group(1)) / 1024 if vmalloc else 0.0)
 
 
-def replace(resource: NftablesResource, one: ServicePortRoute) -> float:
+def replace(resource: NftablesResource, one: ServicePortInfo) -> float:
     """Seconds for replacing the endpoint of a Service."""
     started = time.perf_counter()
     resource.apply(difference(contribution(one), contribution(changed(one, "replace", 1))))
@@ -189,16 +189,16 @@ def replace(resource: NftablesResource, one: ServicePortRoute) -> float:
 
 def measure(paths: Dict[str, str], services: int, endpoints: int, seconds: float) -> Row:
     """The project's own nftables mode."""
-    all_routes = routes(services, endpoints)
+    all_service_ports = routes(services, endpoints)
     target = (address(services - 1, 96), 80)
     with NftablesResource("IPv4") as resource:
         before = kernel_memory()
         started = time.perf_counter()
-        desired = RENDERING.desired_tables({one.key: one for one in all_routes}, CHOSEN)["table objects"]
+        desired = RENDERING.desired_tables({one.key: one for one in all_service_ports}, CHOSEN)["table objects"]
         resource.apply(difference(resource.observe(), desired))
         programmed = time.perf_counter() - started
         memory = kernel_memory() - before
-        change_ms = percentile([replace(resource, all_routes[number]) for number in range(CHANGES)], 0.5) * 1000
+        change_ms = percentile([replace(resource, all_service_ports[number]) for number in range(CHANGES)], 0.5) * 1000
         found = traffic(paths, target, seconds)
         resource.apply(difference(resource.observe(), {}))
     return Row("this project", services, endpoints, round(programmed, 3), round(change_ms, 2), round(memory, 1), *found)

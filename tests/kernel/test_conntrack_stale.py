@@ -13,10 +13,10 @@ from typing import List, Set, Tuple
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import conntrack
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import (
     Endpoint,
+    ServicePortInfo,
     ServicePortName,
-    ServicePortRoute,
 )
 
 FAMILIES = ("IPv4", "IPv6")
@@ -28,9 +28,9 @@ ADDRESSES = {
 }  # fmt: skip
 
 
-def route_to(family: str, endpoints: Tuple[Endpoint, ...], protocol: str = "UDP") -> ServicePortRoute:
+def route_to(family: str, endpoints: Tuple[Endpoint, ...], protocol: str = "UDP") -> ServicePortInfo:
     names = ADDRESSES[family]
-    return ServicePortRoute(
+    return ServicePortInfo(
         key=ServicePortName("kube-system", "dns", "dns", protocol),
         family=family,
         cluster_ip=names["cluster"],

@@ -22,10 +22,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.res
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import (
     Endpoint,
+    ServicePortInfo,
     ServicePortName,
-    ServicePortRoute,
 )
 from tests.lab.background import Background
 
@@ -201,7 +201,7 @@ def world() -> Iterator[World]:
 
 def route(
     family: str, number: int, endpoints: str = "LR", port: int = 80, target: int = 80, **changes: Any
-) -> ServicePortRoute:
+) -> ServicePortInfo:
     """A route to the named endpoints; ``local`` follows from the policies."""
     chosen = tuple(Endpoint(NAMES[family][name], target, is_local=name == "L") for name in endpoints)
     fields: Dict[str, Any] = {
@@ -229,7 +229,7 @@ def route(
     if changes.get("external_local") or changes.get("internal_local"):
         fields["local"] = tuple(endpoint for endpoint in chosen if endpoint.is_local)
     fields.update(changes)
-    return ServicePortRoute(**fields)
+    return ServicePortInfo(**fields)
 
 
 def settings(family: str, **changes: Any) -> DataplaneSettings:
@@ -246,7 +246,7 @@ def settings(family: str, **changes: Any) -> DataplaneSettings:
     return DataplaneSettings(family, **fields)
 
 
-def program(routes: Sequence[ServicePortRoute], chosen: DataplaneSettings) -> None:
+def program(routes: Sequence[ServicePortInfo], chosen: DataplaneSettings) -> None:
     """Make the kernel serve the routes, and see that it then holds what it should."""
     desired = RENDERING.desired_tables({item.key: item for item in routes}, chosen)["table objects"]
     with NftablesResource(chosen.family) as resource:

@@ -300,7 +300,7 @@ class Agent(AgentCore):
             self.view.dirty |= set(self.view.state.services)
 
     def _zone(self) -> str:
-        return self.proxy.families[0].context.routing.zone if self.proxy is not None else ""
+        return self.proxy.families[0].context.node.zone if self.proxy is not None else ""
 
     def _rebuild(self) -> None:
         """Make all families anew: who the node is, or its configuration, has changed."""

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The objects of the cluster, indexed the way routing reads them and kept up to date one object at a time."""
+"""The objects of the cluster, indexed the way ``serviceports`` reads them and kept up to date one object at a time."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ClusterState:
         return tuple(sorted(cidr for cidr in cidrs if (":" in cidr) == is_v6))
 
     def upsert(self, raw: Any) -> FrozenSet[NamespacedName]:
-        """Take in a raw object that is new or has changed, and return the Services whose routes may change by it.
+        """Take in a raw object that is new or has changed, and return the Services whose ServicePorts may change.
 
         Empty if nothing changes or the object is a Node or ServiceCIDR. No bad object raises: see ``refusals``.
         """

@@ -17,9 +17,9 @@ from ..cluster.state import ClusterState
 from ..rendering.desired import DesiredTables
 from ..rendering.rendering import Rendering
 from ..rendering.settings import DataplaneSettings
-from ..serviceports.routes import Endpoint, ServicePortRoute
+from ..serviceports.info import Endpoint, ServicePortInfo
 from ..serviceports.selection import NO_TOPOLOGY, SAME_NODE, topology_mode
-from ..serviceports.table import RoutingContext, all_routes, routes_for_service
+from ..serviceports.table import NodeContext, all_service_ports, service_ports_of
 from .family import FamilyContext
 from .target import Destination, ServiceTarget, Target
 
@@ -37,7 +37,7 @@ class ExplainedFamily(NamedTuple):
 def desired_family(state: ClusterState, rendering: Rendering[Any], context: FamilyContext) -> ExplainedFamily:
     """Return a family with the tables that a mode makes of the cluster state, for use without an agent."""
     tables = DesiredTables(rendering, context.settings)
-    ports = {service: routes_for_service(state, service, context.routing) for service in state.services}
+    ports = {service: service_ports_of(state, service, context.node) for service in state.services}
     tables.apply(ports, lambda service: ports[service])
     return ExplainedFamily(context, tables)
 
@@ -98,7 +98,7 @@ class _Frontend(NamedTuple):
         return address_and_port(self.address, self.port)
 
 
-def _frontends(port: ServicePortRoute, settings: DataplaneSettings) -> Iterator[_Frontend]:
+def _frontends(port: ServicePortInfo, settings: DataplaneSettings) -> Iterator[_Frontend]:
     yield _Frontend(CLUSTER_IP, port.cluster_ip, port.port)
     for address in port.external_ips:
         yield _Frontend(EXTERNAL_IP, address, port.port)
@@ -110,7 +110,7 @@ def _frontends(port: ServicePortRoute, settings: DataplaneSettings) -> Iterator[
 
 
 def _answering(
-    port: ServicePortRoute, settings: DataplaneSettings, destination: Destination
+    port: ServicePortInfo, settings: DataplaneSettings, destination: Destination
 ) -> Tuple[_Frontend, ...]:
     """Return the frontend that a destination is, if it is one of the ServicePort."""
     if destination.protocol not in ("", port.protocol):
@@ -123,22 +123,22 @@ def _answering(
     return (_Frontend(NODE_PORT, *place),) if loopback and destination.port == port.node_port else ()
 
 
-def _is_port(port: ServicePortRoute, target: ServiceTarget) -> bool:
+def _is_port(port: ServicePortInfo, target: ServiceTarget) -> bool:
     return target.port in ("", port.key.port_name, str(port.port)) and target.protocol in ("", port.protocol)
 
 
 def _found(
     state: ClusterState, family: FamilyContext, target: Target
-) -> Iterator[Tuple[ServicePortRoute, Tuple[_Frontend, ...]]]:
+) -> Iterator[Tuple[ServicePortInfo, Tuple[_Frontend, ...]]]:
     """Yield the ServicePorts that a target means, each with frontends for one kind of traffic."""
-    settings, routing = family.settings, family.routing
+    settings, node = family.settings, family.node
     if isinstance(target, Destination):
-        for port in all_routes(state, routing).values():
+        for port in all_service_ports(state, node).values():
             frontends = _answering(port, settings, target)
             if frontends:
                 yield port, frontends
         return
-    for port in routes_for_service(state, NamespacedName(target.namespace, target.name), routing):
+    for port in service_ports_of(state, NamespacedName(target.namespace, target.name), node):
         if _is_port(port, target):
             every = tuple(_frontends(port, settings))
             for traffic in (INTERNAL, EXTERNAL):
@@ -147,7 +147,7 @@ def _found(
                     yield port, frontends
 
 
-def _topology(port: ServicePortRoute, context: RoutingContext) -> str:
+def _topology(port: ServicePortInfo, context: NodeContext) -> str:
     if not port.uses_cluster_endpoints:
         return NO_TOPOLOGY
     return topology_mode(port.endpoints, context.node_name, context.zone)
@@ -181,7 +181,7 @@ def _state(endpoint: Endpoint) -> str:
     return "ready" if endpoint.ready else "not ready"
 
 
-def _outcome(port: ServicePortRoute, chosen: Sequence[Endpoint], rendering: Rendering[Any]) -> str:
+def _outcome(port: ServicePortInfo, chosen: Sequence[Endpoint], rendering: Rendering[Any]) -> str:
     if chosen:
         many = f"one of {len(chosen)} endpoints" if len(chosen) > 1 else "its only endpoint"
         return f"sent to {many}"
@@ -190,7 +190,7 @@ def _outcome(port: ServicePortRoute, chosen: Sequence[Endpoint], rendering: Rend
     return "dropped: there is no endpoint on this node, and the traffic policy is Local"
 
 
-def _source(port: ServicePortRoute, traffic: str, settings: DataplaneSettings, rendering: Rendering[Any]) -> str:
+def _source(port: ServicePortInfo, traffic: str, settings: DataplaneSettings, rendering: Rendering[Any]) -> str:
     if traffic == EXTERNAL:
         return "kept" if port.external_local else "replaced by the node's (masqueraded)"
     if settings.masquerade_all:
@@ -205,19 +205,19 @@ def explain(state: ClusterState, families: Sequence[ExplainedFamily], mode: str,
     found: List[Explanation] = []
     node, zone = "", ""
     for context, tables in families:
-        node, zone = context.routing.node_name, context.routing.zone
+        node, zone = context.node.node_name, context.node.zone
         for port, frontends in _found(state, context, target):
             found.append(_explanation(port, frontends, context, tables))
     return Explained(target, node, zone, mode, tuple(found))
 
 
 def _explanation(
-    port: ServicePortRoute, frontends: Tuple[_Frontend, ...], context: FamilyContext, tables: DesiredTables
+    port: ServicePortInfo, frontends: Tuple[_Frontend, ...], context: FamilyContext, tables: DesiredTables
 ) -> Explanation:
     rendering, traffic = tables.rendering, frontends[0].traffic
     local_only = port.internal_local if traffic == INTERNAL else port.external_local
     chosen = rendering.endpoints(port, local_only)
-    topology = _topology(port, context.routing)
+    topology = _topology(port, context.node)
     chosen_texts = {endpoint.text for endpoint in chosen}
     verdicts = tuple(
         EndpointVerdict(
@@ -248,7 +248,7 @@ def _explanation(
 
 
 def _programmed(
-    port: ServicePortRoute, frontends: Tuple[_Frontend, ...], tables: DesiredTables
+    port: ServicePortInfo, frontends: Tuple[_Frontend, ...], tables: DesiredTables
 ) -> Iterator[str]:
     """Yield the lines that the desired table has for the frontends of a ServicePort."""
     rendering = tables.rendering

@@ -10,18 +10,18 @@ from typing import Any, Mapping, NamedTuple, Optional
 from ..kernel.xtables.variant import XtablesVariant
 from ..rendering.rendering import ServicePorts
 from ..rendering.settings import DataplaneSettings
-from ..serviceports.table import RoutingContext
+from ..serviceports.table import NodeContext
 
 
 class FamilyContext(NamedTuple):
     """What is known of the node for one family.
 
-    ``settings``: for rendering. ``routing``: which endpoints and addresses apply on this node. ``variant``: the
+    ``settings``: for rendering. ``node``: by which ServicePorts are worked out. ``variant``: the
     iptables in use, None where the mode needs none.
     """
 
     settings: DataplaneSettings
-    routing: RoutingContext
+    node: NodeContext
     variant: Optional[XtablesVariant]
 
     @property

@@ -16,11 +16,11 @@ from ..configuration.model import KubeProxyConfiguration
 from ..errors import KernelError, PreflightError
 from ..kernel.facts import NodeFacts, interface_addresses, node_facts
 from ..kernel.xtables.variant import VARIANTS, Survey, XtablesVariant, detect_variant
-from ..rendering.build_settings import dataplane_settings, routing_context
+from ..rendering.build_settings import dataplane_settings, node_context
 from ..rendering.ipvs.model import DEVICE
 from ..rendering.settings import DataplaneSettings
 from ..serviceports.node import node_addresses, node_name
-from ..serviceports.table import RoutingContext, all_routes
+from ..serviceports.table import NodeContext, all_service_ports
 from .family import FamilyContext, FamilyServices
 from .modes.mode import Mode
 from .request import Request
@@ -88,7 +88,7 @@ def family_context(
     """Return what is known of one family that the node serves. Raises ConfigurationError."""
     return FamilyContext(
         family_settings(cluster, configuration, view, family),
-        routing_context(configuration, family, view.name, view.node),
+        node_context(configuration, family, view.name, view.node),
         view.variants.get(family),
     )
 
@@ -98,7 +98,7 @@ def family_services(
 ) -> List[FamilyServices]:
     """Return every family that the node serves, with its ServicePorts. Raises ConfigurationError."""
     contexts = [family_context(cluster, configuration, view, family) for family in view.families]
-    return [FamilyServices(context, all_routes(cluster, context.routing)) for context in contexts]
+    return [FamilyServices(context, all_service_ports(cluster, context.node)) for context in contexts]
 
 
 def removal_contexts(families: Sequence[str] = FAMILIES) -> List[FamilyContext]:
@@ -113,5 +113,5 @@ def removal_contexts(families: Sequence[str] = FAMILIES) -> List[FamilyContext]:
                 continue  # not installed, so none of our chains are in it
             if family == IPV6 and not os.path.exists("/proc/net/if_inet6"):
                 continue
-            contexts.append(FamilyContext(DataplaneSettings(family), RoutingContext(family, ""), variant))
+            contexts.append(FamilyContext(DataplaneSettings(family), NodeContext(family, ""), variant))
     return contexts

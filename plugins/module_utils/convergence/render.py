@@ -12,9 +12,9 @@ from ..cluster.model import Node
 from ..configuration.model import MODES
 from ..configuration.validate import in_mode
 from ..errors import ConfigurationError
-from ..rendering.build_settings import dataplane_settings, routing_context
+from ..rendering.build_settings import dataplane_settings, node_context
 from ..serviceports.node import node_name
-from ..serviceports.table import all_routes
+from ..serviceports.table import all_service_ports
 from .modes.choose import mode_named
 from .request import Request
 
@@ -49,7 +49,7 @@ def render(request: Request) -> Dict[str, str]:
             addresses,
             service_cidrs=request.cluster.service_cidr_list(family),
         )
-        service_ports = all_routes(request.cluster, routing_context(configuration, family, name, node))
+        service_ports = all_service_ports(request.cluster, node_context(configuration, family, name, node))
         texts.update(rendering.texts(family, rendering.desired_tables(service_ports, settings)))
     return texts
 

@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 
 from ..addresses import IPV6, packed
 from ..errors import KernelError
-from ..serviceports.routes import ServicePortRoute
+from ..serviceports.info import ServicePortInfo
 from .netlink import (
     NETLINK_NETFILTER,
     DumpInterrupted,
@@ -84,23 +84,23 @@ def _place(address: str, port: int) -> bytes:
     return (packed(address) or b"") + port.to_bytes(2, "big")
 
 
-def udp_frontends(routes: Iterable[ServicePortRoute]) -> UdpFrontends:
-    """The frontends of the UDP routes among ``routes``, all of one family.
+def udp_frontends(service_ports: Iterable[ServicePortInfo]) -> UdpFrontends:
+    """Return the frontends of the UDP ones among ``service_ports``, all of one family.
 
-    Routes without a serving endpoint are left out, so their entries stay; readiness, policies, topology and termination
-    play no part.
+    ServicePorts without a serving endpoint are left out, so their entries stay; readiness, policies, topology and
+    termination play no part.
     """
     found = UdpFrontends({}, {})
-    for route in routes:
-        if route.key.protocol != "UDP":
+    for info in service_ports:
+        if info.key.protocol != "UDP":
             continue
-        serving = {_place(endpoint.ip, endpoint.port) for endpoint in route.endpoints if endpoint.serving}
+        serving = {_place(endpoint.ip, endpoint.port) for endpoint in info.endpoints if endpoint.serving}
         if not serving:
             continue
-        for address in (route.cluster_ip, *route.load_balancer_ips, *route.external_ips):
-            found.addresses.setdefault(_place(address, route.port), set()).update(serving)
-        if route.node_port:
-            found.node_ports.setdefault(route.node_port.to_bytes(2, "big"), set()).update(serving)
+        for address in (info.cluster_ip, *info.load_balancer_ips, *info.external_ips):
+            found.addresses.setdefault(_place(address, info.port), set()).update(serving)
+        if info.node_port:
+            found.node_ports.setdefault(info.node_port.to_bytes(2, "big"), set()).update(serving)
     return found
 
 
@@ -253,9 +253,9 @@ class ConntrackSocket:
         return again
 
 
-def delete_stale_udp(sock: ConntrackSocket, family: str, routes: Iterable[ServicePortRoute]) -> int:
-    """Delete the stale entries of the UDP routes among ``routes`` (of one family); returns their number.
+def delete_stale_udp(sock: ConntrackSocket, family: str, service_ports: Iterable[ServicePortInfo]) -> int:
+    """Delete the stale entries of the UDP ones among ``service_ports`` (of one family); return their number.
 
     Raises KernelError.
     """
-    return sock.delete(family, sock.stale(family, udp_frontends(routes)))
+    return sock.delete(family, sock.stale(family, udp_frontends(service_ports)))

@@ -10,7 +10,7 @@ from typing import Dict, Hashable, Iterable, Iterator, List, Mapping, Set, Tuple
 from ..rendering.ipvs.entries import node_facts, service_port_entries
 from ..rendering.ipvs.model import SET_ELEMENTS, SetElementKey
 from ..rendering.settings import DataplaneSettings
-from ..serviceports.routes import ServicePortName, ServicePortRoute
+from ..serviceports.info import ServicePortInfo, ServicePortName
 from .findings import ERROR, SET_LIMIT, Finding
 
 ELEMENTS_LIMIT = 65536
@@ -44,23 +44,23 @@ def set_limit_findings(contributions: Iterable[SetContribution], limit: int = EL
     ]
 
 
-def _most_elements(route: ServicePortRoute) -> int:
-    """No set gets more elements from a route than this, node ports on few addresses aside."""
-    external = len(route.external_ips) + len(route.load_balancer_ips) * (1 + len(route.source_ranges))
-    return 1 + external + len(route.endpoints)
+def _most_elements(info: ServicePortInfo) -> int:
+    """No set gets more elements from a ServicePort than this, node ports on few addresses aside."""
+    external = len(info.external_ips) + len(info.load_balancer_ips) * (1 + len(info.source_ranges))
+    return 1 + external + len(info.endpoints)
 
 
 def ipvs_set_contributions(
-    routes: Mapping[ServicePortName, ServicePortRoute], settings: DataplaneSettings, limit: int = ELEMENTS_LIMIT
+    service_ports: Mapping[ServicePortName, ServicePortInfo], settings: DataplaneSettings, limit: int = ELEMENTS_LIMIT
 ) -> Iterator[SetContribution]:
-    """What each Service port of one family puts into the sets of ipvs mode, in the order of the routes.
+    """What each Service port of one family puts into the sets of ipvs mode, in the order of ``service_ports``.
 
     Nothing at all where so few elements are needed that no set can be too small, which costs no rendering.
     """
     facts = node_facts(settings)
-    bound = sum(map(_most_elements, routes.values())) + len(routes) * max(1, len(facts.node_ips))
+    bound = sum(map(_most_elements, service_ports.values())) + len(service_ports) * max(1, len(facts.node_ips))
     if bound <= limit:
         return
-    for key, route in routes.items():
-        needed = [name for table, name, _value in service_port_entries(route, facts) if table == SET_ELEMENTS]
+    for key, info in service_ports.items():
+        needed = [name for table, name, _value in service_port_entries(info, facts) if table == SET_ELEMENTS]
         yield str(key), [(item.set, item.element) for item in needed if isinstance(item, SetElementKey)]

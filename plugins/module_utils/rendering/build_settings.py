@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pure functions from a configuration and facts about the node to what routing and the dataplane modes need to know."""
+"""Pure functions from a configuration and facts about the node to what ServicePorts and modes need to know."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ..configuration.model import (
 from ..serviceports import node as node_identity
 from ..serviceports.node_ports import node_port_addresses, resolve_primary
 from ..serviceports.service_ports import of_family
-from ..serviceports.table import RoutingContext
+from ..serviceports.table import NodeContext
 from .settings import DataplaneSettings, LocalTraffic
 
 
-def routing_context(
+def node_context(
     configuration: KubeProxyConfiguration, family: str, node_name: str, node: Optional[Node]
-) -> RoutingContext:
-    """The context in which routes of one family are computed; ``node`` (None if unknown) gives the zone."""
+) -> NodeContext:
+    """Return the node as the ServicePorts of one family depend on it; ``node`` (None if unknown) gives the zone."""
     zone = node.zone if node is not None else ""
-    return RoutingContext(family, node_name, zone, configuration.gate(ALLOW_SERVICE_EXTERNAL_IPS))
+    return NodeContext(family, node_name, zone, configuration.gate(ALLOW_SERVICE_EXTERNAL_IPS))
 
 
 def local_traffic(

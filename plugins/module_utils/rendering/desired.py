@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Hashable, Iterable, Iterator, List, Mapp
 
 from ..cluster.model import NamespacedName
 from ..resources import Change, Progress, unheeded
-from ..serviceports.routes import ServicePortName, ServicePortRoute
+from ..serviceports.info import ServicePortInfo, ServicePortName
 from .merged import ABSENT, Entry, MergedTables
 from .rendering import Rendering, Totals
 from .settings import DataplaneSettings
@@ -25,7 +25,7 @@ STATIC = ServicePortName("", "", "", "")
 _SERVICES_BETWEEN_PROGRESS = 500
 
 Changes = Dict[str, Change[Any, Any]]
-ServicePortsOf = Callable[[NamespacedName], Sequence[ServicePortRoute]]
+ServicePortsOf = Callable[[NamespacedName], Sequence[ServicePortInfo]]
 
 
 def change_of(rows: Mapping[Hashable, Any], journal: Mapping[Hashable, Any]) -> Change[Any, Any]:
@@ -68,7 +68,7 @@ class DesiredTables:
 
     def apply(
         self,
-        services: Mapping[NamespacedName, Sequence[ServicePortRoute]],
+        services: Mapping[NamespacedName, Sequence[ServicePortInfo]],
         others: ServicePortsOf,
         totals: Optional[Totals] = None,
     ) -> None:
@@ -117,7 +117,7 @@ class DesiredTables:
         if endpoints:
             self._endpoints_of[service] = endpoints
 
-    def _replace(self, service: NamespacedName, ports: Sequence[ServicePortRoute]) -> None:
+    def _replace(self, service: NamespacedName, ports: Sequence[ServicePortInfo]) -> None:
         now = tuple([port.key for port in ports])
         for key in self._ports.get(service, ()):
             if key not in now:

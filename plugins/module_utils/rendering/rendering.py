@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from typing import Any, Dict, Generic, List, Mapping, NamedTuple, Sequence, Tuple, TypeVar
 
-from ..serviceports.routes import Endpoint, ServicePortName, ServicePortRoute
+from ..serviceports.info import Endpoint, ServicePortInfo, ServicePortName
 from .merged import Entry, Journal, MergedTables
 from .settings import DataplaneSettings
 
 Tables = Dict[str, Dict[Any, Any]]
-ServicePorts = Mapping[ServicePortName, ServicePortRoute]
+ServicePorts = Mapping[ServicePortName, ServicePortInfo]
 Context = TypeVar("Context")
 
 
@@ -94,7 +94,7 @@ class Rendering(Generic[Context]):
         """Return the entries that exist without any Service, each in an order in which it can be made."""
         raise KeyError(self.name)
 
-    def entries(self, service_port: ServicePortRoute, context: Context) -> List[Entry]:
+    def entries(self, service_port: ServicePortInfo, context: Context) -> List[Entry]:
         """Return what one ServicePort contributes, each entry owned by that ServicePort.
 
         Several ServicePorts may contribute one key, such as the cluster IP of a Service with two ports; of values
@@ -102,7 +102,7 @@ class Rendering(Generic[Context]):
         """
         raise KeyError(self.name)
 
-    def endpoints(self, service_port: ServicePortRoute, only_local: bool) -> Sequence[Endpoint]:
+    def endpoints(self, service_port: ServicePortInfo, only_local: bool) -> Sequence[Endpoint]:
         """Return the endpoints that traffic is sent to. ``only_local``: its traffic policy is Local."""
         return service_port.local if only_local else service_port.cluster
 

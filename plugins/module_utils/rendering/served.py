@@ -12,7 +12,7 @@ import re
 from typing import Any, Iterable, Mapping, Set
 
 from ..addresses import unpacked
-from ..serviceports.routes import ServicePortRoute
+from ..serviceports.info import ServicePortInfo
 from .iptables.fixed import SERVICES
 from .iptables.names import CLUSTER_PREFIX, LOCAL_PREFIX
 from .ipvs.model import RealServerKey, SetElementKey
@@ -58,6 +58,6 @@ def _rules(value: object) -> Iterable[str]:
     return value if isinstance(value, tuple) else ()
 
 
-def routed_cluster_ips(routes: Iterable[ServicePortRoute]) -> Set[str]:
+def routed_cluster_ips(service_ports: Iterable[ServicePortInfo]) -> Set[str]:
     """Return the cluster IPs of the ServicePorts that have an endpoint for internal traffic."""
-    return {route.cluster_ip for route in routes if (route.local if route.internal_local else route.cluster)}
+    return {info.cluster_ip for info in service_ports if (info.local if info.internal_local else info.cluster)}

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a dataplane mode needs to know besides the routes: settings of the node and facts about it, per family.
+"""What a mode needs to know besides the ServicePorts: settings of the node and facts about it, per family.
 
 Both are plain values, so that rendering stays a pure function; the convergence layer fills them from the
 KubeProxyConfiguration, the Node and the kernel.

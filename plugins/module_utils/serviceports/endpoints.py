@@ -9,7 +9,7 @@ from typing import Dict, Iterable, List, Mapping, Set, Tuple
 
 from ..addresses import IPV6
 from ..cluster.model import EndpointSlice, SliceEndpoint
-from .routes import Endpoint
+from .info import Endpoint
 
 PortKey = Tuple[str, str]
 """Name and protocol of a port: what ties an endpoint to a ServicePort, never the number."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Iterable, NamedTuple, Tuple
 
-from .routes import Endpoint
+from .info import Endpoint
 
 Endpoints = Tuple[Endpoint, ...]
 
@@ -17,7 +17,7 @@ SAME_ZONE = "same-zone"
 
 
 class Selection(NamedTuple):
-    """The chosen endpoints: see :class:`ServicePortRoute`."""
+    """The chosen endpoints: see :class:`ServicePortInfo`."""
 
     cluster: Endpoints
     local: Endpoints

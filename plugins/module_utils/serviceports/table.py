@@ -1,23 +1,23 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The routes of a Service, and of all Services, on this node."""
+"""The ServicePorts of a Service, and of all Services, on this node."""
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Tuple
 
 from ..cluster.claims import Claim, Conflict
 from ..cluster.model import NamespacedName, ServicePort
 from ..cluster.state import ClusterState
 from .endpoints import endpoint_counts, expand, slices_in_order
-from .routes import ServicePortName, ServicePortRoute
+from .info import ServicePortInfo, ServicePortName
 from .selection import select
 from .service_ports import cluster_ip_of, port_policy, service_attributes
 
 
-class RoutingContext(NamedTuple):
-    """For whom routes are computed.
+class NodeContext(NamedTuple):
+    """The node that ServicePorts are worked out for.
 
     ``family``: IPv4 or IPv6. ``node_name``: as in Node objects (see ``node.node_name``). ``zone``: the node's zone or
     empty. ``allow_external_ips``: the feature gate AllowServiceExternalIPs.
@@ -29,10 +29,10 @@ class RoutingContext(NamedTuple):
     allow_external_ips: bool = True
 
 
-def routes_for_service(
-    state: ClusterState, service_key: NamespacedName, context: RoutingContext
-) -> Tuple[ServicePortRoute, ...]:
-    """Return the routes of one Service, one per port, sorted by key; empty if there is no such Service in the family.
+def service_ports_of(
+    state: ClusterState, service_key: NamespacedName, context: NodeContext
+) -> Tuple[ServicePortInfo, ...]:
+    """Return the ServicePorts of one Service, sorted by key; empty if there is no such Service in the family.
 
     An address or node port that another Service gets (see ``cluster.claims``) is left out; so is a port whose cluster
     IP another Service gets.
@@ -44,7 +44,7 @@ def routes_for_service(
     node_name, zone = context.node_name, context.zone
     by_port = expand(slices_in_order(state.slices_of(service_key)), context.family, node_name)
     lost = state.lost_claims(service_key)
-    routes: List[ServicePortRoute] = []
+    service_ports: List[ServicePortInfo] = []
     for port in service.ports:
         external_ips, load_balancer_ips = attributes.external_ips, attributes.load_balancer_ips
         node_port = port.node_port
@@ -57,33 +57,33 @@ def routes_for_service(
         policy = port_policy(attributes, port)
         endpoints = by_port.get((port.name, port.protocol), ())
         chosen = select(endpoints, policy.uses_cluster_endpoints, policy.uses_local_endpoints, node_name, zone)
-        routes.append(
-            ServicePortRoute(
-                ServicePortName(service.namespace, service.name, port.name, port.protocol),
-                context.family,
-                attributes.cluster_ip,
-                port.port,
-                node_port,
-                external_ips,
-                load_balancer_ips,
-                attributes.source_ranges,
-                service.affinity_seconds,
-                attributes.internal_local,
-                attributes.external_local,
-                policy.externally_accessible,
-                policy.uses_cluster_endpoints,
-                policy.uses_local_endpoints,
-                attributes.health_check_node_port,
-                endpoints,
-                chosen.cluster,
-                chosen.local,
-                chosen.reachable,
-                chosen.has_any,
+        service_ports.append(
+            ServicePortInfo(
+                key=ServicePortName(service.namespace, service.name, port.name, port.protocol),
+                family=context.family,
+                cluster_ip=attributes.cluster_ip,
+                port=port.port,
+                node_port=node_port,
+                external_ips=external_ips,
+                load_balancer_ips=load_balancer_ips,
+                source_ranges=attributes.source_ranges,
+                affinity_seconds=service.affinity_seconds,
+                internal_local=attributes.internal_local,
+                external_local=attributes.external_local,
+                externally_accessible=policy.externally_accessible,
+                uses_cluster_endpoints=policy.uses_cluster_endpoints,
+                uses_local_endpoints=policy.uses_local_endpoints,
+                health_check_node_port=attributes.health_check_node_port,
+                endpoints=endpoints,
+                cluster=chosen.cluster,
+                local=chosen.local,
+                reachable=chosen.reachable,
+                has_any=chosen.has_any,
             )
         )
-    if len(routes) > 1:
-        routes.sort(key=lambda route: route.key)
-    return tuple(routes)
+    if len(service_ports) > 1:
+        service_ports.sort(key=lambda info: info.key)
+    return tuple(service_ports)
 
 
 def _kept(addresses: Tuple[str, ...], port: ServicePort, lost: Mapping[Claim, Conflict]) -> Tuple[str, ...]:
@@ -93,7 +93,7 @@ def _kept(addresses: Tuple[str, ...], port: ServicePort, lost: Mapping[Claim, Co
 def count_endpoints(state: ClusterState, service_key: NamespacedName, family: str) -> int:
     """Return how many endpoints, whatever their conditions, the ports of a Service have together.
 
-    It is the sum over what :func:`routes_for_service` returns, at a fraction of the cost.
+    It is the sum over what :func:`service_ports_of` returns, at a fraction of the cost.
     """
     service = state.services.get(service_key)
     cluster_ip = cluster_ip_of(service, family) if service is not None else ""
@@ -108,15 +108,6 @@ def count_endpoints(state: ClusterState, service_key: NamespacedName, family: st
     )
 
 
-def routes_for_services(
-    state: ClusterState, service_keys: Iterable[NamespacedName], context: RoutingContext
-) -> Dict[ServicePortName, ServicePortRoute]:
-    """The routes of some Services, by key and sorted by it."""
-    return {
-        route.key: route for key in sorted(service_keys) for route in routes_for_service(state, key, context)
-    }
-
-
-def all_routes(state: ClusterState, context: RoutingContext) -> Dict[ServicePortName, ServicePortRoute]:
-    """The routes of all Services, by key and sorted by it."""
-    return routes_for_services(state, state.services, context)
+def all_service_ports(state: ClusterState, context: NodeContext) -> Dict[ServicePortName, ServicePortInfo]:
+    """Return the ServicePorts of all Services, by key and sorted by it."""
+    return {info.key: info for key in sorted(state.services) for info in service_ports_of(state, key, context)}

@@ -35,7 +35,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.target import parse_target
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import RoutingContext, all_routes
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
 from tests.apiserver.accounts import sign
 
 SERVICE = {
@@ -76,7 +76,7 @@ SETTINGS = DataplaneSettings(
     node_addresses=(("eth0", "192.0.2.1"),),
     node_port_addresses=("192.0.2.1",),
 )
-CONTEXT = RoutingContext("IPv4", "node1", "zone-a")
+CONTEXT = NodeContext("IPv4", "node1", "zone-a")
 
 
 def explained(destination, mode="iptables", *objects):
@@ -227,7 +227,7 @@ def test_every_line_shown_is_in_the_desired_table(mode, endpoints):
     ]
     state = ClusterState.from_objects((SERVICE, many))
     rendering = mode_named(mode).rendering
-    desired = programmed_lines(rendering, rendering.desired_tables(all_routes(state, CONTEXT), SETTINGS))
+    desired = programmed_lines(rendering, rendering.desired_tables(all_service_ports(state, CONTEXT), SETTINGS))
     for target in ("10.96.0.7:80", "203.0.113.7:80", "192.0.2.1:30080", "shop/web"):
         for item in explained(target, mode, SERVICE, many)["found"]:
             assert item["programmed"] and set(item["programmed"]) <= desired

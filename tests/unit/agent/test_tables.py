@@ -18,10 +18,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.merged im
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.rendering import Totals
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import (
-    RoutingContext,
-    all_routes,
+    NodeContext,
+    all_service_ports,
     count_endpoints,
-    routes_for_service,
+    service_ports_of,
 )
 
 MODES = ("iptables", "ipvs", "nftables")
@@ -34,7 +34,7 @@ SETTINGS = DataplaneSettings(
     node_port_addresses=("192.0.2.1", "127.0.0.1"),
     large_cluster_endpoints=15,
 )
-CONTEXT = RoutingContext("IPv4", "node1", "a")
+CONTEXT = NodeContext("IPv4", "node1", "a")
 
 
 def random_service(chance, number):
@@ -101,8 +101,8 @@ def random_slice(chance, number):
 
 def apply(tables, state, services, totals=None):
     """Apply Services to tables as a proxier does."""
-    ports = {service: routes_for_service(state, service, CONTEXT) for service in services}
-    tables.apply(ports, lambda service: routes_for_service(state, service, CONTEXT), totals)
+    ports = {service: service_ports_of(state, service, CONTEXT) for service in services}
+    tables.apply(ports, lambda service: service_ports_of(state, service, CONTEXT), totals)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -133,7 +133,7 @@ def test_random_changes_end_in_what_a_whole_rendering_gives(mode, seed):
             for key, value in change.added.items():
                 assert key not in rows
                 rows[key] = value
-        ports = all_routes(state, CONTEXT)
+        ports = all_service_ports(state, CONTEXT)
         small = sum(len(port.endpoints) for port in ports.values()) <= SETTINGS.large_cluster_endpoints
         crossings, before = crossings + (small != before), small
         wanted = rendering.desired_tables(ports, SETTINGS)
@@ -189,7 +189,7 @@ def test_each_service_port_is_rendered_once_on_either_side_of_the_limit(limit):
     state, rendering = full_state(40), Counting()
     tables = DesiredTables(rendering, SETTINGS._replace(large_cluster_endpoints=limit))
     apply(tables, state, state.services)
-    assert set(rendering.rendered) == set(all_routes(state, CONTEXT))
+    assert set(rendering.rendered) == set(all_service_ports(state, CONTEXT))
     assert set(rendering.rendered.values()) == {1}
 
 
@@ -204,12 +204,12 @@ def test_services_that_come_in_parts_are_rendered_once_if_the_totals_are_given(l
         apply(tables, state, services[start : start + 7], totals)
     assert set(rendering.rendered.values()) == {1}
     tables.pop_changes()
-    assert tables.desired == IptablesRendering().desired_tables(all_routes(state, CONTEXT), settings)
+    assert tables.desired == IptablesRendering().desired_tables(all_service_ports(state, CONTEXT), settings)
 
 
 def test_crossing_the_limit_renders_each_service_port_once_more():
     state, rendering = full_state(20), Counting()
-    ports = all_routes(state, CONTEXT)
+    ports = all_service_ports(state, CONTEXT)
     limit = sum(len(port.endpoints) for port in ports.values())
     tables = DesiredTables(rendering, SETTINGS._replace(large_cluster_endpoints=limit))
     apply(tables, state, state.services)
@@ -235,7 +235,7 @@ def test_endpoints_are_counted_without_working_them_out(seed):
     state.upsert(claimed)
     assert state.conflicts
     for service in state.services:
-        expanded = sum(len(port.endpoints) for port in routes_for_service(state, service, CONTEXT))
+        expanded = sum(len(port.endpoints) for port in service_ports_of(state, service, CONTEXT))
         assert count_endpoints(state, service, "IPv4") == expanded
         assert count_endpoints(state, service, "IPv6") == 0
 
@@ -253,7 +253,7 @@ def test_an_entry_that_another_service_decides_is_not_shown_as_programmed():
         )
         state.upsert(raw)
     apply(merged, state, state.services)
-    first, second = sorted(all_routes(state, CONTEXT))
+    first, second = sorted(all_service_ports(state, CONTEXT))
     (key,) = [key for key in merged.desired["virtual servers"] if key.address == "198.51.100.9"]
     assert key in [entry for _table, entry, _value in merged.programmed(first)]
     assert key not in [entry for _table, entry, _value in merged.programmed(second)]
@@ -287,14 +287,14 @@ def test_summaries_count_what_gauges_and_conntrack_need():
     state.upsert(raw)
     (service,) = state.upsert(slice_)
     summaries = Summaries()
-    assert summaries.put(service, routes_for_service(state, service, CONTEXT)) is True
-    assert summaries.put(service, routes_for_service(state, service, CONTEXT)) is False
+    assert summaries.put(service, service_ports_of(state, service, CONTEXT)) is True
+    assert summaries.put(service, service_ports_of(state, service, CONTEXT)) is False
     assert (summaries.totals.no_local_internal, summaries.totals.no_local_external) == (1, 1)
     assert summaries.health_ports == {service: 32001}
     assert summaries.health_counts == {service: 0}
     slice_["endpoints"].append({"addresses": ["10.244.1.8"], "nodeName": "node1", "conditions": {"ready": True}})
     state.upsert(slice_)
-    assert summaries.put(service, routes_for_service(state, service, CONTEXT)) is True
+    assert summaries.put(service, service_ports_of(state, service, CONTEXT)) is True
     assert summaries.health_counts == {service: 1}
     assert (summaries.totals.no_local_internal, summaries.totals.endpoints) == (0, 2)
     assert summaries.put(service, ()) is False

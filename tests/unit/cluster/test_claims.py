@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import (
-    RoutingContext,
-    all_routes,
-    routes_for_service,
+    NodeContext,
+    all_service_ports,
+    service_ports_of,
 )
 
-CONTEXT = RoutingContext("IPv4", "node-1")
+CONTEXT = NodeContext("IPv4", "node-1")
 OLD, YOUNG = "2024-01-01T00:00:00Z", "2026-01-01T00:00:00Z"
 
 
@@ -40,7 +40,7 @@ def owners(state: ClusterState, address: str) -> List[str]:
     """The namespaces whose Service is served on the address."""
     return sorted(
         key.namespace
-        for key, route in all_routes(state, CONTEXT).items()
+        for key, route in all_service_ports(state, CONTEXT).items()
         if address in (route.cluster_ip, *route.external_ips, *route.load_balancer_ips)
     )
 
@@ -73,7 +73,7 @@ def test_the_stronger_claim_wins_then_the_older_then_the_first_by_name(one, othe
 
 def test_node_ports_go_by_age():
     state = ClusterState.from_objects([service("a", 1, YOUNG, node_port=30053), service("z", 2, OLD, node_port=30053)])
-    ports = {key.namespace: route.node_port for key, route in all_routes(state, CONTEXT).items()}
+    ports = {key.namespace: route.node_port for key, route in all_service_ports(state, CONTEXT).items()}
     assert ports == {"a": 0, "z": 30053}
     assert str(state.conflicts[0]).startswith("node port 30053/UDP (IPv4) is claimed by Service z/web (node port) and")
 
@@ -133,13 +133,13 @@ def test_one_at_a_time_and_all_at_once_agree(steps):
         if not removed:
             kept[key] = raw
         for name in affected:
-            routes[name] = routes_for_service(state, name, CONTEXT)
+            routes[name] = service_ports_of(state, name, CONTEXT)
         whole = ClusterState.from_objects(kept.values())
         assert whole.conflicts == state.conflicts
-        assert {route.key: route for item in routes.values() for route in item} == all_routes(whole, CONTEXT)
+        assert {route.key: route for item in routes.values() for route in item} == all_service_ports(whole, CONTEXT)
         seen = [
             (address, route.port, route.protocol)
-            for route in all_routes(whole, CONTEXT).values()
+            for route in all_service_ports(whole, CONTEXT).values()
             for address in {route.cluster_ip, *route.external_ips, *route.load_balancer_ips}
         ]
         assert len(seen) == len(set(seen)), "two Services are served on one address and port"

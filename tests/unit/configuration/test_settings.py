@@ -19,7 +19,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Confi
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.build_settings import (
     dataplane_settings,
     local_traffic,
-    routing_context,
+    node_context,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import LocalTraffic
 
@@ -118,9 +118,9 @@ def test_nftables_mode_keeps_to_the_primary_address():
 
 
 def test_routing_context():
-    assert routing_context(configured(), IPV4, "node-a", NODE) == (IPV4, "node-a", "zone-a", True)
+    assert node_context(configured(), IPV4, "node-a", NODE) == (IPV4, "node-a", "zone-a", True)
     off = configured(featureGates={"AllowServiceExternalIPs": False})
-    assert routing_context(off, IPV6, "node-a", None) == (IPV6, "node-a", "", False)
+    assert node_context(off, IPV6, "node-a", None) == (IPV6, "node-a", "", False)
 
 
 DUAL, ONLY_V4 = (IPV4, IPV6), (IPV4,)

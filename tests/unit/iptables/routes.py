@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any, Dict, Iterable, Tuple
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import family_of
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import (
     Endpoint,
+    ServicePortInfo,
     ServicePortName,
-    ServicePortRoute,
 )
 
 
@@ -35,7 +35,7 @@ def route(
     cluster_ip: str = "172.30.0.41",
     port: int = 80,
     **fields: Any,
-) -> ServicePortRoute:
+) -> ServicePortInfo:
     """A route with its endpoint lists derived from ``endpoints``; other fields as keyword arguments."""
     known = tuple(sorted(endpoints, key=lambda one: one.text))
     values: Dict[str, Any] = {
@@ -54,7 +54,7 @@ def route(
     uses_local = values["internal_local"] or (external and values["external_local"])
     cluster = usable(known) if uses_cluster else ()
     local = usable(one for one in known if one.is_local) if uses_local else ()
-    return ServicePortRoute(
+    return ServicePortInfo(
         key=ServicePortName(namespace, name, port_name, protocol),
         family=family_of(cluster_ip),
         cluster_ip=cluster_ip,
@@ -71,6 +71,6 @@ def route(
     )
 
 
-def by_key(*routes: ServicePortRoute) -> Dict[ServicePortName, ServicePortRoute]:
+def by_key(*routes: ServicePortInfo) -> Dict[ServicePortName, ServicePortInfo]:
     """Routes by their key."""
     return {one.key: one for one in routes}

@@ -15,7 +15,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import ServicePortRoute
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortInfo
 
 from .routes import by_key, endpoint, route
 from .tracer import Tracer
@@ -32,7 +32,7 @@ def settings(**fields: Any) -> DataplaneSettings:
     return DataplaneSettings(**{**defaults, **fields})
 
 
-def tracer(*routes: ServicePortRoute, facts: Optional[DataplaneSettings] = None) -> Tracer:
+def tracer(*routes: ServicePortInfo, facts: Optional[DataplaneSettings] = None) -> Tracer:
     return Tracer(RENDERING.desired_tables(by_key(*routes), facts or settings())["chains"], LOCAL_ADDRESSES)
 
 

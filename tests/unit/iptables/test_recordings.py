@@ -32,7 +32,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
     JumpKey,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import RoutingContext, all_routes
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
 from tests.unit.recordings import CASES, Step, recorded, steps
 
 NODE_ADDRESSES = {
@@ -96,7 +96,7 @@ def test_rendering_equals_what_kube_proxy_programmed(step: Step) -> None:
         if not text:
             continue
         settings = settings_of(step, family, node.pod_cidrs)
-        routes = all_routes(state, RoutingContext(family, "node1", node.zone))
+        routes = all_service_ports(state, NodeContext(family, "node1", node.zone))
         desired = RENDERING.desired_tables(routes, settings)["chains"]
         observed = observed_table(parse_save(text), family, ownership(settings))
         assert comparable(desired) == comparable(observed)

@@ -24,7 +24,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.chai
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.text import ipset_text, ipvsadm_text
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import RoutingContext, all_routes
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
 from tests.unit.recordings import Step, steps
 
 NODE_ADDRESSES = {
@@ -86,7 +86,7 @@ def test_rendering_equals_what_kube_proxy_programmed(step: Step, family: str) ->
     state = ClusterState.from_objects(step.objects)
     node = state.nodes["node1"]
     settings = settings_of(step, family, node.pod_cidrs)
-    tables = RENDERING.desired_tables(all_routes(state, RoutingContext(family, "node1", node.zone)), settings)
+    tables = RENDERING.desired_tables(all_service_ports(state, NodeContext(family, "node1", node.zone)), settings)
 
     text = ipvsadm_text(tables[model.VIRTUAL_SERVERS], tables[model.REAL_SERVERS])
     saved = {line for line in step.saved["ipvsadm -Sn"].splitlines() if line and of_family(line, family)}

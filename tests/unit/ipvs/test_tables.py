@@ -17,7 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.entr
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.sets import SETS, set_name
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import Endpoint, ServicePortRoute
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import Endpoint, ServicePortInfo
 from tests.unit.iptables.routes import by_key, endpoint, route
 
 NODE_V4 = (("lo", "127.0.0.1"), ("eth0", "192.168.0.2"), ("eth1", "192.168.1.2"), ("eth2", "192.168.99.11"))
@@ -37,7 +37,7 @@ SETTINGS_V6 = SETTINGS._replace(
 Tables = Dict[str, Dict[Any, Any]]
 
 
-def render(*routes: ServicePortRoute, settings: DataplaneSettings = SETTINGS) -> Tables:
+def render(*routes: ServicePortInfo, settings: DataplaneSettings = SETTINGS) -> Tables:
     return RENDERING.desired_tables(by_key(*routes), settings)
 
 

@@ -21,9 +21,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import (
     limits,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import (
+    ServicePortInfo,
     ServicePortName,
-    ServicePortRoute,
 )
 
 RELEASE = "6.1.0-13-amd64"
@@ -87,11 +87,11 @@ def test_shared_elements_count_once() -> None:
     assert limits.set_limit_findings([("a", [("S", 1)]), ("b", [("S", 1)])], limit=1) == []
 
 
-def route(number: int) -> ServicePortRoute:
+def route(number: int) -> ServicePortInfo:
     address = f"10.96.{number >> 8}.{number & 255}"
     key = ServicePortName("shop", f"s{number}", "http", "TCP")
     none = ((),) * 4
-    return ServicePortRoute(
+    return ServicePortInfo(
         key, "IPv4", address, 80, 0, (), (), (), 0, False, False, False, True, False, 0, *none, has_any=False
     )
 

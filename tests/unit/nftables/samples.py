@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Any, Dict
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import (
     Endpoint,
+    ServicePortInfo,
     ServicePortName,
-    ServicePortRoute,
 )
 
 
-def sample_route(family: str, number: int, endpoints: int = 0, **changes: Any) -> ServicePortRoute:
+def sample_route(family: str, number: int, endpoints: int = 0, **changes: Any) -> ServicePortInfo:
     """A Service with a number and so many endpoints, every other of which is on this node."""
     form = "fd00:10:244::{:x}" if family == "IPv6" else "10.244.1.{}"
     chosen = tuple(Endpoint(form.format(each + 1), 8080, is_local=each % 2 == 0) for each in range(endpoints))
@@ -43,7 +43,7 @@ def sample_route(family: str, number: int, endpoints: int = 0, **changes: Any) -
         "has_any": bool(chosen),
     }
     fields.update(changes)
-    return ServicePortRoute(**fields)
+    return ServicePortInfo(**fields)
 
 
 def vip(family: str) -> str:
@@ -51,7 +51,7 @@ def vip(family: str) -> str:
     return "2001:db8:51::1" if family == "IPv6" else "198.51.100.1"
 
 
-def sample_routes(family: str) -> Dict[ServicePortName, ServicePortRoute]:
+def sample_routes(family: str) -> Dict[ServicePortName, ServicePortInfo]:
     """Routes of all kinds."""
     six = family == "IPv6"
     ranges = ("2001:db8::/32", "fd00::/9") if six else ("10.0.0.0/8", "192.168.0.0/16", "10.1.2.0/23", "10.0.0.1/32")

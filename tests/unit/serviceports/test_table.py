@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import (
+    ServicePortInfo,
     ServicePortName,
-    ServicePortRoute,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import (
-    RoutingContext,
-    all_routes,
-    routes_for_service,
+    NodeContext,
+    all_service_ports,
+    service_ports_of,
 )
 
-V4 = RoutingContext(IPV4, "node-a")
-V6 = RoutingContext(IPV6, "node-a")
+V4 = NodeContext(IPV4, "node-a")
+V6 = NodeContext(IPV6, "node-a")
 
 
 def service(name: str = "web", ingress: Any = (), **spec: Any) -> dict[str, Any]:
@@ -56,13 +56,13 @@ def local(address: str, **conditions: bool) -> dict[str, Any]:
     return {"addresses": [address], "nodeName": "node-a", "conditions": conditions}
 
 
-def routes(*objects: Any, context: RoutingContext = V4) -> list[ServicePortRoute]:
+def routes(*objects: Any, context: NodeContext = V4) -> list[ServicePortInfo]:
     state = ClusterState.from_objects(objects)
     assert not state.refusals
-    return list(all_routes(state, context).values())
+    return list(all_service_ports(state, context).values())
 
 
-def only(*objects: Any, context: RoutingContext = V4) -> ServicePortRoute:
+def only(*objects: Any, context: NodeContext = V4) -> ServicePortInfo:
     (route,) = routes(*objects, context=context)
     return route
 
@@ -266,13 +266,13 @@ def test_order_of_input_does_not_matter(names, ports):
     objects = [service(name, ports=[{"name": port, "port": 80 + ord(port)} for port in ports]) for name in names]
     objects += [endpoint_slice("10.0.0.2", local("10.0.0.1"), name=f"{name}-s", owner=name) for name in names]
     state = ClusterState.from_objects(objects)
-    table = all_routes(state, V4)
+    table = all_service_ports(state, V4)
     assert list(table) == sorted(table)
     assert [key.port_name for key in table][:3] == ["x", "y", "z"]
-    assert list(table.items()) == list(all_routes(ClusterState.from_objects(reversed(objects)), V4).items())
+    assert list(table.items()) == list(all_service_ports(ClusterState.from_objects(reversed(objects)), V4).items())
     key = NamespacedName("shop", "c")
-    assert routes_for_service(state, key, V4) == tuple(route for name, route in table.items() if name.service == key)
-    assert routes_for_service(state, NamespacedName("shop", "unknown"), V4) == ()
+    assert service_ports_of(state, key, V4) == tuple(route for name, route in table.items() if name.service == key)
+    assert service_ports_of(state, NamespacedName("shop", "unknown"), V4) == ()
 
 
 def test_five_thousand_services_do_not_take_long():
@@ -284,7 +284,7 @@ def test_five_thousand_services_do_not_take_long():
     started = time.process_time()
     state = ClusterState.from_objects(objects)
     parsed = time.process_time()
-    table = all_routes(state, V4)
+    table = all_service_ports(state, V4)
     routed = time.process_time()
     assert len(table) == 5000 and state.endpoint_count() == 25000
     # Some four times what is measured, so that only a change of complexity fails here.

@@ -26,8 +26,8 @@ from ...rendering.rendering import Totals
 from ...rendering.served import served_cluster_ips
 from ...rendering.settings import DataplaneSettings
 from ...resources import Change, PlannedChange, Stage, apply_plan, plan
-from ...serviceports.routes import ServicePortRoute
-from ...serviceports.table import count_endpoints, routes_for_service
+from ...serviceports.info import ServicePortInfo
+from ...serviceports.table import count_endpoints, service_ports_of
 from .summaries import Summaries
 
 _SERVICES_BETWEEN_PROGRESS = 500
@@ -103,7 +103,7 @@ class Proxier:
 
     def set_zone(self, zone: str) -> None:
         """Change the zone of the node; the Services that depend on it have to be applied again."""
-        self.context = self.context._replace(routing=self.context.routing._replace(zone=zone))
+        self.context = self.context._replace(node=self.context.node._replace(zone=zone))
 
     def follow(self, settings: DataplaneSettings, state: ClusterState) -> bool:
         """Take settings whose addresses or ServiceCIDRs may be others; return whether this changed desired tables.
@@ -127,13 +127,13 @@ class Proxier:
 
         ``totals``: as for :meth:`.rendering.desired.DesiredTables.apply`.
         """
-        context = self.context.routing
-        ports: Dict[NamespacedName, Sequence[ServicePortRoute]] = {}
+        context = self.context.node
+        ports: Dict[NamespacedName, Sequence[ServicePortInfo]] = {}
         for number, service in enumerate(services):
             if number % _SERVICES_BETWEEN_PROGRESS == 0:
                 self._progress()
-            ports[service] = routes_for_service(state, service, context)
-        self.tables.apply(ports, lambda service: routes_for_service(state, service, context), totals)
+            ports[service] = service_ports_of(state, service, context)
+        self.tables.apply(ports, lambda service: service_ports_of(state, service, context), totals)
         for service, found in ports.items():
             if self.summaries.put(service, found):
                 self._udp_changed.add(service)
@@ -148,7 +148,7 @@ class Proxier:
 
     def would_serve(self, state: ClusterState, service: NamespacedName) -> bool:
         """Whether a Service would have an endpoint to choose after :meth:`apply_services`."""
-        return any(route.reachable for route in routes_for_service(state, service, self.context.routing))
+        return any(info.reachable for info in service_ports_of(state, service, self.context.node))
 
     def is_cold(self) -> bool:
         """Whether the kernel holds nothing of ours yet. Raises KernelError."""
@@ -190,8 +190,8 @@ class Proxier:
         if not services:
             return 0, 0.0
         started = time.monotonic()
-        context = self.context.routing
-        ports = [port for name in services for port in routes_for_service(state, name, context)]
+        context = self.context.node
+        ports = [port for name in services for port in service_ports_of(state, name, context)]
         try:
             with ConntrackSocket() as sock:
                 deleted = delete_stale_udp(sock, self.family, ports)

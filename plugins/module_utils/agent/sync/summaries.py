@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Dict, NamedTuple, Sequence
 
 from ...cluster.model import NamespacedName
-from ...serviceports.routes import ServicePortRoute
+from ...serviceports.info import ServicePortInfo
 
 
 class ServiceSummary(NamedTuple):
@@ -30,28 +30,28 @@ class ServiceSummary(NamedTuple):
     served: int
 
 
-def _lacks_local(route: ServicePortRoute) -> bool:
-    return route.has_any and not route.local
+def _lacks_local(info: ServicePortInfo) -> bool:
+    return info.has_any and not info.local
 
 
-def summarize(routes: Sequence[ServicePortRoute]) -> ServiceSummary:
-    """The summary of the routes of one Service, of which there is at least one."""
+def summarize(service_ports: Sequence[ServicePortInfo]) -> ServiceSummary:
+    """Return the summary of the ServicePorts of one Service, of which there is at least one."""
     local = {
-        endpoint.ip for route in routes for endpoint in route.endpoints if endpoint.is_local and endpoint.ready
+        endpoint.ip for info in service_ports for endpoint in info.endpoints if endpoint.is_local and endpoint.ready
     }
     udp = frozenset(
-        (route.key.port_name, endpoint.ip, endpoint.port)
-        for route in routes
-        if route.key.protocol == "UDP"
-        for endpoint in route.endpoints
+        (info.key.port_name, endpoint.ip, endpoint.port)
+        for info in service_ports
+        if info.key.protocol == "UDP"
+        for endpoint in info.endpoints
         if endpoint.serving
     )
     return ServiceSummary(
-        ports=len(routes),
-        endpoints=sum(len(route.endpoints) for route in routes),
-        no_local_internal=sum(1 for route in routes if route.internal_local and _lacks_local(route)),
-        no_local_external=sum(1 for route in routes if route.external_local and _lacks_local(route)),
-        health_check_node_port=max(route.health_check_node_port for route in routes),
+        ports=len(service_ports),
+        endpoints=sum(len(info.endpoints) for info in service_ports),
+        no_local_internal=sum(1 for info in service_ports if info.internal_local and _lacks_local(info)),
+        no_local_external=sum(1 for info in service_ports if info.external_local and _lacks_local(info)),
+        health_check_node_port=max(info.health_check_node_port for info in service_ports),
         local_ready=len(local),
         udp=hash(udp) or 1 if udp else 0,
         served=sum(1 for route in routes if route.reachable),
@@ -76,10 +76,10 @@ class Summaries:
         summary = self._services.get(service)
         return summary is not None and summary.served > 0
 
-    def put(self, service: NamespacedName, routes: Sequence[ServicePortRoute]) -> bool:
-        """Take the routes of a Service; tells whether its serving UDP endpoints changed and there are some now."""
+    def put(self, service: NamespacedName, service_ports: Sequence[ServicePortInfo]) -> bool:
+        """Replace the ServicePorts of a Service; return whether its serving UDP endpoints changed and it has some."""
         before = self._services.pop(service, None)
-        now = summarize(routes) if routes else None
+        now = summarize(service_ports) if service_ports else None
         if now is not None:
             self._services[service] = now
         if now is not None and now.health_check_node_port:

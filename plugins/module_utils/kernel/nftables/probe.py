@@ -17,7 +17,7 @@ from ...rendering.nftables.mode import RENDERING
 from ...rendering.nftables.objects import RESOURCE, BaseHook, Key, Value
 from ...rendering.settings import DataplaneSettings, LocalTraffic
 from ...resources import Change
-from ...serviceports.routes import Endpoint, ServicePortName, ServicePortRoute
+from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName
 from ..netlink import NETLINK_NETFILTER, NetlinkRefusal, NetlinkSocket
 from ..outcomes import is_forbidden, is_not_understood
 from .messages import BATCH_BEGIN, Encoder
@@ -34,8 +34,8 @@ def _sample(family: str) -> Dict[Key, Value]:
     address, network = ("2001:db8::1", "2001:db8::/32") if six else ("192.0.2.1", "192.0.2.0/24")
     endpoints = tuple(Endpoint(address, port, is_local=True) for port in (1, 2, 3))
 
-    def route(name: str, affinity: int) -> ServicePortRoute:
-        return ServicePortRoute(
+    def info(name: str, affinity: int) -> ServicePortInfo:
+        return ServicePortInfo(
             key=ServicePortName("probe", name, "", "TCP"),
             family=family,
             cluster_ip=address,
@@ -58,9 +58,9 @@ def _sample(family: str) -> Dict[Key, Value]:
             has_any=True,
         )
 
-    routes = {item.key: item for item in (route("plain", 0), route("sticky", 1))}
+    service_ports = {item.key: item for item in (info("plain", 0), info("sticky", 1))}
     settings = DataplaneSettings(family, local_traffic=LocalTraffic("cidr", network), service_cidrs=(network,))
-    return RENDERING.desired_tables(routes, settings)[RESOURCE]
+    return RENDERING.desired_tables(service_ports, settings)[RESOURCE]
 
 
 def _try(labelled: List[Labelled]) -> str:

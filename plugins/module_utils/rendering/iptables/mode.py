@@ -10,7 +10,7 @@ from itertools import chain as concatenated
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple
 
 from ...addresses import IPV6
-from ...serviceports.routes import ServicePortRoute
+from ...serviceports.info import ServicePortInfo
 from ..merged import ABSENT, Entry, Journal, MergedTables
 from ..rendering import Derivation, Options, Rendering, Tables, Totals
 from ..settings import DataplaneSettings
@@ -103,7 +103,7 @@ class IptablesRendering(Rendering[IptablesContext]):
         entries.append((FRAGMENTS, Fragment(SERVICES, 2, None), node_port_rules(settings)))
         return entries
 
-    def entries(self, service_port: ServicePortRoute, context: IptablesContext) -> List[Entry]:
+    def entries(self, service_port: ServicePortInfo, context: IptablesContext) -> List[Entry]:
         """See the base class."""
         return service_port_entries(service_port, context.settings, context.comments)
 

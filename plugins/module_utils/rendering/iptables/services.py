@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Dict, List, Sequence, Tuple
 
 from ...addresses import IPV6, parse_network
-from ...serviceports.routes import Endpoint, ServicePortRoute
+from ...serviceports.info import Endpoint, ServicePortInfo
 from ..merged import Entry
 from ..settings import DataplaneSettings
 from .fixed import (
@@ -43,29 +43,29 @@ def _probability(endpoints: int) -> str:
 
 
 class _ServicePortRules:
-    """Collects what one route contributes; the attributes are the decisions that kube-proxy takes per ServicePort."""
+    """Collects what one ServicePort contributes; the attributes are kube-proxy's decisions for it."""
 
-    def __init__(self, route: ServicePortRoute, settings: DataplaneSettings, comments: bool) -> None:
-        self.route = route
+    def __init__(self, info: ServicePortInfo, settings: DataplaneSettings, comments: bool) -> None:
+        self.info = info
         self.settings = settings
         self.comments = comments
-        self.name = str(route.key)
-        self.protocol = route.protocol
+        self.name = str(info.key)
+        self.protocol = info.protocol
         digest = hash16(self.name + self.protocol)
         self.cluster_chain = CLUSTER_PREFIX + digest
         self.local_chain = LOCAL_PREFIX + digest
         self.external_chain = EXTERNAL_PREFIX + digest
         self.firewall_chain = FIREWALL_PREFIX + digest
-        self.host = host_bits(route.family)
-        local = bool(route.local)
-        self.uses_cluster_chain = bool(route.cluster) and route.uses_cluster_endpoints
-        self.uses_local_chain = local and route.uses_local_endpoints
-        self.internal_chain = self.local_chain if route.internal_local else self.cluster_chain
-        self.has_internal = route.has_any and (local or not route.internal_local)
-        self.policy_chain = self.local_chain if route.external_local else self.cluster_chain
-        self.has_external = route.has_any and (local or not route.external_local)
-        self.uses_external_chain = route.has_any and route.externally_accessible
-        self.uses_firewall_chain = route.has_any and bool(route.load_balancer_ips) and bool(route.source_ranges)
+        self.host = host_bits(info.family)
+        local = bool(info.local)
+        self.uses_cluster_chain = bool(info.cluster) and info.uses_cluster_endpoints
+        self.uses_local_chain = local and info.uses_local_endpoints
+        self.internal_chain = self.local_chain if info.internal_local else self.cluster_chain
+        self.has_internal = info.has_any and (local or not info.internal_local)
+        self.policy_chain = self.local_chain if info.external_local else self.cluster_chain
+        self.has_external = info.has_any and (local or not info.external_local)
+        self.uses_external_chain = info.has_any and info.externally_accessible
+        self.uses_firewall_chain = info.has_any and bool(info.load_balancer_ips) and bool(info.source_ranges)
         self.fragments: Dict[ChainKey, List[str]] = {}
         self.chains: List[Entry] = []
 
@@ -77,54 +77,54 @@ class _ServicePortRules:
 
     def to(self, address: str, text: str) -> str:
         """Match of the ServicePort on one of its addresses."""
-        return f"-d {address}{self.host} {self.port_match(self.route.port, text)}"
+        return f"-d {address}{self.host} {self.port_match(self.info.port, text)}"
 
     def port_match(self, port: int, text: str) -> str:
         return f"-p {self.protocol} {comment(text)} -m {self.protocol} --dport {port}"
 
     @property
     def refusal_comment(self) -> str:
-        return f"{self.name} has no local endpoints" if self.route.has_any else f"{self.name} has no endpoints"
+        return f"{self.name} has no local endpoints" if self.info.has_any else f"{self.name} has no endpoints"
 
     @property
     def refusal_target(self) -> str:
-        if self.route.has_any:
+        if self.info.has_any:
             return "-j DROP"
-        return f"-j REJECT --reject-with {'icmp6' if self.route.family == IPV6 else 'icmp'}-port-unreachable"
+        return f"-j REJECT --reject-with {'icmp6' if self.info.family == IPV6 else 'icmp'}-port-unreachable"
 
     def dispatch(self) -> None:
         """The rules in shared chains that lead to the ServicePort, or refuse for lack of endpoints."""
-        route = self.route
+        info = self.info
         if self.has_internal:
-            self.add(SERVICES, f"{self.to(route.cluster_ip, self.name + ' cluster IP')} -j {self.internal_chain}")
+            self.add(SERVICES, f"{self.to(info.cluster_ip, self.name + ' cluster IP')} -j {self.internal_chain}")
         else:
-            self.add(FILTER_SERVICES, f"{self.to(route.cluster_ip, self.refusal_comment)} {self.refusal_target}")
-        for address in route.external_ips:
-            if route.has_any:
+            self.add(FILTER_SERVICES, f"{self.to(info.cluster_ip, self.refusal_comment)} {self.refusal_target}")
+        for address in info.external_ips:
+            if info.has_any:
                 self.add(SERVICES, f"{self.to(address, self.name + ' external IP')} -j {self.external_chain}")
             self.refuse_external(address)
         load_balancer_chain = self.firewall_chain if self.uses_firewall_chain else self.external_chain
-        for address in route.load_balancer_ips:
-            if route.has_any:
+        for address in info.load_balancer_ips:
+            if info.has_any:
                 self.add(SERVICES, f"{self.to(address, self.name + ' loadbalancer IP')} -j {load_balancer_chain}")
             if self.uses_firewall_chain:
                 text = f"{self.name} traffic not accepted by {self.firewall_chain}"
                 self.add(PROXY_FIREWALL, f"{self.to(address, text)} -j DROP")
-        for address in route.load_balancer_ips:
+        for address in info.load_balancer_ips:
             self.refuse_external(address)
-        if route.node_port:
+        if info.node_port:
             self.node_port()
-        if route.health_check_node_port:
+        if info.health_check_node_port:
             match = comment(f"{self.name} health check node port")
-            self.add(FILTER_NODE_PORTS, f"-p tcp {match} -m tcp --dport {route.health_check_node_port} -j ACCEPT")
+            self.add(FILTER_NODE_PORTS, f"-p tcp {match} -m tcp --dport {info.health_check_node_port} -j ACCEPT")
 
     def refuse_external(self, address: str) -> None:
         if not self.has_external:
             self.add(EXTERNAL_SERVICES, f"{self.to(address, self.refusal_comment)} {self.refusal_target}")
 
     def node_port(self) -> None:
-        port = self.route.node_port
-        if self.route.has_any:
+        port = self.info.node_port
+        if self.info.has_any:
             match = self.port_match(port, self.name)
             if localhost_node_ports(self.settings) and LOCALHOST_COUNTER in self.settings.nfacct_counters:
                 counter = f"-m nfacct --nfacct-name {LOCALHOST_COUNTER}"
@@ -137,9 +137,9 @@ class _ServicePortRules:
 
     def masquerade_rules(self) -> List[str]:
         """Masquerading of traffic to the cluster IP that does not come from this node's pods, if it can be told."""
-        route = self.route
-        match = self.port_match(route.port, f"{self.name} cluster IP")
-        destination = f"-d {route.cluster_ip}{self.host} "
+        info = self.info
+        match = self.port_match(info.port, f"{self.name} cluster IP")
+        destination = f"-d {info.cluster_ip}{self.host} "
         if self.settings.masquerade_all:
             return [f"{destination}{match} -j KUBE-MARK-MASQ"]
         other = local_match(self.settings, negated=True)
@@ -150,7 +150,7 @@ class _ServicePortRules:
     def external_rules(self) -> List[str]:
         """Content of the chain for traffic to external addresses and node ports."""
         rules: List[str] = []
-        if not self.route.external_local:
+        if not self.info.external_local:
             rules.append(f"{comment(f'masquerade traffic for {self.name} external destinations')} -j KUBE-MARK-MASQ")
         else:
             pods = local_match(self.settings)
@@ -173,7 +173,7 @@ class _ServicePortRules:
         text = comment(f"{self.name} loadbalancer IP")
         rules: List[str] = []
         covers_node = False
-        for source in self.route.source_ranges:
+        for source in self.info.source_ranges:
             network = parse_network(source)
             if network is None:
                 continue
@@ -181,7 +181,7 @@ class _ServicePortRules:
             rules.append(f"{match}{text} -j {self.external_chain}")
             covers_node = covers_node or network.contains(self.settings.node_ip)
         if covers_node:
-            rules += [f"-s {vip}{self.host} {text} -j {self.external_chain}" for vip in self.route.load_balancer_ips]
+            rules += [f"-s {vip}{self.host} {text} -j {self.external_chain}" for vip in self.info.load_balancer_ips]
         rules.append(comment(f"other traffic to {self.name} will be dropped by KUBE-PROXY-FIREWALL"))
         return rules
 
@@ -189,7 +189,7 @@ class _ServicePortRules:
         return ENDPOINT_PREFIX + hash16(self.name + self.protocol + endpoint.text)
 
     def recent(self, action: str, chain: str) -> str:
-        return f"-m recent {action} --name {chain} --mask {_ADDRESS_MASK[self.route.family == IPV6]} --rsource "
+        return f"-m recent {action} --name {chain} --mask {_ADDRESS_MASK[self.info.family == IPV6]} --rsource "
 
     def balancing_rules(self, endpoints: Sequence[Endpoint]) -> List[str]:
         """Affinity first, in endpoint order; then each endpoint with the chance 1/(endpoints left)."""
@@ -198,8 +198,8 @@ class _ServicePortRules:
             for endpoint in endpoints
         ]
         rules: List[str] = []
-        if self.route.affinity_seconds:
-            action = f"--rcheck --seconds {self.route.affinity_seconds} --reap"
+        if self.info.affinity_seconds:
+            action = f"--rcheck --seconds {self.info.affinity_seconds} --reap"
             rules = [f"{text}{self.recent(action, chain)}-j {chain}" for text, chain in named]
         left = len(named)
         for text, chain in named:
@@ -213,7 +213,7 @@ class _ServicePortRules:
     def endpoint_rules(self, endpoint: Endpoint, chain: str) -> List[str]:
         """Masquerade an endpoint that reaches itself, then DNAT."""
         text = f"{comment(self.name)} " if self.comments else ""
-        affinity = self.recent("--set", chain) if self.route.affinity_seconds else ""
+        affinity = self.recent("--set", chain) if self.info.affinity_seconds else ""
         return [
             f"-s {endpoint.ip}{self.host} {text}-j KUBE-MARK-MASQ",
             f"-p {self.protocol} {text}{affinity}-m {self.protocol} -j DNAT --to-destination {endpoint.text}",
@@ -227,27 +227,27 @@ class _ServicePortRules:
         if self.uses_firewall_chain:
             self.add_chain(self.firewall_chain, self.firewall_rules())
         for used, chain, endpoints in (
-            (self.uses_cluster_chain, self.cluster_chain, self.route.cluster),
-            (self.uses_local_chain, self.local_chain, self.route.local),
+            (self.uses_cluster_chain, self.cluster_chain, self.info.cluster),
+            (self.uses_local_chain, self.local_chain, self.info.local),
         ):
             if used:
                 own = masquerade if chain == self.internal_chain else []
                 self.add_chain(chain, [*own, *self.balancing_rules(endpoints)])
-        for endpoint in self.route.reachable:
+        for endpoint in self.info.reachable:
             chain = self.endpoint_chain(endpoint)
             self.add_chain(chain, self.endpoint_rules(endpoint, chain))
 
 
-def service_port_entries(route: ServicePortRoute, settings: DataplaneSettings, comments: bool) -> List[Entry]:
+def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings, comments: bool) -> List[Entry]:
     """Return what one ServicePort contributes: fragments of shared chains, and chains of its own.
 
     ``comments``: False in a large cluster, where rules for a single endpoint carry no comment.
     Raises ConfigurationError for a local traffic detector that is not valid.
     """
-    rules = _ServicePortRules(route, settings, comments)
+    rules = _ServicePortRules(info, settings, comments)
     rules.dispatch()
     rules.own_chains()
     fragments: List[Entry] = [
-        (FRAGMENTS, Fragment(chain, 1, route.key), tuple(part)) for chain, part in rules.fragments.items()
+        (FRAGMENTS, Fragment(chain, 1, info.key), tuple(part)) for chain, part in rules.fragments.items()
     ]
     return [*fragments, *rules.chains]

@@ -15,7 +15,7 @@ from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple, 
 
 from ...errors import ConfigurationError
 from ...resources import Change, Kind
-from ...serviceports.routes import ServicePortName
+from ...serviceports.info import ServicePortName
 from .restore_input import one_line, tables_in_order, transaction
 
 FILTER = "filter"

@@ -1,10 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one route contributes to the tables of ipvs mode (kube-proxy 1.36).
+"""What one ServicePort contributes to the tables of ipvs mode (kube-proxy 1.36).
 
-Several routes may contribute the same key, e.g. one cluster IP with several ports: whoever merges contributions counts
-them.
+Several ServicePorts may contribute the same key, such as one cluster IP with several ports; merging counts them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 from typing import Callable, FrozenSet, List, NamedTuple, Sequence, Tuple
 
 from ...addresses import parse_network
-from ...serviceports.routes import Endpoint, ServicePortRoute
+from ...serviceports.info import Endpoint, ServicePortInfo
 from ..merged import Entry
 from ..settings import DataplaneSettings
 from .model import (
@@ -52,7 +51,7 @@ _WANTED = RealServer(1)
 
 
 class NodeFacts(NamedTuple):
-    """What the routes need to know of the settings, worked out once.
+    """What ServicePorts need to know of the settings, worked out once.
 
     ``owned``: addresses that other interfaces of the node have; they are not bound to the dummy device.
     ``node_ips``: where node ports answer.
@@ -112,26 +111,26 @@ def node_facts(settings: DataplaneSettings) -> NodeFacts:
     )
 
 
-def virtual_server(route: ServicePortRoute, scheduler: str) -> VirtualServer:
-    """Settings of all virtual servers of a route: client affinity is persistence, ``mh`` also hashes source ports."""
-    flags = PERSISTENT if route.affinity_seconds else 0
+def virtual_server(info: ServicePortInfo, scheduler: str) -> VirtualServer:
+    """Return the settings of a ServicePort's virtual servers: affinity is persistence, ``mh`` also hashes source ports."""
+    flags = PERSISTENT if info.affinity_seconds else 0
     if scheduler == "mh":
         flags |= SCHEDULER_FLAG_2
-    return VirtualServer(scheduler, flags, route.affinity_seconds, host_prefix(route.family))
+    return VirtualServer(scheduler, flags, info.affinity_seconds, host_prefix(info.family))
 
 
-def real_servers(route: ServicePortRoute, only_local: bool) -> Sequence[Endpoint]:
+def real_servers(info: ServicePortInfo, only_local: bool) -> Sequence[Endpoint]:
     """The endpoints behind a virtual server: local ones if only these are wanted and there are any, else all."""
-    return route.local if only_local and route.local else route.cluster
+    return info.local if only_local and info.local else info.cluster
 
 
-def service_port_entries(route: ServicePortRoute, facts: NodeFacts) -> List[Entry]:
+def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]:
     """Return what the ServicePort contributes: (table, key, value) triples. A key may occur more than once."""
     entries: List[Entry] = []
     add = entries.append
-    names = NAMES[route.family]
-    protocol, port = route.protocol, route.port
-    settings = virtual_server(route, facts.scheduler)
+    names = NAMES[info.family]
+    protocol, port = info.protocol, info.port
+    settings = virtual_server(info, facts.scheduler)
 
     def in_set(name: str, element: str) -> None:
         add((SET_ELEMENTS, SetElementKey(names[name], element), True))
@@ -139,7 +138,7 @@ def service_port_entries(route: ServicePortRoute, facts: NodeFacts) -> List[Entr
     def serve(address: str, number: int, only_local: bool) -> None:
         server = VirtualServerKey(protocol, address, number)
         add((VIRTUAL_SERVERS, server, settings))
-        for endpoint in real_servers(route, only_local):
+        for endpoint in real_servers(info, only_local):
             if is_real_server(endpoint.ip):
                 add((REAL_SERVERS, RealServerKey(server, endpoint.ip, endpoint.port), _WANTED))
 
@@ -148,38 +147,38 @@ def service_port_entries(route: ServicePortRoute, facts: NodeFacts) -> List[Entr
             add((ADDRESSES, address, True))
             in_set(IPVS_IPS, address)
 
-    for endpoint in route.endpoints:
+    for endpoint in info.endpoints:
         if endpoint.is_local:
             in_set(LOOP_BACK, f"{endpoint.ip},{protocol}:{endpoint.port},{endpoint.ip}")
 
-    in_set(CLUSTER_IP, f"{route.cluster_ip},{protocol}:{port}")
-    add((ADDRESSES, route.cluster_ip, True))
-    in_set(IPVS_IPS, route.cluster_ip)
-    serve(route.cluster_ip, port, route.internal_local)
+    in_set(CLUSTER_IP, f"{info.cluster_ip},{protocol}:{port}")
+    add((ADDRESSES, info.cluster_ip, True))
+    in_set(IPVS_IPS, info.cluster_ip)
+    serve(info.cluster_ip, port, info.internal_local)
 
-    for address in route.external_ips:
-        in_set(EXTERNAL_IP_LOCAL if route.external_local else EXTERNAL_IP, f"{address},{protocol}:{port}")
+    for address in info.external_ips:
+        in_set(EXTERNAL_IP_LOCAL if info.external_local else EXTERNAL_IP, f"{address},{protocol}:{port}")
         bind(address)
-        serve(address, port, route.external_local)
+        serve(address, port, info.external_local)
 
-    for address in route.load_balancer_ips:
-        _load_balancer_sets(route, facts, address, in_set, add)
+    for address in info.load_balancer_ips:
+        _load_balancer_sets(info, facts, address, in_set, add)
         bind(address)
-        serve(address, port, route.external_local)
+        serve(address, port, info.external_local)
 
-    if route.node_port:
+    if info.node_port:
         if not facts.node_ips:
             return entries
-        _node_port_sets(route, facts, in_set)
+        _node_port_sets(info, facts, in_set)
         for address in facts.node_ips:
-            serve(address, route.node_port, route.external_local)
-    if route.health_check_node_port:
-        in_set(HEALTH_CHECK_NODE_PORT, str(route.health_check_node_port))
+            serve(address, info.node_port, info.external_local)
+    if info.health_check_node_port:
+        in_set(HEALTH_CHECK_NODE_PORT, str(info.health_check_node_port))
     return entries
 
 
 def _load_balancer_sets(
-    route: ServicePortRoute,
+    info: ServicePortInfo,
     facts: NodeFacts,
     address: str,
     in_set: Callable[[str, str], None],
@@ -190,22 +189,22 @@ def _load_balancer_sets(
     A host connection to such an address has the address itself as its source, so it is let in by that source if a range
     covers the node, and otherwise dropped on its way out.
     """
-    element = f"{address},{route.protocol}:{route.port}"
+    element = f"{address},{info.protocol}:{info.port}"
     in_set(LOAD_BALANCER, element)
-    if route.external_local:
+    if info.external_local:
         in_set(LOAD_BALANCER_LOCAL, element)
-    if not route.source_ranges:
+    if not info.source_ranges:
         return
     in_set(LOAD_BALANCER_FW, element)
     node_is_allowed = False
-    for text in route.source_ranges:
+    for text in info.source_ranges:
         in_set(LOAD_BALANCER_SOURCE_CIDR, f"{element},{_element_network(text)}")
         network = parse_network(text)
         node_is_allowed = node_is_allowed or (network is not None and network.contains(facts.node_ip))
     if node_is_allowed:
         in_set(LOAD_BALANCER_SOURCE_IP, f"{element},{address}")
     else:
-        add((FIREWALLED, FirewalledPort(address, route.protocol, route.port), True))
+        add((FIREWALLED, FirewalledPort(address, info.protocol, info.port), True))
 
 
 def _element_network(network: str) -> str:
@@ -214,10 +213,10 @@ def _element_network(network: str) -> str:
     return address if length == ("128" if ":" in address else "32") else network
 
 
-def _node_port_sets(route: ServicePortRoute, facts: NodeFacts, in_set: Callable[[str, str], None]) -> None:
-    for name in NODE_PORT_SETS[route.protocol][: 2 if route.external_local else 1]:
-        if route.protocol == "sctp":
+def _node_port_sets(info: ServicePortInfo, facts: NodeFacts, in_set: Callable[[str, str], None]) -> None:
+    for name in NODE_PORT_SETS[info.protocol][: 2 if info.external_local else 1]:
+        if info.protocol == "sctp":
             for address in facts.node_ips:
-                in_set(name, f"{address},sctp:{route.node_port}")
+                in_set(name, f"{address},sctp:{info.node_port}")
         else:
-            in_set(name, str(route.node_port))
+            in_set(name, str(info.node_port))

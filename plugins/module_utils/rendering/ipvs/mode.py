@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from ...addresses import family_of
-from ...serviceports.routes import Endpoint, ServicePortRoute
+from ...serviceports.info import Endpoint, ServicePortInfo
 from ..iptables.mode import restore_program
 from ..iptables.tables import CHAINS, ChainTable, JumpKey, whole_text
 from ..merged import ABSENT, Entry, Journal, MergedTables
@@ -115,11 +115,11 @@ class IpvsRendering(Rendering[IpvsContext]):
         entries += [(SETS, name, definition) for name, definition in definitions(context.settings.family).items()]
         return entries
 
-    def entries(self, service_port: ServicePortRoute, context: IpvsContext) -> List[Entry]:
+    def entries(self, service_port: ServicePortInfo, context: IpvsContext) -> List[Entry]:
         """See the base class."""
         return service_port_entries(service_port, context.facts)
 
-    def endpoints(self, service_port: ServicePortRoute, only_local: bool) -> Sequence[Endpoint]:
+    def endpoints(self, service_port: ServicePortInfo, only_local: bool) -> Sequence[Endpoint]:
         """See the base class; with traffic policy Local, IPVS takes all endpoints where none is local."""
         return real_servers(service_port, only_local)
 

@@ -89,7 +89,7 @@ def set_name(name: str, family: str) -> str:
     return ("KUBE-6-" + name[len("KUBE-") :])[:_LONGEST_NAME] if family == IPV6 else name
 
 
-# Names per family; looked up for every entry of every route.
+# Names per family; looked up for every entry of every ServicePort.
 NAMES: Dict[str, Dict[str, str]] = {
     family: {name: set_name(name, family) for name in SETS} for family in ("IPv4", "IPv6")
 }

@@ -16,7 +16,7 @@ from base64 import b32encode
 from typing import List, Tuple
 
 from ...addresses import packed
-from ...serviceports.routes import Endpoint, ServicePortRoute
+from ...serviceports.info import Endpoint, ServicePortInfo
 from ..merged import Entry
 from ..settings import DataplaneSettings
 from . import balancing
@@ -34,14 +34,14 @@ def hashed_name(text: str) -> str:
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
 
 
-def service_text(route: ServicePortRoute) -> str:
+def service_text(info: ServicePortInfo) -> str:
     """``namespace/name/protocol/port name``."""
-    return f"{route.key.namespace}/{route.key.name}/{route.protocol}/{route.key.port_name}"
+    return f"{info.key.namespace}/{info.key.name}/{info.protocol}/{info.key.port_name}"
 
 
-def endpoint_name(route: ServicePortRoute, endpoint: Endpoint) -> str:
+def endpoint_name(info: ServicePortInfo, endpoint: Endpoint) -> str:
     """The hashed name of an endpoint; colons of an IPv6 address become dots."""
-    return hashed_name(f"{service_text(route)}__{endpoint.ip.replace(':', '.')}/{endpoint.port}")
+    return hashed_name(f"{service_text(info)}__{endpoint.ip.replace(':', '.')}/{endpoint.port}")
 
 
 class AffinityChains:
@@ -50,35 +50,35 @@ class AffinityChains:
     ``internal`` names the chain for its ClusterIP, ``external`` the one for everything else; ``entries`` has them all.
     """
 
-    def __init__(self, route: ServicePortRoute, settings: DataplaneSettings) -> None:
-        base = hashed_name(service_text(route))
+    def __init__(self, info: ServicePortInfo, settings: DataplaneSettings) -> None:
+        base = hashed_name(service_text(info))
         cluster, local = f"service-{base}", f"local-{base}"
-        self.internal = local if route.internal_local else cluster
+        self.internal = local if info.internal_local else cluster
         self.external = f"external-{base}"
         self.entries: List[Entry] = []
         self._family = settings.family
-        self._add_endpoints(route)
-        if route.cluster:
-            self._add_chain(cluster, self._choose(route, route.cluster))
-        if route.local:
-            self._add_chain(local, self._choose(route, route.local))
-        if route.has_any and route.externally_accessible:
-            self._add_chain(self.external, self._external_rules(route, settings, cluster, local))
+        self._add_endpoints(info)
+        if info.cluster:
+            self._add_chain(cluster, self._choose(info, info.cluster))
+        if info.local:
+            self._add_chain(local, self._choose(info, info.local))
+        if info.has_any and info.externally_accessible:
+            self._add_chain(self.external, self._external_rules(info, settings, cluster, local))
 
     def _add_chain(self, name: str, rules: List[Rule]) -> None:
         self.entries.append((RESOURCE, ("chain", name), ChainValue(tuple(rules))))
 
-    def _add_endpoints(self, route: ServicePortRoute) -> None:
+    def _add_endpoints(self, info: ServicePortInfo) -> None:
         family, words = self._family, x.address_words(self._family)
         clients = SetValue(
             (ADDRESS_TYPES[family],),
             dynamic=True,
-            timeout=route.affinity_seconds * 1000,
+            timeout=info.affinity_seconds * 1000,
             size=CLIENTS_PER_ENDPOINT,
         )
-        protocol = bytes([PROTOCOL_NUMBERS[route.protocol]])
-        for endpoint in route.reachable:
-            name = endpoint_name(route, endpoint)
+        protocol = bytes([PROTOCOL_NUMBERS[info.protocol]])
+        for endpoint in info.reachable:
+            name = endpoint_name(info, endpoint)
             address = packed(endpoint.ip) or b""
             redirect = [
                 x.meta(x.META_L4PROTO),
@@ -93,8 +93,8 @@ class AffinityChains:
                 [x.rule(x.source_address(family), x.remember(f"affinity-{name}")), x.rule(redirect)],
             )
 
-    def _choose(self, route: ServicePortRoute, endpoints: Tuple[Endpoint, ...]) -> List[Rule]:
-        names = [endpoint_name(route, endpoint) for endpoint in endpoints]
+    def _choose(self, info: ServicePortInfo, endpoints: Tuple[Endpoint, ...]) -> List[Rule]:
+        names = [endpoint_name(info, endpoint) for endpoint in endpoints]
         rules = [
             x.rule(x.source_address(self._family), x.lookup(f"affinity-{name}"), x.verdict(f"goto endpoint-{name}"))
             for name in names
@@ -106,10 +106,10 @@ class AffinityChains:
         return rules
 
     @staticmethod
-    def _external_rules(route: ServicePortRoute, settings: DataplaneSettings, cluster: str, local: str) -> List[Rule]:
+    def _external_rules(info: ServicePortInfo, settings: DataplaneSettings, cluster: str, local: str) -> List[Rule]:
         mark = settings.masquerade_mark
-        if not route.external_local:
+        if not info.external_local:
             rules = [x.rule(x.set_mark_bits(mark), comment="masquerade")]
-            return [*rules, x.rule(x.verdict(f"goto {cluster}"))] if route.cluster else rules
-        rules = balancing.short_circuits(settings.local_traffic, mark, cluster if route.cluster else "")
-        return [*rules, x.rule(x.verdict(f"goto {local}"))] if route.local else rules
+            return [*rules, x.rule(x.verdict(f"goto {cluster}"))] if info.cluster else rules
+        rules = balancing.short_circuits(settings.local_traffic, mark, cluster if info.cluster else "")
+        return [*rules, x.rule(x.verdict(f"goto {local}"))] if info.local else rules

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping
 
-from ...serviceports.routes import ServicePortRoute
+from ...serviceports.info import ServicePortInfo
 from ..merged import Entry
 from ..rendering import Options, Rendering
 from ..settings import DataplaneSettings
@@ -31,7 +31,7 @@ class NftablesRendering(Rendering[DataplaneSettings]):
         """Return base chains, sets and maps, and the rules that look ServicePorts up."""
         return static_entries(context)
 
-    def entries(self, service_port: ServicePortRoute, context: DataplaneSettings) -> List[Entry]:
+    def entries(self, service_port: ServicePortInfo, context: DataplaneSettings) -> List[Entry]:
         """See the base class."""
         return service_port_entries(service_port, context)
 

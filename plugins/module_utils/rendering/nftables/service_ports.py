@@ -10,7 +10,7 @@ from socket import AF_INET, AF_INET6, inet_pton
 from typing import Dict, Iterable, List, Optional, Tuple
 
 from ...addresses import IPV6, packed, parse_network
-from ...serviceports.routes import Endpoint, ServicePortRoute
+from ...serviceports.info import Endpoint, ServicePortInfo
 from ..merged import Entry
 from ..settings import DataplaneSettings
 from . import balancing, layout
@@ -50,55 +50,55 @@ def transport_key(protocol: str, port: int) -> bytes:
     return bytes((PROTOCOL_NUMBERS[protocol], 0, 0, 0)) + port.to_bytes(2, "big") + b"\x00\x00"
 
 
-def _lists(route: ServicePortRoute, kind: str, key: bytes, external: bool, entries: List[Entry]) -> None:
+def _lists(info: ServicePortInfo, kind: str, key: bytes, external: bool, entries: List[Entry]) -> None:
     """Add the lists of endpoints that the chain of a frontend chooses from, and the chains that choose."""
-    family = route.family
-    local_only = not external and route.internal_local
-    if route.cluster and not local_only:
-        size = balancing.size_class(len(route.cluster))
+    family = info.family
+    local_only = not external and info.internal_local
+    if info.cluster and not local_only:
+        size = balancing.size_class(len(info.cluster))
         chain = ("chain", balancing.chooser_name(kind, CLUSTER, size))
         entries.append((RESOURCE, chain, balancing.chooser(family, kind, CLUSTER, size)))
-        entries.append((RESOURCE, ("list", balancing.endpoints_map(kind, CLUSTER), key), _data(family, route.cluster)))
-    if route.local and (local_only or (external and route.external_local)):
-        size = balancing.size_class(len(route.local))
+        entries.append((RESOURCE, ("list", balancing.endpoints_map(kind, CLUSTER), key), _data(family, info.cluster)))
+    if info.local and (local_only or (external and info.external_local)):
+        size = balancing.size_class(len(info.local))
         chain = ("chain", balancing.chooser_name(kind, LOCAL, size))
         entries.append((RESOURCE, chain, balancing.chooser(family, kind, LOCAL, size)))
-        entries.append((RESOURCE, ("list", balancing.endpoints_map(kind, LOCAL), key), _data(family, route.local)))
+        entries.append((RESOURCE, ("list", balancing.endpoints_map(kind, LOCAL), key), _data(family, info.local)))
 
 
-def _external_chain(route: ServicePortRoute, settings: DataplaneSettings, kind: str) -> Tuple[str, Value]:
+def _external_chain(info: ServicePortInfo, settings: DataplaneSettings, kind: str) -> Tuple[str, Value]:
     """Name and value of the chain that serves external traffic; the name is empty if there is nothing to go to."""
     mark = settings.masquerade_mark
-    cluster_size = balancing.size_class(len(route.cluster))
-    if not route.external_local:
+    cluster_size = balancing.size_class(len(info.cluster))
+    if not info.external_local:
         if not cluster_size:
             return "", None
         value = balancing.masquerading_chooser(kind, mark, cluster_size)
         return balancing.masquerade_name(kind, cluster_size), value
-    local_size = balancing.size_class(len(route.local))
+    local_size = balancing.size_class(len(info.local))
     value = balancing.external_local(kind, settings.local_traffic, mark, cluster_size, local_size)
     return balancing.external_local_name(kind, cluster_size, local_size), value
 
 
-def _internal(route: ServicePortRoute, key: bytes, affinity: Optional[AffinityChains], entries: List[Entry]) -> None:
-    if not route.has_any or (route.internal_local and not route.local):
-        refuse = REJECT if not route.has_any else "drop"
+def _internal(info: ServicePortInfo, key: bytes, affinity: Optional[AffinityChains], entries: List[Entry]) -> None:
+    if not info.has_any or (info.internal_local and not info.local):
+        refuse = REJECT if not info.has_any else "drop"
         entries.append((RESOURCE, ("element", layout.NO_ENDPOINT_SERVICES, key), refuse))
         return
-    endpoints = route.local if route.internal_local else route.cluster
+    endpoints = info.local if info.internal_local else info.cluster
     if not endpoints:
         return
     if affinity is not None:
         target = affinity.internal
     else:
-        _lists(route, SERVICE_KEY, key, False, entries)
-        policy = LOCAL if route.internal_local else CLUSTER
+        _lists(info, SERVICE_KEY, key, False, entries)
+        policy = LOCAL if info.internal_local else CLUSTER
         target = balancing.chooser_name(SERVICE_KEY, policy, balancing.size_class(len(endpoints)))
     entries.append((RESOURCE, ("element", layout.FRONTENDS, key), f"goto {target}"))
 
 
 def _external(
-    route: ServicePortRoute,
+    info: ServicePortInfo,
     settings: DataplaneSettings,
     kind: str,
     keys: List[bytes],
@@ -106,44 +106,44 @@ def _external(
     entries: List[Entry],
 ) -> None:
     node_port = kind == NODE_PORT_KEY
-    if not route.has_any or (route.external_local and not route.local):
+    if not info.has_any or (info.external_local and not info.local):
         refusals = layout.NO_ENDPOINT_NODE_PORTS if node_port else layout.NO_ENDPOINT_SERVICES
-        refuse = REJECT if not route.has_any else "drop"
+        refuse = REJECT if not info.has_any else "drop"
         entries.extend((RESOURCE, ("element", refusals, key), refuse) for key in keys)
-    if not route.has_any:
+    if not info.has_any:
         return
     if affinity is not None:
         target = affinity.external
     else:
-        target, chain = _external_chain(route, settings, kind)
+        target, chain = _external_chain(info, settings, kind)
         if not target:
             return
         for key in keys:
-            _lists(route, kind, key, True, entries)
+            _lists(info, kind, key, True, entries)
         entries.append((RESOURCE, ("chain", target), chain))
     frontends = layout.NODE_PORT_FRONTENDS if node_port else layout.FRONTENDS
     entries.extend((RESOURCE, ("element", frontends, key), f"goto {target}") for key in keys)
 
 
-def _firewall(route: ServicePortRoute, settings: DataplaneSettings, transport: bytes, entries: List[Entry]) -> None:
+def _firewall(info: ServicePortInfo, settings: DataplaneSettings, transport: bytes, entries: List[Entry]) -> None:
     """Allow only the source ranges to reach the load balancer addresses.
 
     Where a range holds the node itself, a load balancer address may be its own source: the node may have taken it so.
     """
-    networks = [network for network in map(parse_network, route.source_ranges) if network is not None]
+    networks = [network for network in map(parse_network, info.source_ranges) if network is not None]
     if any(network.prefix_length == 0 for network in networks):
         return
     sources = {(network.prefix_length, network.first) for network in networks}
-    size = len(_address(route.cluster_ip))
+    size = len(_address(info.cluster_ip))
     if settings.node_ip and any(network.contains(settings.node_ip) for network in networks):
-        sources.update((size * 8, int.from_bytes(_address(vip), "big")) for vip in route.load_balancer_ips)
+        sources.update((size * 8, int.from_bytes(_address(vip), "big")) for vip in info.load_balancer_ips)
     lengths = tuple(sorted({length for length, _first in sources}, reverse=True))
     for length in lengths:
         name = balancing.source_ranges_name(length)
-        entries.append((RESOURCE, ("set", name), balancing.source_ranges_set(route.family)))
+        entries.append((RESOURCE, ("set", name), balancing.source_ranges_set(info.family)))
     chain = balancing.firewall_name(lengths)
-    entries.append((RESOURCE, ("chain", chain), balancing.firewall(route.family, lengths)))
-    for vip in route.load_balancer_ips:
+    entries.append((RESOURCE, ("chain", chain), balancing.firewall(info.family, lengths)))
+    for vip in info.load_balancer_ips:
         key = _address(vip) + transport
         for length, first in sorted(sources):
             name = balancing.source_ranges_name(length)
@@ -151,32 +151,32 @@ def _firewall(route: ServicePortRoute, settings: DataplaneSettings, transport: b
         entries.append((RESOURCE, ("element", layout.FIREWALLED, key), f"goto {chain}"))
 
 
-def service_port_entries(route: ServicePortRoute, settings: DataplaneSettings) -> List[Entry]:
+def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> List[Entry]:
     """Return what one ServicePort contributes: (resource table, key, value), in an order in which it can be made.
 
     Several may contribute the same key: chains, sets of source ranges, the ClusterIP of a Service with several ports.
     """
     entries: List[Entry] = []
-    transport = transport_key(route.protocol, route.port)
-    cluster_ip = _address(route.cluster_ip)
+    transport = transport_key(info.protocol, info.port)
+    cluster_ip = _address(info.cluster_ip)
     affinity = None
-    if route.affinity_seconds:
-        affinity = AffinityChains(route, settings)
+    if info.affinity_seconds:
+        affinity = AffinityChains(info, settings)
         entries.extend(affinity.entries)
     entries.append((RESOURCE, ("element", layout.CLUSTER_IPS, cluster_ip), True))
-    for endpoint in route.reachable:
+    for endpoint in info.reachable:
         if endpoint.is_local:
             ip = _address(endpoint.ip)
-            key = ip + ip + transport_key(route.protocol, endpoint.port)
+            key = ip + ip + transport_key(info.protocol, endpoint.port)
             entries.append((RESOURCE, ("element", layout.HAIRPIN, key), True))
-    _internal(route, cluster_ip + transport, affinity, entries)
-    addresses = dict.fromkeys((*route.external_ips, *route.load_balancer_ips))
+    _internal(info, cluster_ip + transport, affinity, entries)
+    addresses = dict.fromkeys((*info.external_ips, *info.load_balancer_ips))
     if addresses:
         keys = [_address(address) + transport for address in addresses]
-        _external(route, settings, SERVICE_KEY, keys, affinity, entries)
-    if route.node_port:
-        key = transport_key(route.protocol, route.node_port)
-        _external(route, settings, NODE_PORT_KEY, [key], affinity, entries)
-    if route.load_balancer_ips and route.source_ranges:
-        _firewall(route, settings, transport, entries)
+        _external(info, settings, SERVICE_KEY, keys, affinity, entries)
+    if info.node_port:
+        key = transport_key(info.protocol, info.node_port)
+        _external(info, settings, NODE_PORT_KEY, [key], affinity, entries)
+    if info.load_balancer_ips and info.source_ranges:
+        _firewall(info, settings, transport, entries)
     return entries

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What routing produces: for this node and one IP family, where the traffic of every ServicePort goes.
+"""ServicePorts as this node serves them, for one IP family: where the traffic of each one goes.
 
 Values are dataplane-neutral: a mode turns them into chains, virtual servers or map elements.
 """
@@ -51,7 +51,7 @@ class Endpoint(NamedTuple):
         return address_and_port(self.ip, self.port)
 
 
-class ServicePortRoute(NamedTuple):
+class ServicePortInfo(NamedTuple):
     """One ServicePort as this node should serve it, for one family.
 
     Addresses are of the family. ``source_ranges`` is empty when every source is allowed. ``affinity_seconds`` is 0
