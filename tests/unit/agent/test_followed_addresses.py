@@ -17,10 +17,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles import KernelHandles
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import RoutingContext, all_routes
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
 
 MODES = ("iptables", "ipvs", "nftables")
-CONTEXT = RoutingContext("IPv4", "node1", "")
+CONTEXT = NodeContext("IPv4", "node1", "")
 NODE = ("eth0", "192.0.2.1")
 SECOND = ("eth0", "192.0.2.2")
 LOOPBACK = ("lo", "127.0.0.1")
@@ -102,7 +102,7 @@ def test_what_is_followed_step_by_step_is_what_a_whole_rendering_gives(mode, cid
     for wanted in steps:
         family.follow(wanted, state)
         changes = family.tables.pop_changes()
-        whole = mode_named(mode).rendering.desired_tables(all_routes(state, CONTEXT), wanted)
+        whole = mode_named(mode).rendering.desired_tables(all_service_ports(state, CONTEXT), wanted)
         for table, rows in whole.items():
             assert dict(family.tables.desired[table]) == dict(rows), (table, wanted)
         assert family.settings == wanted and not family.tables.pop_changes()

@@ -117,7 +117,7 @@ def test_nftables_mode_keeps_to_the_primary_address():
     assert (bound.node_ip, bound.node_port_addresses) == ("192.0.2.9", ("192.0.2.9",))
 
 
-def test_routing_context():
+def test_node_context():
     assert node_context(configured(), IPV4, "node-a", NODE) == (IPV4, "node-a", "zone-a", True)
     off = configured(featureGates={"AllowServiceExternalIPs": False})
     assert node_context(off, IPV6, "node-a", None) == (IPV6, "node-a", "", False)

@@ -55,7 +55,7 @@ def test_what_killed_writers_left_is_removed_by_a_later_save(history):
 def test_a_full_disk_is_a_warning_where_nothing_depends_on_the_state(history, monkeypatch):
     monkeypatch.setattr(store, "write_whole", full_disk)
     monkeypatch.setattr(guard, "observe_state", lambda *_arguments: state.NodeState())
-    way_back = guard.Guard(request(history), handles=None)
+    way_back = guard.SavingGuard(request(history), handles=None)
     assert way_back.begin() == []
     way_back.target(KubeProxyConfiguration())
     (warning,) = way_back.before_change()
@@ -68,12 +68,12 @@ def test_a_full_disk_refuses_a_change_that_has_to_be_confirmed_before_anything_i
     monkeypatch.setattr(guard, "check_timeout", lambda _seconds: None)
     monkeypatch.setattr(store.tempfile, "NamedTemporaryFile", full_disk)
     with pytest.raises(HistoryError, match=r"history: cannot be written: No space left on device"):
-        guard.Guard(request(history, 60.0), handles=None).begin()
+        guard.SavingGuard(request(history, 60.0), handles=None).begin()
     # Later, when it fills up in between.
     monkeypatch.undo()
     monkeypatch.setattr(store, "write_whole", full_disk)
     monkeypatch.setattr(guard, "observe_state", lambda *_arguments: state.NodeState())
-    way_back = guard.Guard(request(history, 60.0), handles=None)
+    way_back = guard.SavingGuard(request(history, 60.0), handles=None)
     way_back.target(KubeProxyConfiguration())
     with pytest.raises(HistoryError, match="No space left on device"):
         way_back.before_change()

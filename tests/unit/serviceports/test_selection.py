@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.routes import Endpoint
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import Endpoint
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.selection import (
     NO_TOPOLOGY,
     SAME_NODE,

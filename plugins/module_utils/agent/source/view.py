@@ -57,7 +57,7 @@ def _owner(raw: Dict[str, Any]) -> NamespacedName:
 class ClusterView:
     """The cluster as the API server has told it so far.
 
-    ``dirty``: Services whose ServicePorts may have changed since :meth:`take_dirty`. ``listed``: kinds that are known as
+    ``dirty``: Services whose ServicePorts may have changed since :meth:`take_dirty`. ``listed``: kinds known as
     a whole. ``revision`` counts changes of any kind. ``pending_services`` and ``pending_slices``: accepted
     changes since the last sync. ``trigger_times``: when the changes of endpoints that are not programmed yet were
     caused, by Service.

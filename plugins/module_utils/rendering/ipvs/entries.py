@@ -112,7 +112,7 @@ def node_facts(settings: DataplaneSettings) -> NodeFacts:
 
 
 def virtual_server(info: ServicePortInfo, scheduler: str) -> VirtualServer:
-    """Return the settings of a ServicePort's virtual servers: affinity is persistence, ``mh`` also hashes source ports."""
+    """Return the settings of a ServicePort's virtual servers: affinity is persistence, ``mh`` hashes ports, too."""
     flags = PERSISTENT if info.affinity_seconds else 0
     if scheduler == "mh":
         flags |= SCHEDULER_FLAG_2
