@@ -54,7 +54,7 @@ def summarize(service_ports: Sequence[ServicePortInfo]) -> ServiceSummary:
         health_check_node_port=max(info.health_check_node_port for info in service_ports),
         local_ready=len(local),
         udp=hash(udp) or 1 if udp else 0,
-        served=sum(1 for route in routes if route.reachable),
+        served=sum(1 for info in service_ports if info.reachable),
     )
 
 
