@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any, Callable, Dict, List, NamedTuple, TextIO, Tuple
 
-from ..agent.daemon import Agent
+from ..agent.agent import Agent
 from ..agent.options import AgentOptions, read_configuration
 from ..agent.source.token import TokenKeeper
 from ..agent.surface.control import NoAgent, ask_agent

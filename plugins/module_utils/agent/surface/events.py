@@ -9,7 +9,7 @@ import datetime
 import queue
 import urllib.parse
 import uuid
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional
 
 from ...cluster.api import ApiClient
 from ...errors import ProxyError
@@ -19,7 +19,8 @@ from .log import Log
 NORMAL, WARNING = "Normal", "Warning"
 _CONTROLLER = "kube-proxy"
 
-Event = Tuple[str, Dict[str, Any]]
+#: Posts an Event: the object that it regards (None for the node), type, reason, action, note.
+Post = Callable[[Optional[Dict[str, str]], str, str, str, str], None]
 
 
 def node_reference(name: str) -> Dict[str, str]:

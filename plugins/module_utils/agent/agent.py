@@ -1,0 +1,403 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent: a loop that owns timers and four parts, which know nothing of each other's work.
+
+``source`` follows the API server, ``sync`` keeps the node in sync with what the source delivered, ``drift`` detects
+changes by other programs, ``surface`` serves health, metrics and questions. The loop's thread does all the work; other
+threads only wait for the network or the disk, and wake the loop through a pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import Callable, Dict, Optional, Set
+
+from ..cluster.api import NODES, SERVICE_CIDRS, ApiClient
+from ..cluster.connection import ApiConnection
+from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
+from ..configuration.validate import in_mode
+from ..convergence.handles import KernelHandles
+from ..convergence.lock import ConvergenceLock
+from ..convergence.request import Request
+from ..errors import KernelError, ProxyError
+from ..kernel.presence import holds_dataplane
+from ..serviceports.node import node_name
+from .fatal import Fatal
+from .options import AgentOptions, command_line_flags, read_configuration
+from .source.cluster_source import ClusterSource
+from .source.inbox import Inbox
+from .source.keeper import CacheKeeper
+from .source.reflector import Batch
+from .source.token import TokenKeeper
+from .supervision import Supervisor
+from .surface.control import Ask, ControlServer
+from .surface.events import NORMAL, WARNING, EventPoster, node_reference
+from .surface.health import ProxyHealth
+from .surface.http_connections import limits_of, raise_open_files
+from .surface.log import LimitedLog, Log
+from .surface.metrics import Metrics
+from .surface.ports import PortKeeper
+from .surface.status import AgentState, answer
+from .surface.surface import Surface
+from .surface.systemd import Systemd
+from .sync.losses import LossWatch
+from .sync.node import NodeSync
+from .timers import Timers
+
+LOCK_SECONDS = 30.0
+#: When the service manager is told that the agent is ready although the API server has not answered.
+READY_PATIENCE_SECONDS = 10.0
+CACHE_SECONDS = 30.0
+
+
+class Agent:
+    """One agent; :meth:`run` returns when it was stopped."""
+
+    def __init__(self, options: AgentOptions, log: Log, systemd: Optional[Systemd] = None) -> None:
+        self.options = options
+        self.log = log
+        self.limited = LimitedLog(log)
+        self.systemd = systemd or Systemd()
+        # As it was read; that of the mode in effect is the one of ``sync``.
+        self._configuration, warnings = read_configuration(options)
+        self._configure_log(self._configuration)
+        for warning in warnings:
+            log.warning(warning)
+        self.started = time.time()
+        self.node_name = self._name_node(self._configuration)
+        self.supervisor = Supervisor(log)
+        self.timers = Timers()
+        self.metrics = Metrics()
+        self.health = ProxyHealth(2 * self._configuration.sync_period)
+        self._inbox = Inbox()
+        self._handles = KernelHandles(self.systemd.progress)
+        self._unsupported_selectors: Set[str] = set()
+        self._api_warnings: Set[str] = set()
+        self.token = TokenKeeper(options.token, self._connect, log)
+        self.events = EventPoster(self._connect, os.uname().nodename, log)
+        self.source = ClusterSource(
+            connect=self._connect,
+            deliver=self._inbox.deliver,
+            supervisor=self.supervisor,
+            keeper=CacheKeeper(options.cache, log),
+            log=log,
+            node_required=lambda: self.configuration.detect_local_mode == NODE_CIDR,
+        )
+        self.surface = Surface(
+            self._configuration,
+            self.health,
+            self.metrics,
+            self.limited,
+            limits=limits_of(raise_open_files()),
+            flags=command_line_flags(options),
+            started=self.started,
+        )
+        self.ports = PortKeeper(
+            self.surface,
+            self.limited,
+            self.timers,
+            self._post,
+            must_bind=lambda: self.configuration.bind_address_hard_fail,
+        )
+        self.sync = NodeSync(
+            self._configuration,
+            view=self.source.view,
+            health=self.health,
+            metrics=self.metrics,
+            surface=self.surface,
+            ports=self.ports,
+            handles=self._handles,
+            timers=self.timers,
+            log=log,
+            limited=self.limited,
+            losses=LossWatch(options.max_loss_percent, options.hold_loss, self.timers.clock),
+            post=self._post,
+        )
+        self.metrics.api_connected.set_function(lambda: float(self.source.connected))
+        self.metrics.cache_age.set_function(self.source.keeper.age)
+        self._save_timer = self.timers.add("save the cluster state", self._save)
+        self._suppressed = self.timers.add("report suppressed lines", self._report_suppressed)
+        self._stop = False
+        self._reload = False
+        self._ready_sent = False
+
+    @property
+    def configuration(self) -> KubeProxyConfiguration:
+        """The configuration of the mode in effect."""
+        return self.sync.configuration
+
+    # ---- from other threads and signal handlers
+
+    def stop(self) -> None:
+        """End the loop soon; the dataplane stays as it is."""
+        self._stop = True
+        self._inbox.wake()
+
+    def reload(self) -> None:
+        """Read the configuration again soon."""
+        self._reload = True
+        self._inbox.wake()
+
+    def install_signals(self) -> None:
+        """Stop at SIGTERM and SIGINT, reload at SIGHUP. Only the main thread may call this."""
+        signal.signal(signal.SIGTERM, lambda _number, _frame: self.stop())
+        signal.signal(signal.SIGINT, lambda _number, _frame: self.stop())
+        signal.signal(signal.SIGHUP, lambda _number, _frame: self.reload())
+
+    def _connect(self, expect: Callable[[float], None], timeout: float = 30.0) -> ApiClient:
+        """Return a client, for use by one thread; ``expect`` is told how long each request may take."""
+        kubeconfig = self.options.kubeconfig or self.configuration.client_connection.kubeconfig
+        client = ApiClient(
+            ApiConnection(kubeconfig=kubeconfig or None),
+            timeout,
+            unsupported=self._unsupported_selectors,
+            expect=expect,
+            observe=self.metrics.observe_request,
+        )
+        for warning in client.warnings:
+            if warning not in self._api_warnings:
+                self._api_warnings.add(warning)
+                self.log.warning(warning)
+        return client
+
+    # ---- life
+
+    def run(self) -> int:
+        """Serve until stopped. Returns 0, or 1 after a failure that only a new start can cure. Raises ProxyError."""
+        with contextlib.ExitStack() as stack:
+            holder = "the agent (kubenode-proxy run)"
+            stack.enter_context(ConvergenceLock(self.options.state_directory, LOCK_SECONDS, holder))
+            stack.enter_context(self._handles)
+            stack.callback(self.surface.close)
+            if self.options.control:
+                control = ControlServer(self.options.control, self._inbox.deliver)
+                stack.callback(control.close)
+                self.supervisor.start("control", control.run)
+            self.supervisor.start("events", self.events.run, self.events.interrupt)
+            try:
+                self.ports.open()
+                self.source.start(self.node_name, self._is_serving())
+                if self.options.token:
+                    self.supervisor.start("token", self.token.run, self.token.interrupt)
+                self._await_cluster()
+                if not self._stop:
+                    self._begin()
+                self._loop()
+            except Fatal as error:
+                self.log.error("the agent ends", reason=error)
+                return 1
+            finally:
+                self._end()
+        return 0
+
+    def _is_serving(self) -> bool:
+        """Return whether the kernel serves Services from before this start."""
+        try:
+            return holds_dataplane()
+        except KernelError as error:
+            self.log.debug("whether the kernel serves already is not known", error=error)
+            return False
+
+    def _await_cluster(self) -> None:
+        """Wait for the lists; where the API server is late, use the state kept on disk for what is missing."""
+        began = self.timers.clock()
+        self.systemd.status("waiting for the API server")
+        while not self._stop and not self.source.listed:
+            now = self.timers.clock()
+            due = self.source.patience_ends()
+            if due is not None and now >= due:
+                self.source.use_cache()
+                return
+            if now - began >= READY_PATIENCE_SECONDS:
+                self._send_ready()
+            self._inbox.wait((), 1.0 if due is None else min(0.5, max(0.01, due - now)))
+            self._empty_inbox()
+            self._look_after_threads()
+            self.ports.open()
+
+    def _begin(self) -> None:
+        self.sync.set_up(self._request(self._configuration))
+        self._post(None, NORMAL, "Starting", "StartKubeProxy", "")
+        assert self.sync.proxiers is not None
+        deprecation = self.sync.proxiers.mode.deprecation
+        if deprecation is not None:
+            self._post(None, WARNING, deprecation.reason, "StartKubeProxy", deprecation.note)
+        self._sync(first=True)
+
+    def _loop(self) -> None:
+        while not self._stop:
+            drift = self.sync.drift
+            self._inbox.wait(drift.filenos() if drift is not None else (), self._delay())
+            self._empty_inbox()
+            self._look_after_threads()
+            if self.limited.pending:
+                self._suppressed.start(self.limited.seconds)
+            if self._reload:
+                self._reload = False
+                self._reload_configuration()
+            if self._stop or self.sync.proxiers is None:
+                continue
+            self.sync.look()
+            self.sync.request_if_needed()
+            if self.sync.is_due:
+                self._sync()
+            self.timers.run()
+
+    def _delay(self) -> float:
+        delays = [self.sync.delay(), self.supervisor.delay(), self.timers.delay()]
+        if self.systemd.watchdog_seconds:
+            delays.append(self.systemd.watchdog_seconds / 2)
+        return max(0.0, min(delays))
+
+    def _end(self) -> None:
+        self.systemd.stopping()
+        self.token.stop()
+        self.sync.stop_watching()
+        self.events.close()
+        self.source.stop()
+        self.limited.report(everything=True)
+        self.log.info("stopped; the dataplane stays as it is", syncs=self.sync.syncer.syncs)
+
+    # ---- what the loop does
+
+    def _sync(self, first: bool = False) -> None:
+        self.sync.sync(first)
+        if first or not self._ready_sent:
+            self._send_ready()
+            self.sync.clean_up()
+        self._show_status()
+
+    def _empty_inbox(self) -> None:
+        for item in self._inbox.items():
+            if isinstance(item, Batch):
+                self._apply(item)
+            elif isinstance(item, Ask):
+                item.reply(answer(self._state(), item.question))
+
+    def _apply(self, batch: Batch) -> None:
+        view = self.source.view
+        services, slices = view.take(batch)
+        if services:
+            self.metrics.service_changes.inc(services)
+            self.metrics.service_changes_pending.set(view.pending_services)
+        if slices:
+            self.metrics.endpoint_changes.inc(slices)
+            self.metrics.endpoint_changes_pending.set(view.pending_slices)
+        if batch.kind == NODES.kind:
+            self.sync.node_changed(self.node_name, lambda: self.sync.rebuild(self._request(self.configuration)))
+        elif batch.kind == SERVICE_CIDRS.kind:
+            self.sync.refresh_addresses_soon()
+        if view.dirty:
+            self.sync.note_queued()
+        if self.source.is_unsaved:
+            self._save_timer.start(CACHE_SECONDS)
+
+    def _save(self) -> None:
+        if not self.source.save():
+            self._save_timer.start(CACHE_SECONDS)
+
+    def _look_after_threads(self) -> None:
+        """Look after the threads, and tell systemd that the agent is alive unless one of them is stuck."""
+        stuck = self.supervisor.check()
+        if not self.surface.server.alive:
+            stuck = (*stuck, "http")
+        self.health.threads_stuck(stuck)
+        if self.systemd.watchdog_seconds and not stuck:
+            self.systemd.alive()
+
+    def _report_suppressed(self) -> None:
+        self.limited.report()
+        if self.limited.pending:
+            self._suppressed.start(self.limited.seconds)
+
+    def _post(self, about: Optional[Dict[str, str]], kind: str, reason: str, action: str, note: str) -> None:
+        self.events.post(about or node_reference(self.node_name), kind, reason, action, note)
+
+    def _state(self) -> AgentState:
+        return AgentState(
+            node=self.node_name,
+            started=self.started,
+            healthy=self.health.healthy,
+            source=self.source,
+            sync=self.sync,
+        )
+
+    def _send_ready(self) -> None:
+        if not self._ready_sent:
+            self._ready_sent = True
+            self.systemd.ready()
+
+    def _show_status(self) -> None:
+        proxiers = self.sync.proxiers
+        if proxiers is None:
+            return
+        if self.sync.syncer.last_error:
+            text = f"last sync failed: {self.sync.syncer.last_error}"
+        else:
+            services = max((len(family.summaries) for family in proxiers.families), default=0)
+            endpoints = sum(family.summaries.totals.endpoints for family in proxiers.families)
+            away = self.source.from_cache and not self.source.listed
+            origin = "kept on disk, API server away" if away else "of the API server"
+            text = f"mode {proxiers.configuration.mode}: {services} Services, {endpoints} endpoints (state {origin})"
+        self.systemd.status(text)
+
+    # ---- configuration
+
+    def _configure_log(self, configuration: KubeProxyConfiguration) -> None:
+        """Apply the settings of ``logging``; options of the command line win."""
+        self.log.as_json = (self.options.log_format or configuration.logging.format) == "json"
+        self.log.verbose = self.options.verbose or configuration.debug_logging
+
+    def _name_node(self, configuration: KubeProxyConfiguration) -> str:
+        return node_name(self.options.node_name or configuration.hostname_override, os.uname().nodename)
+
+    def _request(self, configuration: KubeProxyConfiguration) -> Request:
+        return Request(
+            cluster=self.source.view.state,
+            configuration=configuration,
+            node_name=self.options.node_name,
+            mode=self.options.mode,
+            fallback=self.options.fallback,
+            state_directory=self.options.state_directory,
+            ignore_findings=self.options.ignore_findings,
+        )
+
+    def _reload_configuration(self) -> None:
+        self.systemd.reloading()
+        try:
+            configuration, warnings = read_configuration(self.options)
+            for warning in warnings:
+                self.log.warning(warning)
+            self._apply_configuration(configuration)
+        except ProxyError as error:
+            self.log.error("reload failed; keeping the previous configuration", error=error)
+        finally:
+            self.systemd.ready()
+
+    def _apply_configuration(self, configuration: KubeProxyConfiguration) -> None:
+        """Apply a configuration that was read again. Raises ProxyError; everything stays as it was then."""
+        if configuration == self._configuration:
+            self.log.info("the configuration has not changed")
+            return
+        name, old_name = self._name_node(configuration), self.node_name
+        if name != old_name:
+            self.source.read_node(name)
+        if self.sync.proxiers is not None:
+            self.sync.rebuild(self._request(configuration))
+        else:
+            self.sync.configuration = configuration
+        self.node_name = name
+        if name != old_name:
+            self.source.follow_node(name, old_name)
+            self.log.info("this node has another name", node=name, before=old_name)
+        self._configuration = configuration
+        self._configure_log(configuration)
+        self.health.timeout = 2 * self.configuration.sync_period
+        self.surface.configure(in_mode(configuration, self.configuration.mode))
+        self.ports.open()
+        self._ready_sent = False
+        self.log.info("the configuration has changed and is in effect")

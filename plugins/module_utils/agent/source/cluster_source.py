@@ -1,0 +1,203 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The cluster as the agent follows it: a reflector for each collection, the view they fill, and the copy on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import Any, Callable, Dict, List, Optional, Protocol
+
+from ...cluster.api import ENDPOINT_SLICES, NODES, SERVICE_CIDRS, SERVICES, ApiClient
+from ...cluster.parse import object_key
+from ..supervision import Supervisor, Task
+from ..surface.log import Log
+from ..timers import monotonic
+from .keeper import CacheKeeper
+from .reflector import Batch, Reflector
+from .view import ClusterView, small
+
+#: How long the API server may take to answer before the state kept on disk is programmed, counted from the first
+#: request: where nothing is served yet, and where the kernel already serves what may be newer than the state on disk.
+API_PATIENCE_SECONDS = 1.0
+SERVING_PATIENCE_SECONDS = 10.0
+#: How long a server that answers some of the lists may take for the others, and the credentials to be ready at all.
+PARTIAL_PATIENCE_SECONDS = 60.0
+ASKING_PATIENCE_SECONDS = 30.0
+#: How long the Services wait for a Node that this agent may not be allowed to read.
+NODE_PATIENCE_SECONDS = 10.0
+#: Agents that are restarted together must not all ask the API server at the same moment.
+START_JITTER_SECONDS = 1.0
+#: The time limit of a request that the main loop waits for.
+LOOP_REQUEST_SECONDS = 5.0
+
+_KINDS = frozenset(resource.kind for resource in (SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS))
+_OPTIONAL_KINDS = frozenset((NODES.kind, SERVICE_CIDRS.kind))
+
+
+class Connect(Protocol):
+    """Makes a client for one thread. ``expect`` is told how long each request may take. Raises ProxyError."""
+
+    def __call__(self, expect: Callable[[float], None], timeout: float = ...) -> ApiClient:
+        """Return the client."""
+        ...
+
+
+class ClusterSource:
+    """Follows the API server in threads of its own and keeps what it delivered.
+
+    Only the main thread calls its methods. The threads call ``deliver`` with each :class:`Batch`, for the main thread
+    to put into the view. ``node_required``: whether nothing can be served without the Node.
+    """
+
+    def __init__(
+        self,
+        *,
+        connect: Connect,
+        deliver: Callable[[Batch], None],
+        supervisor: Supervisor,
+        keeper: CacheKeeper,
+        log: Log,
+        node_required: Callable[[], bool],
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.view = ClusterView()
+        self.reflectors: List[Reflector] = []
+        self.from_cache = False
+        self.keeper = keeper
+        self._connect = connect
+        self._deliver = deliver
+        self._supervisor = supervisor
+        self._log = log
+        self._node_required = node_required
+        self._clock = clock
+        self._started = clock()
+        self._serving = False
+        self._cached: List[Dict[str, Any]] = []
+        self._keeper_task: Optional[Task] = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether every collection is being watched."""
+        return bool(self.reflectors) and all(reflector.connected for reflector in self.reflectors)
+
+    @property
+    def listed(self) -> bool:
+        """Whether enough collections are known completely to program the node."""
+        missing = _KINDS - self.view.listed
+        late = self._clock() - self._started > NODE_PATIENCE_SECONDS and not self._node_required()
+        return not missing or (late and missing <= _OPTIONAL_KINDS)
+
+    @property
+    def error(self) -> str:
+        """What keeps a collection from being read, or an empty text."""
+        return next((reflector.error for reflector in self.reflectors if reflector.error), "")
+
+    @property
+    def lost_for(self) -> float:
+        """Return for how many seconds some collection could not be read; 0 while all are watched."""
+        return max((reflector.lost_for for reflector in self.reflectors), default=0.0)
+
+    def start(self, node_name: str, serving: bool) -> None:
+        """Read the copy on disk and begin to follow the API server.
+
+        ``serving``: the kernel serves Services from before this start. Such a node can wait a moment for the API
+        server; one that serves nothing cannot.
+        """
+        self._serving = serving
+        self._cached, known = self.keeper.read()
+        self._keeper_task = self._supervisor.start("cache", self.keeper.run)
+        pause = random.uniform(0.0, START_JITTER_SECONDS) if serving else 0.0
+        self.reflectors = [self._node_reflector(node_name, pause)]
+        self.reflectors += [
+            Reflector(
+                resource,
+                self._connect,
+                self._deliver,
+                self._log,
+                optional=resource is SERVICE_CIDRS,
+                reduce=small,
+                first_pause=pause,
+            )
+            for resource in (SERVICES, ENDPOINT_SLICES, SERVICE_CIDRS)
+        ]
+        for reflector in self.reflectors:
+            reflector.known.assume(known.get(reflector.resource.kind, ()))
+            self._run(reflector)
+
+    def stop(self) -> None:
+        """End all threads, and write what the copy on disk lacks."""
+        for reflector in self.reflectors:
+            reflector.stop()
+        if self.listed:
+            self.keeper.write_now(self.view, self._keeper_task)
+
+    def _run(self, reflector: Reflector) -> None:
+        self._supervisor.start(f"watch-{reflector.resource.name}", reflector.run, reflector.interrupt)
+
+    def _node_reflector(self, node_name: str, pause: float = 0.0) -> Reflector:
+        return Reflector(
+            NODES,
+            self._connect,
+            self._deliver,
+            self._log,
+            field_selector=f"metadata.name={node_name}",
+            reduce=small,
+            first_pause=pause,
+        )
+
+    def read_node(self, name: str) -> None:
+        """Read the Node of that name into the view; nothing if there is none. Raises ApiError."""
+        with contextlib.closing(self._connect(lambda _seconds: None, LOOP_REQUEST_SECONDS)) as client:
+            items = client.list(NODES, f"metadata.name={name}", reduce=small).items
+        self.view.take(Batch(NODES.kind, items, []))
+
+    def follow_node(self, name: str, old_name: str) -> None:
+        """Watch the Node of this name instead of the old one."""
+        old = next(reflector for reflector in self.reflectors if reflector.resource is NODES)
+        old.stop()
+        self.reflectors.remove(old)
+        self.view.take(Batch(NODES.kind, [], [{"kind": NODES.kind, "metadata": {"name": old_name}}]))
+        self.reflectors.append(self._node_reflector(name))
+        self._run(self.reflectors[-1])
+
+    def patience_ends(self) -> Optional[float]:
+        """Return when, by the clock, the copy on disk is to be used for what the API server has not answered.
+
+        None if there is no copy. The time counts from the first request that was sent or failed: the agent may have
+        been busy before that.
+        """
+        if not self._cached:
+            return None
+        asked = [reflector.asked for reflector in self.reflectors if reflector.asked is not None]
+        if not asked:
+            return self._started + ASKING_PATIENCE_SECONDS
+        if self.view.listed:
+            return min(asked) + PARTIAL_PATIENCE_SECONDS
+        return min(asked) + (SERVING_PATIENCE_SECONDS if self._serving else API_PATIENCE_SECONDS)
+
+    def use_cache(self) -> None:
+        """Fill the view from the copy on disk where the API server has not answered."""
+        by_kind: Dict[str, List[Dict[str, Any]]] = {}
+        for raw in self._cached:
+            by_kind.setdefault(object_key(raw).kind, []).append(raw)
+        for kind, items in by_kind.items():
+            if kind not in self.view.listed:
+                self.view.take(Batch(kind, items, []))
+        self._cached = []
+        self.from_cache = True
+        self._log.warning(
+            "starting from the cluster state kept on disk, as the API server has not given all of it",
+            services=len(self.view.state.services),
+            reason=self.error or "no answer yet",
+        )
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether the view has changes that the copy on disk lacks."""
+        return self.keeper.is_behind(self.view)
+
+    def save(self) -> bool:
+        """Have the copy on disk written if it lacks something; False if the last write is not done yet."""
+        return not self.listed or not self.is_unsaved or self.keeper.write_beside(self.view)

@@ -1,0 +1,74 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Keeping the agent's ports open, and reporting those that cannot be opened."""
+
+from __future__ import annotations
+
+from typing import Callable, Iterable, Set
+
+from ...cluster.model import NamespacedName
+from ..fatal import Fatal
+from ..timers import Timers
+from .events import WARNING, Post, service_reference
+from .log import INFO, LimitedLog
+from .service_health import FailedPort
+from .surface import RETRY_SECONDS, Surface
+
+
+class PortKeeper:
+    """Opens the ports of a surface and tries again those that failed.
+
+    ``post`` sends an Event. ``must_bind``: whether a failure ends the agent (bindAddressHardFail).
+    """
+
+    def __init__(
+        self, surface: Surface, limited: LimitedLog, timers: Timers, post: Post, *, must_bind: Callable[[], bool]
+    ) -> None:
+        self._surface = surface
+        self._limited = limited
+        self._post = post
+        self._must_bind = must_bind
+        self._failed: Set[NamespacedName] = set()
+        self._own_ports = timers.add("open own ports", self.open)
+        self._health_ports = timers.add("open health check node ports", self._retry)
+
+    def open(self) -> None:
+        """Open the ports of healthz and metrics. Raises Fatal where the configuration asks for it."""
+        for listener in self._surface.listeners:
+            known = listener.failure
+            if listener.open():
+                continue
+            if listener.failure != known:
+                self._limited.warning(
+                    ("own port", listener.name),
+                    "server not started, retrying",
+                    server=listener.name,
+                    error=listener.failure,
+                )
+            if self._must_bind():
+                what = "ProxierHealthcheck" if listener.name == "healthz" else "MetricServer"
+                self._post(None, WARNING, f"FailedToStart{what}", "StartKubeProxy", listener.failure)
+                raise Fatal(f"{listener.name}: {listener.failure}")
+            self._own_ports.start(RETRY_SECONDS)
+
+    def report(self, failures: Iterable[FailedPort]) -> None:
+        """Log and post new failures of health check node ports, and log those that no longer fail.
+
+        Ports that cannot be opened are tried again.
+        """
+        for service, reason in failures:
+            text = "health check node port cannot be served"
+            if self._limited.warning(("port", service), text, service=service, reason=reason):
+                about = service_reference(service.namespace, service.name)
+                self._post(about, WARNING, "FailedToStartServiceHealthcheck", "Listen", reason)
+        before, self._failed = self._failed, set(self._surface.failed_services)
+        for service in before - self._failed:
+            if self._surface.serves(service):
+                text = "health check node port is served now"
+                self._limited.write(("port served", service), INFO, text, service=service)
+        if self._failed:
+            self._health_ports.start(RETRY_SECONDS)
+
+    def _retry(self) -> None:
+        self.report(self._surface.retry_service_health())

@@ -1,0 +1,309 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The node that an agent keeps in sync: its proxiers, when they sync, and what follows a sync."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import time
+from typing import Callable, Optional
+
+from ...cluster.model import Node
+from ...configuration.model import NODE_CIDR, KubeProxyConfiguration
+from ...convergence.handles import KernelHandles
+from ...convergence.request import Request
+from ...errors import ProxyError
+from ...kernel.sysctls import SysctlsResource
+from ...kernel.xtables.nfacct import nfacct_packets
+from ..drift.parameters import PARAMETERS_SECONDS
+from ..drift.watch import DriftWatch
+from ..fatal import Fatal
+from ..source.view import ClusterView
+from ..surface.events import WARNING, Post
+from ..surface.health import ProxyHealth
+from ..surface.log import INFO, LimitedLog, Log
+from ..surface.metrics import Metrics
+from ..surface.ports import PortKeeper
+from ..surface.surface import RETRY_SECONDS, Surface
+from ..timers import Timers
+from .losses import LossWatch
+from .schedule import Schedule
+from .setup import Proxiers, look_again, node_differences, remove_leftovers, set_up
+from .syncer import Syncer
+
+DRAIN_SECONDS = 60.0
+GAUGES_SECONDS = 30.0
+ADDRESS_PAUSE_SECONDS = 0.5
+#: kube-proxy 1.36 syncs at least this often in iptables and nftables mode.
+LONGEST_INTERVAL_SECONDS = 3600.0
+#: A full check costs O(cluster): it may take a hundredth of a processor, however short the periods are.
+CHECK_PAUSE_FACTOR = 100.0
+
+
+class NodeSync:
+    """Keeps one node in sync with a cluster view.
+
+    ``proxiers`` is None until :meth:`set_up`. ``configuration`` is that of the mode in effect. ``last_sync_end``: when
+    the last sync ended, in seconds since the epoch; 0 before the first one.
+    """
+
+    def __init__(
+        self,
+        configuration: KubeProxyConfiguration,
+        *,
+        view: ClusterView,
+        health: ProxyHealth,
+        metrics: Metrics,
+        surface: Surface,
+        ports: PortKeeper,
+        handles: KernelHandles,
+        timers: Timers,
+        log: Log,
+        limited: LimitedLog,
+        losses: LossWatch,
+        post: Post,
+    ) -> None:
+        self.configuration = configuration
+        self.proxiers: Optional[Proxiers] = None
+        self.drift: Optional[DriftWatch] = None
+        self.last_sync_end = 0.0
+        self.syncer = Syncer(view, health, metrics, surface, log, limited, losses)
+        self.schedule = _schedule(configuration)
+        self._node: Optional[Node] = None
+        self._view = view
+        self._health = health
+        self._metrics = metrics
+        self._surface = surface
+        self._ports = ports
+        self._handles = handles
+        self._clock = timers.clock
+        self._log = log
+        self._limited = limited
+        self._post = post
+        self._draining = timers.add("remove drained real servers", self._drain)
+        self._leftovers = timers.add("remove leftovers of other modes", self.clean_up)
+        self._addresses = timers.add("refresh addresses", self._refresh_addresses)
+        self._gauges = timers.add("refresh gauges", self._refresh_gauges)
+        self._check = timers.add("check everything", self._check_everything)
+        self._parameters = timers.add("repair kernel parameters", self._repair_parameters)
+        self._held = timers.add("apply a change that was held back", lambda: self.schedule.request())
+
+    def set_up(self, request: Request) -> None:
+        """Prepare the kernel and create proxiers without any Service yet.
+
+        Raises PreflightError if the mode cannot work here, before anything is changed; ConfigurationError; KernelError.
+        """
+        proxiers = set_up(request, self._handles)
+        for warning in proxiers.warnings:
+            self._log.warning(warning)
+        self._node = proxiers.view.node
+        if self._node is not None:
+            self._health.node_seen(self._node)
+        self._surface.configure(proxiers.configuration)
+        self._surface.keep_families([family.family for family in proxiers.families])
+        self._metrics.packets = nfacct_packets if proxiers.view.nfacct_counters else dict
+        self.configuration = proxiers.configuration
+        self.schedule = _schedule(proxiers.configuration)
+        for family in proxiers.families:
+            self._health.updated(family.family)
+            self._metrics.expect_repairs(stage.resource for stage in family.stages)
+        self._metrics.expect_repairs([SysctlsResource(())])
+        self.stop_watching()
+        self.proxiers = proxiers
+        self._log.info(
+            "programming this node",
+            node=proxiers.view.name,
+            mode=proxiers.configuration.mode,
+            reason=proxiers.mode_reason,
+            families=",".join(family.family for family in proxiers.families),
+        )
+
+    def rebuild(self, request: Request) -> None:
+        """Set up again because the node's identity or the configuration changed; the next sync applies the difference.
+
+        Raises like :meth:`set_up`; the proxiers stay as they were then.
+        """
+        self.set_up(request)
+        self._view.dirty |= set(self._view.state.services)
+        self.schedule.request()
+
+    def stop_watching(self) -> None:
+        """Close the drift watch. The next sync opens another one for the proxiers of then."""
+        if self.drift is not None:
+            self.drift.close()
+            self.drift = None
+
+    def sync(self, first: bool = False) -> None:
+        """Bring the kernel in sync with the view; failures are logged, counted and tried again by the schedule."""
+        proxiers = self.proxiers
+        if proxiers is None:
+            return
+        self.schedule.started()
+        started = self._clock()
+        outcome = self.syncer.start(proxiers) if first else self.syncer.sync(proxiers)
+        now = self._clock()
+        self.schedule.ended(now, outcome.succeeded)
+        self.last_sync_end = time.time()
+        if self.drift is None:
+            # Not before the first sync of a node: it may cause more notifications than any buffer holds.
+            self.drift = DriftWatch(proxiers.mode.subsystems, proxiers.families, self._handles, self._log)
+        self.drift.settled(outcome.changes > 0, outcome.observed)
+        if outcome.observed:
+            self._check.restart(max(proxiers.configuration.check_period, CHECK_PAUSE_FACTOR * (now - started)))
+            trim_memory()
+        else:
+            # Also after the first sync of an empty node, which observes nothing at its end.
+            self._check.start(proxiers.configuration.check_period)
+        self._ports.report(outcome.failed_services)
+        if outcome.loss:
+            self._post(None, WARNING, "EndpointsLost", "Sync", outcome.loss)
+        if outcome.held_until:
+            self._held.restart(max(0.0, outcome.held_until - now))
+        if any(family.draining for family in proxiers.families):
+            self._draining.start(DRAIN_SECONDS)
+        self._gauges.start(GAUGES_SECONDS)
+        self._parameters.start(PARAMETERS_SECONDS)
+
+    def clean_up(self) -> None:
+        """Remove other modes' leftovers now that this mode is serving. Failures are logged and not fatal."""
+        if self.proxiers is None:
+            return
+        try:
+            found = remove_leftovers(self.proxiers, self._handles.progress)
+            if found.removed:
+                self._log.info("removed what another mode had left", entries=found.removed)
+            if found.draining:
+                text = "real servers of ipvs mode are kept until their connections end"
+                self._log.info(text, real_servers=found.draining)
+                self._leftovers.start(DRAIN_SECONDS)
+        except ProxyError as error:
+            self._log.warning("leftovers of another mode cannot be removed", error=error)
+        if self.drift is not None:
+            self.drift.settled(True, False)
+        trim_memory()
+
+    def look(self) -> None:
+        """Ask the drift watch what other programs have changed."""
+        if self.drift is None:
+            return
+        found = self.drift.look(self._clock())
+        if found.addresses:
+            self.refresh_addresses_soon()
+        for family, reason in found.suspects.items():
+            self.syncer.suspects.setdefault(family, reason)
+
+    def request_if_needed(self) -> None:
+        """Request a sync if the view or the kernel has changed."""
+        if self._view.dirty or self.syncer.suspects:
+            self.schedule.request()
+
+    def delay(self) -> float:
+        """Return the seconds until a sync, or the drift watch, is due."""
+        now = self._clock()
+        delays = [self.schedule.delay(now)]
+        if self.drift is not None:
+            delays.append(self.drift.delay(now))
+        return min(delays)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the schedule wants a sync now."""
+        return self.schedule.delay(self._clock()) <= 0
+
+    def refresh_addresses_soon(self) -> None:
+        """Look at the node's addresses and the ServiceCIDRs when the burst of changes is over."""
+        self._addresses.start(ADDRESS_PAUSE_SECONDS)
+
+    def note_queued(self) -> None:
+        """Note that the view has changed, for the schedule, the health check and the metrics."""
+        if self.proxiers is None:
+            return
+        self.schedule.request()
+        for family in self.proxiers.families:
+            self._health.queued(family.family)
+            self._metrics.last_queued.labels(family.family).set_to_current_time()
+
+    def node_changed(self, name: str, rebuild: Callable[[], None]) -> None:
+        """Follow a change of this node's Node object.
+
+        ``rebuild`` sets the node up again, where it was not known before. Raises Fatal where only a new start helps.
+        """
+        node = self._view.state.nodes.get(name)
+        if node is None:
+            if self._node is not None:
+                self._log.warning("this node's Node object was deleted; its last version stays in effect", node=name)
+            return
+        self._health.node_seen(node)
+        if self.proxiers is None:
+            return
+        differences = node_differences(self._node, node)
+        if "its podCIDRs changed" in differences and self.configuration.detect_local_mode == NODE_CIDR:
+            raise Fatal(f"Node {name}: its podCIDRs changed, and detectLocalMode is NodeCIDR")
+        for difference in differences:
+            self._log.warning("Node changed; restart the agent to apply it", node=name, change=difference)
+        if self._node is None:
+            self._log.info("the Node object of this node is known now", node=name)
+            rebuild()
+        elif node.zone != self._zone(self.proxiers):
+            self._log.info("the zone of this node changed", zone=node.zone)
+            for family in self.proxiers.families:
+                family.set_zone(node.zone)
+                family.needs_full = True
+            self._view.dirty |= set(self._view.state.services)
+
+    @staticmethod
+    def _zone(proxiers: Proxiers) -> str:
+        return proxiers.families[0].context.node.zone
+
+    def _check_everything(self) -> None:
+        """Have the next sync compare every family with the kernel, whether or not a change was noticed."""
+        for family in self.proxiers.families if self.proxiers is not None else ():
+            self.syncer.suspects.setdefault(family.family, "regular check")
+        self.schedule.request()
+
+    def _repair_parameters(self) -> None:
+        if self.proxiers is not None:
+            self.syncer.repair_parameters(self.proxiers.sysctls)
+            self._parameters.start(PARAMETERS_SECONDS)
+
+    def _drain(self) -> None:
+        if self.proxiers is not None:
+            gone, left = self.syncer.drain(self.proxiers.families)
+            if gone and self.drift is not None:
+                self.drift.settled(True, False)
+            if left:
+                self._draining.start(DRAIN_SECONDS)
+
+    def _refresh_gauges(self) -> None:
+        if self.proxiers is not None:
+            for family in self.proxiers.families:
+                self.syncer.count_rules(self.proxiers, family)
+
+    def _refresh_addresses(self) -> None:
+        """Apply changes of the node's addresses and of ServiceCIDRs; only what depends on them is programmed."""
+        proxiers = self.proxiers
+        if proxiers is None:
+            return
+        try:
+            self.proxiers, settings = look_again(proxiers, self._view.state)
+        except ProxyError as error:
+            self._limited.warning("addresses", "the node's addresses cannot be read, retrying", error=error)
+            self._addresses.start(RETRY_SECONDS)
+            return
+        state = self._view.state
+        changed = [item.family for item in proxiers.families if item.follow(settings[item.family], state)]
+        if changed:
+            self._limited.write("changed", INFO, "addresses or ServiceCIDRs changed", families=",".join(changed))
+            self.schedule.request()
+
+
+def _schedule(configuration: KubeProxyConfiguration) -> Schedule:
+    return Schedule(configuration.min_sync_period, configuration.sync_period, LONGEST_INTERVAL_SECONDS)
+
+
+def trim_memory() -> None:
+    """Return memory that the start needed to the system, where the C library can do that."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

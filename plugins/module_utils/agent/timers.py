@@ -1,0 +1,63 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tasks of the main loop that run at a time, each a value with a name and an action."""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, List, Optional
+
+
+def monotonic() -> float:
+    """Return the time of the loop's clock in seconds, looked up with each call so that tests can replace it."""
+    return time.monotonic()
+
+
+class Timer:
+    """One task of the loop; :meth:`Timers.add` makes it. ``due``: when it runs, by the timers' clock, or None."""
+
+    def __init__(self, name: str, action: Callable[[], None], clock: Callable[[], float]) -> None:
+        self.name = name
+        self.due: Optional[float] = None
+        self._action = action
+        self._clock = clock
+
+    def start(self, seconds: float) -> None:
+        """Run the action after this time, unless it is waiting for an earlier start already."""
+        if self.due is None:
+            self.due = self._clock() + seconds
+
+    def restart(self, seconds: float) -> None:
+        """Run the action after this time, whatever was planned before."""
+        self.due = self._clock() + seconds
+
+    def run(self) -> None:
+        """Run the action, which may start the timer again."""
+        self.due = None
+        self._action()
+
+
+class Timers:
+    """The timers of one loop. ``clock`` is monotonic, in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self.clock = clock
+        self._timers: List[Timer] = []
+
+    def add(self, name: str, action: Callable[[], None]) -> Timer:
+        """Return a new timer, which is not started."""
+        timer = Timer(name, action, self.clock)
+        self._timers.append(timer)
+        return timer
+
+    def delay(self) -> float:
+        """Return the seconds until the next timer is due: 0 if one is due now, infinity if none is started."""
+        due = [timer.due for timer in self._timers if timer.due is not None]
+        return max(0.0, min(due) - self.clock()) if due else float("inf")
+
+    def run(self) -> None:
+        """Run the actions of all timers that are due, in the order in which the timers were added."""
+        now = self.clock()
+        for timer in [timer for timer in self._timers if timer.due is not None and timer.due <= now]:
+            timer.run()

@@ -1,0 +1,150 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An agent's sync without kernel, API server and sockets: the tables of a mode in a dictionary, and an own clock."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Batch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import LossWatch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.proxier import Proxier
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.setup import Proxiers
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles import KernelHandles
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.mode import Mode, Subsystems
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import RESOURCE
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Resource, Stage
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext
+
+
+class DictResource(Resource):
+    """A table that a dictionary holds. ``failure``: what the next change fails with."""
+
+    kind, family, atomic = RESOURCE, "IPv4", True
+
+    def __init__(self):
+        self.table = {}
+        self.failure = ""
+        self.observed = 0
+        self.seconds = 0.0
+        self.clock = lambda _seconds: None
+
+    def observe(self):
+        self.observed += 1
+        return dict(self.table)
+
+    def apply(self, change):
+        self.clock(self.seconds)
+        if self.failure:
+            failure, self.failure = self.failure, ""
+            raise KernelError(failure)
+        self.table.update(change.added)
+        self.table.update({key: new for key, (_old, new) in change.replaced.items()})
+        for key in change.removed:
+            del self.table[key]
+
+
+class DictMode(Mode):
+    """nftables mode, whose table a dictionary holds."""
+
+    rendering = RENDERING
+    subsystems = Subsystems(nftables=True)
+
+    def __init__(self):
+        self.resource = DictResource()
+
+    def stages(self, configuration, families, handles, loaded=True):
+        return [Stage(self.resource, tables[RESOURCE]) for _context, tables in families]
+
+
+class Drift:
+    """Stands for the drift watch: notes what it was told of syncs."""
+
+    def __init__(self, *_arguments):
+        self.syncs = []
+        self.closed = False
+
+    def settled(self, changed, observed):
+        self.syncs.append((changed, observed))
+
+    def delay(self, _now):
+        return 3600.0
+
+    def close(self):
+        self.closed = True
+
+
+def service(name, number):
+    """A ClusterIP Service with one port."""
+    ip = f"10.96.0.{number}"
+    spec = {"clusterIP": ip, "clusterIPs": [ip], "ports": [{"port": 80, "protocol": "TCP", "name": ""}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "d", "name": name}, "spec": spec}
+
+
+class SyncBench:
+    """A node that is set up and has not synced yet. ``text``: the log."""
+
+    def __init__(self, monkeypatch, configuration=None):
+        self.now = 1000.0
+        self.text = io.StringIO()
+        log = Log(self.text)
+        timers = self.timers = Timers(lambda: self.now)
+        self.view = ClusterView()
+        self.mode = DictMode()
+        self.mode.resource.clock = self.pass_time
+        self.failed_ports = []
+        self.events = []
+        settings = DataplaneSettings("IPv4", "n1", "192.0.2.1")
+        self.context = FamilyContext(settings, NodeContext("IPv4", "n1", ""), None)
+        surface = SimpleNamespace(
+            configure=lambda _configuration: None,
+            keep_families=lambda _families: None,
+            sync_service_health=lambda _family: [],
+        )
+        monkeypatch.setattr(node, "set_up", self.set_up)
+        monkeypatch.setattr(node, "DriftWatch", Drift)
+        self.sync = node.NodeSync(
+            load(configuration or {}, "").configuration,
+            view=self.view,
+            health=ProxyHealth(60.0),
+            metrics=Metrics(),
+            surface=surface,
+            ports=SimpleNamespace(report=self.failed_ports.extend),
+            handles=KernelHandles(),
+            timers=timers,
+            log=log,
+            limited=LimitedLog(log),
+            losses=LossWatch(50.0, 0.0, timers.clock),
+            post=lambda *event: self.events.append(event),
+        )
+        self.sync.set_up(self.sync.configuration)
+
+    def set_up(self, configuration, handles):
+        """Stands for the function of that name; the request is the configuration."""
+        view = SimpleNamespace(node=None, name="n1", nfacct_counters=())
+        proxier = Proxier(configuration, self.mode, self.context, handles)
+        return Proxiers(configuration, self.mode, "asked for", view, (proxier,), (), {})
+
+    def pass_time(self, seconds):
+        self.now += seconds
+
+    def put(self, *objects):
+        """Deliver changed objects of one kind."""
+        self.view.take(Batch(objects[0]["kind"], list(objects), []))
+
+    @property
+    def table(self):
+        return self.mode.resource.table

@@ -1,0 +1,47 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the agent does with the configuration that it reads, at its start and when it is read again."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.agent import Agent
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.options import AgentOptions
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+
+HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "shown", "as_json"),
+    [
+        ("logging: {verbosity: 3}", {}, False, False),
+        ("logging: {verbosity: 4}", {}, True, False),
+        ("logging: {format: json}", {"verbose": True}, True, True),
+        ("logging: {format: json}", {"log_format": "text"}, False, False),
+    ],
+)
+def test_logging_follows_the_configuration(tmp_path, text, options, shown, as_json):
+    path = tmp_path / "config.conf"
+    path.write_text(HEAD + text)
+    log = Log(io.StringIO())
+    agent = Agent(AgentOptions(configuration=str(path), **options), log)
+    assert (log.verbose, log.as_json) == (shown, as_json)
+    path.write_text(HEAD + "logging: {verbosity: 5, format: json}")
+    agent._reload_configuration()
+    assert log.verbose is True and log.as_json is (options.get("log_format") != "text")
+
+
+def test_a_configuration_that_cannot_be_read_leaves_the_previous_one_in_effect(tmp_path):
+    path = tmp_path / "config.conf"
+    path.write_text(HEAD + "mode: nftables")
+    text = io.StringIO()
+    agent = Agent(AgentOptions(configuration=str(path)), Log(text))
+    path.write_text(HEAD + "mode: carrier-pigeon")
+    agent._reload_configuration()
+    assert agent.configuration.mode == "nftables"
+    assert "reload failed; keeping the previous configuration" in text.getvalue()

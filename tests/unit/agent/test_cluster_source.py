@@ -1,0 +1,147 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent's source of the cluster state: which lists it waits for, for how long, and what the copy on disk gives."""
+
+from __future__ import annotations
+
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source import cluster_source
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.cluster_source import ClusterSource
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.keeper import CacheKeeper
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Batch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import write_encoded
+
+NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
+SERVICE = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"namespace": "d", "name": "kept"},
+    "spec": {"clusterIP": "10.96.0.7", "clusterIPs": ["10.96.0.7"], "ports": [{"port": 80, "protocol": "TCP"}]},
+}
+KINDS = ("Service", "EndpointSlice", "Node", "ServiceCIDR")
+
+
+class Bench:
+    """A source whose threads are never started, with a clock of its own and a server that has one Node."""
+
+    def __init__(self, path="", node_required=False):
+        self.now = 1000.0
+        self.started = []
+        self.text = io.StringIO()
+        log = Log(self.text)
+        self.source = ClusterSource(
+            connect=self.connect,
+            deliver=lambda batch: None,
+            supervisor=SimpleNamespace(start=lambda name, *_body: self.started.append(name)),
+            keeper=CacheKeeper(str(path), log),
+            log=log,
+            node_required=lambda: node_required,
+            clock=lambda: self.now,
+        )
+
+    def connect(self, expect, timeout=30.0):
+        def items(_resource, selector, reduce):
+            return SimpleNamespace(items=[reduce(NODE)] if selector == "metadata.name=n1" else [])
+
+        return SimpleNamespace(list=items, close=lambda: None, interrupt=lambda: None)
+
+    def list(self, *kinds):
+        for kind in kinds:
+            self.source.view.take(Batch(kind, [], [], True))
+
+
+@pytest.fixture
+def cache(tmp_path):
+    path = tmp_path / "cluster.json.gz"
+    kept = {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "d", "name": "kept"}, "spec": {}}
+    write_encoded(str(path), [json.dumps(kept).encode()])
+    return path
+
+
+def test_each_collection_and_the_copy_on_disk_have_a_thread():
+    bench = Bench()
+    bench.source.start("n1", serving=False)
+    watches = [f"watch-{name}" for name in ("endpointslices", "nodes", "servicecidrs", "services")]
+    assert sorted(bench.started) == ["cache", *watches]
+    assert not bench.source.connected
+
+
+def test_all_kinds_have_to_be_listed():
+    bench = Bench()
+    bench.list(*KINDS[:3])
+    assert not bench.source.listed
+    bench.list(KINDS[3])
+    assert bench.source.listed
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_services_do_not_wait_for_long_for_a_node_that_is_not_needed(required):
+    bench = Bench(node_required=required)
+    bench.list("Service", "EndpointSlice")
+    bench.now += cluster_source.NODE_PATIENCE_SECONDS - 1
+    assert not bench.source.listed
+    bench.now += 2
+    assert bench.source.listed is not required
+
+
+def test_without_a_copy_on_disk_nothing_ends_the_wait(tmp_path):
+    bench = Bench(tmp_path / "absent.json.gz")
+    bench.source.start("n1", serving=False)
+    assert bench.source.patience_ends() is None
+
+
+@pytest.mark.parametrize(
+    ("serving", "seconds"),
+    [(False, cluster_source.API_PATIENCE_SECONDS), (True, cluster_source.SERVING_PATIENCE_SECONDS)],
+)
+def test_patience_counts_from_the_first_request(cache, serving, seconds):
+    bench = Bench(cache)
+    bench.source.start("n1", serving)
+    assert bench.source.patience_ends() == 1000.0 + cluster_source.ASKING_PATIENCE_SECONDS
+    bench.now += 13
+    bench.source.reflectors[2].asked = bench.now
+    assert bench.source.patience_ends() == bench.now + seconds
+    bench.list("Service")
+    assert bench.source.patience_ends() == bench.now + cluster_source.PARTIAL_PATIENCE_SECONDS
+
+
+def test_the_copy_on_disk_fills_only_what_the_server_has_not_listed(cache):
+    bench = Bench(cache)
+    bench.source.start("n1", serving=False)
+    bench.source.use_cache()
+    assert bench.source.from_cache
+    assert bench.source.view.revision == 1
+    bench = Bench(cache)
+    bench.source.start("n1", serving=False)
+    bench.list("Service")
+    bench.source.use_cache()
+    assert bench.source.view.revision == 0
+    assert "starting from the cluster state kept on disk" in bench.text.getvalue()
+
+
+def test_another_node_is_read_at_once_and_followed_instead():
+    bench = Bench()
+    bench.source.start("n0", serving=False)
+    bench.source.read_node("n1")
+    assert set(bench.source.view.state.nodes) == {"n1"}
+    first = bench.source.reflectors[0]
+    bench.source.follow_node("n1", "n0")
+    assert first not in bench.source.reflectors and len(bench.source.reflectors) == 4
+    assert bench.started.count("watch-nodes") == 2
+
+
+def test_nothing_is_saved_before_the_cluster_is_known(cache):
+    bench = Bench(cache)
+    bench.source.start("n1", serving=False)
+    bench.source.view.take(Batch("Service", [SERVICE], []))
+    assert bench.source.is_unsaved and bench.source.save() and bench.source.is_unsaved
+    bench.list(*KINDS)
+    bench.source.view.take(Batch("Service", [SERVICE], []))
+    assert bench.source.save() and not bench.source.is_unsaved

@@ -1,0 +1,186 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The node that an agent keeps in sync: first, partial, repairing and failing syncs, and what follows them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.fatal import Fatal
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node
+from tests.unit.agent.sync_bench import RESOURCE, SyncBench, service
+
+IPVS = {"mode": "ipvs", "ipvs": {"syncPeriod": "20s"}}
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    found = SyncBench(monkeypatch)
+    found.put(service("web", 1))
+    found.sync.sync(first=True)
+    return found
+
+
+def names(bench):
+    """Return the ClusterIPs that the table has."""
+    lines_of = bench.mode.rendering.lines
+    lines = [line for key, value in bench.table.items() for line in lines_of("IPv4", RESOURCE, key, value)]
+    return set(re.findall(r"10\.96\.0\.\d+", " ".join(lines)))
+
+
+def test_the_first_sync_programs_everything(bench):
+    assert names(bench) == {"10.96.0.1"}
+    assert bench.sync.syncer.last_error == "" and bench.sync.last_sync_end > 0
+
+
+def test_a_change_is_applied_without_observing_the_kernel(bench):
+    observed = bench.mode.resource.observed
+    bench.put(service("api", 2))
+    bench.sync.request_if_needed()
+    bench.now += 2
+    assert bench.sync.is_due
+    bench.sync.sync()
+    assert names(bench) == {"10.96.0.1", "10.96.0.2"}
+    assert bench.mode.resource.observed == observed
+
+
+def test_nothing_is_due_without_a_change(bench):
+    bench.now += 2
+    bench.sync.request_if_needed()
+    assert not bench.sync.is_due
+
+
+def test_an_external_change_is_repaired_and_counted(bench):
+    lost = len(bench.table)
+    bench.table.clear()
+    bench.sync.syncer.suspects["IPv4"] = "a test"
+    bench.sync.sync()
+    assert len(bench.table) == lost and bench.sync.syncer.drift_repaired == lost
+    assert 'msg="repaired external changes"' in bench.text.getvalue()
+    assert bench.sync.drift.syncs[-1] == (True, True)
+
+
+def test_after_a_failure_the_next_sync_observes_everything(bench):
+    bench.put(service("api", 2))
+    bench.mode.resource.failure = "the kernel refuses"
+    bench.sync.sync()
+    assert bench.sync.syncer.last_error == "the kernel refuses"
+    assert bench.sync.schedule.delay(bench.now) <= 30
+    observed = bench.mode.resource.observed
+    bench.sync.sync()
+    assert bench.mode.resource.observed > observed
+    assert names(bench) == {"10.96.0.1", "10.96.0.2"} and bench.sync.syncer.last_error == ""
+
+
+def test_a_new_configuration_closes_the_drift_watch_and_applies_every_service_again(bench):
+    drift = bench.sync.drift
+    bench.sync.rebuild(bench.sync.configuration)
+    assert drift.closed and bench.sync.drift is None
+    bench.now += 2
+    assert bench.sync.is_due
+    bench.sync.sync()
+    assert names(bench) == {"10.96.0.1"} and bench.sync.drift is not drift
+
+
+@pytest.mark.parametrize(
+    ("configuration", "seconds", "pause"),
+    [({"configSyncPeriod": "40s"}, 0.0, 40.0), (IPVS, 0.0, 20.0), (IPVS, 2.0, 200.0)],
+)
+def test_everything_is_checked_after_the_period_and_not_before(monkeypatch, configuration, seconds, pause):
+    bench = SyncBench(monkeypatch, configuration)
+    bench.put(service("web", 1))
+    bench.table["left"] = "by an earlier agent"
+    bench.mode.resource.seconds = seconds
+    bench.sync.sync(first=True)
+    for _check in range(2):
+        bench.now += pause - 5
+        bench.timers.run()
+        assert bench.sync.syncer.suspects == {} and not bench.sync.schedule.requested
+        assert bench.timers.delay() <= 10
+        bench.now += 10
+        bench.timers.run()
+        assert bench.sync.syncer.suspects == {"IPv4": "regular check"} and bench.sync.schedule.requested
+        bench.table.popitem()
+        bench.sync.sync()
+    assert bench.sync.syncer.drift_repaired == 2
+
+
+def test_an_empty_node_that_was_filled_is_checked_as_well(monkeypatch):
+    bench = SyncBench(monkeypatch, {"configSyncPeriod": "40s"})
+    bench.put(service("web", 1))
+    bench.sync.sync(first=True)
+    bench.now += 41
+    bench.timers.run()
+    assert bench.sync.syncer.suspects == {"IPv4": "regular check"}
+
+
+def test_changes_in_between_do_not_put_the_check_off(monkeypatch):
+    bench = SyncBench(monkeypatch, {"configSyncPeriod": "40s"})
+    bench.put(service("web", 1))
+    bench.sync.sync(first=True)
+    observed = bench.mode.resource.observed
+    for number in range(3):
+        bench.now += 15
+        bench.timers.run()
+        bench.put(service("web", 2 + number))
+        bench.sync.sync()
+    assert bench.mode.resource.observed == observed + 1
+
+
+def test_leftovers_that_cannot_be_removed_are_no_failure(bench, monkeypatch):
+    def fail(_proxiers, _progress):
+        raise node.ProxyError("busy")
+
+    monkeypatch.setattr(node, "remove_leftovers", fail)
+    bench.sync.clean_up()
+    assert "leftovers of another mode cannot be removed" in bench.text.getvalue()
+
+
+def test_draining_real_servers_of_another_mode_are_tried_again(bench, monkeypatch):
+    found = iter([node_leftovers(0, 2), node_leftovers(2, 0)])
+    monkeypatch.setattr(node, "remove_leftovers", lambda _proxiers, _progress: next(found))
+    bench.sync.clean_up()
+    bench.now += node.DRAIN_SECONDS
+    bench.timers.run()
+    assert "real servers of ipvs mode are kept" in bench.text.getvalue()
+    assert "removed what another mode had left" in bench.text.getvalue()
+    assert next(found, None) is None
+
+
+def node_leftovers(removed, draining):
+    from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.setup import Leftovers
+
+    return Leftovers(removed, draining)
+
+
+def kubernetes_node(**spec):
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", **spec.pop("metadata", {})}, "spec": spec}
+
+
+def test_a_node_that_becomes_known_is_set_up_again(bench):
+    calls = []
+    bench.put(kubernetes_node())
+    bench.sync.node_changed("n1", lambda: calls.append("rebuild"))
+    assert calls == ["rebuild"]
+
+
+def test_another_zone_applies_every_service_again(bench):
+    bench.put(kubernetes_node())
+    bench.sync._node = bench.view.state.nodes["n1"]
+    bench.put(kubernetes_node(metadata={"labels": {"topology.kubernetes.io/zone": "west"}}))
+    bench.view.take_dirty()
+    bench.sync.node_changed("n1", lambda: pytest.fail("no need to set up again"))
+    assert bench.view.dirty == set(bench.view.state.services)
+    assert bench.sync.proxiers.families[0].context.node.zone == "west"
+
+
+def test_other_pod_ranges_end_the_agent_where_they_detect_local_traffic(monkeypatch):
+    bench = SyncBench(monkeypatch, {"detectLocalMode": "NodeCIDR"})
+    bench.put(kubernetes_node(podCIDRs=["10.244.1.0/24"]))
+    bench.sync._node = bench.view.state.nodes["n1"]
+    bench.put(kubernetes_node(podCIDRs=["10.244.2.0/24"]))
+    with pytest.raises(Fatal, match="podCIDRs changed"):
+        bench.sync.node_changed("n1", lambda: None)
