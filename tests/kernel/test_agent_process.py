@@ -309,7 +309,7 @@ def test_reload_takes_up_a_new_configuration_and_refuses_a_wrong_one(one_node):
     assert "KUBE-MARK-MASQ" in node.kernel_text("nft")
     node.write_configuration(clusterCIDR="nonsense")
     node.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: "the earlier one stays in effect" in node.log, 30.0)
+    wait_for(lambda: "keeping the previous configuration" in node.log, 30.0)
     assert node.status()["healthy"] is True
 
 
@@ -333,7 +333,7 @@ def test_reload_takes_up_another_name_of_the_node(one_node):
     node.stop_api()
     node.write_configuration(hostnameOverride="node3")
     node.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: "the earlier one stays in effect" in node.log, 60.0)
+    wait_for(lambda: "keeping the previous configuration" in node.log, 60.0)
     assert node.status()["node"] == "node2"
 
 
