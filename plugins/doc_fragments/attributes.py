@@ -1,16 +1,16 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Documentation that the modules share."""
+"""Attributes that the modules share."""
 
 from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """``kubenode.proxy.attributes``: what every module supports, unless the module says otherwise itself.
+    """Document what the modules support; a module's own ``attributes`` take precedence.
 
-    ``attributes.posix``: the same for modules that run where the collection is.
-    ``attributes.cluster``: for modules that change the cluster.
+    ``kubenode.proxy.attributes`` is for every module, ``attributes.posix`` for modules that run on the controller, and
+    ``attributes.cluster`` for modules that change the cluster.
     """
 
     DOCUMENTATION = r"""
@@ -35,11 +35,11 @@ attributes:
     description: Target operating system.
 """
 
-    # What else holds for some modules is given before the above, since the first that names an attribute counts.
+    # Modules list the following fragments before the one above: the first fragment that names an attribute wins.
     POSIX = r"""
 attributes:
   platform:
-    description: Hosts on which it works.
+    description: Target operating system.
     support: full
     platforms: posix
 """
@@ -47,13 +47,13 @@ attributes:
     CLUSTER = r"""
 attributes:
   check_mode:
-    description: Reads from the API server and tells what would change.
+    description: Reads from the API server and reports what would change, without changing it.
     support: full
   platform:
-    description: Hosts on which it works.
+    description: Target operating system.
     support: full
     platforms: posix
 requirements:
-  - the Python package PyYAML, to read a kubeconfig that is YAML
+  - the Python package PyYAML, to read a kubeconfig in YAML
   - the Python package kubernetes, only for a kubeconfig with an C(auth-provider)
 """

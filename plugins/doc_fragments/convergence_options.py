@@ -1,30 +1,31 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Options of all modules that change a node as a convergence does, or tell what one would change."""
+"""Options of all modules that converge a node or predict what a convergence would change."""
 
 from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """``kubenode.proxy.convergence_options``: the lock, and how much a diff shows."""
+    """Document the lock, the state directory and the size of a diff (``kubenode.proxy.convergence_options``)."""
 
     DOCUMENTATION = r"""
 options:
   lock_timeout:
     description:
-      - Seconds to wait for another convergence of the same node, and for the lock of iptables.
+      - Seconds to wait for another convergence of the same node to finish, and for the xtables lock.
     type: float
     default: 30.0
   state_directory:
     description:
-      - Directory for the lock and for what must be remembered from one convergence to the next, the same for all
-        modules. It should not outlive a reboot.
+      - Directory for the lock and for data that one convergence leaves for the next. Use the same directory for all
+        modules. Its contents should not survive a reboot.
     type: path
     default: /run/kubenode-proxy
   diff_lines:
     description:
-      - Up to how many lines per table a diff shows of each side; it says how many are left out. V(0) shows all.
+      - Maximum number of lines that a diff shows per table and side. The diff states how many more there are. V(0)
+        shows all lines.
     type: int
     default: 200
 """

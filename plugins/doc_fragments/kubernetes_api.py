@@ -7,57 +7,57 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """``kubenode.proxy.kubernetes_api``: how to reach the API server."""
+    """Document how to connect to the API server (``kubenode.proxy.kubernetes_api``)."""
 
     DOCUMENTATION = r"""
 options:
   kubeconfig:
     description:
       - Path of a kubeconfig file, on the host on which the module runs.
-      - If not given, the environment variables E(K8S_AUTH_KUBECONFIG) and E(KUBECONFIG) are looked at.
+      - If not given, the environment variables E(K8S_AUTH_KUBECONFIG) and E(KUBECONFIG) are used.
     type: path
   context:
     description:
       - Name of a context in the kubeconfig file. The file's current context by default.
-      - If not given, the environment variable E(K8S_AUTH_CONTEXT) is looked at.
+      - If not given, the environment variable E(K8S_AUTH_CONTEXT) is used.
     type: str
   host:
     description:
-      - URL of the API server, for example V(https://192.0.2.10:6443). Needs no kubeconfig file.
-      - If not given, the environment variable E(K8S_AUTH_HOST) is looked at.
+      - URL of the API server, for example V(https://192.0.2.10:6443). No kubeconfig file is needed then.
+      - If not given, the environment variable E(K8S_AUTH_HOST) is used.
     type: str
   api_key:
     description:
       - Bearer token.
-      - If not given, the environment variable E(K8S_AUTH_API_KEY) is looked at.
+      - If not given, the environment variable E(K8S_AUTH_API_KEY) is used.
     type: str
   ca_cert:
     description:
-      - Path of the certificate authority that has signed the API server's certificate.
-      - If not given, the environment variable E(K8S_AUTH_SSL_CA_CERT) is looked at.
+      - Path of the certificate of the authority that signed the API server's certificate.
+      - If not given, the environment variable E(K8S_AUTH_SSL_CA_CERT) is used.
     type: path
     aliases: [ssl_ca_cert]
   client_cert:
     description:
       - Path of a client certificate.
-      - If not given, the environment variable E(K8S_AUTH_CERT_FILE) is looked at.
+      - If not given, the environment variable E(K8S_AUTH_CERT_FILE) is used.
     type: path
     aliases: [cert_file]
   client_key:
     description:
-      - Path of the key of O(client_cert).
-      - If not given, the environment variable E(K8S_AUTH_KEY_FILE) is looked at.
+      - Path of the private key of O(client_cert).
+      - If not given, the environment variable E(K8S_AUTH_KEY_FILE) is used.
     type: path
     aliases: [key_file]
   validate_certs:
     description:
-      - Whether the API server's certificate is verified. As the kubeconfig file says by default, otherwise V(true).
-      - If not given, the environment variable E(K8S_AUTH_VERIFY_SSL) is looked at.
+      - Whether to verify the API server's certificate. Defaults to the setting of the kubeconfig file, or V(true).
+      - If not given, the environment variable E(K8S_AUTH_VERIFY_SSL) is used.
     type: bool
     aliases: [verify_ssl]
   api_timeout:
     description:
-      - Seconds that one request to the API server may take. Lists are read in pages, each its own request.
+      - Timeout of one request to the API server, in seconds. Lists are read in pages, one request per page.
     type: float
     default: 30.0
 """

@@ -1,13 +1,13 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Options that converging a node and inspecting it have in common."""
+"""Options shared by the modules that converge and inspect a node."""
 
 from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """``kubenode.proxy.proxy_options``: the source of the cluster state, and the settings of the service proxy."""
+    """Document the source of the cluster state and the proxy's settings (``kubenode.proxy.proxy_options``)."""
 
     DOCUMENTATION = r"""
 options:
@@ -21,20 +21,20 @@ options:
     type: path
   cluster_state:
     description:
-      - The objects themselves, for a handful of them. Ansible spends more than a second on each megabyte of such an
-        option, on each host; use O(snapshot) for a real cluster.
+      - The objects themselves. Suitable for a handful of objects only, because Ansible spends more than a second per
+        megabyte and host on such an option; use O(snapshot) for a real cluster.
     type: list
     elements: dict
   mode:
     description:
-      - The dataplane. V(auto) takes the first of nftables, ipvs and iptables that the node can run.
-      - As the configuration says by default, which by its own default is iptables.
+      - The proxy mode. V(auto) selects the first of nftables, ipvs and iptables that the node can run.
+      - Defaults to the mode in the configuration, and to iptables if the configuration has none.
     type: str
     choices: [auto, iptables, ipvs, nftables]
   node_name:
     description:
-      - Name of this node's Node object. Endpoints on this node, the node's zone and its addresses are found by it.
-      - By default C(hostnameOverride) of the configuration, otherwise the host's name, in lower case.
+      - Name of this node's Node object. It identifies the node's endpoints, zone and addresses.
+      - Defaults to C(hostnameOverride) of the configuration, or else to the host name in lower case.
     type: str
   config:
     description:
@@ -43,26 +43,26 @@ options:
     type: path
   configuration:
     description:
-      - A KubeProxyConfiguration as data. C(apiVersion) and C(kind) may be left out. kube-proxy's defaults hold for
-        what is left out.
+      - A KubeProxyConfiguration as data. C(apiVersion) and C(kind) are optional. Missing fields have kube-proxy's
+        defaults.
     type: dict
   fallback:
     description:
-      - What to do where mode V(ipvs) is asked for and the kernel has no IPVS. Without this option that is an error.
-      - V(iptables) uses iptables mode there, with a warning.
+      - What to do if mode V(ipvs) is requested and the kernel has no IPVS. Without this option that is an error.
+      - V(iptables) uses iptables mode instead and returns a warning.
     type: str
     choices: [iptables]
   ignore_findings:
     description:
-      - Names of preflight findings to go on in spite of, for example V(firewalld). The text of a finding says its name.
+      - Names of preflight findings to ignore, for example V(firewalld). The message of a finding contains its name.
       - V(incomplete-snapshot) is a cluster state without any Service, EndpointSlice or Node, V(node) a host without a
-        Node, and V(loss) a change that would leave most Services without endpoints.
+        Node object, and V(loss) a change that would leave most Services without endpoints.
     type: list
     elements: str
     default: []
   outside_host:
     description:
-      - Declares the host to be outside the cluster. It needs no Node object, and counts no endpoint as local.
+      - Whether the host is outside the cluster. Such a host needs no Node object, and no endpoint is local to it.
     type: bool
     default: false
 """

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: agent_access
-short_description: Give the agent an account at the API server with just the needed rights
+short_description: Create the agent's account in the cluster with minimal permissions
 version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
-  - Makes a ServiceAccount, a ClusterRole and a Role with a binding each, all of one name, and returns what a kubeconfig
-    needs. Tokens for the nodes come from M(kubenode.proxy.agent_token).
-  - The rights are to list and watch Services, EndpointSlices, Nodes and ServiceCIDRs, to create events, and to create
-    tokens for this ServiceAccount only, by which an agent renews its own.
-  - With O(shared_token=true), set C(no_log) on the task, or on what uses its result, because the result holds the
-    token.
+  - Creates a ServiceAccount, and a ClusterRole and a Role with a binding each, all of the same name, and returns the
+    data for a kubeconfig. M(kubenode.proxy.agent_token) issues the tokens for the nodes.
+  - The account may list and watch Services, EndpointSlices, Nodes and ServiceCIDRs, create events, and create tokens
+    for this ServiceAccount only, with which an agent renews its own token.
+  - With O(shared_token=true), set C(no_log) on the task and on tasks that use its result, because the result contains
+    the token.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.cluster
   - kubenode.proxy.attributes
@@ -33,46 +33,46 @@ options:
     default: kubenode-proxy
   shared_token:
     description:
-      - Whether to make a Secret, too, with one token for all nodes that does not expire, and return that.
-      - Whoever reads the token on one node has the access of all of them, until O(rotate).
+      - Whether to also create a Secret with a token for all nodes that does not expire, and to return that token.
+      - Anyone who reads the token on one node has the access of all nodes until the token is revoked with O(rotate).
     type: bool
     default: false
   rotate:
     description:
-      - Whether to delete the ServiceAccount and the Secret before, so that every token that was given out ends, and
-        make others. Nodes without another token lose their access; what is programmed on them stays.
-      - Deleting the Secret alone revokes nothing for good, because its token is the same when it is made again.
+      - Whether to delete and recreate the ServiceAccount and the Secret, which revokes every token issued so far. Nodes
+        lose their access until they get a new token; what is programmed on them remains.
+      - Deleting only the Secret does not revoke its token permanently, because a recreated Secret has the same token.
     type: bool
     default: false
   allow_loopback:
     description:
-      - Whether the API server may be at a loopback address, which leads each node to itself.
+      - Whether to accept a loopback address as the URL of the API server. On each node it refers to the node itself.
     type: bool
     default: true
   state:
     description:
-      - V(absent) deletes those of the objects that this module has made, which it knows by a label. Every node that
-        uses the token loses its access.
+      - V(absent) deletes the objects that this module created, which it identifies by a label. Every node that uses a
+        token of the account loses its access.
     type: str
     choices: [present, absent]
     default: present
 attributes:
   diff_mode:
-    description: The result names what has changed.
+    description: The result describes the changes in RV(changes).
     support: none
 seealso:
   - module: kubenode.proxy.agent_token
 """
 
 EXAMPLES = r"""
-- name: Make an account for the agent
+- name: Create the agent's account
   kubenode.proxy.agent_access:
     kubeconfig: ~/.kube/config
   register: access
   delegate_to: localhost
   run_once: true
 
-- name: End all tokens that were given out
+- name: Revoke all tokens that were issued
   kubenode.proxy.agent_access:
     kubeconfig: ~/.kube/config
     rotate: true
@@ -82,28 +82,30 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What has changed, in words.
+  description: Descriptions of the changes.
   type: list
   elements: str
   returned: success
   sample: ["ServiceAccount kube-system/kubenode-proxy created"]
 token:
-  description: The bearer token of the Secret. Missing in check mode while there is none.
+  description: The bearer token of the Secret. Not returned in check mode if the Secret does not exist yet.
   type: str
   returned: O(shared_token) is true
   sample: eyJhbGciOi...
 uid:
-  description: The uid of the ServiceAccount, which its tokens name. Empty in check mode while there is none.
+  description:
+    - The UID of the ServiceAccount, which its tokens contain. Empty in check mode if the account does not exist yet.
   type: str
   returned: O(state) is V(present)
   sample: 4b1c8a0e-5f57-4a35-b2f5-0c8b7f4a7d11
 server:
-  description: URL of the API server, as this host reaches it.
+  description: URL of the API server that the module used.
   type: str
   returned: success
   sample: https://192.0.2.10:6443
 ca_data:
-  description: Certificate authority of the API server, PEM in base64. Empty if the system's authorities are used.
+  description:
+    - Certificate authority of the API server, PEM encoded in base64. Empty if the system's authorities are used.
   type: str
   returned: success
   sample: LS0tLS1CRUdJTi...
@@ -148,8 +150,8 @@ def _refuse_loopback(connection: ApiConnection) -> None:
         loopback = host == "localhost" or host.endswith(".localhost")
     if loopback:
         raise ConfigurationError(
-            f"server {access.server}: is a loopback address, which leads each node to itself: give the URL by which the"
-            " nodes reach the API server (agent_api_server of the role agent)"
+            f"server {access.server}: is a loopback address, which on each node refers to the node itself: give the URL"
+            " by which the nodes reach the API server (agent_api_server of the role agent)"
         )
 
 
@@ -162,7 +164,7 @@ def _change(client: ApiClient, account: Account, parameters: Dict[str, Any], che
 
 
 def access(module: AnsibleModule) -> Dict[str, Any]:
-    """Make or remove the account and return what a kubeconfig needs."""
+    """Create or remove the account and return the data for a kubeconfig."""
     parameters = module.params
     connection = api_connection(parameters, os.environ)
     if not parameters["allow_loopback"]:
@@ -188,7 +190,7 @@ def access(module: AnsibleModule) -> Dict[str, Any]:
 
 
 def main() -> None:
-    """The module."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "namespace": {"type": "str", "default": "kube-system"},

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: agent_archive
-short_description: Pack the collection's engine into one file that a node can run
+short_description: Pack the collection's engine into one executable file
 version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
   - Packs the Python source of the engine into a zip application, the node command C(kubenode-proxy).
-  - The same source gives the same bytes.
-  - The version of the application is that of the collection, with the hash of the source.
-  - Runs where the collection is, on the controller. The role P(kubenode.proxy.agent#role) uses it.
+  - The same source always produces the same bytes.
+  - The version of the application consists of the version of the collection and the hash of the source.
+  - Runs on the controller, where the collection is installed. The role P(kubenode.proxy.agent#role) uses it.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.posix
   - kubenode.proxy.attributes
@@ -26,16 +26,16 @@ options:
     required: true
   path:
     description:
-      - Path of the file to write. It is replaced at once and only if its content differs.
-      - Without it nothing is written, and only the version is returned.
+      - Path of the file to write. It is replaced atomically, and only if its content differs.
+      - If not given, the module writes nothing and returns only the version.
     type: path
   interpreter:
-    description: Interpreter in the first line of the application.
+    description: Interpreter in the first line (C(#!)) of the application.
     type: path
     default: /usr/bin/python3
 attributes:
   check_mode:
-    description: Tells whether the file would change, without writing it.
+    description: Reports whether the file would change, without writing it.
     support: full
   diff_mode:
     description: The file is not text.
@@ -60,12 +60,12 @@ version:
   returned: success
   sample: 0.1.0+4be0c6d2c1b7
 engine:
-  description: SHA-256 of the engine's source files, their names included.
+  description: SHA-256 of the engine's source files, including their names.
   type: str
   returned: success
   sample: 4be0c6d2c1b7b0ad0f3c0b3a2c0f4d40d3a0a7c5d2a1f6c58c1d8f1f0a2f2b3c
 record:
-  description: The version of the collection and the whole of RV(engine), as the file C(VERSION) on a node holds them.
+  description: The version of the collection and the complete RV(engine), as in the file C(VERSION) on a node.
   type: str
   returned: success
   sample: 0.1.0+4be0c6d2c1b7b0ad0f3c0b3a2c0f4d40d3a0a7c5d2a1f6c58c1d8f1f0a2f2b3c
@@ -96,7 +96,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.archive i
 
 
 def archive(module: AnsibleModule) -> Dict[str, Any]:
-    """Pack, write if asked and different, and return the version."""
+    """Pack the engine, write the file if a path is given and the content differs, and return the version."""
     path = module.params["path"]
     packed = pack(module.params["source"], module.params["interpreter"])
     result: Dict[str, Any] = {
@@ -113,7 +113,7 @@ def archive(module: AnsibleModule) -> Dict[str, Any]:
 
 
 def main() -> None:
-    """The module."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "source": {"type": "path", "required": True},

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: agent_libraries
-short_description: Bring the agent's Python libraries together for nodes without a package index
+short_description: Bundle the agent's Python libraries for nodes without a package index
 version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
-  - Lets pip choose the wheels of the agent's libraries for the Python version and machine of a node, and packs them
-    into one archive that only has to be unpacked on the node, which needs neither pip nor a route to a package index.
+  - Selects, with pip, the wheels of the agent's libraries for the Python version and machine of a node, and packs them
+    into one archive. The node only has to unpack it and needs neither pip nor access to a package index.
   - Runs on the controller, with the pip of the Python that runs the module. The role P(kubenode.proxy.agent#role)
     uses it.
-  - An archive that is already in O(directory) for the same target, requirements, hashes and wheels is taken as it is.
+  - An archive in O(directory) for the same target, requirements, hashes and wheels is reused.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.posix
   - kubenode.proxy.attributes
 options:
   directory:
-    description: Directory for the archive. It is made if it is missing.
+    description: Directory for the archive. It is created if it does not exist.
     type: path
     required: true
   python_version:
@@ -35,22 +35,22 @@ options:
     required: true
   requirements:
     description:
-      - Names of the packages, each with versions if need be. pip takes what the index offers then, unchecked.
+      - Names of the packages, each optionally with versions. pip does not verify hashes of the wheels then.
     type: list
     elements: str
     default: [PyYAML, prometheus-client]
   requirements_file:
     description:
-      - File of requirements with versions and hashes, as for C(pip --require-hashes), instead of O(requirements). A
-        wheel of another content is refused, wherever it comes from.
-      - The role P(kubenode.proxy.agent#role) brings such a file.
+      - Requirements file with versions and hashes, as for C(pip --require-hashes), instead of O(requirements). A wheel
+        with another hash is refused, whatever its source.
+      - The role P(kubenode.proxy.agent#role) contains such a file.
     type: path
   wheelhouse:
-    description: Directory of wheels on this host. If given, no package index is asked.
+    description: Directory of wheels on this host. If given, no package index is used.
     type: path
 attributes:
   check_mode:
-    description: Tells whether an archive would be made, without making it.
+    description: Reports whether an archive would be created, without creating it.
     support: full
   diff_mode:
     description: The archive is not text.
@@ -62,7 +62,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Bring together the libraries for Debian 12 on x86_64
+- name: Bundle the libraries for Debian 12 on x86_64
   kubenode.proxy.agent_libraries:
     directory: ~/.cache/kubenode-proxy
     python_version: "3.11"
@@ -112,7 +112,7 @@ def _wheels(directory: str) -> List[str]:
     except OSError as error:
         raise ConfigurationError(f"wheelhouse: {directory}: {error.strerror}") from error
     if not found:
-        raise ConfigurationError(f"wheelhouse: {directory}: there are no wheels in it")
+        raise ConfigurationError(f"wheelhouse: {directory}: contains no wheels")
     return found
 
 
@@ -127,7 +127,7 @@ def _pins(path: str) -> bytes:
 
 
 def libraries(module: AnsibleModule) -> Dict[str, Any]:
-    """Return the path of the archive, after making it if it is not there yet."""
+    """Return the path of the archive, creating it if it does not exist."""
     parameters = module.params
     directory, wheelhouse = parameters["directory"], parameters["wheelhouse"] or ""
     target = Target(parameters["python_version"], parameters["machine"])
@@ -149,7 +149,7 @@ def libraries(module: AnsibleModule) -> Dict[str, Any]:
 
 
 def main() -> None:
-    """The module."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "directory": {"type": "path", "required": True},

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: agent_token
-short_description: Ask the API server for a token of the agent's account for one node
+short_description: Request a token of the agent's account for one node
 version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
-  - Returns a token of the ServiceAccount that M(kubenode.proxy.agent_access) makes. It expires, and it is bound to the
-    Node, so that it ends with the Node object.
-  - API servers before 1.31 cannot bind a token to a Node. Those without TokenRequest, before 1.22, have only the token
-    of a Secret, which has no end; it is made then. A warning says which it is.
-  - Each call makes another token. The role P(kubenode.proxy.agent#role) calls it where a node has none, or one that
-    has to be renewed; agents renew theirs at half its life by themselves.
-  - Set C(no_log) on the task, because the result holds the token.
+  - Returns a token of the ServiceAccount that M(kubenode.proxy.agent_access) creates. The token expires, and it is
+    bound to the Node, so that it becomes invalid when the Node object is deleted.
+  - API servers before 1.31 cannot bind a token to a Node. For API servers before 1.22, which lack TokenRequest, the
+    module creates a Secret with a token that does not expire. A warning reports either case.
+  - Each call issues a new token. The role P(kubenode.proxy.agent#role) calls the module for nodes that have no token,
+    or one that must be renewed. Agents renew their own tokens at half the lifetime.
+  - Set C(no_log) on the task, because the result contains the token.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.cluster
   - kubenode.proxy.attributes
@@ -37,12 +37,12 @@ options:
     type: str
     required: true
   lifetime_seconds:
-    description: How long the token lives, at least 600. The API server may give it a shorter life.
+    description: Lifetime of the token, at least 600. The API server may shorten it.
     type: int
     default: 86400
 attributes:
   check_mode:
-    description: Asks for no token then, and returns none.
+    description: Requests no token and returns none.
     support: full
   diff_mode:
     description: The result is a secret.
@@ -52,7 +52,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Ask for a token for each node
+- name: Request a token for each node
   kubenode.proxy.agent_token:
     kubeconfig: ~/.kube/config
     node_name: "{{ inventory_hostname }}"
@@ -89,7 +89,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.exec
 
 
 def token(module: AnsibleModule) -> Dict[str, Any]:
-    """Ask for a token and return it."""
+    """Request a token and return it."""
     parameters = module.params
     seconds = parameters["lifetime_seconds"]
     if seconds < LEAST_SECONDS:
@@ -104,7 +104,7 @@ def token(module: AnsibleModule) -> Dict[str, Any]:
 
 
 def main() -> None:
-    """The module."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "namespace": {"type": "str", "default": "kube-system"},

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: cluster_snapshot
-short_description: Read what a service proxy needs from an API server into a file
+short_description: Save the cluster objects that a service proxy needs to a file
 version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
-  - Reads Services, EndpointSlices, Nodes and ServiceCIDRs from an API server, page by page, and writes them into one
-    file that M(kubenode.proxy.service_proxy) takes as O(kubenode.proxy.service_proxy#module:snapshot).
+  - Reads Services, EndpointSlices, Nodes and ServiceCIDRs from an API server, page by page, and writes them to one
+    file for O(kubenode.proxy.service_proxy#module:snapshot) of M(kubenode.proxy.service_proxy).
   - Run it once, on the controller or on one node, and copy the file to the nodes.
-  - What changes all the time and is of no use to a service proxy, such as the heartbeats of the nodes, is left out,
-    so that an unchanged cluster gives an unchanged file.
+  - Fields that change constantly and that a service proxy does not need, such as the heartbeats of the nodes, are
+    omitted, so that an unchanged cluster produces an unchanged file.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.posix
   - kubenode.proxy.attributes
@@ -25,50 +25,50 @@ options:
   snapshot_file:
     description:
       - Path of the file to write. It is JSON, compressed with gzip if the name ends in C(.gz).
-      - The file is replaced at once and only if its content differs. Its directory must exist.
+      - The file is replaced atomically, and only if its content differs. Its directory must exist.
     type: path
     required: true
   source_file:
     description:
-      - Path of another snapshot, for example of what C(kubectl get services,endpointslices,nodes -A -o json) has
-        printed, to read instead of an API server. It is brought into the same small, ordered form.
+      - Path of another snapshot to read instead of an API server, for example the output of
+        C(kubectl get services,endpointslices,nodes -A -o json). It is converted to the same compact, sorted form.
     type: path
   mode:
     description:
-      - Permissions of the file, as M(ansible.builtin.copy) takes them. V(0600) for a new file by default; those of an
-        existing file are kept.
+      - Permissions of the file, in the format of M(ansible.builtin.copy). If not given, a new file gets V(0600), and an
+        existing file keeps its permissions.
     type: raw
   owner:
-    description: Name of the user that shall own the file.
+    description: Name of the user that should own the file.
     type: str
   group:
-    description: Name of the group that shall own the file.
+    description: Name of the group that should own the file.
     type: str
   diff_lines:
-    description: Up to how many names of objects a diff shows on each side. V(0) shows all.
+    description: Maximum number of object names that a diff shows on each side. V(0) shows all.
     type: int
     default: 200
   outside_hosts:
-    description: The snapshot is for hosts outside the cluster, which do without any Node in it.
+    description: Whether the snapshot is for hosts outside the cluster only. It need not contain any Node then.
     type: bool
     default: false
   ignore_findings:
     description:
-      - Names of findings to go on in spite of, as O(kubenode.proxy.service_proxy#module:ignore_findings) takes them. A
-        cluster state without any Service, EndpointSlice or Node is refused by the finding V(incomplete-snapshot).
+      - Names of findings to ignore, as for O(kubenode.proxy.service_proxy#module:ignore_findings). A cluster state
+        without any Service, EndpointSlice or Node is refused with the finding V(incomplete-snapshot).
     type: list
     elements: str
     default: []
 attributes:
   check_mode:
-    description: Reads from the API server and tells whether the file would change, without writing it.
+    description: Reads from the API server and reports whether the file would change, without writing it.
     support: full
   diff_mode:
-    description: Names the objects that differ.
+    description: Returns the names of the objects that differ.
     support: full
 requirements:
   - the Python package kubernetes, only for a kubeconfig with an C(auth-provider)
-  - the Python package PyYAML, only if the kubeconfig or O(source_file) is YAML
+  - the Python package PyYAML, only if the kubeconfig or O(source_file) is in YAML
 seealso:
   - module: kubenode.proxy.service_proxy
 """
@@ -81,7 +81,7 @@ EXAMPLES = r"""
   delegate_to: localhost
   run_once: true
 
-- name: Bring the output of kubectl into the form that is copied to the nodes
+- name: Convert the output of kubectl to the form that is copied to the nodes
   kubenode.proxy.cluster_snapshot:
     source_file: cluster.json
     snapshot_file: cluster.json.gz
@@ -104,7 +104,7 @@ size_bytes:
   returned: the file exists
   sample: 20480
 counts:
-  description: How many objects of each kind were read.
+  description: Number of objects of each kind that were read.
   type: dict
   returned: success
   sample: {Service: 12, EndpointSlice: 14, Node: 3, ServiceCIDR: 1}
@@ -132,7 +132,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.findings 
 
 
 def snapshot(module: AnsibleModule) -> Dict[str, Any]:
-    """Read the cluster, write the file if its content differs, and return what was read."""
+    """Read the cluster, write the file if its content differs, and return the result."""
     path, source = module.params["snapshot_file"], module.params["source_file"]
     objects = read_snapshot(source) if source else read_cluster_objects(module)
     kinds = {object_key(raw).kind for raw in objects if is_read(raw)}
@@ -154,7 +154,7 @@ def snapshot(module: AnsibleModule) -> Dict[str, Any]:
 
 
 def main() -> None:
-    """The module."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "snapshot_file": {"type": "path", "required": True},

@@ -7,25 +7,25 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: fleet_report
-short_description: Make one page, and one document, of what all nodes of a cluster tell of themselves
+short_description: Create an HTML page and a JSON document about all nodes of a cluster
 version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
-  - Makes an HTML page and a JSON document from the results of M(kubenode.proxy.service_proxy_info) of many nodes, those
-    that could not be reached or looked at included. The exceptions of the whole cluster come first.
-  - The page is one file that loads nothing, so that it can be opened from a disk, sent by mail or kept.
-  - Runs where the results are, on the controller. The playbook kubenode.proxy.report gathers them and calls it.
+  - Creates an HTML page and a JSON document from the results of M(kubenode.proxy.service_proxy_info) on many nodes,
+    including nodes that could not be reached or inspected. Problems in the whole cluster come first.
+  - The page is a single file that loads nothing else, so that it can be opened locally, mailed or archived.
+  - Runs on the controller, where the results are. The playbook kubenode.proxy.report gathers them and runs the module.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.posix
   - kubenode.proxy.attributes
 options:
   source:
     description:
-      - File with the results, a JSON list with one entry per node. C(name) of an entry is that of the node, C(results)
-        the registered results of the tasks that looked at it, in their order.
-      - The first result that is unreachable or failed is the reason given for the node; else the last that was not
-        skipped is taken to be that of M(kubenode.proxy.service_proxy_info).
+      - File with the results, a JSON list with one entry per node. C(name) of an entry is the name of the node,
+        C(results) the registered results of the tasks that inspected it, in their order.
+      - The first result that is unreachable or failed is reported for the node. If there is none, the last result that
+        was not skipped is taken as the result of M(kubenode.proxy.service_proxy_info).
     type: path
     required: true
   html_file:
@@ -40,20 +40,22 @@ options:
     default: Service proxy fleet
   engine:
     description:
-      - Directory C(plugins/module_utils) of the collection, to tell nodes whose agent is of another version.
+      - Directory C(plugins/module_utils) of the collection, to identify nodes whose agent has another version.
       - The version of the collection is read from the files two directories above it.
     type: path
   stale_after:
     description:
-      - Seconds after which the last sync of an agent is long ago. An agent syncs at least every hour, whatever happens.
+      - Age in seconds at which the last sync of an agent counts as stale. An agent syncs at least every hour.
     type: float
     default: 7200
 attributes:
   check_mode:
-    description: Tells whether the files would change, without writing them. They do with each report, as it has a time.
+    description:
+      - Reports whether the files would change, without writing them. They change with each report, because it contains
+        the time.
     support: full
   diff_mode:
-    description: The page is not for reading as text.
+    description: The page is not meant to be read as text.
     support: none
   idempotent:
     support: none
@@ -62,21 +64,21 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Look at the nodes
+- name: Inspect the nodes
   kubenode.proxy.service_proxy_info:
     snapshot: /var/lib/kubenode-proxy/snapshot.json.gz
-  register: looked
+  register: inspected
   ignore_errors: true
   ignore_unreachable: true
 
-- name: Keep what they tell
+- name: Write the results to a file
   ansible.builtin.copy:
-    content: "{{ [{'name': inventory_hostname, 'results': [looked]}] | to_json }}"
+    content: "{{ [{'name': inventory_hostname, 'results': [inspected]}] | to_json }}"
     dest: /tmp/nodes.json
     mode: "0600"
   delegate_to: localhost
 
-- name: Make a page of it
+- name: Create the page and the document
   kubenode.proxy.fleet_report:
     source: /tmp/nodes.json
     html_file: /tmp/fleet-report.html
@@ -99,7 +101,7 @@ summary:
     states: {unreachable: 0, failed: 0, agent: 0, drifted: 1, stale: 0, warned: 0, differs: 0, ok: 2}
     modes: {ipvs: 3}
 exceptions:
-  description: Number of nodes for each kind of exception that there is.
+  description: Number of nodes for each kind of exception that occurs.
   type: dict
   returned: success
   sample: {drifted: 1, refused: 3}
@@ -144,7 +146,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity 
 
 
 def reported(module: AnsibleModule) -> Dict[str, Any]:
-    """Read the results, write what is asked for, and return the summary."""
+    """Read the results, write the requested files, and return the summary."""
     options = module.params
     nodes = read_nodes(read_entries(options["source"]))
     engine = options["engine"]
@@ -172,7 +174,7 @@ def reported(module: AnsibleModule) -> Dict[str, Any]:
 
 
 def main() -> None:
-    """The module."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "source": {"type": "path", "required": True},

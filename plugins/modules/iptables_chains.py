@@ -7,21 +7,22 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: iptables_chains
-short_description: Whole iptables chains, applied at once
+short_description: Manage complete iptables chains atomically
 version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
-  - Makes chains hold exactly the rules that are listed for them, in their order, and puts jumps into them where asked.
-  - All chains of a table are changed in one transaction of C(iptables-restore), so packets see the old rules or the new
-    ones, never a part. The packet counters of chains that do not change are kept.
-  - Chains that are not listed are not touched, but for the jumps asked for.
-  - Rules may be written in any way that iptables takes. They are tried in an empty network namespace first, so that a
-    mistake in any rule is found before anything is changed, in check mode too.
+  - Ensures that each listed chain contains exactly its listed rules, in that order, and that the requested jumps lead
+    to it.
+  - All chains of a table are changed in one transaction of C(iptables-restore), so packets see either the old rules or
+    the new ones, never a mix. Chains that do not change keep their packet counters.
+  - Chains that are not listed are not changed, except for the requested jumps.
+  - Rules may be written in any form that iptables accepts. They are first tried in an empty network namespace, so that
+    an error in any rule is found before anything is changed, in check mode too.
 notes:
   - Trying the rules may make the kernel load modules for matches and targets, in check mode too, as listing rules does.
-  - Without the right to make a network namespace (CAP_SYS_ADMIN) rules are compared as text; write them as
-    C(iptables-save) prints them there. The same holds for rules that refer to ipsets or nfacct counters.
+  - Without permission to create a network namespace (CAP_SYS_ADMIN), rules are compared as text and must be written as
+    C(iptables-save) prints them. The same applies to rules that refer to ipsets or nfacct counters.
 extends_documentation_fragment:
   - kubenode.proxy.attributes
 options:
@@ -33,7 +34,7 @@ options:
     required: true
     suboptions:
       name:
-        description: Name of the chain, not that of a built-in chain.
+        description: Name of the chain, which must not be a built-in chain.
         type: str
         required: true
       table:
@@ -42,7 +43,7 @@ options:
         choices: [filter, nat, mangle, raw, security]
         default: filter
       family:
-        description: Whether the chain is in iptables, in ip6tables or in both.
+        description: Whether the chain belongs to iptables, ip6tables or both.
         type: str
         choices: [ipv4, ipv6, both]
         default: ipv4
@@ -54,35 +55,36 @@ options:
         default: []
       jumps:
         description:
-          - Rules that lead into the chain. All such rules in built-in chains and in the chains named here are made to
-            be exactly these; those in other chains are left alone.
-          - When not given, existing jumps are left as they are.
+          - Rules that jump to the chain. The built-in chains and the chains named here will contain exactly these jumps
+            to it; jumps in other chains are not changed.
+          - If not given, existing jumps are not changed.
         type: list
         elements: dict
         suboptions:
           from:
-            description: Chain in which the jump stands, built-in or not. It must exist and must not be listed itself.
+            description:
+              - Chain that contains the jump, built-in or not. It must exist and must not itself be listed in O(chains).
             type: str
             required: true
           match:
-            description: Condition of the jump in the syntax of iptables, without target. None by default.
+            description: Condition of the jump in the syntax of iptables, without a target. None by default.
             type: str
             default: ""
           position:
-            description: Where a missing jump is put. One that is there is not moved.
+            description: Where a missing jump is inserted. An existing jump is not moved.
             type: str
             choices: [first, last]
             default: first
   state:
     description:
-      - With V(absent) the chains are removed, with the jumps into them from built-in chains and from chains named in
-        C(jumps). A chain that others lead into is an error.
+      - With V(absent) the chains are removed, together with the jumps to them in built-in chains and in chains named in
+        C(jumps). It is an error if other chains jump to them.
     type: str
     choices: [present, absent]
     default: present
   variant:
     description:
-      - Which iptables to use where both are installed. V(auto) finds out which one the node uses.
+      - Which iptables to use if both variants are installed. V(auto) detects which one the node uses.
     type: str
     choices: [auto, legacy, nft]
     default: auto
@@ -96,7 +98,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: A chain for management access, and the jump into it
+- name: Manage a chain for management access and the jump to it
   kubenode.proxy.iptables_chains:
     chains:
       - name: MANAGEMENT
@@ -109,7 +111,7 @@ EXAMPLES = r"""
           - from: INPUT
             match: -i eth0
 
-- name: Two chains of which one leads into the other
+- name: Manage two chains, of which one jumps to the other
   kubenode.proxy.iptables_chains:
     chains:
       - name: PUBLISH
@@ -124,7 +126,7 @@ EXAMPLES = r"""
         rules:
           - -j DNAT --to-destination 10.0.0.20:8443
 
-- name: Remove a chain and the jumps into it
+- name: Remove a chain and the jumps to it
   kubenode.proxy.iptables_chains:
     chains:
       - name: MANAGEMENT
@@ -134,13 +136,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 variants:
-  description: Which iptables was used for each family, and why.
+  description: The iptables that was used for each family, and why.
   returned: success
   type: dict
   sample:
     IPv4: "iptables 1.8.9 (nft: the only variant installed)"
 changes:
-  description: What differed, by table. At most 50 entries are named per table.
+  description: The differences by table. At most 50 entries are named per table.
   returned: success
   type: list
   elements: dict
@@ -154,11 +156,11 @@ changes:
       type: int
       returned: always
     replaced:
-      description: Number of entries that had another value.
+      description: Number of entries that had a different value.
       type: int
       returned: always
     removed:
-      description: Number of entries that were too many.
+      description: Number of unexpected entries that were removed.
       type: int
       returned: always
     entries:
@@ -167,7 +169,7 @@ changes:
       elements: str
       returned: always
     truncated:
-      description: Whether there are more entries than named.
+      description: Whether there are more entries than those named.
       type: bool
       returned: always
   sample:
@@ -178,7 +180,7 @@ changes:
       entries: [filter MANAGEMENT]
       truncated: false
 error_kind:
-  description: What kind of error it was, for conditions in playbooks.
+  description: The kind of failure, for conditions in playbooks.
   returned: failure
   type: str
   sample: kernel
@@ -236,7 +238,7 @@ def _apply(planned: List[PlannedChange]) -> None:
 
 
 def main() -> None:
-    """Read the options, converge, report."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "chains": {

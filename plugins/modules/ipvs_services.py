@@ -7,17 +7,18 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: ipvs_services
-short_description: Virtual servers of the Linux Virtual Server and their real servers
+short_description: Manage IPVS virtual servers and their real servers
 version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
-  - Makes virtual servers (IPVS, LVS) and their real servers what is listed, over netlink, many in one go.
-  - Virtual servers that are not listed are left alone, unless their address is named in O(purge).
-  - Open connections of what does not change are not disturbed; settings are changed in place.
+  - Ensures that the listed virtual servers of the Linux Virtual Server (IPVS, LVS) and their real servers exist with
+    the given settings. The changes are made over netlink, many per message.
+  - Virtual servers that are not listed are not changed, unless their address is named in O(purge).
+  - Settings are changed in place. Open connections of unchanged servers are not disturbed.
 notes:
   - The kernel needs the module C(ip_vs) and those of the schedulers; M(kubenode.proxy.kernel_modules) loads them.
-  - The settings are gone after a reboot.
+  - The settings do not survive a reboot.
 extends_documentation_fragment:
   - kubenode.proxy.attributes
 options:
@@ -52,21 +53,22 @@ options:
         choices: [sh-fallback, sh-port, mh-fallback, mh-port, flag-1, flag-2, flag-3]
         default: []
       persistence:
-        description: Seconds for which a client stays with its real server. V(0) for none.
+        description: Seconds for which a client keeps its real server. V(0) disables persistence.
         type: int
         default: 0
       persistence_prefix:
         description:
-          - With C(persistence), length in bits of the prefix by which clients are grouped. Each client is one of its
-            own when not given.
+          - With C(persistence), length in bits of the prefix by which clients are grouped. If not given, clients are
+            not grouped.
         type: int
       one_packet:
-        description: For protocol V(udp), schedule every packet by itself.
+        description: For protocol V(udp), whether to schedule every packet separately.
         type: bool
         default: false
       real_servers:
         description:
-          - The real servers. All others of the virtual server are removed. When not given, they are left alone.
+          - The real servers. All other real servers of the virtual server are removed. If not given, they are not
+            changed.
         type: list
         elements: dict
         suboptions:
@@ -75,26 +77,26 @@ options:
             type: str
             required: true
           port:
-            description: Port of the real server, by default that of the virtual server. Only V(nat) can use another.
+            description: Port of the real server. Defaults to that of the virtual server; only V(nat) allows another.
             type: int
           weight:
-            description: Weight. With V(0) the real server gets no new connections and keeps those it has.
+            description: Weight. With V(0) the real server gets no new connections and keeps its existing ones.
             type: int
             default: 1
           forwarding:
-            description: How packets reach the real server, by address translation, direct routing or in a tunnel.
+            description: Whether packets reach the real server by address translation, direct routing or a tunnel.
             type: str
             choices: [nat, dr, tunnel]
             default: nat
   purge:
     description:
-      - Addresses on which every virtual server that is not listed is removed.
+      - Addresses on which virtual servers that are not listed are removed.
     type: list
     elements: str
     default: []
   state:
     description:
-      - With V(absent) the listed virtual servers are removed, with their real servers.
+      - With V(absent) the listed virtual servers are removed together with their real servers.
     type: str
     choices: [present, absent]
     default: present
@@ -104,7 +106,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Two web servers behind one address, by weight
+- name: Balance two web servers behind one address by weight
   kubenode.proxy.ipvs_services:
     services:
       - address: 192.0.2.10
@@ -133,7 +135,7 @@ EXAMPLES = r"""
             port: 8443
             weight: 0
 
-- name: Exactly one virtual server on this address
+- name: Have exactly one virtual server on this address
   kubenode.proxy.ipvs_services:
     services:
       - address: 2001:db8::10
@@ -159,7 +161,7 @@ real_servers:
   type: int
   sample: 2
 changes:
-  description: What differed, by table. At most 50 entries are named per table.
+  description: The differences by table. At most 50 entries are named per table.
   returned: success
   type: list
   elements: dict
@@ -173,11 +175,11 @@ changes:
       type: int
       returned: always
     replaced:
-      description: Number of entries that had another value.
+      description: Number of entries that had a different value.
       type: int
       returned: always
     removed:
-      description: Number of entries that were too many.
+      description: Number of unexpected entries that were removed.
       type: int
       returned: always
     entries:
@@ -186,7 +188,7 @@ changes:
       elements: str
       returned: always
     truncated:
-      description: Whether there are more entries than named.
+      description: Whether there are more entries than those named.
       type: bool
       returned: always
   sample:
@@ -197,7 +199,7 @@ changes:
       entries: ["192.0.2.10:443/TCP/10.0.0.21:8443"]
       truncated: false
 error_kind:
-  description: What kind of error it was, for conditions in playbooks.
+  description: The kind of failure, for conditions in playbooks.
   returned: failure
   type: str
   sample: kernel
@@ -242,7 +244,7 @@ def _server(options: Mapping[str, Any]) -> ListedServer:
 
 
 def main() -> None:
-    """Read the options, converge, report."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "services": {

@@ -7,66 +7,65 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: kernel_modules
-short_description: Load kernel modules now and after every reboot
+short_description: Load kernel modules now and at every boot
 version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
-  - Loads kernel modules that are missing, and writes a C(modules-load.d) file of its own so that they are loaded at
-    boot.
+  - Loads missing kernel modules, and writes a C(modules-load.d) file so that they are loaded at boot.
   - The modules are listed, or derived from the mode of a service proxy and the IPVS schedulers in use, or both.
   - Modules that are built into the kernel count as loaded.
-  - A module that the running kernel does not have is an error that names the remedy, before anything is changed.
+  - If the running kernel does not have a module, the task fails before changing anything and suggests a remedy.
 extends_documentation_fragment:
   - kubenode.proxy.attributes
 options:
   modules:
     description:
-      - Names of kernel modules. A V(-) in a name is the same as V(_).
+      - Names of kernel modules. V(-) in a name is equivalent to V(_).
     type: list
     elements: str
     default: []
   mode:
     description:
-      - Also load what a service proxy in this mode needs. Match and target extensions of iptables are not among them,
-        since the kernel loads them when a rule names them.
+      - Also load the modules that a service proxy in this mode needs, except for match and target extensions of
+        iptables, which the kernel loads when a rule uses them.
     type: str
     choices: [iptables, ipvs, nftables]
   schedulers:
     description:
-      - IPVS schedulers in use. Each brings its module, such as C(ip_vs_wlc) for V(wlc).
+      - IPVS schedulers in use. The module of each is loaded, such as C(ip_vs_wlc) for V(wlc).
       - Only with O(mode=ipvs), where the default is V([rr]).
     type: list
     elements: str
     default: []
   bridge_netfilter:
     description:
-      - With O(mode), also load C(br_netfilter), which pods on one bridge need to reach each other by Service address.
+      - With O(mode), also load C(br_netfilter), which pods on the same bridge need to reach each other through a
+        Service.
     type: bool
     default: false
   state:
     description:
       - V(present) loads the modules and, with O(persistent), writes O(persistent_file).
-      - V(absent) removes O(persistent_file). Modules stay loaded unless O(unload=true).
+      - V(absent) removes O(persistent_file). Modules remain loaded unless O(unload=true).
     type: str
     choices: [present, absent]
     default: present
   persistent:
     description:
-      - Whether to write O(persistent_file). With V(false) an existing file is left as it is.
+      - Whether to write O(persistent_file). With V(false) an existing file is not changed.
     type: bool
     default: true
   persistent_file:
     description:
-      - The file that lists the modules for the next boot. It belongs to this module as a whole; give each use a file of
-        its own.
-      - With O(mode) the default is C(/etc/modules-load.d/kubenode-proxy.conf), the file of the service proxy.
-        Without it this option must be given, or O(persistent=false), so that no task replaces that file by mistake.
+      - The file that lists the modules to load at boot. The task replaces the whole file, so each task needs its own.
+      - With O(mode), the default is C(/etc/modules-load.d/kubenode-proxy.conf), the file of the service proxy. Without
+        O(mode), either this option or O(persistent=false) is required, so that no task replaces that file by mistake.
     type: path
   unload:
     description:
-      - With O(state=absent), unload the modules named by O(modules) and O(mode), or, without these, those that
-        O(persistent_file) lists. A module that is in use is an error.
+      - With O(state=absent), unload the modules that O(modules) and O(mode) select, or without these options, those
+        listed in O(persistent_file). It is an error if a module is in use.
     type: bool
     default: false
 seealso:
@@ -75,22 +74,22 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Everything that a service proxy in IPVS mode with two schedulers needs
+- name: Load everything that a service proxy in IPVS mode with two schedulers needs
   kubenode.proxy.kernel_modules:
     mode: ipvs
     schedulers: [rr, wlc]
 
-- name: Modules by name, until the next reboot only
+- name: Load modules by name until the next reboot only
   kubenode.proxy.kernel_modules:
     modules: [br_netfilter, overlay]
     persistent: false
 
-- name: Modules by name, in a file of their own
+- name: Load modules by name, with a separate file
   kubenode.proxy.kernel_modules:
     modules: [overlay]
     persistent_file: /etc/modules-load.d/containers.conf
 
-- name: No longer load them at boot, and unload them now
+- name: Unload the modules and no longer load them at boot
   kubenode.proxy.kernel_modules:
     state: absent
     unload: true
@@ -99,13 +98,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 modules:
-  description: Names of the modules that this task is about, as the kernel writes them, in loading order.
+  description: The kernel's names of the modules that the task selected, in loading order.
   returned: success
   type: list
   elements: str
   sample: [ip_vs, ip_vs_rr, nf_conntrack]
 loaded:
-  description: Modules that were not there and have been loaded, or would be in check mode.
+  description: Modules that have been loaded, or would be in check mode.
   returned: success
   type: list
   elements: str
@@ -117,7 +116,7 @@ unloaded:
   elements: str
   sample: []
 persistent_file:
-  description: The file for the next boot; empty when O(persistent=false).
+  description: The file for the next boot. Empty with O(persistent=false).
   returned: success
   type: str
   sample: /etc/modules-load.d/kubenode-proxy.conf
@@ -127,7 +126,7 @@ kernel_release:
   type: str
   sample: 6.1.0-13-amd64
 changes:
-  description: What differed, by table. At most 50 entries are named per table.
+  description: The differences by table. At most 50 entries are named per table.
   returned: success
   type: list
   elements: dict
@@ -141,11 +140,11 @@ changes:
       type: int
       returned: always
     replaced:
-      description: Number of entries that had another value.
+      description: Number of entries that had a different value.
       type: int
       returned: always
     removed:
-      description: Number of entries that were too many.
+      description: Number of unexpected entries that were removed.
       type: int
       returned: always
     entries:
@@ -154,7 +153,7 @@ changes:
       elements: str
       returned: always
     truncated:
-      description: Whether there are more entries than named.
+      description: Whether there are more entries than those named.
       type: bool
       returned: always
   sample:
@@ -165,7 +164,7 @@ changes:
       entries: [ip_vs_rr]
       truncated: false
 error_kind:
-  description: What kind of error it was, for conditions in playbooks.
+  description: The kind of failure, for conditions in playbooks.
   returned: failure
   type: str
   sample: kernel
@@ -216,7 +215,7 @@ def _stages_absent(parameters: Dict[str, Any], path: str) -> List[Stage]:
         if not names:
             lines = files.observe().get(path, "").splitlines()
             names = [line.strip() for line in lines if line.strip() and line.strip()[0] not in "#;"]
-    # Users of a module come after it in loading order, so unloading goes backwards.
+    # Modules that depend on another come after it in loading order, so unload in reverse.
     stages = [Stage(ModulesResource((), unload=list(reversed(names))), {})]
     if parameters["persistent"]:
         stages.append(Stage(files, {}))
@@ -231,7 +230,7 @@ def _refuse_unavailable(resource: ModulesResource, planned: PlannedChange) -> No
 
 
 def main() -> None:
-    """Read the options, converge, report."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "modules": {"type": "list", "elements": "str", "default": []},
@@ -250,7 +249,7 @@ def main() -> None:
     if present and not parameters["modules"] and not parameters["mode"]:
         module.fail_json(msg="state is present but modules is empty and mode is not given", error_kind="configuration")
     if parameters["schedulers"] and parameters["mode"] != "ipvs":
-        module.fail_json(msg="schedulers: only used with mode ipvs", error_kind="configuration")
+        module.fail_json(msg="schedulers: only allowed with mode ipvs", error_kind="configuration")
     refused = tables.root_needed(os.geteuid(), "changing kernel modules")
     if refused:
         module.fail_json(**refused)

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: kube_proxy_placement
-short_description: Keep kube-proxy off nodes by a label, or let it return
+short_description: Keep kube-proxy off labelled nodes, or let it return
 version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
-  - Puts a rule into kube-proxy's DaemonSet, a required node affinity by which it does not run on nodes that have the
-    label O(label), and labels the nodes O(nodes). The cluster then takes kube-proxy's pod away from these nodes. What
-    kube-proxy has programmed there stays in their kernels and goes on serving.
-  - With O(state=absent) it takes the label away again, and kube-proxy returns.
-  - Everything else in the DaemonSet stays as it is. Since the rule changes its pod template, the cluster replaces all
-    pods of the DaemonSet once, a few at a time, when the rule is put in and when it is removed.
+  - Adds a rule to kube-proxy's DaemonSet, a required node affinity that excludes nodes with the label O(label), and
+    sets that label on the nodes O(nodes). The cluster then deletes kube-proxy's pods on these nodes. The rules that
+    kube-proxy has programmed there remain in the kernel and continue to serve.
+  - With O(state=absent) it removes the label, and kube-proxy returns.
+  - Nothing else in the DaemonSet is changed. Because the rule is part of the pod template, the cluster replaces all
+    pods of the DaemonSet once, a few at a time, when the rule is added and when it is removed.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.cluster
   - kubenode.proxy.attributes
@@ -25,8 +25,8 @@ extends_documentation_fragment:
 options:
   nodes:
     description:
-      - Names of Node objects. All of them have to be there, or nothing is changed.
-      - An empty list only puts in, or removes, the rule.
+      - Names of Node objects. Nothing is changed unless all of them exist.
+      - With an empty list only the rule is added or removed.
     type: list
     elements: str
     default: []
@@ -38,8 +38,8 @@ options:
     default: present
   remove_rule:
     description:
-      - With O(state=absent), whether to remove the rule from the DaemonSet as well. This is refused while nodes other
-        than O(nodes) have the label, because kube-proxy would return to all of them.
+      - With O(state=absent), whether to also remove the rule from the DaemonSet. The module refuses this while nodes
+        other than O(nodes) have the label, because kube-proxy would return to all of them.
     type: bool
     default: false
   namespace:
@@ -56,8 +56,8 @@ options:
     default: kubenode.proxy/managed
   wait_timeout:
     description:
-      - Seconds to wait, each, for the DaemonSet to replace its pods after its rule has changed, and for every node to
-        be without kube-proxy, or with one that is ready. V(0) does not wait.
+      - Seconds to wait for the DaemonSet to replace its pods after the rule has changed, and again for kube-proxy to be
+        gone from every node, or ready on it. With V(0) the module does not wait.
     type: float
     default: 300
 attributes:
@@ -65,29 +65,30 @@ attributes:
     description: Shows the affinity of the DaemonSet and the label of the nodes, before and after.
     support: full
 notes:
-  - Needs the rights to get and patch the DaemonSet, to get and patch nodes, to list pods in its namespace, and, for
-    O(remove_rule), to list nodes.
-  - What re-creates the DaemonSet from its own manifest (C(kubeadm upgrade), a managed add-on, a GitOps controller)
-    removes the rule, and kube-proxy returns to all nodes. Tell it to leave kube-proxy alone, or give it the rule.
+  - Requires permission to get and patch the DaemonSet, to get and patch nodes, to list pods in the DaemonSet's
+    namespace, and, for O(remove_rule), to list nodes.
+  - A tool that recreates the DaemonSet from its own manifest (C(kubeadm upgrade), a managed add-on, a GitOps
+    controller) removes the rule, and kube-proxy returns to all nodes. Exclude kube-proxy from that tool, or add the
+    rule to its manifest.
 seealso:
   - module: kubenode.proxy.service_proxy
 """
 
 EXAMPLES = r"""
-- name: Take kube-proxy away from this host
+- name: Keep kube-proxy off this host
   kubenode.proxy.kube_proxy_placement:
     nodes: ["{{ inventory_hostname }}"]
     kubeconfig: ~/.kube/config
   delegate_to: localhost
 
-- name: Let it return
+- name: Let kube-proxy return
   kubenode.proxy.kube_proxy_placement:
     nodes: ["{{ inventory_hostname }}"]
     state: absent
     kubeconfig: ~/.kube/config
   delegate_to: localhost
 
-- name: Remove the rule when all hosts are back
+- name: Remove the rule once kube-proxy has returned to all hosts
   kubenode.proxy.kube_proxy_placement:
     state: absent
     remove_rule: true
@@ -98,7 +99,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What has changed, in words.
+  description: Descriptions of the changes.
   type: list
   elements: str
   returned: success
@@ -128,11 +129,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.exec
 
 
 def placed(module: AnsibleModule) -> Dict[str, Any]:
-    """Keep kube-proxy off the nodes, or bring it back, and return what was changed."""
+    """Keep kube-proxy off the nodes, or bring it back, and return the changes."""
     parameters = module.params
     connection = api_connection(parameters, os.environ)
     if parameters["remove_rule"] and parameters["state"] != "absent":
-        raise ConfigurationError("remove_rule: goes with state absent only")
+        raise ConfigurationError("remove_rule: only allowed with state absent")
     placement = Placement(parameters["namespace"], parameters["name"], parameters["label"])
     client = ApiClient(connection, parameters["api_timeout"])
     try:
@@ -151,7 +152,7 @@ def placed(module: AnsibleModule) -> Dict[str, Any]:
 
 
 def main() -> None:
-    """The module."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "nodes": {"type": "list", "elements": "str", "default": []},

@@ -14,9 +14,9 @@ author:
 description:
   - Programs the kernel of a node so that it serves the Services of a cluster, as kube-proxy 1.36 would, from a
     snapshot of the cluster or from an API server.
-  - What is there is compared with what should be there, and only the difference is applied. Chains, sets, virtual
-    servers and addresses that are not the service proxy's own are never touched.
-  - An object of the cluster that is not valid is left out and reported; all others are served.
+  - The module compares the current state of the kernel with the desired state and applies only the difference. It never
+    touches chains, sets, virtual servers and addresses that do not belong to the service proxy.
+  - An invalid object of the cluster is skipped and reported; all others are served.
 extends_documentation_fragment:
   - kubenode.proxy.attributes
   - kubenode.proxy.proxy_options
@@ -26,62 +26,62 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(present) serves the Services. Exactly one source is needed, O(snapshot), O(cluster_state) or an API server.
-      - V(absent) removes everything that this module, or kube-proxy itself, has programmed in any mode, and needs no
-        source.
-      - V(rendered) returns what would be programmed, in the syntax of the usual tools, in RV(rendered). It touches
-        nothing, looks at nothing on the host, and needs no rights, so it can run anywhere. It needs O(node_name), and
+      - V(present) serves the Services. It requires exactly one source, O(snapshot), O(cluster_state) or an API server.
+      - V(absent) removes everything that this module or kube-proxy has programmed in any mode. It requires no source.
+      - V(rendered) returns what would be programmed, in the syntax of the usual tools, in RV(rendered). It neither
+        reads nor changes the host's state and needs no privileges, so it can run anywhere. It requires O(node_name) and
         a mode other than V(auto).
-      - V(released) is for a node that kube-proxy has taken over in nftables mode, from this module or the agent. It
-        removes what is left of these in kube-proxy's table and that nothing refers to, such as the map of all
-        endpoints, and needs no source. Nothing of kube-proxy's is removed. It fails until kube-proxy has programmed the
-        node.
+      - V(released) is for a node on which kube-proxy in nftables mode has replaced this module or the agent. It removes
+        their unreferenced objects, such as the map of all endpoints, from kube-proxy's table, and nothing that belongs
+        to kube-proxy. It requires no source. It fails until kube-proxy has programmed the node.
     type: str
     choices: [present, absent, released, rendered]
     default: present
   node_addresses:
     description:
-      - With O(state=rendered), the addresses that the node is taken to have; node ports are served on them.
-      - By default the addresses of the Node object, and the loopback addresses.
+      - With O(state=rendered), the addresses to assume for the node; node ports are served on them.
+      - Defaults to the addresses of the Node object and the loopback addresses.
     type: list
     elements: str
   keep_states:
     description:
-      - How many saved states are kept. The oldest are removed. With V(0) the node's state is not saved.
-      - It is saved before something is changed, with O(state=present) only. M(kubenode.proxy.service_proxy_rollback)
-        goes back to it.
+      - Number of saved states to keep; the oldest are removed. With V(0) the node's state is not saved.
+      - The state is saved before a change, with O(state=present) only. M(kubenode.proxy.service_proxy_rollback)
+        restores it.
     type: int
     default: 5
   confirm_timeout:
     description:
-      - Seconds within which M(kubenode.proxy.service_proxy_confirm) has to confirm a change. Otherwise the node goes
-        back to the state before it by itself, even if nobody can reach it any more.
-      - The node must have been booted by systemd, which gets a timer for it before the change. While a change waits,
-        another convergence is refused.
-      - With V(0) a change stays.
+      - Seconds within which M(kubenode.proxy.service_proxy_confirm) must confirm a change. Otherwise the node
+        automatically rolls back to the state before the change, even if it can no longer be reached.
+      - Requires systemd, which runs the timer for the rollback. While a change is pending, another convergence is
+        refused.
+      - With V(0) a change needs no confirmation.
     type: float
     default: 0.0
   max_loss_percent:
     description:
-      - A change that would leave more than this share of the Services that have endpoints on the node now without
-        endpoints is refused, by the finding V(loss) of O(ignore_findings). With fewer than ten such Services none is.
-      - What is served now is read from the kernel, whoever has programmed it. V(100) refuses no change.
+      - Maximum percentage of the Services currently served with endpoints on the node that a change may leave without
+        endpoints. A change above it is refused with the finding V(loss) of O(ignore_findings). The check does not apply
+        to fewer than ten such Services.
+      - The Services currently served are read from the kernel, whichever program programmed them. V(100) disables the
+        check.
     type: float
     default: 50.0
   unattended:
     description:
-      - Nobody watches this run, a timer has started it. What O(max_loss_percent) forbids is refused once, and done if
-        the next run is given a cluster state that says the same.
+      - Whether this run is started by a timer and not watched by a person. A change that O(max_loss_percent) forbids is
+        refused once, and applied if the next run is given the same cluster state.
     type: bool
     default: false
 notes:
   - Needs root, except for O(state=rendered).
-  - A convergence of the same node that is already running is waited for, O(lock_timeout) seconds at most.
+  - If another convergence of the same node is running, the module waits for it, at most O(lock_timeout) seconds.
   - Removing the node's last Service does not remove the chains; O(state=absent) does.
 requirements:
   - Python 3.9 or later on the node
   - iptables and iptables-restore, except in mode V(nftables)
-  - the Python package PyYAML, only to read a kubeconfig that is YAML
+  - the Python package PyYAML, only to read a kubeconfig in YAML
   - the Python package kubernetes, only for a kubeconfig with an C(auth-provider)
 seealso:
   - module: kubenode.proxy.service_proxy_confirm
@@ -96,7 +96,7 @@ EXAMPLES = r"""
     snapshot: /var/lib/kubenode-proxy/snapshot.json.gz
     mode: auto
 
-- name: Serve by IPVS with the least-connection scheduler, by iptables where the kernel has no IPVS
+- name: Use IPVS with the least-connection scheduler, or iptables if the kernel has no IPVS
   kubenode.proxy.service_proxy:
     snapshot: /var/lib/kubenode-proxy/snapshot.json.gz
     node_name: worker-1
@@ -108,7 +108,7 @@ EXAMPLES = r"""
       detectLocalMode: ClusterCIDR
       clusterCIDR: 10.244.0.0/16
 
-- name: Show what node worker-1 would be programmed with, on the controller and without the node
+- name: Show what would be programmed on worker-1, without contacting the node
   kubenode.proxy.service_proxy:
     state: rendered
     snapshot: snapshots/production.json
@@ -118,59 +118,61 @@ EXAMPLES = r"""
   delegate_to: localhost
   register: review
 
-- name: Remove what kube-proxy, which serves this node again, does not use
+- name: Remove objects that kube-proxy, which serves this node again, does not use
   kubenode.proxy.service_proxy:
     state: released
 
-- name: Remove everything again
+- name: Remove everything
   kubenode.proxy.service_proxy:
     state: absent
 """
 
 RETURN = r"""
 mode:
-  description: The dataplane in use.
+  description: The proxy mode in use.
   type: str
   returned: success
   sample: ipvs
 mode_reason:
-  description: Why it is that one.
+  description: Why this mode was selected.
   type: str
   returned: O(state) is not V(rendered)
   sample: the configuration says so
 node_name:
-  description: The name of the node by which its endpoints were found.
+  description: The Node name that identified the node's endpoints, zone and addresses.
   type: str
   returned: O(state) is not V(rendered)
   sample: worker-1
 families:
-  description: The families of addresses that are served.
+  description: The address families that are served.
   type: list
   elements: str
   returned: O(state) is not V(rendered)
   sample: [IPv4, IPv6]
 variant:
   description:
-    - The iptables in use on the node, with its version, its variant (legacy or nft) and why that one. May be empty.
+    - The iptables in use on the node, with its version, its variant (legacy or nft) and why this variant was selected.
+      May be empty.
   type: str
   returned: O(state) is not V(rendered)
   sample: "iptables 1.8.9 (nft: kubelet's chain KUBE-IPTABLES-HINT is in mangle)"
 counts:
   description:
-    - How much is served, how many of the Services are without endpoints, and how many entries were added, replaced and
-      removed, or would be in check mode.
+    - Number of Services, Services without endpoints, Service ports and endpoints that are served, and of entries that
+      were added, replaced and removed, or would be in check mode.
   type: dict
   returned: O(state) is not V(rendered)
   sample: {services: 12, without_endpoints: 1, service_ports: 15, endpoints: 34, added: 112, replaced: 3, removed: 0}
 changes:
-  description: The tables that differed, with counts and the names of the first few entries, those first that lack most.
+  description:
+    - The tables that differed, with counts and the names of the first few entries, those with the most missing first.
   type: list
   elements: dict
   returned: O(state) is not V(rendered)
   sample:
     - {table: IPv4 chains, added: 40, replaced: 2, removed: 0, entries: [nat KUBE-SERVICES], truncated: true}
 refused:
-  description: The first 100 objects of the cluster that were left out because they are not valid.
+  description: The first 100 invalid objects of the cluster. They were skipped.
   type: list
   elements: dict
   returned: success
@@ -188,33 +190,33 @@ refused:
       type: str
       sample: cart
     field:
-      description: The field that is wrong.
+      description: The invalid field.
       type: str
       sample: spec.ports[0].port
     reason:
-      description: What is wrong with it.
+      description: Why it is invalid.
       type: str
       sample: 70000 is not between 1 and 65535
 refused_count:
-  description: How many objects were left out.
+  description: Number of invalid objects that were skipped.
   type: int
   returned: success
   sample: 0
 skipped:
   description:
-    - The first 100 parts of objects of the cluster, addresses and endpoints, that were left out because they are not
-      valid, while the rest of their object is served. The keys are those of RV(refused).
+    - The first 100 invalid parts of objects, such as addresses and endpoints. They were skipped, while the rest of the
+      object is served. The keys are those of RV(refused).
   type: list
   elements: dict
   returned: success
   sample: []
 skipped_count:
-  description: How many parts of objects were left out.
+  description: Number of invalid parts of objects that were skipped.
   type: int
   returned: success
   sample: 0
 conntrack_deleted:
-  description: How many connection tracking entries were deleted because they led to endpoints that are gone.
+  description: Number of connection tracking entries that were deleted because their endpoints no longer exist.
   type: int
   returned: O(state) is not V(rendered)
   sample: 0
@@ -225,8 +227,8 @@ durations:
   sample: {observe: 0.041, apply: 0.112}
 kernel:
   description:
-    - What the configuration asks of the kernel in the mode in effect, in the terms of the role
-      C(kubenode.proxy.kernel), which keeps it over a reboot.
+    - The kernel settings that the configuration requires in the mode in effect, as variables of the role
+      C(kubenode.proxy.kernel), which makes them persistent.
   type: dict
   returned: O(state=present)
   sample:
@@ -236,27 +238,28 @@ kernel:
     route_localnet: false
     conntrack: {max_per_core: 32768, min: 131072, tcp_established_timeout: 86400, tcp_close_wait_timeout: 3600}
 saved_state:
-  description: Number of the state that was saved before the change. V(null) if none was.
+  description: Number of the state that was saved before the change. V(null) if none was saved.
   type: int
   returned: O(state) is not V(rendered)
   sample: 12
 confirm_until:
-  description: When the node goes back unless the change is confirmed, in UTC. Empty if the change stays.
+  description: When the node rolls back unless the change is confirmed, in UTC. Empty if it needs no confirmation.
   type: str
   returned: O(state) is not V(rendered)
   sample: "2026-05-04T03:02:01Z"
 probes:
   description:
-    - Probes for O(kubenode.proxy.service_proxy_confirm#module:probes), of the ClusterIP of the API server and of the
-      cluster's DNS, as far as the cluster's state has them with endpoints.
+    - Probes of the ClusterIPs of the API server and of the cluster's DNS, for
+      O(kubenode.proxy.service_proxy_confirm#module:probes). A Service that the cluster state has no endpoints for has
+      no probe.
   type: list
   elements: str
   returned: O(state) is not V(rendered)
   sample: ["tcp://10.96.0.1:443", "dns://10.96.0.10:53/kubernetes.default.svc.cluster.local"]
 rendered:
   description:
-    - Text by the tool that takes it as input, C(iptables-restore) and C(ip6tables-restore), or C(nft) with a family; in
-      mode V(ipvs) also C(ipset), C(ipvsadm) and C(ip), each with a family.
+    - Text for each tool that accepts it as input, C(iptables-restore) and C(ip6tables-restore), or C(nft) with a
+      family; in mode V(ipvs) also C(ipset), C(ipvsadm) and C(ip), each with a family.
   type: dict
   returned: O(state=rendered)
   sample: {ipvsadm IPv4: "-A -t 10.96.0.10:53 -s rr\n..."}
@@ -293,7 +296,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.resu
 
 
 def rendered(module: AnsibleModule) -> Dict[str, Any]:
-    """Return the text of everything that would be programmed."""
+    """Return the result of ``state: rendered``, the text of everything that would be programmed."""
     request, warnings = engine_request(module, source="required")
     texts = render(request)
     refused, skipped = request.cluster.refusals, request.cluster.skipped
@@ -307,7 +310,7 @@ def rendered(module: AnsibleModule) -> Dict[str, Any]:
 
 
 def converged(module: AnsibleModule) -> Dict[str, Any]:
-    """Make the node serve, or no longer serve, and return what was done."""
+    """Converge the node to the requested state and return the result."""
     request, warnings = engine_request(module, source="required" if module.params["state"] == "present" else "unused")
     keep = module.params["keep_states"]
     if keep:
@@ -330,7 +333,7 @@ def converged(module: AnsibleModule) -> Dict[str, Any]:
 
 
 def main() -> None:
-    """The module."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "state": {"type": "str", "choices": ["present", "absent", "released", "rendered"], "default": "present"},

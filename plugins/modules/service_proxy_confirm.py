@@ -7,16 +7,16 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: service_proxy_confirm
-short_description: Keep a change of the service proxy, once probes have succeeded
+short_description: Confirm a change of the service proxy after probing it
 version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
-  - With O(kubenode.proxy.service_proxy#module:confirm_timeout), M(kubenode.proxy.service_proxy) makes a change that the
-    node takes back by itself unless this module is run in time.
-  - The probes run on the node. If one of them fails, the change is not confirmed, and the node goes back when its time
-    is up.
-  - Run it over a fresh connection, after the meta task C(reset_connection). Then the confirmation itself proves that
+  - With O(kubenode.proxy.service_proxy#module:confirm_timeout), a change by M(kubenode.proxy.service_proxy) is
+    provisional. The node rolls it back automatically unless this module confirms it in time.
+  - The probes run on the node. If one of them fails, the change is not confirmed, and the node rolls it back when the
+    timeout expires.
+  - Run the module over a new connection, after the meta task C(reset_connection). The confirmation then proves that
     the node can still be reached. The role P(kubenode.proxy.service_proxy#role) does all of this.
 extends_documentation_fragment:
   - kubenode.proxy.attributes
@@ -24,30 +24,30 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - Number of the state that was saved before the change, RV(kubenode.proxy.service_proxy#module:saved_state). It is
-        an error if the change after it is not there any more, because the node has gone back already or was rebooted.
-      - Without it, whatever change waits is confirmed, and it is fine if none does.
+      - Number of the state that was saved before the change, RV(kubenode.proxy.service_proxy#module:saved_state). The
+        module fails if that change is no longer in effect, because the node has been rolled back or rebooted.
+      - If not given, the module confirms the pending change, if there is one.
     type: int
   probes:
     description:
-      - What has to answer, each as a URL. V(tcp://10.96.0.1:443) accepts a connection, V(udp://10.96.0.5:514) sends
-        something back, V(http://10.96.0.7/ready) (or V(https), whose certificate is not checked) answers with a status
-        below 400, V(dns://10.96.0.10/kubernetes.default.svc.cluster.local) answers the question.
-      - RV(kubenode.proxy.service_proxy#module:probes) has those of the API server and of the cluster's DNS.
+      - URLs of servers that must answer. V(tcp://10.96.0.1:443) must accept a connection, V(udp://10.96.0.5:514) must
+        send a reply, V(http://10.96.0.7/ready) (or V(https), without verification of the certificate) must respond with
+        a status below 400, and V(dns://10.96.0.10/kubernetes.default.svc.cluster.local) must answer the query.
+      - RV(kubenode.proxy.service_proxy#module:probes) contains probes of the API server and of the cluster's DNS.
     type: list
     elements: str
     default: []
   probe_timeout:
     description:
-      - Seconds within which all probes have to succeed. They are repeated until then.
+      - Seconds within which all probes must succeed. Failed probes are retried until then.
     type: float
     default: 15.0
 attributes:
   check_mode:
-    description: Runs the probes, and tells whether a change waits, without confirming it.
+    description: Runs the probes and reports whether a change is pending, without confirming it.
     support: full
   diff_mode:
-    description: There is nothing to show but that the change is kept.
+    description: A confirmation changes nothing that could be shown as a diff.
     support: none
 notes:
   - Needs root.
@@ -59,17 +59,17 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Change the mode, and take it back after two minutes unless it is confirmed
+- name: Change the mode, and roll back after two minutes unless the change is confirmed
   kubenode.proxy.service_proxy:
     snapshot: /var/lib/kubenode-proxy/snapshot.json.gz
     mode: nftables
     confirm_timeout: 120
   register: converged
 
-- name: Connect anew
+- name: Reset the connection
   ansible.builtin.meta: reset_connection
 
-- name: Keep the change
+- name: Confirm the change
   kubenode.proxy.service_proxy_confirm:
     state: "{{ converged.saved_state }}"
     probes: "{{ converged.probes + ['http://10.96.44.7/healthz'] }}"
@@ -78,7 +78,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 state:
-  description: Number of the state before the change. V(null) if none was waiting.
+  description: Number of the state before the change. V(null) if no change was pending.
   type: int
   returned: success
   sample: 12
@@ -88,7 +88,7 @@ remaining_seconds:
   returned: success
   sample: 97.3
 probes:
-  description: How the probes went.
+  description: Results of the probes.
   type: list
   elements: dict
   returned: always
@@ -102,15 +102,15 @@ probes:
       type: bool
       sample: true
     reason:
-      description: Why not.
+      description: Why it failed. Empty if it succeeded.
       type: str
       sample: ""
     attempts:
-      description: How many times it was tried.
+      description: Number of attempts.
       type: int
       sample: 1
     seconds:
-      description: After how many seconds it was decided.
+      description: Seconds until the probe succeeded or was given up.
       type: float
       sample: 0.002
 error_kind:
@@ -140,7 +140,7 @@ def _records(results: List[ProbeResult]) -> List[Dict[str, Any]]:
 
 
 def confirmed(module: AnsibleModule) -> Dict[str, Any]:
-    """Probe, confirm, and return how it went."""
+    """Run the probes, confirm the pending change, and return the result."""
     parameters: Dict[str, Any] = module.params
     probes = [parse_probe(text) for text in parameters["probes"]]
     waiting = pending.read()
@@ -148,7 +148,7 @@ def confirmed(module: AnsibleModule) -> Dict[str, Any]:
     failed = [item for item in results if not item.answered]
     if failed:
         reasons = "; ".join(f"{item.probe}: {item.reason} (tried {item.attempts} times)" for item in failed)
-        left = f"; {waiting}, then the node goes back" if waiting is not None else ""
+        left = f"; {waiting}, then the node rolls back" if waiting is not None else ""
         module.fail_json(
             msg=f"not confirmed, since probes failed: {reasons}{left}", error_kind="history", probes=_records(results)
         )
@@ -163,7 +163,7 @@ def confirmed(module: AnsibleModule) -> Dict[str, Any]:
 
 
 def main() -> None:
-    """The module."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "state": {"type": "int"},

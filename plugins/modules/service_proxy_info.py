@@ -7,14 +7,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: service_proxy_info
-short_description: Tell what a node is programmed with, and its drift from the cluster state
+short_description: Report what is programmed on a node and its drift from the cluster state
 version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
   - Counts what the service proxy has programmed into the kernel of a node, table by table.
-  - Given a snapshot of the cluster, or an API server, it also tells how the node differs from it.
-  - Changes nothing. It never fails because of drift; look at RV(drift) or use the playbook kubenode.proxy.verify.
+  - Given a snapshot of the cluster or an API server, it also reports how the node differs from it.
+  - Changes nothing. It never fails because of drift; check RV(drift) or use the playbook kubenode.proxy.verify.
 extends_documentation_fragment:
   - kubenode.proxy.attributes
   - kubenode.proxy.proxy_options
@@ -26,13 +26,13 @@ attributes:
     support: full
   diff_mode:
     description:
-      - Returns what differs from the cluster state, one entry per table, in the syntax of the table's usual tool.
+      - Returns the differences from the cluster state, one entry per table, in the syntax of the table's usual tool.
     support: full
 notes:
-  - Needs root, because the kernel shows its tables to nobody else.
+  - Needs root, because only root can read the kernel's tables.
 requirements:
   - Python 3.9 or later on the node
-  - the Python package PyYAML, only to read a kubeconfig that is YAML
+  - the Python package PyYAML, only to read a kubeconfig in YAML
   - the Python package kubernetes, only for a kubeconfig with an C(auth-provider)
 seealso:
   - module: kubenode.proxy.service_proxy
@@ -62,97 +62,98 @@ drift:
   sample: false
 changes:
   description:
-    - The tables that differ, with counts of what is missing (added), different (replaced) and too much (removed), and
-      the names of the first few entries, those first that lack most.
+    - The tables that differ, with counts of missing (C(added)), different (C(replaced)) and unexpected (C(removed))
+      entries, and the names of the first few entries, those with the most missing first.
   type: list
   elements: dict
   returned: a source of the cluster state is given
   sample:
     - {table: IPv4 chains, added: 0, replaced: 1, removed: 0, entries: [nat KUBE-SERVICES], truncated: false}
 summary:
-  description: The same in one line for people, empty without drift.
+  description: RV(changes) in one line. Empty without drift.
   type: str
   returned: a source of the cluster state is given
   sample: "IPv4 chains: 1 different; IPv4 real servers: 2 missing"
 programmed:
-  description: Number of entries per table that the service proxy owns on the node now; tables without any are left out.
+  description: Current number of entries per table that belong to the service proxy. Empty tables are omitted.
   type: dict
   returned: success
   sample: {IPv4 chains: 61, IPv4 virtual servers: 15}
 mode:
-  description: The dataplane that the node is compared with.
+  description: The proxy mode that the node is compared with.
   type: str
   returned: a source of the cluster state is given
   sample: ipvs
 mode_reason:
-  description: Why it is that one.
+  description: Why this mode was selected.
   type: str
   returned: a source of the cluster state is given
   sample: the configuration says so
 node_name:
-  description: The name of the node by which its endpoints were found.
+  description: The Node name that identified the node's endpoints, zone and addresses.
   type: str
   returned: success
   sample: worker-1
 families:
-  description: The families of addresses looked at.
+  description: The address families that were inspected.
   type: list
   elements: str
   returned: success
   sample: [IPv4, IPv6]
 variant:
   description:
-    - The iptables in use on the node, with its version, its variant (legacy or nft) and why that one. May be empty.
+    - The iptables in use on the node, with its version, its variant (legacy or nft) and why this variant was selected.
+      May be empty.
   type: str
   returned: success
   sample: "iptables 1.8.9 (nft: kubelet's chain KUBE-IPTABLES-HINT is in mangle)"
 counts:
   description:
-    - How much should be served, how many of the Services are without endpoints, and how many entries would be added,
-      replaced and removed by a convergence.
+    - Number of Services, Services without endpoints, Service ports and endpoints that should be served, and of entries
+      that a convergence would add, replace and remove.
   type: dict
   returned: a source of the cluster state is given
   sample: {services: 12, without_endpoints: 1, service_ports: 15, endpoints: 34, added: 0, replaced: 1, removed: 0}
 refused:
   description:
-    - The first 100 objects of the cluster that are left out because they are not valid, as
-      M(kubenode.proxy.service_proxy) has it.
+    - The first 100 invalid objects of the cluster, as returned by M(kubenode.proxy.service_proxy). They are skipped.
   type: list
   elements: dict
   returned: a source of the cluster state is given
   sample: []
 refused_count:
-  description: How many objects are left out.
+  description: Number of invalid objects that are skipped.
   type: int
   returned: a source of the cluster state is given
   sample: 0
 skipped:
   description:
-    - The first 100 parts of objects of the cluster that are left out because they are not valid, as
-      M(kubenode.proxy.service_proxy) has it.
+    - The first 100 invalid parts of objects of the cluster, as returned by M(kubenode.proxy.service_proxy). They are
+      skipped.
   type: list
   elements: dict
   returned: a source of the cluster state is given
   sample: []
 skipped_count:
-  description: How many parts of objects are left out.
+  description: Number of invalid parts of objects that are skipped.
   type: int
   returned: a source of the cluster state is given
   sample: 0
 agent_version:
   description:
-    - Version of the engine that the role P(kubenode.proxy.agent#role) has installed, empty if it has not. It is the
-      version of the collection with the first 12 digits of the SHA-256 of the engine's source.
-    - M(kubenode.proxy.agent_archive) returns that of the collection, to compare with.
+    - Version of the engine that the role P(kubenode.proxy.agent#role) has installed. Empty if it has installed none.
+      It consists of the version of the collection and the first 12 digits of the SHA-256 of the engine's source.
+    - M(kubenode.proxy.agent_archive) returns the version of the collection's engine for comparison.
   type: str
   returned: always
   sample: 0.1.0+4be0c6d2c1b7
 agent:
   description:
-    - What the node's agent says of itself, empty where the role P(kubenode.proxy.agent#role) has not installed one.
-    - C(running) tells whether it answered, and C(error) why it did not, or its last error.
-    - C(last_sync_age) is in seconds, V(null) before the first sync; C(version) is that of the engine that runs, which
-      is RV(agent_version) unless it was not restarted; C(api_server) has the state of each watch.
+    - The status of the node's agent. Empty if the role P(kubenode.proxy.agent#role) has not installed one.
+    - C(running) is whether the agent answered; C(error) is why it did not, or its last error.
+    - C(last_sync_age) is in seconds, V(null) before the first sync. C(version) is the version of the running engine; it
+      differs from RV(agent_version) if the agent was not restarted after an update. C(api_server) is the state of each
+      watch.
   type: dict
   returned: always
   sample:
@@ -177,7 +178,7 @@ distribution:
   returned: always
   sample: Debian GNU/Linux 12 (bookworm)
 cautions:
-  description: What the node or its configuration is warned about, one line each. They are shown as warnings as well.
+  description: Warnings about the node or its configuration, one line each. Ansible also displays them as warnings.
   type: list
   elements: str
   returned: success
@@ -221,13 +222,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.sour
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import installed_identity
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Kind, label
 
-# What the service proxy has set is not told from what others have set.
+# Entries of these tables that the service proxy set cannot be distinguished from those of other programs.
 SHARED = (label(Kind.MODULES), label(Kind.SYSCTLS))
 COMPARED = ("changes", "counts", "mode", "mode_reason", "refused", "refused_count", "skipped", "skipped_count")
 
 
 def agent_state(state_directory: str, installed: bool) -> Dict[str, Any]:
-    """What the agent answers when it is asked how it is; empty if none is installed and none listens."""
+    """Return the agent's status from its control socket; empty if no agent is installed and none listens."""
     path = control_socket(state_directory)
     if not installed and not os.path.exists(path):
         return {}
@@ -251,7 +252,7 @@ def agent_state(state_directory: str, installed: bool) -> Dict[str, Any]:
 
 
 def about_node(module: AnsibleModule) -> Dict[str, Any]:
-    """What is known of a node whatever becomes of its inspection."""
+    """Return the facts of the node that the result contains even if the inspection fails."""
     installed = installed_identity()
     return {
         "agent_version": installed.text if installed is not None else "",
@@ -284,7 +285,7 @@ def inspected(module: AnsibleModule) -> Dict[str, Any]:
 
 
 def main() -> None:
-    """The module."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={**source_spec(), **proxy_spec()},
         mutually_exclusive=SOURCES_EXCLUDE,

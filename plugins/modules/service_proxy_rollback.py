@@ -7,17 +7,17 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: service_proxy_rollback
-short_description: Take a node back to a state that was saved before a change
+short_description: Restore a node's state that was saved before a change
 version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
-  - M(kubenode.proxy.service_proxy) saves what is programmed on the node before it changes something, whoever had
-    programmed it, in whatever mode. This module programs it again.
-  - Only the difference is applied. Chains, sets, virtual servers and addresses that are not a service proxy's own are
-    never touched, and connections that are open stay open.
+  - Before a change, M(kubenode.proxy.service_proxy) saves what is programmed on the node, in any mode and by any
+    service proxy. This module restores it.
+  - Only the difference is applied. Chains, sets, virtual servers and addresses that do not belong to a service proxy
+    are never touched, and open connections are kept.
   - The state before a rollback is saved as well, so that a rollback can be undone by its number.
-  - Kernel modules stay loaded. Connection tracking entries, counters and the memory of session affinity are not saved.
+  - Kernel modules are not unloaded. Connection tracking entries, counters and session affinity records are not saved.
 extends_documentation_fragment:
   - kubenode.proxy.attributes
   - kubenode.proxy.history_options
@@ -25,23 +25,24 @@ extends_documentation_fragment:
 options:
   to:
     description:
-      - Number of the saved state to go back to.
-      - By default the newest that was saved before a convergence. A second rollback then changes nothing.
+      - Number of the saved state to restore.
+      - Defaults to the newest state that was saved before a convergence. A second rollback then changes nothing.
     type: int
   stop_agent:
     description:
-      - Stop the agent, C(kubenode-proxy.service), and the timer of the role P(kubenode.proxy.schedule#role), if they
-        run. They would undo the rollback. Whether they start at the next boot stays as it is.
+      - Whether to stop the agent, C(kubenode-proxy.service), and the timer of the role
+        P(kubenode.proxy.schedule#role), which would undo the rollback. Units that are enabled remain enabled and start
+        at the next boot.
     type: bool
     default: true
   keep_states:
     description:
-      - How many saved states are kept. The oldest are removed.
+      - Number of saved states to keep. The oldest are removed.
     type: int
     default: 5
 notes:
   - Needs root.
-  - A change that waits to be confirmed is withdrawn by a rollback; see M(kubenode.proxy.service_proxy_confirm).
+  - A rollback cancels a change that is waiting for confirmation; see M(kubenode.proxy.service_proxy_confirm).
 requirements:
   - Python 3.9 or later on the node
 seealso:
@@ -50,15 +51,15 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Go back to what was programmed before the last change
+- name: Restore what was programmed before the last change
   kubenode.proxy.service_proxy_rollback:
 
-- name: Show what going back would change
+- name: Show what a rollback would change
   kubenode.proxy.service_proxy_rollback:
   check_mode: true
   diff: true
 
-- name: Go back to a state of the list that the last run has returned
+- name: Restore a state from the list that the last run returned
   kubenode.proxy.service_proxy_rollback:
     to: 12
 """
@@ -102,15 +103,15 @@ states:
       type: str
       sample: "2026-05-04T03:02:01Z"
     reason:
-      description: Before what it was saved.
+      description: Why it was saved.
       type: str
       sample: before a convergence
     mode:
-      description: The mode that it looks like, V(iptables), V(ipvs) or V(nftables). Empty if nothing was programmed.
+      description: The detected mode, V(iptables), V(ipvs) or V(nftables). Empty if nothing was programmed.
       type: str
       sample: iptables
     counts:
-      description: How many entries of each kind it has.
+      description: Number of entries of each kind.
       type: dict
       sample: {chains: 512, nftables_objects: 0, virtual_servers: 0, real_servers: 0, set_elements: 0, addresses: 0}
     size_bytes:
@@ -118,7 +119,7 @@ states:
       type: int
       sample: 20480
     outcome:
-      description: What became of the change after it, if that had to be confirmed.
+      description: Outcome of the change after it, if that change had to be confirmed.
       type: str
       sample: confirmed
     problem:
@@ -156,7 +157,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.resu
 
 
 def rolled_back(module: AnsibleModule) -> Dict[str, Any]:
-    """Go back, and return what was done."""
+    """Restore a saved state and return the result."""
     parameters: Dict[str, Any] = module.params
     request = RollbackRequest(
         to=parameters["to"],
@@ -185,7 +186,7 @@ def rolled_back(module: AnsibleModule) -> Dict[str, Any]:
 
 
 def main() -> None:
-    """The module."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "to": {"type": "int"},

@@ -7,83 +7,85 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: sysctls
-short_description: Set kernel parameters now and after every reboot
+short_description: Set kernel parameters now and at every boot
 version_added: 0.1.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
-  - Sets kernel parameters where they differ, and writes a C(sysctl.d) file of its own so that they are set at boot.
-  - The parameters are listed, or derived from the mode of a service proxy, the kernel version and the cores of the node
+  - Sets kernel parameters that differ, and writes a C(sysctl.d) file so that they are set at boot.
+  - The parameters are listed, or derived from the mode of a service proxy, the kernel version and the number of cores,
     as kube-proxy derives them, or both. Each derived value is explained in the result and in the file.
-  - Whatever cannot be set (a key that the kernel does not have, or one that may not be changed in a container or in a
-    network namespace) is an error that names the remedy, before anything is changed.
+  - If a parameter cannot be set (because the kernel does not have it, or because it must not be changed in a container
+    or network namespace), the task fails before changing anything and suggests a remedy.
 extends_documentation_fragment:
   - kubenode.proxy.attributes
 options:
   values:
     description:
-      - Kernel parameters by key. Keys are written as for C(sysctl), with dots or with slashes.
-      - A value given here wins over that of O(profile). With V(null) a key of O(profile) is left alone.
+      - Kernel parameters by key. Keys are written as for C(sysctl), with dots or slashes.
+      - A value given here takes precedence over O(profile). With V(null) a parameter of O(profile) is not changed.
     type: dict
     default: {}
   profile:
     description:
-      - Also set what a service proxy needs.
+      - Also set the parameters that a service proxy needs.
     type: dict
     suboptions:
       mode:
-        description: Mode of the service proxy. Wins over that of O(profile.configuration).
+        description: Mode of the service proxy. Takes precedence over that of O(profile.configuration).
         type: str
         choices: [iptables, ipvs, nftables]
       configuration:
         description:
-          - A KubeProxyConfiguration. Mode, strict ARP, C(route_localnet) and connection tracking are what it says, as
-            the service proxy sets them when it starts; of these, what is given beside it wins.
+          - A KubeProxyConfiguration from which to take the mode, strict ARP, C(route_localnet) and connection tracking,
+            as the service proxy does when it starts. The other options of O(profile) take precedence.
         type: dict
       strict_arp:
         description:
-          - In mode V(ipvs), do not answer ARP for addresses that are on C(kube-ipvs0) only (C(ipvs.strictARP)).
-          - V(false) when not given.
+          - In mode V(ipvs), whether to ignore ARP requests for addresses that only C(kube-ipvs0) has
+            (C(ipvs.strictARP)). Defaults to V(false).
         type: bool
       route_localnet:
         description:
-          - In mode V(iptables), let node ports answer on 127.0.0.1 (C(iptables.localhostNodePorts)). V(true) when not
-            given.
+          - In mode V(iptables), whether node ports are reachable on 127.0.0.1 (C(iptables.localhostNodePorts)).
+            Defaults to V(true).
         type: bool
       estimation:
         description:
           - In mode V(ipvs), whether the kernel computes rates for every virtual and real server (kernel 5.16 and
-            later). That costs time with many of them and delays packets before kernel 6.2. Left alone when not given.
+            later). With many servers this costs CPU time, and it delays packets before kernel 6.2. Not changed if not
+            given.
         type: bool
       bridge_netfilter:
-        description: Let bridged traffic pass iptables. Needs the module C(br_netfilter).
+        description: Whether iptables processes bridged traffic. Requires the module C(br_netfilter).
         type: bool
         default: false
       netdev_max_backlog:
         description:
-          - Packets that may wait for a processor (C(net.core.netdev_max_backlog)); a larger value is left alone.
-          - All that pods send passes this queue, whose default of 1000 overflows in bursts. The second column of
-            C(/proc/net/softnet_stat) counts the packets that were dropped for it. Left alone when not given.
+          - Length of the input packet queue of each CPU (C(net.core.netdev_max_backlog)). A larger value is not
+            changed.
+          - All traffic from pods passes this queue, and its default length of 1000 overflows in bursts. The second
+            column of C(/proc/net/softnet_stat) counts the dropped packets. Not changed if not given.
         type: int
       reserved_node_ports:
         description:
-          - Ports that the kernel gives to no program by itself (C(net.ipv4.ip_local_reserved_ports)), beside those that
-            are reserved already. Give the cluster's node-port range where it overlaps C(net.ipv4.ip_local_port_range).
-            A program that the kernel gives such a port to gets no packets if it is a node port, since these go to the
-            Service. Masquerading does not look at it. Left alone when not given.
+          - Ports that the kernel does not assign automatically (C(net.ipv4.ip_local_reserved_ports)), in addition to
+            those already reserved. Give the cluster's node-port range if it overlaps C(net.ipv4.ip_local_port_range). A
+            program that is assigned a node port receives no packets on it, because they are sent to the Service.
+            Masquerading ignores this setting. Not changed if not given.
         type: str
       conntrack:
         description:
           - Connection tracking, as in the C(conntrack) section of a KubeProxyConfiguration, with its defaults. Times
-            are in seconds; V(0) leaves the kernel's value alone.
+            are in seconds; with V(0) the kernel's value is not changed.
         type: dict
         suboptions:
           max_per_core:
-            description: Entries of the table per core. V(0) leaves the size of the table alone.
+            description: Entries of the table per core. With V(0) the size of the table is not changed.
             type: int
             default: 32768
           min:
-            description: Least number of entries.
+            description: Minimum number of entries.
             type: int
             default: 131072
           tcp_established_timeout:
@@ -103,33 +105,32 @@ options:
             type: int
             default: 0
           tcp_be_liberal:
-            description: Do not mark TCP packets outside the window as invalid.
+            description: Whether to accept TCP packets outside the window instead of marking them as invalid.
             type: bool
             default: false
   state:
     description:
       - V(present) sets the values and, with O(persistent), writes O(persistent_file).
-      - V(absent) removes O(persistent_file). Running values stay as they are.
+      - V(absent) removes O(persistent_file). Running values are not changed.
     type: str
     choices: [present, absent]
     default: present
   persistent:
     description:
-      - Whether to write O(persistent_file). With V(false) an existing file is left as it is.
+      - Whether to write O(persistent_file). With V(false) an existing file is not changed.
     type: bool
     default: true
   persistent_file:
     description:
-      - The file that sets the values at the next boot. It belongs to this module as a whole; give each use a file of
-        its own.
-      - With O(profile) the default is C(/etc/sysctl.d/99-kubenode-proxy.conf), the file of the service proxy.
-        Without it this option must be given, or O(persistent=false), so that no task replaces that file by mistake.
-      - A warning names each file that is read later at boot and sets another value.
+      - The file that sets the values at boot. The task replaces the whole file, so each task needs its own.
+      - With O(profile), the default is C(/etc/sysctl.d/99-kubenode-proxy.conf), the file of the service proxy. Without
+        O(profile), either this option or O(persistent=false) is required, so that no task replaces that file by
+        mistake.
+      - A warning names each file that is read later during boot and sets a different value.
     type: path
   unchangeable:
     description:
-      - What to do about a key that has another value and cannot be changed here, in a container or in a network
-        namespace.
+      - What to do if a parameter differs but cannot be changed, because the host is a container or a network namespace.
     type: str
     choices: [fail, warn]
     default: fail
@@ -139,7 +140,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: What a service proxy in IPVS mode needs, as kube-proxy would set it
+- name: Set what a service proxy in IPVS mode needs, as kube-proxy would
   kubenode.proxy.sysctls:
     profile:
       mode: ipvs
@@ -149,27 +150,27 @@ EXAMPLES = r"""
       netdev_max_backlog: 16384
       reserved_node_ports: 30000-32767
 
-- name: Single values, until the next reboot only
+- name: Set individual values until the next reboot only
   kubenode.proxy.sysctls:
     values:
       net.ipv4.ip_forward: 1
       net.ipv4.conf.all.rp_filter: 2
     persistent: false
 
-- name: A profile without one of its keys
+- name: Set a profile except for one of its parameters
   kubenode.proxy.sysctls:
     profile:
       mode: iptables
     values:
       net.netfilter.nf_conntrack_tcp_timeout_established:
 
-- name: Single values, in a file of their own
+- name: Set individual values, with a separate file
   kubenode.proxy.sysctls:
     values:
       net.ipv4.tcp_syncookies: 1
     persistent_file: /etc/sysctl.d/50-web.conf
 
-- name: No longer set them at boot
+- name: No longer set the values at boot
   kubenode.proxy.sysctls:
     state: absent
     persistent_file: /etc/sysctl.d/50-web.conf
@@ -177,13 +178,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 sysctls:
-  description: The running values after the task, by key; in check mode those that would be.
+  description: The running values after the task, by key. In check mode, the values that would be set.
   returned: success
   type: dict
   sample:
     net.ipv4.ip_forward: "1"
 explanations:
-  description: Why each parameter of O(profile) is set or left alone.
+  description: Why each parameter of O(profile) is set or not changed.
   returned: success
   type: list
   elements: dict
@@ -193,7 +194,7 @@ explanations:
       type: str
       returned: always
     value:
-      description: The chosen value; empty if it is left alone, beginning with C(>=) if larger values are left alone.
+      description: The value to set. Empty if the parameter is not changed; starts with C(>=) if larger values are kept.
       type: str
       returned: always
     why:
@@ -205,12 +206,12 @@ explanations:
       value: ""
       why: "left alone: since kernel 5.9 (here 6.1) the default reschedules a reused port without loss"
 persistent_file:
-  description: The file for the next boot; empty when O(persistent=false).
+  description: The file for the next boot. Empty with O(persistent=false).
   returned: success
   type: str
   sample: /etc/sysctl.d/99-kubenode-proxy.conf
 unchanged_here:
-  description: Keys that could not be changed here and were left alone, each with the reason; see O(unchangeable).
+  description: Parameters that could not be changed, each with the reason; see O(unchangeable).
   returned: success
   type: dict
   sample: {}
@@ -220,7 +221,7 @@ cores:
   type: int
   sample: 8
 changes:
-  description: What differed, by table. At most 50 entries are named per table.
+  description: The differences by table. At most 50 entries are named per table.
   returned: success
   type: list
   elements: dict
@@ -234,11 +235,11 @@ changes:
       type: int
       returned: always
     replaced:
-      description: Number of entries that had another value.
+      description: Number of entries that had a different value.
       type: int
       returned: always
     removed:
-      description: Number of entries that were too many.
+      description: Number of unexpected entries that were removed.
       type: int
       returned: always
     entries:
@@ -247,7 +248,7 @@ changes:
       elements: str
       returned: always
     truncated:
-      description: Whether there are more entries than named.
+      description: Whether there are more entries than those named.
       type: bool
       returned: always
   sample:
@@ -258,7 +259,7 @@ changes:
       entries: [net.ipv4.ip_forward]
       truncated: false
 error_kind:
-  description: What kind of error it was, for conditions in playbooks.
+  description: The kind of failure, for conditions in playbooks.
   returned: failure
   type: str
   sample: kernel
@@ -282,7 +283,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support impo
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import own_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, apply_plan, difference
 
-# What one entry costs is a matter of the kernel's build; 320 bytes is the usual size of struct nf_conn with extensions.
+# The memory per entry depends on the kernel's build; 320 bytes is the usual size of struct nf_conn with extensions.
 _ENTRY_BYTES = 320
 
 _PROXY_FILE = "/etc/sysctl.d/99-kubenode-proxy.conf"
@@ -299,7 +300,7 @@ _CONNTRACK_SPEC: Dict[str, Dict[str, Any]] = {
 
 
 class Plan(NamedTuple):
-    """What is to be done, and what is to be told besides."""
+    """The planned changes, and what the result reports besides them."""
 
     planned: List[PlannedChange]
     running: Dict[str, str]
@@ -325,7 +326,7 @@ def _conntrack(options: Mapping[str, Any], cores: int) -> Tuple[sysctl_profile.C
 
 
 def _reason(maximum: Optional[int], per_core: int, least: int, cores: int) -> str:
-    """Return how the size of the table was computed, and what it costs; empty if it is left alone."""
+    """Explain how the size of the table was computed and how much memory it takes; empty if it is not changed."""
     if maximum is None:
         return ""
     need, have = maximum * _ENTRY_BYTES >> 20, facts.memory_bytes() >> 20
@@ -336,7 +337,7 @@ def _reason(maximum: Optional[int], per_core: int, least: int, cores: int) -> st
 
 
 def _profile(options: Mapping[str, Any], cores: int) -> Dict[str, sysctl_profile.Setting]:
-    """Return the profile of a configuration, with the options that are given beside it."""
+    """Return the profile of a configuration, overridden by the other options of ``profile``."""
     version = facts.kernel_version(facts.kernel_release())
     loaded = load(options["configuration"] or {}, options["mode"] or "").configuration
     settings = profile_settings(loaded, version, cores, localhost_node_ports(loaded))
@@ -359,7 +360,7 @@ def _profile(options: Mapping[str, Any], cores: int) -> Dict[str, sysctl_profile
 
 
 def _explicit(values: Mapping[str, Any]) -> Dict[str, Optional[str]]:
-    """The option ``values`` with canonical keys; None stands for "leave alone"."""
+    """Return the option ``values`` with canonical keys; None means not to change the parameter."""
     chosen: Dict[str, Optional[str]] = {}
     for key, value in values.items():
         name = sysctls.canonical_key(str(key))
@@ -372,7 +373,7 @@ def _explicit(values: Mapping[str, Any]) -> Dict[str, Optional[str]]:
 
 
 def _missing_in_check_mode(change_added: Mapping[str, str]) -> List[str]:
-    """Warnings for keys that a module will bring which is not loaded yet but can be; others raise."""
+    """Return a warning for each missing key whose kernel module can be loaded; raise ProxyError for other keys."""
     release = facts.kernel_release()
     warnings = []
     for key, value in change_added.items():
@@ -394,7 +395,7 @@ def _plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool, p
         if value is not None:
             wanted[key] = value
         if key in chosen:
-            why = "left alone as asked in values" if value is None else "as given in values"
+            why = "left alone, as requested in values" if value is None else "as given in values"
             chosen[key] = sysctl_profile.Setting(value, why)
     resource = sysctls.SysctlsResource(wanted)
     running = resource.observe()
@@ -429,7 +430,7 @@ def _plan_absent(path: str) -> Plan:
 
 
 def main() -> None:
-    """Read the options, converge, report."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "values": {"type": "dict", "default": {}},

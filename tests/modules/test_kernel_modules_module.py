@@ -71,7 +71,7 @@ def test_errors_are_one_clear_line_and_change_nothing(node):
         assert "\n" not in message
     assert "'a;reboot': not a module name" in messages[3]
     assert "not a scheduler name" in messages[4]
-    assert "schedulers: only used with mode ipvs" in messages[5]
+    assert "schedulers: only allowed with mode ipvs" in messages[5]
     assert "userspace" in messages[6]
     assert "needs root" in messages[7]
     assert node.run("ls", "/etc/modules-load.d").stdout == ""

@@ -132,7 +132,7 @@ def test_loopback_api_server_is_refused_before_anything_is_made(node, cluster, a
     admin = write_kubeconfig(node.scratch / "admin", cluster.url.replace(BRIDGE, "127.0.0.1"), *cluster.admin)
     before = len(accounts.writes)
     done = node.role("agent", {**variables, "agent_admin_kubeconfig": str(admin)}, failing=True)
-    assert "is a loopback address, which leads each node to itself" in done.output
+    assert "is a loopback address, which on each node refers to the node itself" in done.output
     assert len(accounts.writes) == before
     node.role("agent", {**variables, "agent_admin_kubeconfig": str(admin), "agent_api_server": cluster.url})
     assert cluster.url in node.output("cat", "/etc/kubenode-proxy/kubeconfig")
