@@ -1,12 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""IP addresses and CIDRs as text, read as kube-proxy reads them and always written in canonical form.
+"""IP addresses and CIDRs as text: parsed as kube-proxy parses them, and always written in canonical form.
 
-Addresses travel through the engine as canonical strings: dotted quads for IPv4 and RFC 5952 text for IPv6. The
-family of a canonical string is told by the presence of a colon. Reading is permissive in the two ways in which
-kube-proxy 1.36 is: leading zeros are decimal (``172.30.0.041`` is ``172.30.0.41``) and an IPv4-mapped IPv6 address
-is IPv4.
+Addresses travel through the engine as canonical strings: dotted quads for IPv4 and RFC 5952 text for IPv6. A colon in a
+canonical string means IPv6. Parsing is permissive in the two ways in which kube-proxy 1.36 is: leading zeros are
+decimal (``172.30.0.041`` is ``172.30.0.41``) and an IPv4-mapped IPv6 address is IPv4.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ _MAPPED = b"\x00" * 10 + b"\xff\xff"
 
 
 def family_of(address: str) -> str:
-    """The family, ``IPv4`` or ``IPv6``, of a canonical address or CIDR."""
+    """Return the family, ``IPv4`` or ``IPv6``, of a canonical address or CIDR."""
     return IPV6 if ":" in address else IPV4
 
 
 def address_bits(family: str) -> int:
-    """The number of bits in an address of the family: 32 or 128."""
+    """Return the number of bits in an address of the family: 32 or 128."""
     return 128 if family == IPV6 else 32
 
 
@@ -39,7 +38,7 @@ def _without_leading_zeros(text: str) -> str:
 
 
 def packed(text: str) -> Optional[bytes]:
-    """The 4 or 16 bytes of an address in network order, or None if the text is not one.
+    """Return the 4 or 16 bytes of an address in network order, or None if the text is not an address.
 
     Leading zeros are accepted in dotted quads; an IPv4-mapped IPv6 address gives 4 bytes.
     """
@@ -56,12 +55,12 @@ def packed(text: str) -> Optional[bytes]:
 
 
 def unpacked(address: bytes) -> str:
-    """Canonical text of 4 or 16 bytes in network order."""
+    """Return the canonical text of 4 or 16 bytes in network order."""
     return socket.inet_ntop(socket.AF_INET if len(address) == 4 else socket.AF_INET6, address)
 
 
 def canonical_address(text: str) -> Optional[str]:
-    """Canonical text of an address, or None if ``text`` is not one (see :func:`packed`)."""
+    """Return the canonical text of an address, or None if ``text`` is not one (see :func:`packed`)."""
     address = packed(text)
     return None if address is None else unpacked(address)
 
@@ -78,7 +77,7 @@ class Network(NamedTuple):
         return f"{unpacked(self.first.to_bytes(size, 'big'))}/{self.prefix_length}"
 
     def contains(self, address: str) -> bool:
-        """Whether a canonical address of any family lies in the range; False for another family or for bad text."""
+        """Return whether the range contains a canonical address; False for the other family and for invalid text."""
         raw = packed(address)
         if raw is None or len(raw) * 8 != address_bits(self.family):
             return False
@@ -87,7 +86,7 @@ class Network(NamedTuple):
 
 
 def parse_network(text: str) -> Optional[Network]:
-    """The range that a CIDR such as ``10.0.0.0/8`` names, host bits cleared, or None if ``text`` is not a CIDR."""
+    """Parse a CIDR such as ``10.0.0.0/8`` and clear its host bits; return None if ``text`` is not a CIDR."""
     base, slash, length_text = text.partition("/")
     if not slash or not (length_text.isdecimal() and length_text.isascii()) or len(length_text) > 16:
         return None
@@ -105,11 +104,11 @@ def parse_network(text: str) -> Optional[Network]:
 
 
 def canonical_network(text: str) -> Optional[str]:
-    """Canonical text of a CIDR, host bits cleared, or None if ``text`` is not one."""
+    """Return the canonical text of a CIDR, host bits cleared, or None if ``text`` is not one."""
     network = parse_network(text)
     return None if network is None else str(network)
 
 
 def address_and_port(address: str, port: int) -> str:
-    """``1.2.3.4:80`` or ``[fd00::1]:80`` for a canonical address."""
+    """Return ``1.2.3.4:80`` or ``[fd00::1]:80`` for a canonical address."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The errors that the engine raises, and the refusal of one bad object.
+"""The errors that the engine raises, and the rejection of a single invalid object.
 
-Everything the engine raises on purpose is a :class:`ProxyError`: its text is one line that names the object, the
-field and the reason, ready to be shown to a person. Modules and the agent catch this one class.
+Everything the engine raises on purpose is a :class:`ProxyError`: its text is one line that names the object, the field
+and the reason, ready to be shown to a user. Modules and the agent catch this one class.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import NamedTuple
 
 
 def one_line(text: str) -> str:
-    """``text`` on one line and printable: runs of white space become one blank, other control characters a ``?``.
+    """Return ``text`` as one printable line: white space becomes single blanks, other control characters a ``?``.
 
-    Names of refused objects come from outside; they must not reach a terminal or a log with escape sequences in them.
+    Names of invalid objects come from outside; they must not carry escape sequences into a terminal or a log.
     """
     return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
 
 
 class ProxyError(Exception):
-    """Something the user can understand and act on; ``str(error)`` is one line."""
+    """An error that the user can understand and act on; ``str(error)`` is one line."""
 
     def __str__(self) -> str:
         return one_line(super().__str__())
 
 
 class SnapshotError(ProxyError):
-    """A snapshot file cannot be read as a whole: missing, truncated, not JSON or YAML."""
+    """A snapshot file cannot be read: it is missing, truncated, or neither JSON nor YAML."""
 
 
 class ApiError(ProxyError):
@@ -36,23 +36,23 @@ class ApiError(ProxyError):
 
 
 class ConfigurationError(ProxyError):
-    """A KubeProxyConfiguration, a kubeconfig or an option is not valid."""
+    """A KubeProxyConfiguration, a kubeconfig or an option is invalid."""
 
 
 class PreflightError(ProxyError):
-    """The node lacks something that the chosen mode needs; nothing has been touched."""
+    """The node lacks something that the chosen mode needs; nothing has been changed."""
 
 
 class KernelError(ProxyError):
-    """The kernel, or a tool that speaks to it, refused a change or an observation."""
+    """The kernel, or a tool that talks to it, refused a change or a read."""
 
 
 class HistoryError(ProxyError):
-    """A saved state of the node cannot be written, read or used, or a change waits to be confirmed."""
+    """A saved state of the node cannot be written, read or used, or a change is waiting to be confirmed."""
 
 
 class Refusal(NamedTuple):
-    """One object of the cluster that is left out, and why; all others go on.
+    """One cluster object that is skipped, and why; all other objects are processed.
 
     ``field`` is a path as kubectl would write it, e.g. ``spec.ports[0].port``; ``namespace`` is empty for
     cluster-scoped kinds.

@@ -1,12 +1,12 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files that are opened only if they are what their name promises, wherever they lie.
+"""Open files only if they are what their name promises, whatever directory they are in.
 
 Root reads files that the agent's user writes, and the agent reads files that other programs write. A name in a
-directory that another user can write may at any moment be a symbolic link (open(2), O_NOFOLLOW), another name of a
-file elsewhere, a FIFO that blocks whoever opens it (fifo(7), O_NONBLOCK), a device, a directory, or a file without end.
-Every such name is opened by :func:`open_regular`, and functions bound the size and the nesting of what it holds.
+directory that another user can write may at any moment be a symbolic link (open(2), O_NOFOLLOW), a hard link to a file
+elsewhere, a FIFO that blocks its reader (fifo(7), O_NONBLOCK), a device, a directory, or an endless file. Every such
+name is opened by :func:`open_regular`, and further functions limit the size and the nesting of the content.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import stat
 import zlib
 from typing import Any, Union
 
-#: Most bytes of a small file: a lock, a record of a few settings, a token.
+#: The largest small file in bytes: a lock, a record of a few settings, a token.
 SMALL = 1 << 20
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _CHUNK_BYTES = 1 << 20
-#: As many as the kernel follows (path_resolution(7)).
+#: The limit of the kernel itself (path_resolution(7)).
 _MOST_LINKS = 40
 
 
 def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     """Open a file that is regular and has no other name; return its descriptor.
 
-    ``flags``: as for os.open; a file made by O_CREAT gets the permission bits ``mode``. O_TRUNC must not be among
-    them: nothing is changed before it is known what was opened. The file may have been removed meanwhile (no name).
-    Raises OSError, with a text that says what the name stands for instead.
+    ``flags``: as for os.open; a file created by O_CREAT gets the permission bits ``mode``. O_TRUNC must not be among
+    them: nothing may be changed before the type of the opened file is known. A file that was removed meanwhile (and so
+    has no name) is accepted. Raises OSError; its text says what the name refers to instead.
     """
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
@@ -52,7 +52,7 @@ def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
 
 
 def read_descriptor(descriptor: int, limit: int, path: str = "") -> bytes:
-    """Return what a file holds from its beginning. Raises OSError if that is more than ``limit`` bytes."""
+    """Return the content of a file from its beginning. Raises OSError if it is longer than ``limit`` bytes."""
     content = bytearray()
     while True:
         part = os.pread(descriptor, min(_CHUNK_BYTES, limit + 1 - len(content)), len(content))
@@ -64,7 +64,7 @@ def read_descriptor(descriptor: int, limit: int, path: str = "") -> bytes:
 
 
 def read_regular(path: str, limit: int) -> bytes:
-    """Return the content of a regular file of at most ``limit`` bytes. Raises OSError as :func:`open_regular`."""
+    """Return the content of a regular file of at most ``limit`` bytes. Raises OSError as :func:`open_regular` does."""
     descriptor = open_regular(path)
     try:
         return read_descriptor(descriptor, limit, path)
@@ -73,9 +73,9 @@ def read_regular(path: str, limit: int) -> bytes:
 
 
 def read_with_own_links(path: str, limit: int) -> bytes:
-    """Return the content as :func:`read_regular` does, through symbolic links that belong to root or to the caller.
+    """Return the content as :func:`read_regular` does, following symbolic links owned by root or the caller.
 
-    A projected ServiceAccount token is such a link. The links of others are refused, as fs.protected_symlinks does in
+    A projected ServiceAccount token is such a link. Links of other users are refused, as fs.protected_symlinks does in
     sticky directories (proc_sys_fs(5)). Raises OSError.
     """
     for _link in range(_MOST_LINKS):
@@ -89,7 +89,7 @@ def read_with_own_links(path: str, limit: int) -> bytes:
 
 
 def _own_target(path: str) -> str:
-    """Return where a link leads to. Raises OSError if it belongs to another user than root and the caller."""
+    """Return the target of a link. Raises OSError if its owner is neither root nor the caller."""
     descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         owner = os.fstat(descriptor).st_uid
@@ -101,7 +101,7 @@ def _own_target(path: str) -> str:
 
 
 def parse_json(text: Union[str, bytes]) -> Any:
-    """Return the value of a JSON text. Raises ValueError, also for nesting that is too deep for the parser."""
+    """Parse JSON text. Raises ValueError, also for nesting that is too deep for the parser."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -109,9 +109,9 @@ def parse_json(text: Union[str, bytes]) -> Any:
 
 
 def gunzip(content: bytes, limit: int) -> bytes:
-    """Return what gzip-compressed content holds. Raises ValueError if it is damaged or gives more than ``limit`` bytes.
+    """Decompress gzip content. Raises ValueError if it is damaged or decompresses to more than ``limit`` bytes.
 
-    Like gzip(1), it reads on where one compressed member ends and another one begins.
+    Like gzip(1), it accepts several compressed members in a row.
     """
     found = bytearray()
     rest = content
@@ -122,9 +122,9 @@ def gunzip(content: bytes, limit: int) -> bytes:
         except zlib.error as error:
             raise ValueError(f"it is not valid gzip: {error}") from None
         if len(found) > limit:
-            raise ValueError(f"it gives more than {limit} bytes")
+            raise ValueError(f"it decompresses to more than {limit} bytes")
         if not decoder.eof:
-            raise ValueError("it is cut short")
+            raise ValueError("it is truncated")
         rest = decoder.unused_data
     if not content:
         raise ValueError("it is empty")

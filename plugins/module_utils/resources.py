@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one mechanism: a resource table is observed, compared with what is desired, and the difference applied.
+"""The core mechanism: observe a resource table, compare it with the desired table, apply the difference.
 
 A *resource* is anything on the node that the project owns, seen as a mapping from a key to a value: kernel module to
 loaded, chain to rules, virtual server to its settings, real server to its weight, set to elements, file to content.
@@ -28,7 +28,7 @@ from typing import (
     Union,
 )
 
-#: Called between the parts of long work, so that whoever waits for the end knows that it goes on.
+#: Called between the steps of long work, so that a supervisor (systemd's watchdog) sees that it is still running.
 Progress = Callable[[], None]
 
 Key = TypeVar("Key", bound=Hashable)
@@ -36,7 +36,7 @@ Value = TypeVar("Value")
 
 
 class Kind:
-    """What a resource table holds, in the words of results, metrics, logs and documentation."""
+    """The contents of a resource table, as named in results, metrics, logs and documentation."""
 
     CHAINS = "chains"
     EMPTY_TABLES = "empty tables"
@@ -54,9 +54,9 @@ class Kind:
 
 
 def label(kind: str, family: str = "", qualifier: str = "") -> str:
-    """Return what a resource table is called wherever people read it: ``IPv4 chains``, ``sysctls``.
+    """Return the name of a resource table in everything users read: ``IPv4 chains``, ``sysctls``.
 
-    ``family``: IPv4, IPv6, or empty for what belongs to neither. ``qualifier`` distinguishes tables of one kind and
+    ``family``: IPv4, IPv6, or empty if the table belongs to neither. ``qualifier`` distinguishes tables of one kind and
     family: ``IPv4 chains (nft)``.
     """
     name = f"{family} {kind}" if family else kind
@@ -64,11 +64,11 @@ def label(kind: str, family: str = "", qualifier: str = "") -> str:
 
 
 def unheeded() -> None:
-    """Do nothing with the progress of long work: nobody waits for it."""
+    """Ignore the progress of long work; the default where nothing supervises it."""
 
 
 class Change(Generic[Key, Value]):
-    """What separates an observed table from a desired one, by key.
+    """The difference between an observed table and a desired one, by key.
 
     ``added`` maps a key to its new value, ``replaced`` to a pair (old value, new value), ``removed`` to its old value.
     """
@@ -102,21 +102,21 @@ class Change(Generic[Key, Value]):
         return f"Change(added={self.added!r}, replaced={self.replaced!r}, removed={self.removed!r})"
 
     def without_removals(self) -> Change[Key, Value]:
-        """The part that makes new things exist; applied first, in the order of the resources."""
+        """Return the additions and replacements; they are applied first, in the order of the resources."""
         return Change(self.added, self.replaced, {})
 
     def removals(self) -> Change[Key, Value]:
-        """The part that takes things away; applied last, in reverse order of the resources."""
+        """Return the removals; they are applied last, in reverse order of the resources."""
         return Change({}, {}, self.removed)
 
 
 def difference(
     observed: Mapping[Key, Value], desired: Mapping[Key, Value], keys: Optional[Iterable[Key]] = None
 ) -> Change[Key, Value]:
-    """What must change for ``observed`` to become ``desired``.
+    """Return the change that turns ``observed`` into ``desired``.
 
-    With ``keys``, only these are looked at: the agent's incremental sync costs O(change) and not O(cluster).
-    Added and replaced keys keep the order of ``desired``, removed ones that of ``observed``.
+    With ``keys``, only these are compared: the agent's incremental sync costs O(change) and not O(cluster). Added and
+    replaced keys keep the order of ``desired``, removed ones that of ``observed``.
     """
     change: Change[Key, Value] = Change()
     if keys is not None:
@@ -135,12 +135,12 @@ def difference(
 
 
 class Resource(Generic[Key, Value]):
-    """A table of things in the kernel or on the disk of the node; subclasses live in the kernel layer.
+    """A table of objects in the kernel or on the node's disk; subclasses live in the kernel layer.
 
-    ``kind`` and ``family`` (IPv4, IPv6, or empty) identify it; :attr:`label` is what people read. An ``atomic``
+    ``kind`` and ``family`` (IPv4, IPv6, or empty) identify it; :attr:`label` is its name for users. An ``atomic``
     resource gets its whole change in one call (chains: one transaction); the others get additions and replacements in a
-    first pass over all resources, in their order, and removals in a second pass in reverse order, so that whatever
-    refers to something comes after it and goes before it.
+    first pass over all resources, in their order, and removals in a second pass in reverse order, so that an object is
+    added after the objects that it refers to, and removed before them.
     """
 
     kind: str = ""
@@ -151,33 +151,33 @@ class Resource(Generic[Key, Value]):
 
     @property
     def label(self) -> str:
-        """What people read: see :func:`label`."""
+        """Return the name that users read: see :func:`label`."""
         return label(self.kind, self.family, self.qualifier)
 
     def report_to(self, progress: Progress) -> None:
-        """Have ``progress`` called before the resource is read or changed, and between the parts of long work."""
+        """Call ``progress`` before the resource is read or changed, and between the steps of long work."""
         self.progress = progress
 
     def observe(self) -> Dict[Key, Value]:
-        """What is there now, restricted to what the project owns, in the same terms as the desired table.
+        """Return the current table, restricted to what the project owns, in the same terms as the desired table.
 
         Raises KernelError if it cannot be read.
         """
         raise KeyError(self.label)
 
     def apply(self, change: Change[Key, Value]) -> None:
-        """Make the change, in one batch; all or nothing where the kernel allows. Raises KernelError."""
+        """Make the change in one batch; all or nothing where the kernel allows. Raises KernelError."""
         raise KeyError(self.label)
 
     def describe(self, key: Key, value: Value) -> List[str]:
-        """Lines that show one entry to a person, in the syntax of the usual tool (iptables-save, ipvsadm-save, ...)."""
+        """Return lines that show one entry to users, in the syntax of the usual tool (``iptables-save``, ...)."""
         return [f"{key} {value}"]
 
 
 class ObservedOnce(Resource[Key, Value]):
-    """A resource that several stages of one plan look at: it is read once, and again only after it was changed.
+    """A resource that several stages of one plan read: it is observed once, and again only after it was changed.
 
-    Made anew for every plan, so that nothing old is taken for what is there.
+    Create one per plan: the cached observation must not outlive it.
     """
 
     def __init__(self, resource: Resource[Key, Value]) -> None:
@@ -192,7 +192,7 @@ class ObservedOnce(Resource[Key, Value]):
         self._resource.report_to(progress)
 
     def observe(self) -> Dict[Key, Value]:
-        """The table of the resource, as the first call found it. Raises KernelError."""
+        """Return the table as the first call observed it. Raises KernelError."""
         if self._table is None:
             self._table = self._resource.observe()
         return dict(self._table)
@@ -203,22 +203,22 @@ class ObservedOnce(Resource[Key, Value]):
         self._resource.apply(change)
 
     def describe(self, key: Key, value: Value) -> List[str]:
-        """As the resource itself describes it."""
+        """Describe the entry as the resource itself does."""
         return self._resource.describe(key, value)
 
 
 def never(_change: Change[Any, Any]) -> bool:
-    """A change that need not wait for others."""
+    """Return False: the default for changes that need not wait for other stages."""
     return False
 
 
 class Stage(NamedTuple):
     """A resource and the table it should hold.
 
-    ``desired`` is a table, or a function from the observed table to the desired one where that depends on what is
-    there: a real server with open connections is desired at weight 0 until they have ended.
-    ``postponed`` tells of a change whether it has to come after those of all other stages, because what it takes away
-    serves until they are made.
+    ``desired`` is a table, or a function from the observed table to the desired one where that depends on the current
+    state: a real server with open connections is desired at weight 0 until they have ended. ``postponed`` returns
+    whether a change must come after those of all other stages, because the entries it removes still serve traffic until
+    then.
     """
 
     resource: Resource[Any, Any]
@@ -227,7 +227,7 @@ class Stage(NamedTuple):
 
 
 class PlannedChange(NamedTuple):
-    """A resource and what has to change in it; ``change`` may be empty.
+    """A resource and the change to apply to it; ``change`` may be empty.
 
     ``entries``: how many entries were observed. ``observed``: these entries, empty where nothing was observed.
     """
@@ -239,7 +239,7 @@ class PlannedChange(NamedTuple):
 
 
 def plan(stages: Sequence[Stage]) -> List[PlannedChange]:
-    """Observe every resource and compare it with its desired table; changes nothing. Raises KernelError."""
+    """Observe every resource and compare it with its desired table, without changing anything. Raises KernelError."""
     planned: List[PlannedChange] = []
     postponed: List[PlannedChange] = []
     for stage in stages:
@@ -257,7 +257,7 @@ def apply_plan(
 ) -> Dict[str, float]:
     """Apply planned changes in dependency order and return seconds spent per resource label. Raises KernelError.
 
-    ``removals`` False: what goes without anything in its place is left to a later plan.
+    ``removals`` False: entries that are removed without a replacement are left to a later plan.
     """
     seconds: Dict[str, float] = {}
 

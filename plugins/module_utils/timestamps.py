@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Times as the project writes them down."""
+"""The format of times in files and reports."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from typing import Optional
 
 
 def timestamp(seconds: Optional[float] = None) -> str:
-    """A time, in seconds since 1970 (None for now), as RFC 3339 text in UTC without fractions."""
+    """Format a time, in seconds since 1970 (None for now), as RFC 3339 text in UTC without fractions."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

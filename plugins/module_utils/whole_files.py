@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files that are there as a whole or not at all, whatever happens while they are written."""
+"""Write files atomically: a reader sees the old or the new content, whatever happens during the write."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import os
 import tempfile
 from typing import Optional, Tuple
 
-#: A directory of which only names may be made, or on a file system that cannot write out directories.
+#: Raised for a directory that the caller may only create names in, and by file systems that cannot sync directories.
 _NOT_SYNCABLE = frozenset((errno.EACCES, errno.EINVAL))
 
 
 def write_whole(path: str, content: bytes, mode: int = 0o600, owner: Optional[Tuple[int, int]] = None) -> None:
-    """Replace a file so that at any moment, power loss included, the old or the new content is there whole.
+    """Replace a file so that at any moment, power loss included, either the old or the new content is complete.
 
     The new file has the permission bits ``mode`` and the ``owner`` (user, group), None for the caller. A symbolic link
-    is itself replaced, not what it leads to. What a killed writer leaves beside the file is named ``.NAME.*``.
+    is itself replaced, not its target. The temporary file that a killed writer leaves behind is named ``.NAME.*``.
     Raises OSError.
     """
     directory = os.path.dirname(path) or "."

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Pure functions from a configuration and facts about the node to what ServicePorts and modes need to know."""
+"""Pure functions from a configuration and facts about the node to the inputs of ServicePorts and modes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .settings import DataplaneSettings, LocalTraffic
 def node_context(
     configuration: KubeProxyConfiguration, family: str, node_name: str, node: Optional[Node]
 ) -> NodeContext:
-    """Return the node as the ServicePorts of one family depend on it; ``node`` (None if unknown) gives the zone."""
+    """Return the node's part in computing the ServicePorts of one family; ``node`` (None if unknown) gives the zone."""
     zone = node.zone if node is not None else ""
     return NodeContext(family, node_name, zone, configuration.gate(ALLOW_SERVICE_EXTERNAL_IPS))
 
@@ -35,7 +35,7 @@ def node_context(
 def local_traffic(
     configuration: KubeProxyConfiguration, family: str, pod_cidrs: Sequence[str]
 ) -> Optional[LocalTraffic]:
-    """How traffic of this node's pods is recognised in one family; None if it cannot be.
+    """Return how traffic of this node's pods is recognised in one family; None if it cannot be.
 
     ``pod_cidrs``: spec.podCIDRs of the Node. The first CIDR of the family counts; interfaces serve both families.
     """
@@ -63,10 +63,10 @@ def dataplane_settings(
     random_fully: bool = True,
     nfacct_counters: Sequence[str] = (),
 ) -> DataplaneSettings:
-    """The settings of one family.
+    """Return the settings of one family.
 
     ``node``: this node's Node, None if it is not known. ``node_addresses``: (interface, address) of all interfaces,
-    loopback included, without the proxy's own dummy device; both families may be in it. ``service_cidrs``: of all
+    loopback included, without the proxy's own dummy device; it may contain both families. ``service_cidrs``: of all
     ServiceCIDRs. The other facts: see :class:`DataplaneSettings`. Raises ConfigurationError for a value of
     nodePortAddresses that is not a CIDR.
     """

@@ -4,7 +4,7 @@
 """The desired tables of one family, kept up to date one Service at a time at a cost of O(change).
 
 What a mode derives from all contributions together (the chains that Services share) is derived again only where a
-contribution changed. The tables are those that :meth:`.rendering.Rendering.desired_tables` gives for the same
+contribution changed. The tables equal those that :meth:`.rendering.Rendering.desired_tables` returns for the same
 ServicePorts.
 """
 
@@ -19,7 +19,7 @@ from .merged import ABSENT, Entry, MergedTables
 from .rendering import Rendering, Totals
 from .settings import DataplaneSettings
 
-#: Owns the static entries; comes before every real name.
+#: Owns the static entries; sorts before every real name.
 STATIC = ServicePortName("", "", "", "")
 
 _SERVICES_BETWEEN_PROGRESS = 500
@@ -29,7 +29,7 @@ ServicePortsOf = Callable[[NamespacedName], Sequence[ServicePortInfo]]
 
 
 def change_of(rows: Mapping[Hashable, Any], journal: Mapping[Hashable, Any]) -> Change[Any, Any]:
-    """Return what separates the values in a journal from those in the table now."""
+    """Return the change from the values in a journal to those in the table now."""
     change: Change[Any, Any] = Change()
     for key, before in journal.items():
         now = rows.get(key, ABSENT)
@@ -44,9 +44,9 @@ def change_of(rows: Mapping[Hashable, Any], journal: Mapping[Hashable, Any]) -> 
 
 
 class DesiredTables:
-    """The tables of one mode and family. ``progress`` is called now and then while many Services are rendered.
+    """The tables of one mode and family. ``progress`` is called at intervals while many Services are rendered.
 
-    ``desired`` has what the mode's resources should hold, by table name; the tables change in place.
+    ``desired`` has the content that the mode's resources should hold, by table name; the tables change in place.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class DesiredTables:
         others: ServicePortsOf,
         totals: Optional[Totals] = None,
     ) -> None:
-        """Replace the ServicePorts of these Services; a Service that has none is gone.
+        """Replace the ServicePorts of these Services; a Service without any is removed.
 
         Options that depend on all Services are decided first, so that each ServicePort is rendered once. ``others``
-        gives the ServicePorts of a Service that is not in ``services``: it is called for every such Service known
-        where an option changed. ``totals``: those of the Services that are about to be applied one part after the
-        other; None for those of the Services applied.
+        returns the ServicePorts of a Service that is not in ``services``: it is called for every such known Service if
+        an option changed. ``totals``: those of the Services that are about to be applied one part after the other; None
+        for those of the Services applied.
         """
         for service, ports in services.items():
             self._count(service, sum(len(port.endpoints) for port in ports))
@@ -91,7 +91,7 @@ class DesiredTables:
             self._replace(service, services[service])
 
     def follow(self, settings: DataplaneSettings) -> bool:
-        """Take settings with other addresses of the node or ServiceCIDRs.
+        """Adopt settings with other addresses of the node or other ServiceCIDRs.
 
         Return whether Services that can be reached by addresses of the node have to be applied again.
         """
@@ -130,16 +130,16 @@ class DesiredTables:
             self._ports.pop(service, None)
 
     def pop_changes(self) -> Changes:
-        """Return what changed in the desired tables since the last call, by table."""
+        """Return the changes of the desired tables since the last call, by table."""
         self._derivation.update(self._merged, self._merged.journal)
         journal = self._merged.pop_journal()
         changes = {table: change_of(self._merged.tables[table], rows) for table, rows in journal.items()}
         return {table: change for table, change in changes.items() if change}
 
     def programmed(self, owner: ServicePortName) -> List[Entry]:
-        """Return the entries of the tables that a ServicePort owns, as they are desired now.
+        """Return the current desired entries of the tables that a ServicePort owns.
 
-        An entry whose value is another owner's, which comes first, is left out: it is not programmed.
+        An entry is omitted if another owner, which sorts first, sets its value: it is not programmed.
         """
         tables = self._merged.tables
         return [entry for entry in self._merged.entries_of(owner) if tables[entry[0]].get(entry[1]) == entry[2]]

@@ -33,7 +33,7 @@ class _Contributors(Dict[Any, Any]):
 
 
 class _One:
-    """The only contributor of a key and its value: most keys have just one, so it takes little room."""
+    """The only contributor of a key and its value; compact, because most keys have just one."""
 
     __slots__ = ("owner", "value")
 
@@ -43,10 +43,10 @@ class _One:
 
 
 class MergedTables:
-    """Tables by name, each a mapping from key to value, and who contributed what.
+    """Tables by name, each a mapping from key to value, and the owners that contributed each key.
 
     ``tables`` is read by its users and changed only here. ``journal`` has, by table, the keys that were touched since
-    it was last popped, each with the value it had then (ABSENT if none).
+    it was last popped, each with its previous value (ABSENT if none).
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -56,7 +56,7 @@ class MergedTables:
         self.journal: Journal = {}
 
     def pop_journal(self) -> Journal:
-        """Return the journal and begin another one."""
+        """Return the journal and start a new one."""
         journal, self.journal = self.journal, {}
         return journal
 
@@ -72,11 +72,11 @@ class MergedTables:
                 rows[key] = value
 
     def entries_of(self, owner: Owner) -> List[Entry]:
-        """Return what the owner contributes."""
+        """Return the entries that the owner contributes."""
         return self._entries.get(owner, [])
 
     def replace(self, owner: Owner, entries: List[Entry]) -> Dict[str, Set[Any]]:
-        """Replace what the owner contributes by these entries; return the keys touched, by table."""
+        """Replace the entries that the owner contributes; return the keys touched, by table."""
         touched: Dict[str, Set[Any]] = {}
         before = self._entries.pop(owner, [])
         kept = {(table, key) for table, key, _value in entries}

@@ -1,12 +1,12 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a mode renders: pure functions from ServicePorts to entries, and the fold of a whole cluster.
+"""Render a mode: pure functions from ServicePorts to entries, and the fold of a whole cluster.
 
 A mode renders the static part of its tables and each ServicePort to *entries* (table, key, value). Two folds merge
-entries to desired tables: :meth:`Rendering.desired_tables` renders a whole cluster at once, for a one-shot convergence;
-:class:`.desired.DesiredTables` follows one Service at a time, for the agent. Both use the same functions for every
-decision, so they give the same tables.
+entries into desired tables: :meth:`Rendering.desired_tables` renders a whole cluster at once, for a one-shot
+convergence; :class:`.desired.DesiredTables` follows one Service at a time, for the agent. Both use the same functions
+for every decision, so they produce the same tables.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class Options(NamedTuple):
 
 
 class Derivation:
-    """Works out the entries that follow from all contributions together; this one has none.
+    """Computes the entries that follow from all contributions together; this base class has none.
 
-    It belongs to one set of tables, and may remember what it derived last.
+    An instance belongs to one set of tables, and may remember what it derived last.
     """
 
     def whole(self, tables: Tables) -> None:
-        """Add what follows from the contributions in ``tables``, which are complete."""
+        """Add the entries derived from the contributions in ``tables``, which are complete."""
 
     def update(self, merged: MergedTables, journal: Journal) -> None:
-        """Bring up to date what follows from the keys in the journal; tables that are no resource leave the journal."""
+        """Update the entries derived from the keys in the journal; tables that are no resource are removed from it."""
 
 
 class Rendering(Generic[Context]):
@@ -55,11 +55,11 @@ class Rendering(Generic[Context]):
 
     ``name``: as in a KubeProxyConfiguration. ``tables``: the tables that resources hold, in order of dependence:
     additions are applied in this order and removals in the reverse one. ``parts``: further tables that entries
-    contribute to, from which a derivation makes entries of the others.
+    contribute to, from which a derivation computes entries of the others.
 
     ``entries_have_addresses``: entries of a ServicePort that can be reached from outside depend on the addresses of the
-    node. ``drops_without_local``: with traffic policy Local, connections are dropped where all endpoints are on other
-    nodes. ``source_without_detector``: what becomes of the source address of internal traffic without a
+    node. ``drops_without_local``: with traffic policy Local, connections are dropped if all endpoints are on other
+    nodes. ``source_without_detector``: what happens to the source address of internal traffic without a
     detectLocalMode, in words.
     """
 
@@ -75,39 +75,39 @@ class Rendering(Generic[Context]):
         return Options()
 
     def settings_in_use(self, settings: DataplaneSettings) -> DataplaneSettings:
-        """Return the settings without what the mode does not use, for comparison.
+        """Return the settings without those the mode does not use, for comparison.
 
-        Addresses count as a set. Which interface has one does not matter; where node ports answer on all addresses, no
+        Addresses count as a set; the interface of each does not matter. Where node ports answer on all addresses, no
         list of them is used.
         """
         chosen = settings.node_port_addresses if settings.node_port_cidrs else ()
         return settings._replace(node_addresses=(), node_port_addresses=tuple(sorted(set(chosen))))
 
     def context(self, settings: DataplaneSettings, options: Options) -> Context:
-        """Return what rendering needs to know besides a ServicePort, worked out once.
+        """Return the values that rendering needs besides a ServicePort, computed once.
 
         Raises ConfigurationError for settings that cannot be rendered.
         """
         raise KeyError(self.name)
 
     def static_entries(self, context: Context) -> List[Entry]:
-        """Return the entries that exist without any Service, each in an order in which it can be made."""
+        """Return the entries that exist without any Service, in an order in which they can be created."""
         raise KeyError(self.name)
 
     def entries(self, service_port: ServicePortInfo, context: Context) -> List[Entry]:
-        """Return what one ServicePort contributes, each entry owned by that ServicePort.
+        """Return the entries that one ServicePort contributes and owns.
 
-        Several ServicePorts may contribute one key, such as the cluster IP of a Service with two ports; of values
-        that differ, that of the first owner in the order of ServicePort names is used. Raises ConfigurationError.
+        Several ServicePorts may contribute one key, such as the cluster IP of a Service with two ports; of values that
+        differ, that of the first owner in the order of ServicePort names is used. Raises ConfigurationError.
         """
         raise KeyError(self.name)
 
     def endpoints(self, service_port: ServicePortInfo, only_local: bool) -> Sequence[Endpoint]:
-        """Return the endpoints that traffic is sent to. ``only_local``: its traffic policy is Local."""
+        """Return the endpoints that receive traffic. ``only_local``: the traffic policy is Local."""
         return service_port.local if only_local else service_port.cluster
 
     def derivation(self, context: Context) -> Derivation:
-        """Return what derives entries from all contributions together, for one set of tables."""
+        """Return the derivation of entries from all contributions together, for one set of tables."""
         return Derivation()
 
     def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
@@ -115,7 +115,7 @@ class Rendering(Generic[Context]):
         raise KeyError(self.name)
 
     def serves(self, entry: Entry, address: str, port: int) -> bool:
-        """Whether an entry of a ServicePort matters to its traffic to an address and port."""
+        """Return whether an entry of a ServicePort affects its traffic to an address and port."""
         return True
 
     def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
@@ -141,6 +141,6 @@ class Rendering(Generic[Context]):
 
 
 def _merge(tables: Tables, entries: List[Entry]) -> None:
-    """Add the entries to tables; of entries with one key the first one counts."""
+    """Add the entries to tables; of entries with the same key the first one wins."""
     for table, key, value in entries:
         tables[table].setdefault(key, value)

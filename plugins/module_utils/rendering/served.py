@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which Services have endpoints, read from the tables of any mode, kube-proxy's own included, and from ServicePorts.
+"""Find the Services that have endpoints, from the tables of any mode, kube-proxy's own included, and from ServicePorts.
 
-A Service is named by its cluster IP, which is its own among all modes; its external addresses are not counted.
+A Service is identified by its cluster IP, which is unique in all modes; its external addresses are not counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .ipvs.sets import CLUSTER_IP, NAMES
 from .nftables.layout import FRONTENDS
 
 _CHAINS_RULE = re.compile(rf"-d ([^ /]+)/(?:32|128) .* -j (?:{CLUSTER_PREFIX}|{LOCAL_PREFIX})")
-#: The map of kube-proxy 1.36 itself, in the place of FRONTENDS.
+#: The map of kube-proxy 1.36 itself that corresponds to FRONTENDS.
 _KUBE_PROXY_MAP = "service-ips"
 #: Verdicts of frontends for internal traffic, those that are cluster IPs, with and without affinity.
 _INTERNAL = ("goto cluster-", "goto local-", "goto service-")
@@ -31,9 +31,9 @@ Table = Mapping[Any, Any]
 
 
 def served_cluster_ips(tables: Iterable[Table]) -> Set[str]:
-    """Return the cluster IPs, of both families, behind which the tables have an endpoint.
+    """Return the cluster IPs, of both families, for which the tables have an endpoint.
 
-    ``tables``: observed or desired resource tables of any mode; those of other resources are passed over.
+    ``tables``: observed or desired resource tables of any mode; those of other resources are ignored.
     """
     served: Set[str] = set()
     cluster_ips: Set[str] = set()
@@ -49,7 +49,7 @@ def served_cluster_ips(tables: Iterable[Table]) -> Set[str]:
                 if value.weight:
                     with_real_servers.add(key.server.address)
             elif isinstance(value, str) and key[:2] in _FRONTENDS and value.startswith(_INTERNAL):
-                # After the address come protocol and port, each padded to a register of four bytes.
+                # The address is followed by protocol and port, each padded to a register of four bytes.
                 served.add(unpacked(key[2][:-8]))
     return served | (cluster_ips & with_real_servers)
 

@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a mode needs to know besides the ServicePorts: settings of the node and facts about it, per family.
+"""The inputs of a mode besides the ServicePorts: settings of the node and facts about it, per family.
 
-Both are plain values, so that rendering stays a pure function; the convergence layer fills them from the
+Both are plain values, so that rendering remains a pure function; the convergence layer fills them from the
 KubeProxyConfiguration, the Node and the kernel.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional, Tuple
 
 
 class LocalTraffic(NamedTuple):
-    """How traffic of this node's pods is told from other traffic (detectLocalMode).
+    """How local pod traffic is detected (detectLocalMode).
 
     ``kind``: ``cidr`` (value: the pods' CIDR), ``bridge`` (value: interface name) or ``prefix`` (value: start of
     interface names).

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From the EndpointSlices of one Service to the endpoints of each of its ports."""
+"""Merge the EndpointSlices of one Service into the endpoints of each of its ports."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..cluster.model import EndpointSlice, SliceEndpoint
 from .info import Endpoint
 
 PortKey = Tuple[str, str]
-"""Name and protocol of a port: what ties an endpoint to a ServicePort, never the number."""
+"""Name and protocol of a port: endpoints belong to a ServicePort by these, never by the port number."""
 
 
 def expand(slices: Iterable[EndpointSlice], family: str, node_name: str) -> Dict[PortKey, Tuple[Endpoint, ...]]:
-    """The endpoints of one Service by port name and protocol, each list sorted by the text ``ip:port``.
+    """Return the endpoints of one Service by port name and protocol, each list sorted by the text ``ip:port``.
 
-    Slices of the other family are passed over. Of several endpoints with one ``ip:port`` the last one that is not
-    terminating counts, so that a running pod wins over a terminating one that had its address. ``node_name`` tells
-    which endpoints are local; empty: none is.
+    Slices of the other family are ignored. Of several endpoints with one ``ip:port`` the last one that is not
+    terminating wins, so that a running pod takes precedence over a terminating one that had its address. ``node_name``
+    decides which endpoints are local; with an empty name none is.
     """
     tables: Dict[PortKey, Dict[str, Endpoint]] = {}
     for item in slices:
@@ -32,7 +32,7 @@ def expand(slices: Iterable[EndpointSlice], family: str, node_name: str) -> Dict
 
 
 def endpoint_counts(slices: Iterable[EndpointSlice], family: str) -> Dict[PortKey, int]:
-    """Return how many endpoints :func:`expand` gives for each port name and protocol."""
+    """Return how many endpoints :func:`expand` returns for each port name and protocol."""
     found: Dict[PortKey, Set[Tuple[str, int]]] = {}
     for item in slices:
         if item.family == family and item.endpoints:
@@ -61,7 +61,7 @@ def _sorted(table: Dict[str, Endpoint]) -> Tuple[Endpoint, ...]:
 
 
 def slices_in_order(slices: Mapping[str, EndpointSlice]) -> List[EndpointSlice]:
-    """Slices in the order of their names, which makes the outcome of address conflicts between them definite."""
+    """Return slices sorted by name, which makes the outcome of address conflicts between them deterministic."""
     if len(slices) == 1:
         return list(slices.values())
     return [slices[name] for name in sorted(slices)]

@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""ServicePorts as this node serves them, for one IP family: where the traffic of each one goes.
+"""ServicePorts as this node serves them, for one IP family: where the traffic of each one is sent.
 
-Values are dataplane-neutral: a mode turns them into chains, virtual servers or map elements.
+Values do not depend on the mode: a mode turns them into chains, virtual servers or map elements.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ServicePortName(NamedTuple):
 
     @property
     def service(self) -> NamespacedName:
-        """The Service it belongs to."""
+        """Return the Service that the port belongs to."""
         return NamespacedName(self.namespace, self.name)
 
 
@@ -47,7 +47,7 @@ class Endpoint(NamedTuple):
 
     @property
     def text(self) -> str:
-        """``1.2.3.4:80`` or ``[fd00::1]:80``."""
+        """Return ``1.2.3.4:80`` or ``[fd00::1]:80``."""
         return address_and_port(self.ip, self.port)
 
 
@@ -56,12 +56,12 @@ class ServicePortInfo(NamedTuple):
 
     Addresses are of the family. ``source_ranges`` is empty when every source is allowed. ``affinity_seconds`` is 0
     without ClientIP affinity. ``internal_local``/``external_local``: the traffic policies in effect (external_local
-    only where it has a meaning: LoadBalancer, NodePort, or ClusterIP with external IPs). ``health_check_node_port``: 0
-    when unused.
+    only where it applies: LoadBalancer, NodePort, or ClusterIP with external IPs). ``health_check_node_port``: 0 when
+    unused.
 
-    Endpoints, each list sorted by the text ``ip:port``:
-    ``endpoints`` all known ones, whatever their conditions; ``cluster``, ``local`` and ``reachable`` the chosen ones
-    (``reachable`` is the union that may be used at all); ``has_any``: some endpoint somewhere could be used.
+    Endpoints, each list sorted by the text ``ip:port``: ``endpoints`` holds all known ones, whatever their conditions;
+    ``cluster``, ``local`` and ``reachable`` the selected ones (``reachable`` is the union of all that may be used);
+    ``has_any``: at least one endpoint on any node is usable.
     """
 
     key: ServicePortName
@@ -87,5 +87,5 @@ class ServicePortInfo(NamedTuple):
 
     @property
     def protocol(self) -> str:
-        """Lower-case protocol: tcp, udp or sctp."""
+        """Return the protocol in lower case: tcp, udp or sctp."""
         return self.key.protocol.lower()

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who this node is: its name as the cluster writes it, and its addresses."""
+"""The identity of this node: its name in the cluster, and its addresses."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _UNSPECIFIED = ("0.0.0.0", "::")
 
 
 class NodeAddresses(NamedTuple):
-    """The node's own address of each family (loopback where none is known), and which family comes first."""
+    """The node's own address of each family (loopback where none is known), and which family is the primary one."""
 
     primary_family: str
     ipv4: str
     ipv6: str
 
     def of(self, family: str) -> str:
-        """The address of a family."""
+        """Return the address of a family."""
         return self.ipv6 if family == IPV6 else self.ipv4
 
 
 def node_name(override: str, hostname: str) -> str:
-    """The name under which the node is looked for in Node objects and EndpointSlices.
+    """Return the name of this node in Node objects and EndpointSlices.
 
-    ``override`` (hostnameOverride) goes before ``hostname`` (that of the operating system); blanks around are cut and
-    letters lowered, as the kubelet does. Raises ConfigurationError if nothing is left.
+    ``override`` (hostnameOverride) takes precedence over ``hostname`` (that of the operating system); surrounding
+    blanks are stripped and letters lowered, as the kubelet does. Raises ConfigurationError if nothing remains.
     """
     name = override.strip().lower() or hostname.strip().lower()
     if not name:
@@ -39,11 +39,11 @@ def node_name(override: str, hostname: str) -> str:
 
 
 def node_addresses(node: Optional[Node], bind_address: str = "") -> NodeAddresses:
-    """The node's addresses: of a Node (None if it is not known), overridden by bindAddress.
+    """Return the node's addresses: those of a Node (None if it is not known), overridden by bindAddress.
 
-    The first of all InternalIPs, then ExternalIPs, is the primary one; the first of the other family is the second one.
-    A ``bind_address`` other than ``0.0.0.0`` and ``::`` takes the place of the address of its family and makes that
-    family the primary one.
+    The first of all InternalIPs, then ExternalIPs, is the primary one; the first of the other family is the secondary
+    one. A ``bind_address`` other than ``0.0.0.0`` and ``::`` replaces the address of its family and makes that family
+    the primary one.
     """
     chosen = {IPV4: "127.0.0.1", IPV6: "::1"}
     primary = IPV4

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""On which addresses of the node its node ports answer (nodePortAddresses of the KubeProxyConfiguration)."""
+"""The node addresses on which node ports answer (nodePortAddresses of the KubeProxyConfiguration)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LOOPBACK_START = "127.0.0.0"
 
 
 class NodePortAddresses(NamedTuple):
-    """The choice for one family.
+    """The addresses selected for one family.
 
-    ``cidrs``: canonical CIDRs of the family, at least one. ``match_all``: one of them is everything, and it is the only
-    one then. ``contains_loopback``: some CIDR covers IPv4 loopback addresses (False for IPv6).
+    ``cidrs``: canonical CIDRs of the family, at least one. ``match_all``: one of them covers every address, and then it
+    is the only one. ``contains_loopback``: a CIDR covers IPv4 loopback addresses (False for IPv6).
     """
 
     family: str
@@ -28,7 +28,7 @@ class NodePortAddresses(NamedTuple):
     contains_loopback: bool
 
     def node_ips(self, addresses: Iterable[Tuple[str, str]]) -> Tuple[str, ...]:
-        """The node's addresses on which node ports answer, each once, in the order given.
+        """Return the node's addresses on which node ports answer, without duplicates, in the order given.
 
         ``addresses``: (interface, canonical address) of all interfaces and families, loopback included.
         """
@@ -46,7 +46,7 @@ def resolve_primary(values: Sequence[str], node_ips: Iterable[str]) -> Tuple[str
     """Return ``values`` with the word ``primary`` replaced by the host CIDRs of the node's own addresses.
 
     ``node_ips``: the addresses known for the node, at most one of each family; loopback ones count as unknown. If
-    ``primary`` stands alone and none is known the outcome is empty, which means all addresses.
+    ``primary`` stands alone and none is known the result is empty, which means all addresses.
     """
     known = [address for address in node_ips if address and not _is_loopback(address)]
     own = tuple(f"{address}/{128 if ':' in address else 32}" for address in known)
@@ -54,7 +54,7 @@ def resolve_primary(values: Sequence[str], node_ips: Iterable[str]) -> Tuple[str
 
 
 def node_port_addresses(values: Sequence[str], family: str) -> NodePortAddresses:
-    """The choice that CIDRs of both families make for ``family``; without any of the family it is everything.
+    """Return the addresses that CIDRs of both families select for ``family``; all addresses if none is of the family.
 
     Raises ConfigurationError for a value that is not a CIDR (``primary`` must have been resolved).
     """

@@ -1,7 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which endpoints of a ServicePort receive traffic on this node (kube-proxy 1.36; KEPs 1669, 2086, 2433, 3015)."""
+"""Select the endpoints of a ServicePort that receive traffic on this node.
+
+Source: kube-proxy 1.36; KEPs 1669, 2086, 2433, 3015.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ SAME_ZONE = "same-zone"
 
 
 class Selection(NamedTuple):
-    """The chosen endpoints: see :class:`ServicePortInfo`."""
+    """The selected endpoints: see :class:`ServicePortInfo`."""
 
     cluster: Endpoints
     local: Endpoints
@@ -29,9 +32,9 @@ _NOTHING = Selection((), (), (), False)
 
 
 def topology_mode(endpoints: Iterable[Endpoint], node_name: str, zone: str) -> str:
-    """How hints narrow the cluster-wide list: SAME_NODE, SAME_ZONE or NO_TOPOLOGY.
+    """Return how hints narrow the cluster-wide list: SAME_NODE, SAME_ZONE or NO_TOPOLOGY.
 
-    Only ready endpoints are looked at, and one of them without a hint of a sort switches that sort off.
+    Only ready endpoints count; a kind of hint is used only if all of them have it.
     """
     all_node_hints = all_zone_hints = True
     any_ready = this_node = this_zone = False
@@ -59,10 +62,10 @@ def topology_mode(endpoints: Iterable[Endpoint], node_name: str, zone: str) -> s
 def select(
     endpoints: Endpoints, uses_cluster_endpoints: bool, uses_local_endpoints: bool, node_name: str, zone: str
 ) -> Selection:
-    """Choose from the endpoints of one ServicePort, which are sorted by ``ip:port``; the lists keep that order.
+    """Select from the endpoints of one ServicePort, which are sorted by ``ip:port``; the lists keep that order.
 
-    ``zone`` is this node's zone, empty if it has none. With no ready endpoint, those that terminate but still serve
-    take over; the cluster-wide and the local list decide that each for itself.
+    ``zone`` is this node's zone, empty if it has none. Without ready endpoints, those that are terminating but still
+    serving are used; the cluster-wide and the local list each decide this independently.
     """
     if not endpoints:
         return _NOTHING

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What follows from a Service alone, for one IP family: its addresses and the policies in effect."""
+"""Attributes that follow from a Service alone, for one IP family: its addresses and the policies in effect."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..cluster.model import Service, ServicePort
 
 
 class ServiceAttributes(NamedTuple):
-    """What all ports of a Service have in common, for one family.
+    """The attributes that all ports of a Service share, for one family.
 
     ``cluster_ip`` is empty when the Service has none of the family, and then nothing is served. ``external_ips`` are
-    those to be served, ``accessible_by_address`` tells whether there is any external or load-balancer address, served
-    or not.
+    those to be served; ``accessible_by_address`` is True if there is any external or load-balancer address, served or
+    not.
     """
 
     cluster_ip: str
@@ -30,7 +30,7 @@ class ServiceAttributes(NamedTuple):
 
 
 class PortPolicy(NamedTuple):
-    """Which endpoint lists a ServicePort needs."""
+    """The endpoint lists that a ServicePort needs."""
 
     externally_accessible: bool
     uses_cluster_endpoints: bool
@@ -38,12 +38,12 @@ class PortPolicy(NamedTuple):
 
 
 def cluster_ip_of(service: Service, family: str) -> str:
-    """The cluster IP of the family, or empty."""
+    """Return the cluster IP of the family, or an empty string."""
     return service.cluster_ip_v6 if family == IPV6 else service.cluster_ip_v4
 
 
 def of_family(items: Tuple[str, ...], family: str) -> Tuple[str, ...]:
-    """Those of the canonical addresses or CIDRs that are of the family, in their order."""
+    """Return the canonical addresses or CIDRs that are of the family, in their order."""
     if not items:
         return items
     is_v6 = family == IPV6
@@ -51,26 +51,27 @@ def of_family(items: Tuple[str, ...], family: str) -> Tuple[str, ...]:
 
 
 def effective_source_ranges(source_ranges: Tuple[str, ...], family: str) -> Tuple[str, ...]:
-    """The CIDRs of the family that restrict load-balancer addresses; empty when every source of the family may come.
+    """Return the CIDRs of the family that restrict load-balancer addresses; empty if every source is allowed.
 
-    A CIDR of prefix length 0 opens its family, and ranges of one family leave the other one open (kube-proxy 1.36).
+    A CIDR of prefix length 0 allows its whole family, and ranges of one family do not restrict the other (kube-proxy
+    1.36).
     """
     ranges = of_family(source_ranges, family)
     return () if any(item.endswith("/0") for item in ranges) else ranges
 
 
 def is_external_local(service: Service) -> bool:
-    """Whether externalTrafficPolicy Local is in effect: it has a meaning only where traffic can come from outside."""
+    """Return whether externalTrafficPolicy Local is in effect: it only applies if traffic can come from outside."""
     if not service.external_traffic_policy_local:
         return False
     return service.type in ("LoadBalancer", "NodePort") or service.has_external_ips
 
 
 def service_attributes(service: Service, family: str, allow_external_ips: bool = True) -> ServiceAttributes:
-    """What the ports of ``service`` have in common for ``family``.
+    """Return the attributes that the ports of ``service`` share for ``family``.
 
-    ``allow_external_ips`` False (the feature gate AllowServiceExternalIPs off) takes away the external IPs themselves,
-    but they still count when it is asked whether the Service can be reached from outside.
+    ``allow_external_ips`` False (the feature gate AllowServiceExternalIPs off) removes the external IPs themselves, but
+    they still count for whether the Service can be reached from outside.
     """
     external_ips = of_family(service.external_ips, family)
     load_balancer_ips = of_family(service.load_balancer_ips, family)
@@ -88,11 +89,12 @@ def service_attributes(service: Service, family: str, allow_external_ips: bool =
 
 
 def port_policy(attributes: ServiceAttributes, port: ServicePort) -> PortPolicy:
-    """Which endpoint lists one port of the Service needs."""
+    """Return which endpoint lists one port of the Service needs."""
     accessible = port.node_port != 0 or attributes.accessible_by_address
     return PortPolicy(
         accessible,
-        # Also with internalTrafficPolicy Local: pods and the node itself take the short way to external destinations.
+        # Also with internalTrafficPolicy Local: traffic of pods and of the node itself to external destinations is
+        # short-circuited.
         not attributes.internal_local or accessible,
         attributes.internal_local or (attributes.external_local and accessible),
     )

@@ -17,7 +17,7 @@ from .service_ports import cluster_ip_of, port_policy, service_attributes
 
 
 class NodeContext(NamedTuple):
-    """The node that ServicePorts are worked out for.
+    """The node for which ServicePorts are computed.
 
     ``family``: IPv4 or IPv6. ``node_name``: as in Node objects (see ``node.node_name``). ``zone``: the node's zone or
     empty. ``allow_external_ips``: the feature gate AllowServiceExternalIPs.
@@ -34,8 +34,8 @@ def service_ports_of(
 ) -> Tuple[ServicePortInfo, ...]:
     """Return the ServicePorts of one Service, sorted by key; empty if there is no such Service in the family.
 
-    An address or node port that another Service gets (see ``cluster.claims``) is left out; so is a port whose cluster
-    IP another Service gets.
+    An address or node port that another Service has claimed (see ``cluster.claims``) is omitted; so is a port whose
+    cluster IP another Service has claimed.
     """
     service = state.services.get(service_key)
     if service is None or not service.ports or not cluster_ip_of(service, context.family):
@@ -93,7 +93,7 @@ def _kept(addresses: Tuple[str, ...], port: ServicePort, lost: Mapping[Claim, Co
 def count_endpoints(state: ClusterState, service_key: NamespacedName, family: str) -> int:
     """Return how many endpoints, whatever their conditions, the ports of a Service have together.
 
-    It is the sum over what :func:`service_ports_of` returns, at a fraction of the cost.
+    It is the sum over the result of :func:`service_ports_of`, at a fraction of the cost.
     """
     service = state.services.get(service_key)
     cluster_ip = cluster_ip_of(service, family) if service is not None else ""

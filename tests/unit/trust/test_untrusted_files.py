@@ -353,8 +353,8 @@ def test_content_is_bounded_and_whole(tmp_path):
     packed = gzip.compress(b"123") + gzip.compress(b"45")
     assert regular_files.gunzip(packed, 5) == b"12345"
     for content, limit, reason in (
-        (packed, 4, "it gives more than 4 bytes"),
-        (packed[:-1], 5, "it is cut short"),
+        (packed, 4, "it decompresses to more than 4 bytes"),
+        (packed[:-1], 5, "it is truncated"),
         (b"", 5, "it is empty"),
         (b"12345", 5, "it is not valid gzip"),
     ):

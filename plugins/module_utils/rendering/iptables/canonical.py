@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One text for one rule, whichever iptables printed it or person wrote it.
+"""Canonical texts of rules: equal rules have equal texts, whatever program or person wrote them.
 
 The canonical text is what iptables-save 1.8.9 prints, without ``-A CHAIN``: addresses and interfaces first, then the
-protocol, the matches in their order, the target. The rendering writes it directly; other texts are brought to it here.
-Options that it does not know keep their order and text, so a rule of somebody else merely compares unequal.
+protocol, the matches in their order, the target. The rendering writes it directly; other texts are converted here.
+Options unknown to this module keep their order and text, so another program's rule merely compares unequal.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _PORT_OPTIONS = {
 
 
 class Option(NamedTuple):
-    """One option of a match or target: its name, whether a ``!`` comes before it, and its values."""
+    """One option of a match or target: its name, whether a ``!`` precedes it, and its values."""
 
     negated: bool
     name: str
@@ -73,7 +73,7 @@ class Option(NamedTuple):
 
 
 class ParsedRule(NamedTuple):
-    """A rule taken apart. ``base`` maps -s, -d, -i, -o and -p to (negated, value).
+    """A parsed rule. ``base`` maps -s, -d, -i, -o and -p to (negated, value).
 
     ``matches`` and ``target`` are (name, options), the target's name empty where there is none. ``goto``: -g, not -j.
     """
@@ -85,7 +85,7 @@ class ParsedRule(NamedTuple):
 
 
 def tokens_of(rule: str) -> List[str]:
-    """The words of a rule, quotes removed."""
+    """Split a rule into words and remove quotes."""
     words: List[str] = []
     for match in _TOKEN.finditer(rule):
         double, single, bare = match.groups()
@@ -148,7 +148,7 @@ class _Parser:
             self.section.append(Option(negated, name, tuple(values)))
 
     def _port_section(self) -> List[Option]:
-        """The match to which --dport belongs: named before, or implied by the protocol."""
+        """Return the match to which --dport belongs: the one named before, or the one implied by the protocol."""
         for name, options in reversed(self.matches):
             if name in _PORT_MATCHES:
                 return options
@@ -161,7 +161,7 @@ class _Parser:
 
 
 def parse_rule(rule: str) -> ParsedRule:
-    """A rule text taken apart, whatever the order of its options."""
+    """Parse the text of a rule, whatever the order of its options."""
     return _Parser(tokens_of(rule)).parse()
 
 
@@ -171,7 +171,7 @@ def _protocol(value: str) -> str:
 
 
 def _address(value: str) -> str:
-    """Canonical address with prefix length; the text itself if it is not an address."""
+    """Return the canonical address with prefix length; the text itself if it is not an address."""
     base, slash, length = value.partition("/")
     if slash and not length.isdecimal():
         mask = packed(length)
@@ -337,7 +337,7 @@ def _section_words(name: str, options: List[Option]) -> List[str]:
 
 
 def _understood(rule: str, parsed: ParsedRule) -> bool:
-    """Whether a rule is made of options with sensible names, in matches and a target that have names."""
+    """Return whether a rule consists of options with plausible names, in matches and a target that have names."""
     if _TOKEN.sub("", rule).strip() or (parsed.target[1] and not parsed.target[0]):
         return False
     if any(not value or value[0] in "!-" for _name, value in parsed.base.values()):
@@ -353,9 +353,9 @@ def _understood(rule: str, parsed: ParsedRule) -> bool:
 
 
 def canonical_rule(rule: str, family: str) -> str:
-    """The canonical text of a rule (without ``-A CHAIN``) of the family, IPv4 or IPv6.
+    """Return the canonical text of a rule (without ``-A CHAIN``) of the family, IPv4 or IPv6.
 
-    Equal results mean the same rule; texts that cannot be understood come back as they are.
+    Equal results mean the same rule; texts that cannot be parsed are returned unchanged.
     """
     if _CANONICAL(rule):
         return rule
@@ -394,7 +394,7 @@ def canonical_rule(rule: str, family: str) -> str:
 
 
 def target_of(rule: str) -> str:
-    """The chain or target that a rule leads to, from its canonical or iptables-save text; empty if there is none."""
+    """Return the chain or target of a rule, from its canonical or iptables-save text; empty if there is none."""
     position = max(rule.rfind(" -j "), rule.rfind(" -g "))
     if position < 0 and rule[:3] not in ("-j ", "-g "):
         return ""

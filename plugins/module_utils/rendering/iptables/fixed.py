@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What does not depend on Services: fixed chains and jump rules of kube-proxy 1.36; ipvs mode uses them too."""
+"""Fixed chains and jump rules of kube-proxy 1.36, which do not depend on Services; ipvs mode uses them too."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _INTERFACE_FORBIDDEN = frozenset(" \t\r\n\0\"'\\/!")
 
 
 def comment(text: str) -> str:
-    """``-m comment --comment "text"``, as iptables-save prints a text with blanks or punctuation but no quotes."""
+    """Return ``-m comment --comment "text"``, as iptables-save quotes a text that has no quotes itself."""
     return f'-m comment --comment "{text}"'
 
 
 def host_bits(family: str) -> str:
-    """``/32`` or ``/128``: the suffix that iptables-save adds to the address of a host."""
+    """Return ``/32`` or ``/128``: the suffix that iptables-save adds to the address of a host."""
     return f"/{address_bits(family)}"
 
 
@@ -63,7 +63,7 @@ _MARTIAN_RULE = (
 
 
 class LocalMatch(NamedTuple):
-    """Pieces of a rule that tell this node's pods: each is empty or ends with a blank.
+    """Parts of a rule that match this node's pods: each is empty or ends with a blank.
 
     ``source`` belongs before a destination address and ``interface`` after it. With ``never``, nothing can match.
     """
@@ -74,9 +74,9 @@ class LocalMatch(NamedTuple):
 
 
 def local_match(settings: DataplaneSettings, negated: bool = False) -> Optional[LocalMatch]:
-    """How traffic of this node's pods (``negated``: any other traffic) is matched; None without a detector.
+    """Return the match for traffic of this node's pods (``negated``: all other traffic); None without a detector.
 
-    Raises ConfigurationError for an interface name or CIDR that cannot be one.
+    Raises ConfigurationError for an invalid interface name or CIDR.
     """
     local = settings.local_traffic
     if local is None:
@@ -98,13 +98,13 @@ def local_match(settings: DataplaneSettings, negated: bool = False) -> Optional[
 
 
 def mark_masquerade_rules(settings: DataplaneSettings) -> Rules:
-    """Content of nat KUBE-MARK-MASQ: it only sets the mark."""
+    """Return the content of nat KUBE-MARK-MASQ: it only sets the mark."""
     mark = f"0x{settings.masquerade_mark:x}"
     return (f"-j MARK --set-xmark {mark}/{mark}",)
 
 
 def postrouting_rules(settings: DataplaneSettings) -> Rules:
-    """The three rules of nat KUBE-POSTROUTING: what bears the mark loses it and is masqueraded."""
+    """Return the three rules of nat KUBE-POSTROUTING: they clear the mark of marked packets and masquerade them."""
     mark = f"0x{settings.masquerade_mark:x}"
     masquerade = "MASQUERADE --random-fully" if settings.random_fully else "MASQUERADE"
     return (
@@ -115,7 +115,7 @@ def postrouting_rules(settings: DataplaneSettings) -> Rules:
 
 
 def forward_accept_rules(settings: DataplaneSettings) -> Rules:
-    """The two ACCEPT rules of filter KUBE-FORWARD that iptables and ipvs modes share."""
+    """Return the two ACCEPT rules of filter KUBE-FORWARD that iptables and ipvs modes share."""
     mark = f"0x{settings.masquerade_mark:x}"
     return (
         f"{comment('kubernetes forwarding rules')} -m mark --mark {mark}/{mark} -j ACCEPT",
@@ -124,7 +124,7 @@ def forward_accept_rules(settings: DataplaneSettings) -> Rules:
 
 
 def forward_rules(settings: DataplaneSettings) -> Rules:
-    """Content of filter KUBE-FORWARD in iptables mode."""
+    """Return the content of filter KUBE-FORWARD in iptables mode."""
     if settings.conntrack_liberal:
         return forward_accept_rules(settings)
     counter = f"-m nfacct --nfacct-name {INVALID_COUNTER} " if INVALID_COUNTER in settings.nfacct_counters else ""
@@ -132,19 +132,19 @@ def forward_rules(settings: DataplaneSettings) -> Rules:
 
 
 def martian_rules(settings: DataplaneSettings) -> Optional[Rules]:
-    """Content of filter KUBE-FIREWALL, shared with kubelet, or None where kube-proxy leaves its content alone."""
+    """Return the content of filter KUBE-FIREWALL, shared with kubelet, or None where kube-proxy does not manage it."""
     if not localhost_node_ports(settings):
         return None
     return (_MARTIAN_RULE,)
 
 
 def localhost_node_ports(settings: DataplaneSettings) -> bool:
-    """Whether node ports answer on loopback addresses: never for IPv6."""
+    """Return whether node ports answer on loopback addresses: never for IPv6."""
     return settings.localhost_node_ports and settings.family == IPV4
 
 
 def node_port_rules(settings: DataplaneSettings) -> Rules:
-    """The last rules of nat KUBE-SERVICES, which lead to the node ports."""
+    """Return the last rules of nat KUBE-SERVICES, which jump to the node ports."""
     note = comment("kubernetes service nodeports; NOTE: this must be the last rule in this chain")
     localhost = localhost_node_ports(settings)
     if not settings.node_port_cidrs:
@@ -159,7 +159,7 @@ def node_port_rules(settings: DataplaneSettings) -> Rules:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a canonical address is ::1 or in 127.0.0.0/8."""
+    """Return whether a canonical address is ::1 or in 127.0.0.0/8."""
     return address == "::1" or address.startswith("127.")
 
 
@@ -169,7 +169,7 @@ def _jump(table: str, chain: str, target: str, text: str, new_only: bool = False
 
 
 def nat_jumps() -> Tuple[JumpKey, ...]:
-    """The jump rules of the nat table, the same in iptables and ipvs modes, in the order of their insertion."""
+    """Return the jump rules of the nat table, equal in iptables and ipvs modes, in the order of their insertion."""
     return (
         _jump(NAT, "OUTPUT", "KUBE-SERVICES", "kubernetes service portals"),
         _jump(NAT, "PREROUTING", "KUBE-SERVICES", "kubernetes service portals"),
@@ -178,12 +178,12 @@ def nat_jumps() -> Tuple[JumpKey, ...]:
 
 
 def jump(table: str, chain: str, target: str, text: str) -> JumpKey:
-    """The jump from a built-in chain to ``target`` with a comment, inserted at the head of the built-in chain."""
+    """Return the jump from a built-in chain to ``target`` with a comment, inserted at the head of that chain."""
     return _jump(table, chain, target, text)
 
 
 def jumps() -> Tuple[JumpKey, ...]:
-    """All jump rules of iptables mode, in the order in which each is inserted at the head of its chain."""
+    """Return all jump rules of iptables mode, in the order in which each is inserted at the head of its chain."""
     visible, portals = "kubernetes externally-visible service portals", "kubernetes service portals"
     firewall = "kubernetes load balancer firewall"
     return (
@@ -203,7 +203,7 @@ def jumps() -> Tuple[JumpKey, ...]:
 
 
 def fixed_chains(settings: DataplaneSettings) -> Dict[ChainKey, Rules]:
-    """The chains that hold the same rules whatever Services there are; KUBE-FIREWALL only where its content is ours."""
+    """Return the chains whose rules do not depend on Services; KUBE-FIREWALL only if its content is ours."""
     chains: Dict[ChainKey, Rules] = dict.fromkeys(CANARIES, ())
     firewall = martian_rules(settings)
     if firewall is not None:
@@ -215,12 +215,12 @@ def fixed_chains(settings: DataplaneSettings) -> Dict[ChainKey, Rules]:
 
 
 def shared_chain_names() -> List[ChainKey]:
-    """The chains to which every ServicePort may contribute rules."""
+    """Return the chains to which every ServicePort may contribute rules."""
     return [FILTER_SERVICES, EXTERNAL_SERVICES, FILTER_NODE_PORTS, PROXY_FIREWALL, SERVICES, NODE_PORTS]
 
 
 def ownership(settings: DataplaneSettings) -> Ownership:
-    """Which chains iptables mode owns.
+    """Return which chains iptables mode owns.
 
     KUBE-FIREWALL is shared with kubelet; where kube-proxy does not fill it, only its existence is ours.
     """

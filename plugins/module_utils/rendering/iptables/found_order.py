@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Leaving the rules of different Services in the order in which they are found.
+"""Keep the rules of different Services in the order in which they were observed.
 
-kube-proxy writes the rules of its shared chains in an order that differs from sync to sync, since it has none. Ours is
-that of the Services' names. Rules that match different packets say the same in any order, so a chain that holds
-exactly the wanted rules in another order is as it should be: a node that kube-proxy has programmed is adopted as it is.
+kube-proxy does not order the rules of its shared chains, so their order differs from sync to sync. Ours is that of the
+Services' names. The order of rules that match different packets has no effect, so a chain that holds exactly the
+desired rules in another order is left unchanged: a node that kube-proxy has programmed is adopted as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TO_NODE_PORTS = f"-j {NODE_PORTS.chain}"
 
 
 def _match(rule: str) -> str:
-    """What a rule matches: its text up to the target, without the comment."""
+    """Return the match of a rule: its text up to the target, without the comment."""
     match = rule.rpartition(" -j ")[0]
     start = match.find('-m comment --comment "')
     if start < 0:
@@ -29,7 +29,7 @@ def _match(rule: str) -> str:
 
 
 def _tail(rules: Rules) -> Rules:
-    """The rules at the end that send everything else to the node ports; they match what others match, too."""
+    """Return the last rules, which send the remaining traffic to the node ports; their matches overlap with others."""
     first = len(rules)
     while first and rules[first - 1].endswith(_TO_NODE_PORTS):
         first -= 1
@@ -44,7 +44,7 @@ def _same_in_any_order(found: Rules, wanted: Rules) -> bool:
 
 
 def in_found_order(desired: Mapping[Any, Any], observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """The desired table of chains, with those shared chains as observed that differ in nothing but order.
+    """Return the desired table of chains, with the observed value of shared chains that differ in order only.
 
     Two rules that match the same packets (two Services that claim one address) are never left in another order.
     """

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rendering of iptables mode: ServicePorts to the table of chains and jump rules of one family."""
+"""Render iptables mode: ServicePorts to the table of chains and jump rules of one family."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tables import CHAINS, FRAGMENTS, PRESENT, ChainKey, Fragment, JumpKey, Pla
 
 
 class IptablesContext(NamedTuple):
-    """Settings of the family. ``comments``: rules for a single endpoint carry a comment."""
+    """Settings of the family. ``comments``: whether rules for a single endpoint carry a comment."""
 
     settings: DataplaneSettings
     comments: bool
@@ -48,7 +48,7 @@ class _SharedChain:
 
 
 class SharedChains(Derivation):
-    """Joins fragments to the chains that ServicePorts share: by rank, then in the order of ServicePort names."""
+    """Joins fragments into the chains that ServicePorts share: by rank, then in the order of ServicePort names."""
 
     def __init__(self) -> None:
         self._chains: Dict[ChainKey, _SharedChain] = {}
@@ -82,7 +82,7 @@ class IptablesRendering(Rendering[IptablesContext]):
     parts = (FRAGMENTS,)
 
     def options(self, settings: DataplaneSettings, totals: Totals) -> Options:
-        """Leave comments of single endpoints out above ``large_cluster_endpoints`` endpoints, as kube-proxy does."""
+        """Omit the comments of per-endpoint rules above ``large_cluster_endpoints`` endpoints, as kube-proxy does."""
         return Options(endpoint_comments=totals.endpoints <= settings.large_cluster_endpoints)
 
     def context(self, settings: DataplaneSettings, options: Options) -> IptablesContext:
@@ -90,9 +90,9 @@ class IptablesRendering(Rendering[IptablesContext]):
         return IptablesContext(settings, options.endpoint_comments)
 
     def static_entries(self, context: IptablesContext) -> List[Entry]:
-        """Return fixed chains, the empty shared chains, the end of KUBE-SERVICES, and the jump rules.
+        """Return the fixed chains, the empty shared chains, the end of KUBE-SERVICES, and the jump rules.
 
-        Of KUBE-FIREWALL only the presence matters where its rules belong to kubelet.
+        Of KUBE-FIREWALL only the existence matters where its rules belong to kubelet.
         """
         settings = context.settings
         entries: List[Entry] = [(CHAINS, chain, rules) for chain, rules in fixed_chains(settings).items()]

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Chain names of iptables mode, the same as kube-proxy's, so that a node can be taken over in place.
+"""Chain names of iptables mode, equal to kube-proxy's, so that a node can be taken over in place.
 
 A name is a prefix and 16 characters of the SHA-256 of the ServicePort (and endpoint), in standard Base32 (RFC 4648).
 """
@@ -20,10 +20,10 @@ PREFIXES = (CLUSTER_PREFIX, LOCAL_PREFIX, EXTERNAL_PREFIX, FIREWALL_PREFIX, ENDP
 
 
 def hash16(text: str) -> str:
-    """The first 16 Base32 characters, upper case, of the SHA-256 of the UTF-8 bytes of ``text``."""
+    """Return the first 16 Base32 characters, upper case, of the SHA-256 of the UTF-8 bytes of ``text``."""
     return b32encode(sha256(text.encode()).digest()[:10]).decode()
 
 
 def endpoint_chain(service_port: str, protocol: str, endpoint: str) -> str:
-    """Name of the chain of one endpoint, given as ``ip:port`` text, of a ServicePort."""
+    """Return the chain name of one endpoint, given as ``ip:port`` text, of a ServicePort."""
     return ENDPOINT_PREFIX + hash16(service_port + protocol + endpoint)

@@ -3,11 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Divide large changes of chains into portions, for iptables-nft-restore.
 
-For every line that names a chain this program searches the sorted names of all chains that the transaction has named
-so far, so one transaction with 30,000 chains takes minutes. New chains that nothing leads into yet can be made ahead,
-emptied chains be filled ahead, and chains that nothing leads into any more be removed afterwards, in transactions of
-their own: what packets meet still changes in a single one. Only where very many chains get other rules (a setting that
-concerns every Service has changed) do the chains change one portion after the other, each chain at once.
+For every line that names a chain this program searches the sorted names of all chains that the transaction has named so
+far, so one transaction with 30,000 chains takes minutes. New chains that no rule leads to yet can be created
+beforehand, flushed chains be filled beforehand, and chains that no rule leads to any more be removed afterwards, in
+separate transactions: the rules that packets traverse still change in a single one. Only where very many chains get
+other rules (a setting that concerns every Service has changed) do the chains change one portion after the other, each
+chain atomically.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from ...resources import Change
 from .canonical import target_of
 from .tables import ChainKey, ChainTableKey, ChainTableValue, JumpKey
 
-#: Changes that make or remove up to this many chains stay whole: that takes a fraction of a second.
+#: Changes that create or remove up to this many chains stay whole: that takes a fraction of a second.
 WHOLE = 500
-#: So many chains make one transaction: fewer, and reading the chains that exist counts for more, which iptables does
-#: each time; more, and the search among those that the transaction names does.
+#: The number of chains in one transaction. With fewer, the cost of reading the existing chains, which iptables does
+#: each time, dominates; with more, the cost of the search among the names in the transaction.
 PORTION = 500
 
 ChainChange = Change[ChainTableKey, ChainTableValue]
 
 
 def callees_first(chains: Mapping[ChainTableKey, ChainTableValue]) -> List[ChainKey]:
-    """Return the chains of a table in such an order that each comes after those of them which its rules lead to."""
+    """Return the chains of a table in an order in which each follows those of them that its rules jump to."""
     order: List[ChainKey] = []
     seen: Set[ChainKey] = set()
     for start in chains:
@@ -65,12 +66,11 @@ def _large(keys: Iterable[ChainTableKey]) -> bool:
 
 
 def portions(change: ChainChange) -> List[ChainChange]:
-    """Return the change as a series of changes to be made one after the other; just itself if it is not large.
+    """Split the change into a series of changes to be made one after the other; just itself if it is not large.
 
-    First come new chains and chains that were emptied, called ones before those that call them; then the chains that
-    hold other rules than they should, in one step unless there are very many; then jumps; last chains that are removed,
-    calling ones first. A failure in between leaves chains behind that nothing leads into, or an emptied chain that is
-    still empty.
+    First come new chains and chains that were flushed, called ones before their callers; then the chains whose rules
+    are wrong, in one step unless there are very many; then jumps; last the chains to be removed, callers first. A
+    failure in between leaves chains behind that no rule leads to, or a flushed chain that is still empty.
     """
     emptied = {key: pair for key, pair in change.replaced.items() if isinstance(key, ChainKey) and pair[0] == ()}
     fresh: Dict[ChainTableKey, ChainTableValue] = {**change.added, **{key: pair[1] for key, pair in emptied.items()}}
@@ -94,7 +94,7 @@ def portions(change: ChainChange) -> List[ChainChange]:
 
 
 def _part(change: ChainChange, keys: Iterable[ChainTableKey]) -> ChainChange:
-    """Return what the change adds and replaces under these keys."""
+    """Return the additions and replacements of the change under these keys."""
     part: ChainChange = Change()
     for key in keys:
         if key in change.added:

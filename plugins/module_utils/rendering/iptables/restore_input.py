@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The frame of every input of ``iptables-restore``: one transaction per table, and no line that smuggles in another."""
+"""The frame of all input of ``iptables-restore``: one transaction per table, and no line that injects another one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ORDER = ("mangle", "filter", "nat")
 
 
 def one_line(text: str) -> str:
-    """Return the text. Raises ConfigurationError if it holds a line break or a NUL, which could smuggle in a line."""
+    """Return the text. Raises ConfigurationError if it holds a line break or a NUL, which could inject a line."""
     if "\n" in text or "\r" in text or "\0" in text:
         raise ConfigurationError(f"a rule or chain name holds a line break or NUL: {text[:80]!r}")
     return text
@@ -26,11 +26,11 @@ def tables_in_order(tables: Iterable[str]) -> List[str]:
 
 
 def transaction(table: str, chains: Iterable[str], lines: Iterable[str]) -> str:
-    """Return the transaction of one table: chains to be made or flushed (``:CHAIN - [0:0]``), then lines in order.
+    """Return the transaction of one table: chains to be created or flushed (``:CHAIN - [0:0]``), then lines in order.
 
     Raises ConfigurationError for a table or chain line that :func:`one_line` refuses; ``lines`` have passed it.
     """
     # iptables-nft-restore inserts each chain into a list sorted by name, searching from its start: descending names
-    # spare it a search whose cost is the square of the number of chains (5,000 Services: two minutes).
+    # avoid a search whose cost is quadratic in the number of chains (5,000 Services: two minutes).
     ordered = sorted(map(one_line, chains), reverse=True)
     return "\n".join([f"*{one_line(table)}", *ordered, *lines, "COMMIT\n"])

@@ -31,7 +31,7 @@ _ADDRESS_MASK = {False: "255.255.255.255", True: "ffff:ffff:ffff:ffff:ffff:ffff:
 
 
 def probability(endpoints: int) -> str:
-    """The text of 1/``endpoints`` as the kernel keeps it: kube-proxy's ten digits, rounded to a multiple of 2**-31."""
+    """Return 1/``endpoints`` as the kernel stores it: kube-proxy's ten digits, rounded to a multiple of 2**-31."""
     return f"{round(float(f'{1 / endpoints:.10f}') * 2**31) / 2**31:.11f}"
 
 
@@ -43,7 +43,7 @@ def _probability(endpoints: int) -> str:
 
 
 class _ServicePortRules:
-    """Collects what one ServicePort contributes; the attributes are kube-proxy's decisions for it."""
+    """Collects the contribution of one ServicePort; the attributes are kube-proxy's decisions for it."""
 
     def __init__(self, info: ServicePortInfo, settings: DataplaneSettings, comments: bool) -> None:
         self.info = info
@@ -76,7 +76,7 @@ class _ServicePortRules:
         self.chains.append((CHAINS, ChainKey(NAT, name), tuple(rules)))
 
     def to(self, address: str, text: str) -> str:
-        """Match of the ServicePort on one of its addresses."""
+        """Return the match of the ServicePort on one of its addresses."""
         return f"-d {address}{self.host} {self.port_match(self.info.port, text)}"
 
     def port_match(self, port: int, text: str) -> str:
@@ -93,7 +93,7 @@ class _ServicePortRules:
         return f"-j REJECT --reject-with {'icmp6' if self.info.family == IPV6 else 'icmp'}-port-unreachable"
 
     def dispatch(self) -> None:
-        """The rules in shared chains that lead to the ServicePort, or refuse for lack of endpoints."""
+        """Add the rules in shared chains that lead to the ServicePort, or reject its traffic if it has no endpoints."""
         info = self.info
         if self.has_internal:
             self.add(SERVICES, f"{self.to(info.cluster_ip, self.name + ' cluster IP')} -j {self.internal_chain}")
@@ -136,7 +136,7 @@ class _ServicePortRules:
             self.add(EXTERNAL_SERVICES, f"{match} -m {protocol} --dport {port} {self.refusal_target}")
 
     def masquerade_rules(self) -> List[str]:
-        """Masquerading of traffic to the cluster IP that does not come from this node's pods, if it can be told."""
+        """Return the rules that masquerade traffic to the cluster IP: all of it, or all but that of local pods."""
         info = self.info
         match = self.port_match(info.port, f"{self.name} cluster IP")
         destination = f"-d {info.cluster_ip}{self.host} "
@@ -148,7 +148,7 @@ class _ServicePortRules:
         return [f"{other.source}{destination}{other.interface}{match} -j KUBE-MARK-MASQ"]
 
     def external_rules(self) -> List[str]:
-        """Content of the chain for traffic to external addresses and node ports."""
+        """Return the content of the chain for traffic to external addresses and node ports."""
         rules: List[str] = []
         if not self.info.external_local:
             rules.append(f"{comment(f'masquerade traffic for {self.name} external destinations')} -j KUBE-MARK-MASQ")
@@ -169,7 +169,10 @@ class _ServicePortRules:
         return rules
 
     def firewall_rules(self) -> List[str]:
-        """Content of the chain of allowed sources; load balancer addresses are allowed if the node itself is."""
+        """Return the content of the chain of allowed sources.
+
+        The load balancer addresses themselves are allowed if the node is: its own traffic may have them as source.
+        """
         text = comment(f"{self.name} loadbalancer IP")
         rules: List[str] = []
         covers_node = False
@@ -192,7 +195,7 @@ class _ServicePortRules:
         return f"-m recent {action} --name {chain} --mask {_ADDRESS_MASK[self.info.family == IPV6]} --rsource "
 
     def balancing_rules(self, endpoints: Sequence[Endpoint]) -> List[str]:
-        """Affinity first, in endpoint order; then each endpoint with the chance 1/(endpoints left)."""
+        """Return the affinity rules, then one rule per endpoint with the probability 1/(endpoints left)."""
         named = [
             (f"{comment(f'{self.name} -> {endpoint.text}')} " if self.comments else "", self.endpoint_chain(endpoint))
             for endpoint in endpoints
@@ -211,7 +214,7 @@ class _ServicePortRules:
         return rules
 
     def endpoint_rules(self, endpoint: Endpoint, chain: str) -> List[str]:
-        """Masquerade an endpoint that reaches itself, then DNAT."""
+        """Return the rules that masquerade traffic of an endpoint to itself, then DNAT."""
         text = f"{comment(self.name)} " if self.comments else ""
         affinity = self.recent("--set", chain) if self.info.affinity_seconds else ""
         return [
@@ -220,7 +223,7 @@ class _ServicePortRules:
         ]
 
     def own_chains(self) -> None:
-        """The chains of this ServicePort alone."""
+        """Add the chains that belong to this ServicePort alone."""
         masquerade = self.masquerade_rules() if self.has_internal else []
         if self.uses_external_chain:
             self.add_chain(self.external_chain, self.external_rules())
@@ -241,8 +244,8 @@ class _ServicePortRules:
 def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings, comments: bool) -> List[Entry]:
     """Return what one ServicePort contributes: fragments of shared chains, and chains of its own.
 
-    ``comments``: False in a large cluster, where rules for a single endpoint carry no comment.
-    Raises ConfigurationError for a local traffic detector that is not valid.
+    ``comments``: False in a large cluster, where rules for a single endpoint carry no comment. Raises
+    ConfigurationError for an invalid detector of local traffic.
     """
     rules = _ServicePortRules(info, settings, comments)
     rules.dispatch()

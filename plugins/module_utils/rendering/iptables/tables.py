@@ -1,12 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The resource table of chains and jump rules, who owns what, and its text for iptables-restore.
+"""The resource table of chains and jump rules, the ownership of chains, and the text for iptables-restore.
 
-One table holds both: ``ChainKey`` maps to the tuple of its rules, ``JumpKey`` to the number of times the rule stands
-in a built-in chain (1 is what is wanted; more are leftovers that get removed). Rules are canonical texts (see
-``canonical``), without ``-A CHAIN``. The value PRESENT stands for a chain that must exist but whose rules belong to
-somebody else.
+One table holds both: ``ChainKey`` maps to the tuple of its rules, ``JumpKey`` to the number of times the rule occurs in
+a built-in chain (1 is desired; any more are removed). Rules are canonical texts (see ``canonical``), without ``-A
+CHAIN``. The value PRESENT stands for a chain that must exist but whose rules belong to another program.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class ChainKey(NamedTuple):
 
 
 class JumpKey(NamedTuple):
-    """A rule in a built-in chain (INPUT, PREROUTING, ...) that leads into a chain of ours."""
+    """A rule in a built-in chain (INPUT, PREROUTING, ...) that jumps to a chain of ours."""
 
     table: str
     chain: str
@@ -68,16 +67,16 @@ class Fragment(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where the part belongs among the others of its chain."""
+        """Return the position of the part among the others of its chain."""
         return self.rank, self.owner or ()
 
 
 class Ownership(NamedTuple):
-    """Which chains of which table are ours.
+    """The chains that are ours, by table.
 
-    ``fixed`` are full names, ``prefixes`` starts of names, per table. ``shared`` chains are made by us if need be, and
-    used by others too (KUBE-FIREWALL, with kubelet): they are removed only where nobody else uses them, that is, where
-    they hold nothing but ``shared_content``. Of ``presence_only`` chains only the existence is ours.
+    ``fixed`` are full names, ``prefixes`` starts of names, per table. ``shared`` chains are created by us if need be,
+    and used by other programs too (KUBE-FIREWALL, with kubelet): they are removed only if no other program uses them,
+    that is, if they hold nothing but ``shared_content``. Of ``presence_only`` chains only the existence is ours.
     """
 
     fixed: FrozenSet[ChainKey]
@@ -87,7 +86,7 @@ class Ownership(NamedTuple):
     shared_content: FrozenSet[str] = frozenset()
 
     def owns(self, table: str, chain: str) -> bool:
-        """Whether the chain is ours, wholly or shared."""
+        """Return whether the chain is ours, wholly or shared."""
         return (
             (table, chain) in self.fixed
             or (table, chain) in self.shared
@@ -95,12 +94,12 @@ class Ownership(NamedTuple):
         )
 
 
-# Shared chains of up to this many rules are rewritten whole; larger ones are edited rule by rule where little changes.
+# Shared chains of up to this many rules are rewritten whole; larger ones are edited rule by rule if little changes.
 _REWRITE_BELOW = 48
 
 
 def _edits(chain: str, old: Rules, new: Rules) -> Optional[List[str]]:
-    """Lines that turn ``old`` into ``new`` by deleting and inserting rules; None if rewriting the chain is better.
+    """Return lines that turn ``old`` into ``new`` by single deletions and insertions; None if a rewrite is better.
 
     Unchanged rules keep their packet counters and the text stays O(change).
     """
@@ -117,7 +116,7 @@ def _edits(chain: str, old: Rules, new: Rules) -> Optional[List[str]]:
 
 
 class _TableText:
-    """The lines of one table's transaction, in the order in which they must come."""
+    """The lines of one table's transaction, in the required order."""
 
     def __init__(self) -> None:
         self.chains: List[str] = []
@@ -176,11 +175,12 @@ def _add(text: _TableText, key: ChainTableKey, value: ChainTableValue) -> None:
 
 
 def restore_text(change: Change[ChainTableKey, ChainTableValue]) -> str:
-    """The change as input of ``iptables-restore --noflush``: one transaction per table, built-in chains never named.
+    """Return the change as input of ``iptables-restore --noflush``: one transaction per table.
 
-    Order within a table: chains made or flushed, jumps taken away, rules, jumps inserted at the head of their chain in
-    the order of the change, chains deleted. An empty change gives an empty text. Raises ConfigurationError if a rule
-    or a name holds a line break or a NUL, which could smuggle in a line.
+    Built-in chains are never named as chains, so they are not flushed. Order within a table: chains created or flushed,
+    jumps removed, rules, jumps inserted at the head of their chain in the order of the change, chains deleted. An empty
+    change gives an empty text. Raises ConfigurationError if a rule or a name holds a line break or a NUL, which could
+    inject a line.
     """
     texts: Dict[str, _TableText] = {}
 
@@ -200,5 +200,5 @@ def restore_text(change: Change[ChainTableKey, ChainTableValue]) -> str:
 
 
 def whole_text(table: Mapping[ChainTableKey, ChainTableValue]) -> str:
-    """A desired table as input of ``iptables-restore --noflush``, as if nothing were there yet."""
+    """Return a desired table as input of ``iptables-restore --noflush``, as for an empty kernel."""
     return restore_text(Change(added=dict(table)))

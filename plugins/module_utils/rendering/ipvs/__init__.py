@@ -1,4 +1,4 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Mode ipvs: from ServicePorts to virtual servers, ipsets and the chains that go with them."""
+"""Mode ipvs: from ServicePorts to virtual servers, ipsets and the chains that accompany them."""

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The chains that go with ipvs mode (kube-proxy 1.36): they mark, masquerade and filter by the ipsets.
+"""The chains of ipvs mode (kube-proxy 1.36): they mark, masquerade and filter by the ipsets.
 
-Rules are texts as iptables-save prints them, without ``-A CHAIN``. Which rules there are depends on which sets have
-elements, not on how many Services there are; only KUBE-IPVS-OUT-FILTER has a rule for each firewalled address.
+Rules are texts as iptables-save prints them, without ``-A CHAIN``. They depend on which sets have elements, not on the
+number of Services; only KUBE-IPVS-OUT-FILTER has a rule for each firewalled address.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ _PROTOCOL_NUMBERS = {"tcp": 6, "udp": 17, "sctp": 132}
 
 
 def ownership() -> Ownership:
-    """Which chains ipvs mode owns."""
+    """Return which chains ipvs mode owns."""
     return Ownership(frozenset(ALL_CHAINS), {})
 
 
 def jumps() -> Tuple[JumpKey, ...]:
-    """The jump rules of ipvs mode, in the order in which each is inserted at the head of its chain."""
+    """Return the jump rules of ipvs mode, in the order in which each is inserted at the head of its chain."""
     return (
         *nat_jumps(),
         jump(FILTER, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules"),
@@ -90,13 +90,13 @@ def jumps() -> Tuple[JumpKey, ...]:
 
 
 def _match(family: str, name: str, directions: str, commented: bool = True) -> str:
-    # iptables-save escapes quotes within a comment, and iptables-restore takes the backslash away again.
+    # iptables-save escapes quotes within a comment; iptables-restore removes the backslash again.
     text = comment(SETS[name].comment.replace("'", "\\'")) + " " if commented else ""
     return f"{text}-m set --match-set {NAMES[family][name]} {directions}"
 
 
 def _cluster_ip_rules(settings: DataplaneSettings) -> List[str]:
-    """Masquerading of connections to cluster IPs.
+    """Return the rules that masquerade connections to cluster IPs.
 
     Without a detector only connections of the host whose source became the cluster IP itself are masqueraded.
     """
@@ -120,7 +120,7 @@ def _external_accept_rules(family: str, name: str) -> List[str]:
 
 
 def services_rules(settings: DataplaneSettings, filled: AbstractSet[str]) -> Rules:
-    """Rules of nat KUBE-SERVICES. ``filled``: names, without the family's infix, of the sets that have elements."""
+    """Return the rules of nat KUBE-SERVICES. ``filled``: the sets that have elements, without the family's infix."""
     family = settings.family
     rules = [f"-s {'::1/128' if family == IPV6 else '127.0.0.0/8'} -j RETURN"]
     if LOAD_BALANCER in filled:
@@ -142,7 +142,10 @@ def services_rules(settings: DataplaneSettings, filled: AbstractSet[str]) -> Rul
 
 
 def node_port_rules(family: str, filled: AbstractSet[str]) -> Rules:
-    """Rules of nat KUBE-NODE-PORT: ports with externalTrafficPolicy Local keep their source, others are masqueraded."""
+    """Return the rules of nat KUBE-NODE-PORT.
+
+    Traffic to ports with externalTrafficPolicy Local keeps its source, other traffic is masqueraded.
+    """
     rules = []
     for protocol, (plain, local) in NODE_PORT_SETS.items():
         directions = "dst,dst" if protocol == "sctp" else "dst"
@@ -153,7 +156,7 @@ def node_port_rules(family: str, filled: AbstractSet[str]) -> Rules:
 
 
 def ipvs_filter_rules(family: str) -> Rules:
-    """Rules of filter KUBE-IPVS-FILTER: keeps daemons of the host from being reached through service addresses."""
+    """Return the rules of filter KUBE-IPVS-FILTER, which keep service addresses from reaching daemons of the host."""
     rules = [
         f"{_match(family, name, 'dst,dst', commented=False)} -j RETURN"
         for name in (LOAD_BALANCER, CLUSTER_IP, EXTERNAL_IP, EXTERNAL_IP_LOCAL)
@@ -166,7 +169,7 @@ def ipvs_filter_rules(family: str) -> Rules:
 
 
 def out_filter_rules(family: str, firewalled: Iterable[FirewalledPort]) -> Rules:
-    """Rules of filter KUBE-IPVS-OUT-FILTER: the node itself is not in the source ranges of these."""
+    """Return the rules of filter KUBE-IPVS-OUT-FILTER, for addresses whose source ranges exclude the node itself."""
     return tuple(
         f"-s {address}{host_bits(family)} -m ipvs --vproto {_PROTOCOL_NUMBERS[protocol]} --vaddr {address} "
         f"--vport {port} -j DROP"
@@ -177,10 +180,10 @@ def out_filter_rules(family: str, firewalled: Iterable[FirewalledPort]) -> Rules
 def chains(
     settings: DataplaneSettings, filled: AbstractSet[str], firewalled: Iterable[FirewalledPort]
 ) -> Dict[ChainKey, Rules]:
-    """All chains of ipvs mode with their rules.
+    """Return all chains of ipvs mode with their rules.
 
-    ``filled``: the sets that have elements, by their names without the family's infix (as in ``sets``).
-    Raises ConfigurationError for a local traffic detector that is not valid.
+    ``filled``: the sets that have elements, by their names without the family's infix (as in ``sets``). Raises
+    ConfigurationError for an invalid detector of local traffic.
     """
     family = settings.family
     hairpin = [f"{_match(family, LOOP_BACK, 'dst,dst,src')} -j MASQUERADE"] if LOOP_BACK in filled else []
@@ -209,7 +212,7 @@ def chains(
 def chain_table(
     settings: DataplaneSettings, filled: AbstractSet[str], firewalled: Iterable[FirewalledPort]
 ) -> ChainTable:
-    """Chains and jump rules in one table, as the resource of chains wants it; see :func:`chains`."""
+    """Return chains and jump rules in one table, as the resource of chains requires; see :func:`chains`."""
     table: ChainTable = {}
     for chain, rules in chains(settings, filled, firewalled).items():
         table[chain] = rules

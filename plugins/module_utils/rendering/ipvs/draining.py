@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How the desired servers of ipvs mode depend on the kernel: draining real servers, and servers in excluded ranges.
+"""Adjust the desired servers of ipvs mode to the kernel: draining real servers, and servers in excluded ranges.
 
-All functions are pure. Those that begin with ``with_`` make the desired table of a full sync from the observed one, for
-``resources.Stage``; the others adjust the changes of a partial sync, which observes nothing.
+All functions are pure. Those that begin with ``with_`` compute the desired table of a full sync from the observed one,
+for ``resources.Stage``; the others adjust the changes of a partial sync, which observes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .model import RealServer, RealServerKey, VirtualServer, VirtualServerKey
 
 
 def may_drain(key: RealServerKey) -> bool:
-    """Return whether a real server is drained: only TCP; other protocols have net.ipv4.vs.expire_nodest_conn."""
+    """Return whether a real server is drained: only TCP; others are covered by net.ipv4.vs.expire_nodest_conn."""
     return key.server.protocol == "tcp"
 
 
@@ -26,7 +26,7 @@ def draining_servers(
     connections: Mapping[RealServerKey, int],
     servers: Collection[VirtualServerKey],
 ) -> List[RealServerKey]:
-    """Return the real servers that have connections and are not desired, of the virtual servers that stay.
+    """Return the undesired real servers that have connections, of the virtual servers that are kept.
 
     ``connections`` maps a real server to its active and inactive connections. ``servers`` are the virtual servers that
     are desired: the real servers of one that is removed are removed at once.
@@ -43,7 +43,7 @@ def with_draining(
     connections: Mapping[RealServerKey, int],
     servers: Collection[VirtualServerKey],
 ) -> Mapping[RealServerKey, RealServer]:
-    """Return the desired real servers, and at weight 0 those of :func:`draining_servers`."""
+    """Return the desired real servers, plus those of :func:`draining_servers` at weight 0."""
     draining: Dict[RealServerKey, RealServer] = {}
     for key in draining_servers(desired, connections, servers):
         server = observed.get(key)
@@ -63,10 +63,10 @@ def drain_change(
     connections: Mapping[RealServerKey, int],
     removed_servers: Collection[VirtualServerKey],
 ) -> None:
-    """Keep the real servers that a change removes, while they have connections, at weight 0.
+    """Keep the real servers that a change removes at weight 0 while they have connections.
 
-    ``draining`` are those kept already; it is brought up to date. ``connections``: of the real servers of
-    :func:`leaving`. ``removed_servers``: virtual servers that the same sync removes, with all their real servers.
+    ``draining`` are those kept already; it is updated. ``connections``: of the real servers of :func:`leaving`.
+    ``removed_servers``: virtual servers that the same sync removes, with all their real servers.
     """
     for key in [key for key in draining if key.server in removed_servers]:
         del draining[key]
@@ -82,7 +82,7 @@ def drain_change(
 def ended(
     draining: Mapping[RealServerKey, RealServer], connections: Mapping[RealServerKey, int]
 ) -> Dict[RealServerKey, RealServer]:
-    """Return the draining real servers that have no connection any more."""
+    """Return the draining real servers whose connections have all ended."""
     return {key: value for key, value in draining.items() if not connections.get(key)}
 
 
@@ -101,7 +101,7 @@ def with_excluded_servers(
     observed: Mapping[VirtualServerKey, VirtualServer],
     excluded: Collection[Network],
 ) -> Mapping[VirtualServerKey, VirtualServer]:
-    """Return the desired virtual servers, and unchanged the observed others in the ``excluded`` networks."""
+    """Return the desired virtual servers, plus other observed ones in the ``excluded`` networks, unchanged."""
     if not excluded:
         return desired
     foreign = {
@@ -116,9 +116,9 @@ def with_excluded_real_servers(
     servers: Collection[VirtualServerKey],
     excluded: Collection[Network],
 ) -> Mapping[RealServerKey, RealServer]:
-    """Return the desired real servers, and unchanged those of virtual servers that ``with_excluded_servers`` keeps.
+    """Return the desired real servers, plus those of virtual servers that ``with_excluded_servers`` keeps, unchanged.
 
-    ``servers`` are the desired virtual servers: the real servers of these are ours even in excluded networks.
+    ``servers`` are the desired virtual servers: their real servers are ours even in excluded networks.
     """
     if not excluded:
         return desired
@@ -133,7 +133,7 @@ def with_excluded_real_servers(
 def keep_excluded(servers: Change[Any, Any], real_servers: Change[Any, Any], excluded: Collection[Network]) -> None:
     """Drop from the changes of a partial sync the removal of virtual servers in ``excluded`` networks.
 
-    They are kept with their real servers even where a Service that had them was deleted.
+    They are kept with their real servers even if they belonged to a Service that was deleted.
     """
     kept = {key for key in servers.removed if in_networks(key.address, excluded)} if excluded else ()
     for key in kept:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one ServicePort contributes to the tables of ipvs mode (kube-proxy 1.36).
+"""The entries that one ServicePort contributes to the tables of ipvs mode (kube-proxy 1.36).
 
 Several ServicePorts may contribute the same key, such as one cluster IP with several ports; merging counts them.
 """
@@ -51,10 +51,10 @@ _WANTED = RealServer(1)
 
 
 class NodeFacts(NamedTuple):
-    """What ServicePorts need to know of the settings, worked out once.
+    """The facts that ServicePorts need from the settings, computed once.
 
-    ``owned``: addresses that other interfaces of the node have; they are not bound to the dummy device.
-    ``node_ips``: where node ports answer.
+    ``owned``: addresses that other interfaces of the node have; they are not bound to the dummy device. ``node_ips``:
+    the addresses on which node ports answer.
     """
 
     family: str
@@ -65,17 +65,17 @@ class NodeFacts(NamedTuple):
 
 
 def is_link_local(address: str) -> bool:
-    """Whether a canonical address is a link-local one of IPv6; 169.254.0.0/16 is treated as any other."""
+    """Return whether a canonical address is an IPv6 link-local one; 169.254.0.0/16 is treated as any other."""
     return ":" in address and address.startswith(("fe8", "fe9", "fea", "feb"))
 
 
 def is_bindable(address: str) -> bool:
-    """Whether the kernel lets a canonical address be put on the dummy device: not loopback or multicast of IPv6."""
+    """Return whether the kernel accepts a canonical address on the dummy device: no IPv6 loopback or multicast."""
     return ":" not in address or (address != "::1" and not (address.startswith("ff") and address.find(":") == 4))
 
 
 def is_real_server(address: str) -> bool:
-    """Whether IPVS takes a canonical address as a real server: unicast ones only (``ip_vs_new_dest``)."""
+    """Return whether IPVS accepts a canonical address as a real server: unicast ones only (``ip_vs_new_dest``)."""
     if ":" in address:
         return is_bindable(address)
     first = address.partition(".")[0]
@@ -83,12 +83,12 @@ def is_real_server(address: str) -> bool:
 
 
 def is_node_address(address: str) -> bool:
-    """Whether a local address counts as one of the node: not loopback, and for IPv6 not link-local."""
+    """Return whether a local address counts as one of the node: not loopback, and for IPv6 not link-local."""
     return address != "::1" and not address.startswith("127.") and not is_link_local(address)
 
 
 def node_facts(settings: DataplaneSettings) -> NodeFacts:
-    """Work out the facts of a node from its settings.
+    """Compute the facts of a node from its settings.
 
     Node ports answer on all addresses of the node except those of the dummy device; when nodePortAddresses restrict
     them, on the addresses in these ranges, and then kube-proxy does count the dummy device's.
@@ -112,7 +112,7 @@ def node_facts(settings: DataplaneSettings) -> NodeFacts:
 
 
 def virtual_server(info: ServicePortInfo, scheduler: str) -> VirtualServer:
-    """Return the settings of a ServicePort's virtual servers: affinity is persistence, ``mh`` hashes ports, too."""
+    """Return the settings of a ServicePort's virtual servers: affinity is persistence, and ``mh`` also hashes ports."""
     flags = PERSISTENT if info.affinity_seconds else 0
     if scheduler == "mh":
         flags |= SCHEDULER_FLAG_2
@@ -120,7 +120,7 @@ def virtual_server(info: ServicePortInfo, scheduler: str) -> VirtualServer:
 
 
 def real_servers(info: ServicePortInfo, only_local: bool) -> Sequence[Endpoint]:
-    """The endpoints behind a virtual server: local ones if only these are wanted and there are any, else all."""
+    """Return the endpoints behind a virtual server: local ones if only these are wanted and there are any, else all."""
     return info.local if only_local and info.local else info.cluster
 
 
@@ -184,10 +184,10 @@ def _load_balancer_sets(
     in_set: Callable[[str, str], None],
     add: Callable[[Entry], None],
 ) -> None:
-    """Sets of one load balancer address, source ranges included.
+    """Add the set elements of one load balancer address, source ranges included.
 
-    A host connection to such an address has the address itself as its source, so it is let in by that source if a range
-    covers the node, and otherwise dropped on its way out.
+    A host connection to such an address has the address itself as its source, so it is accepted by that source if a
+    range covers the node, and otherwise dropped on its way out.
     """
     element = f"{address},{info.protocol}:{info.port}"
     in_set(LOAD_BALANCER, element)
@@ -208,7 +208,7 @@ def _load_balancer_sets(
 
 
 def _element_network(network: str) -> str:
-    """A range as ipset prints it: a single address without its prefix length."""
+    """Return a range as ipset prints it: a single address without its prefix length."""
     address, _slash, length = network.partition("/")
     return address if length == ("128" if ":" in address else "32") else network
 

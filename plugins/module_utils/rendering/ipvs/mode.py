@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rendering of ipvs mode: ServicePorts to virtual servers, real servers, ipsets, addresses and chains of one family."""
+"""Render ipvs mode: ServicePorts to virtual servers, real servers, ipsets, addresses and chains of one family."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from .text import (
 
 
 class IpvsContext(NamedTuple):
-    """Settings of the family, and what ServicePorts need to know of them."""
+    """Settings of the family, and the facts that ServicePorts need from them."""
 
     settings: DataplaneSettings
     facts: NodeFacts
 
 
 class FilledSets(Derivation):
-    """Derives the chains: which rules they have depends on which sets have elements, and on firewalled ports."""
+    """Derives the chains: their rules depend on which sets have elements, and on firewalled ports."""
 
     def __init__(self, settings: DataplaneSettings) -> None:
         self._settings = settings
@@ -89,7 +89,8 @@ class IpvsRendering(Rendering[IpvsContext]):
 
     devices: name to kind; addresses: address to True; sets: name to SetDefinition; set_elements: SetElementKey to True;
     chains: ChainKey to rules and JumpKey to 1; virtual_servers: VirtualServerKey to VirtualServer; real_servers:
-    RealServerKey to RealServer. Addresses come last among what packets meet, see ``convergence.modes.ipvs``.
+    RealServerKey to RealServer. Addresses come last among the tables that packets traverse, see
+    ``convergence.modes.ipvs``.
     """
 
     name = "ipvs"
@@ -97,10 +98,10 @@ class IpvsRendering(Rendering[IpvsContext]):
     parts = (FIREWALLED,)
     entries_have_addresses = True
     drops_without_local = False
-    source_without_detector = "kept, but for connections of the node itself"
+    source_without_detector = "kept, except for connections of the node itself"
 
     def settings_in_use(self, settings: DataplaneSettings) -> DataplaneSettings:
-        """See the base class. Node ports have a virtual server on each address; link-local ones do not count."""
+        """See the base class. Node ports have a virtual server on each address, except link-local ones."""
         owned = {address for _interface, address in settings.node_addresses if is_node_address(address)}
         addresses = tuple(("", address) for address in sorted(owned))
         return super().settings_in_use(settings)._replace(node_addresses=addresses)
@@ -132,7 +133,7 @@ class IpvsRendering(Rendering[IpvsContext]):
         return _LINES[table](family, key, value)
 
     def serves(self, entry: Entry, address: str, port: int) -> bool:
-        """Virtual and real servers serve their own address and port, other entries any."""
+        """See the base class. Virtual and real servers affect their own address and port, other entries any."""
         key = entry[1]
         server = key.server if isinstance(key, RealServerKey) else key
         return not isinstance(server, VirtualServerKey) or (server.address, server.port) == (address, port)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The values of ipvs mode's resource tables: what stands for a virtual server, a real server, a set.
+"""The values of ipvs mode's resource tables: virtual servers, real servers, sets and their elements.
 
 Addresses are canonical text, ports and seconds plain numbers, protocols lower case (tcp, udp, sctp).
 """
@@ -44,7 +44,7 @@ class VirtualServerKey(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        """``1.2.3.4:80/TCP`` as kube-proxy writes it."""
+        """Return ``1.2.3.4:80/TCP`` as kube-proxy writes it."""
         return f"{address_and_port(self.address, self.port)}/{self.protocol.upper()}"
 
 
@@ -63,7 +63,7 @@ class VirtualServer(NamedTuple):
 
 
 class RealServerKey(NamedTuple):
-    """Identity of a real server: the virtual server it serves, its address and port."""
+    """Identity of a real server: the virtual server it belongs to, its address and port."""
 
     server: VirtualServerKey
     ip: str
@@ -81,7 +81,7 @@ class RealServer(NamedTuple):
 
 
 class SetDefinition(NamedTuple):
-    """What kind of ipset it is: type as ``ipset create`` takes it, family (empty for bitmaps) and most elements."""
+    """The definition of an ipset: type as ``ipset create`` takes it, family (empty for bitmaps) and maximum size."""
 
     type: str
     family: str
@@ -99,7 +99,7 @@ class SetElementKey(NamedTuple):
 
 
 class FirewalledPort(NamedTuple):
-    """A load balancer address and port whose source ranges do not let this node itself in."""
+    """A load balancer address and port whose source ranges exclude this node itself."""
 
     address: str
     protocol: str
@@ -107,10 +107,10 @@ class FirewalledPort(NamedTuple):
 
 
 def server_of(key: Union[VirtualServerKey, RealServerKey]) -> VirtualServerKey:
-    """The virtual server itself, or that of a real server."""
+    """Return the virtual server itself, or that of a real server."""
     return key.server if isinstance(key, RealServerKey) else key
 
 
 def host_prefix(family: str) -> int:
-    """The netmask of virtual servers that tell every client apart: 32 or 128 bits."""
+    """Return the netmask of virtual servers that distinguish every client: 32 or 128 bits."""
     return 128 if family == IPV6 else 32

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The ipsets of ipvs mode: names, types and the comments that go with them in the rules (kube-proxy 1.36)."""
+"""The ipsets of ipvs mode: names, types and the comments of the rules that use them (kube-proxy 1.36)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NODE_PORT_LOCAL_SCTP = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
 HEALTH_CHECK_NODE_PORT = "KUBE-HEALTH-CHECK-NODE-PORT"
 IPVS_IPS = "KUBE-IPVS-IPS"
 
-# The kernel takes 31 characters and a zero byte.
+# The kernel allows 31 characters and a zero byte.
 _LONGEST_NAME = 31
 
 HASH_IP = "hash:ip"
@@ -85,7 +85,7 @@ NODE_PORT_SETS: Dict[str, Tuple[str, str]] = {
 
 
 def set_name(name: str, family: str) -> str:
-    """The name that a set has for a family: ``KUBE-6-`` instead of ``KUBE-`` for IPv6, cut to what the kernel takes."""
+    """Return the name of a set in a family: ``KUBE-6-`` instead of ``KUBE-`` for IPv6, cut to the kernel's limit."""
     return ("KUBE-6-" + name[len("KUBE-") :])[:_LONGEST_NAME] if family == IPV6 else name
 
 
@@ -98,7 +98,7 @@ NAMES: Dict[str, Dict[str, str]] = {
 #: The family that each set belongs to, by its name in the kernel.
 FAMILY_OF_SET: Dict[str, str] = {actual: family for family, names in NAMES.items() for actual in names.values()}
 
-#: The protocol of the node ports in each set that holds such, by its name in the kernel.
+#: The protocol of each set that holds node ports, by its name in the kernel.
 PROTOCOL_OF_NODE_PORTS: Dict[str, str] = {
     names[name]: protocol
     for names in NAMES.values()
@@ -108,7 +108,7 @@ PROTOCOL_OF_NODE_PORTS: Dict[str, str] = {
 
 
 def definitions(family: str) -> Dict[str, SetDefinition]:
-    """All sets of a family by name; they exist whether they have elements or not."""
+    """Return all sets of a family by name; they exist whether they have elements or not."""
     found: Dict[str, SetDefinition] = {}
     for name, known in SETS.items():
         bitmap = known.type == BITMAP_PORT

@@ -39,7 +39,7 @@ def _service(key: VirtualServerKey) -> str:
 
 
 def virtual_server_line(key: VirtualServerKey, value: VirtualServer) -> str:
-    """A virtual server as ``ipvsadm -Sn`` prints it."""
+    """Return a virtual server as ``ipvsadm -Sn`` prints it."""
     words = ["-A", _service(key), "-s", value.scheduler]
     if value.flags & PERSISTENT:
         words += ["-p", str(value.timeout)]
@@ -61,7 +61,7 @@ def _dotted(length: int) -> str:
 
 
 def real_server_line(key: RealServerKey, value: RealServer) -> str:
-    """A real server as ``ipvsadm -Sn`` prints it."""
+    """Return a real server as ``ipvsadm -Sn`` prints it."""
     forwarding = _FORWARDING_OPTIONS.get(value.forwarding, "-m")
     return f"-a {_service(key.server)} -r {address_and_port(key.ip, key.port)} {forwarding} -w {value.weight}"
 
@@ -69,7 +69,7 @@ def real_server_line(key: RealServerKey, value: RealServer) -> str:
 def ipvsadm_text(
     servers: Mapping[VirtualServerKey, VirtualServer], real_servers: Mapping[RealServerKey, RealServer]
 ) -> str:
-    """Both tables as input of ``ipvsadm -R``: each virtual server followed by its real servers, in sorted order."""
+    """Return both tables as input of ``ipvsadm -R``: sorted, each virtual server followed by its real servers."""
     by_server: Dict[VirtualServerKey, List[str]] = {}
     for real_key, real_value in sorted(real_servers.items()):
         by_server.setdefault(real_key.server, []).append(real_server_line(real_key, real_value))
@@ -81,7 +81,7 @@ def ipvsadm_text(
 
 
 def set_line(name: str, definition: SetDefinition) -> str:
-    """A set as ``ipset save`` prints it, without the options that newer kernels add."""
+    """Return a set as ``ipset save`` prints it, without the options that newer kernels add."""
     if definition.type == BITMAP_PORT:
         return f"create {name} {definition.type} range 0-65535"
     family = "inet6" if definition.family == IPV6 else "inet"
@@ -94,7 +94,7 @@ def element_line(key: SetElementKey) -> str:
 
 
 def ipset_text(sets: Mapping[str, SetDefinition], elements: Iterable[SetElementKey]) -> str:
-    """Sets and their elements as input of ``ipset restore``, each set followed by its elements, in sorted order."""
+    """Return sets and elements as input of ``ipset restore``: sorted, each set followed by its elements."""
     by_set: Dict[str, List[str]] = {}
     for key in sorted(elements):
         by_set.setdefault(key.set, []).append(element_line(key))
@@ -111,11 +111,11 @@ def device_line(device: str) -> str:
 
 
 def address_line(address: str, device: str = DEVICE) -> str:
-    """An address on the dummy device as an argument list of ``ip``."""
+    """Return an address on the dummy device as an argument list of ``ip``."""
     return f"address add {address}/{address_bits(family_of(address))} dev {device}"
 
 
 def ip_batch_text(addresses: Iterable[str], device: str = DEVICE) -> str:
-    """The dummy device and its addresses as input of ``ip -batch``."""
+    """Return the dummy device and its addresses as input of ``ip -batch``."""
     lines = [device_line(device), *(address_line(address, device) for address in sorted(addresses))]
     return "".join(f"{line}\n" for line in lines)

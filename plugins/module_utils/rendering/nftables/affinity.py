@@ -1,12 +1,13 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Session affinity: for the Services that ask for it, kube-proxy's own chains and sets.
+"""Session affinity: for the Services that request it, kube-proxy's own chains and sets.
 
-Each endpoint has a set of the clients that it serves, with a timeout that every new connection begins anew. Names and
-types are those of kube-proxy 1.36, so that the clients it knows are kept when a node is taken over. A single map of
-clients would need the result of one map as the key of another to notice that a client's endpoint is gone; the kernel
-can do that, but the nft program (1.0.6) aborts when it lists such a rule, and with it everybody's ``nft list ruleset``.
+Each endpoint has a set of the clients that it serves, with a timeout that every new connection restarts. Names and
+types are those of kube-proxy 1.36, so that the clients it has recorded are kept when a node is taken over. A single map
+of clients would need the result of one map as the key of another to notice that a client's endpoint has been removed;
+the kernel can do that, but the nft program (1.0.6) aborts when it lists such a rule, which breaks ``nft list ruleset``
+for every user of the node.
 """
 
 from __future__ import annotations
@@ -24,30 +25,31 @@ from . import expressions as x
 from .objects import ADDRESS_TYPES, PROTOCOL_NUMBERS, RESOURCE, ChainValue, Rule, SetValue
 
 _LONGEST_NAME = 240
-#: Clients that one endpoint may know at once; what the nft program gives a dynamic set.
+#: The most clients recorded for one endpoint; the nft program's default for a dynamic set.
 CLIENTS_PER_ENDPOINT = 65535
 
 
 def hashed_name(text: str) -> str:
-    """The hash of a text and the text, cut to what the kernel allows (kube-proxy 1.36)."""
+    """Return the hash of a text followed by the text, cut to the kernel's limit (kube-proxy 1.36)."""
     name = f"{b32encode(hashlib.sha256(text.encode()).digest()).decode()[:8]}-{text}"
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 3] + "..."
 
 
 def service_text(info: ServicePortInfo) -> str:
-    """``namespace/name/protocol/port name``."""
+    """Return ``namespace/name/protocol/port name``."""
     return f"{info.key.namespace}/{info.key.name}/{info.protocol}/{info.key.port_name}"
 
 
 def endpoint_name(info: ServicePortInfo, endpoint: Endpoint) -> str:
-    """The hashed name of an endpoint; colons of an IPv6 address become dots."""
+    """Return the hashed name of an endpoint; colons of an IPv6 address become dots."""
     return hashed_name(f"{service_text(info)}__{endpoint.ip.replace(':', '.')}/{endpoint.port}")
 
 
 class AffinityChains:
     """The chains of one ServicePort with ClientIP affinity.
 
-    ``internal`` names the chain for its ClusterIP, ``external`` the one for everything else; ``entries`` has them all.
+    ``internal`` names the chain for its ClusterIP, ``external`` the one for all other traffic; ``entries`` has them
+    all.
     """
 
     def __init__(self, info: ServicePortInfo, settings: DataplaneSettings) -> None:

@@ -1,13 +1,13 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Chains that choose an endpoint: a handful for all Services together, however many there are.
+"""Chains that select an endpoint: a handful shared by all Services, however many there are.
 
-A frontend's list of endpoints stands in a map under the keys (frontend, 0) to (frontend, N-1). The chain
+A frontend's list of endpoints is stored in a map under the keys (frontend, 0) to (frontend, N-1). The chain
 ``cluster-8`` serves every frontend with five to eight endpoints: it draws an index below 8 and looks the endpoint up;
 if there is none under this index, the rule ends and the next one draws again. Every endpoint is equally likely, and
-because more than half of the indices are taken two draws suffice on average. After all draws have failed (one
-connection in a thousand at worst) the last rule draws below 4, where every index is taken.
+because more than half of the indices are in use two draws suffice on average. After all draws have failed (one
+connection in a thousand at worst) the last rule draws below 4, where every index is in use.
 
 So the verdict of a frontend changes only when its number of endpoints passes a power of two. That matters: each new
 verdict makes the kernel check all verdict maps of the table again, which takes time in proportion to all Services;
@@ -41,33 +41,33 @@ NODE_PORT_KEY = "nodeport-"
 
 
 def size_class(count: int) -> int:
-    """The smallest power of two that is not less than the number of endpoints; 0 for none."""
+    """Return the smallest power of two that is not less than the number of endpoints; 0 for none."""
     return 1 << (count - 1).bit_length() if count else 0
 
 
 def endpoints_map(kind: str, policy: str) -> str:
-    """The map with the lists of frontends of a kind (SERVICE_KEY, NODE_PORT_KEY) and a policy (CLUSTER, LOCAL)."""
+    """Return the map with the endpoint lists of a kind of frontend (SERVICE_KEY, NODE_PORT_KEY) and a policy."""
     return _MAPS[kind, policy]
 
 
 def chooser_name(kind: str, policy: str, size: int) -> str:
-    """Name of the chain that chooses among at most ``size`` endpoints."""
+    """Return the name of the chain that selects among at most ``size`` endpoints."""
     return f"{kind}{policy}-{size}"
 
 
 def masquerade_name(kind: str, size: int) -> str:
-    """Name of the chain for external traffic with policy Cluster."""
+    """Return the name of the chain for external traffic with policy Cluster."""
     return f"{kind}masquerade-{size}"
 
 
 def external_local_name(kind: str, cluster_size: int, local_size: int) -> str:
-    """Name of the chain for external traffic with policy Local."""
+    """Return the name of the chain for external traffic with policy Local."""
     return f"{kind}external-{cluster_size}-{local_size}"
 
 
 @lru_cache(maxsize=1024)
 def chooser(family: str, kind: str, policy: str, size: int) -> ChainValue:
-    """The chain that redirects to one endpoint of the list of the packet's frontend."""
+    """Return the chain that redirects to one endpoint in the list of the packet's frontend."""
     words = x.address_words(family)
 
     def draw(below: int) -> Rule:
@@ -85,13 +85,19 @@ def chooser(family: str, kind: str, policy: str, size: int) -> ChainValue:
 
 @lru_cache(maxsize=1024)
 def masquerading_chooser(kind: str, mark: int, size: int) -> ChainValue:
-    """External traffic with policy Cluster: the endpoint may be anywhere, so the answer has to come back here."""
+    """Return the chain for external traffic with policy Cluster.
+
+    The endpoint may be on any node, so the packet is masqueraded: the reply has to return through this node.
+    """
     target = chooser_name(kind, CLUSTER, size)
     return ChainValue((x.rule(x.set_mark_bits(mark), comment="masquerade"), x.rule(x.verdict(f"goto {target}"))))
 
 
 def short_circuits(traffic: Optional[LocalTraffic], mark: int, cluster_target: str) -> List[Rule]:
-    """What precedes the local endpoints under policy Local: pods and the node itself may use all endpoints."""
+    """Return the rules that precede the local endpoints under policy Local.
+
+    Pods of this node and the node itself may use all endpoints.
+    """
     rules: List[Rule] = []
     if traffic is not None and cluster_target:
         pods = layout.from_local(traffic, True)
@@ -107,7 +113,10 @@ def short_circuits(traffic: Optional[LocalTraffic], mark: int, cluster_target: s
 def external_local(
     kind: str, traffic: Optional[LocalTraffic], mark: int, cluster_size: int, local_size: int
 ) -> ChainValue:
-    """External traffic with policy Local; without local endpoints it ends here, and the endpoints check drops it."""
+    """Return the chain for external traffic with policy Local.
+
+    Without local endpoints the chain ends with the short circuits, and the endpoints check drops the packet.
+    """
     cluster_target = chooser_name(kind, CLUSTER, cluster_size) if cluster_size else ""
     rules = short_circuits(traffic, mark, cluster_target)
     if local_size:
@@ -116,24 +125,27 @@ def external_local(
 
 
 def source_ranges_name(length: int) -> str:
-    """Name of the set of allowed source ranges with this prefix length."""
+    """Return the name of the set of allowed source ranges with this prefix length."""
     return f"source-ranges-{length}"
 
 
 def source_ranges_set(family: str) -> SetValue:
-    """A set of (frontend, start of a source range): hashed, so that overlapping ranges and many of them do no harm."""
+    """Return a set of (frontend, start of a source range).
+
+    It is hashed, so that neither overlapping ranges nor their number matter.
+    """
     address = ADDRESS_TYPES[family]
     return SetValue((address, PROTOCOL, PORT, address))
 
 
 def firewall_name(lengths: Tuple[int, ...]) -> str:
-    """Name of the chain that lets ranges with these prefix lengths in."""
+    """Return the name of the chain that accepts ranges with these prefix lengths."""
     return "firewall-" + "-".join(str(length) for length in lengths)
 
 
 @lru_cache(maxsize=1024)
 def firewall(family: str, lengths: Tuple[int, ...]) -> ChainValue:
-    """The chain that drops what comes from none of a frontend's source ranges; ``lengths`` from the longest."""
+    """Return the chain that drops packets from outside a frontend's source ranges; ``lengths``: longest first."""
     size = 16 if family == IPV6 else 4
     word = x.address_words(family) + 2
     rules: List[Rule] = []

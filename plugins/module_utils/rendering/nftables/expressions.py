@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Expressions of rules, built from what they mean. Source of all numbers: linux/netfilter/nf_tables.h.
+"""Build the expressions of rules from their meaning. Source of all numbers: linux/netfilter/nf_tables.h.
 
-Registers are counted in words of four bytes, from 0 to 15; :func:`register` gives the kernel's own number.
+Registers are counted in words of four bytes, from 0 to 15; :func:`register` returns the kernel's own number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DYNSET_UPDATE = 1
 NFPROTO = {"IPv4": 2, "IPv6": 10}
 INTERFACE_NAME_BYTES = 16
 
-#: How each attribute that matters is encoded; attributes whose value is 0 when absent are in OPTIONAL.
+#: The encoding of each attribute that matters; attributes whose value is 0 when absent are in OPTIONAL.
 SCHEMA: Dict[str, Dict[int, str]] = {
     "payload": {1: "u32", 2: "u32", 3: "u32", 4: "u32"},
     "meta": {1: "u32", 2: "u32", 3: "u32"},
@@ -56,94 +56,94 @@ Expressions = List[Expression]
 
 
 def register(word: int) -> int:
-    """The kernel's number of the register that begins at a word: whole 16-byte registers have numbers of their own."""
+    """Return the kernel's number of the register that begins at a word; 16-byte registers have their own numbers."""
     return 1 + word // 4 if word % 4 == 0 else 8 + word
 
 
 def register_word(number: int) -> int:
-    """The word at which a register begins; the inverse of :func:`register`."""
+    """Return the word at which a register begins; the inverse of :func:`register`."""
     return number - 8 if number >= 8 else (number - 1) * 4
 
 
 def address_words(family: str) -> int:
-    """Words that an address of the family fills."""
+    """Return the number of words that an address of the family occupies."""
     return 4 if family == IPV6 else 1
 
 
 def payload(base: int, offset: int, size: int, word: int = 0) -> Expression:
-    """Bytes of the packet into a register."""
+    """Load bytes of the packet into a register."""
     return Expression("payload", ((1, register(word)), (2, base), (3, offset), (4, size)))
 
 
 def source_address(family: str, word: int = 0, size: int = 0) -> Expression:
-    """The source address, or its first ``size`` bytes."""
+    """Load the source address, or its first ``size`` bytes."""
     return payload(NETWORK_HEADER, 8 if family == IPV6 else 12, size or 4 * address_words(family), word)
 
 
 def destination_address(family: str, word: int = 0, size: int = 0) -> Expression:
-    """The destination address, or its first ``size`` bytes."""
+    """Load the destination address, or its first ``size`` bytes."""
     return payload(NETWORK_HEADER, 24 if family == IPV6 else 16, size or 4 * address_words(family), word)
 
 
 def meta(key: int, word: int = 0) -> Expression:
-    """Something about the packet into a register."""
+    """Load metadata of the packet into a register."""
     return Expression("meta", ((1, register(word)), (2, key)))
 
 
 def protocol_and_port(word: int = 0) -> Expressions:
-    """The transport protocol and the destination port, one word each."""
+    """Load the transport protocol and the destination port, one word each."""
     return [meta(META_L4PROTO, word), payload(TRANSPORT_HEADER, 2, 2, word + 1)]
 
 
 def destination(family: str, word: int = 0) -> Expressions:
-    """Destination address, protocol and port: the key of a frontend."""
+    """Load destination address, protocol and port: the key of a frontend."""
     return [destination_address(family, word), *protocol_and_port(word + address_words(family))]
 
 
 def lookup(name: str, word: int = 0, inverted: bool = False) -> Expression:
-    """Whether a set contains the key that begins at a word."""
+    """Continue only if a set contains the key that begins at a word, or (``inverted``) does not contain it."""
     flags: Tuple[Tuple[int, Union[int, bytes, str]], ...] = ((5, LOOKUP_INVERT),) if inverted else ()
     return Expression("lookup", ((1, name), (2, register(word)), *flags))
 
 
 def map_lookup(name: str, target: int = 0, word: int = 0) -> Expression:
-    """The data that a map has for a key, into the register at word ``target``; the rule ends if it has none."""
+    """Load the data that a map has for a key into the register at word ``target``; the rule ends if there is none."""
     return Expression("lookup", ((1, name), (2, register(word)), (3, register(target))))
 
 
 def verdict_lookup(name: str, word: int = 0) -> Expression:
-    """Do what a verdict map says for a key; the rule ends if it says nothing."""
+    """Execute the verdict that a verdict map has for a key; the rule ends if there is none."""
     return Expression("lookup", ((1, name), (2, register(word)), (3, 0)))
 
 
 def compare(value: bytes, equal: bool = True, word: int = 0) -> Expression:
-    """Go on only if a register equals, or does not equal, the value."""
+    """Continue only if a register equals, or does not equal, the value."""
     return Expression("cmp", ((1, register(word)), (2, CMP_EQUAL if equal else CMP_NOT_EQUAL), (3, value)))
 
 
 def bitwise(mask: bytes, xor: bytes, word: int = 0) -> Expression:
-    """A register becomes ``(register & mask) ^ xor``."""
+    """Set a register to ``(register & mask) ^ xor``."""
     place = register(word)
     return Expression("bitwise", ((1, place), (2, place), (3, len(mask)), (4, mask), (5, xor)))
 
 
 def verdict(text: str) -> Expression:
-    """A verdict: ``drop``, ``return``, ``accept``, ``goto CHAIN`` or ``jump CHAIN``."""
+    """Issue a verdict: ``drop``, ``return``, ``accept``, ``goto CHAIN`` or ``jump CHAIN``."""
     return Expression("immediate", ((1, 0), (2, text)))
 
 
 def value(data: bytes, word: int) -> Expression:
-    """A constant into a register."""
+    """Load a constant into a register."""
     return Expression("immediate", ((1, register(word)), (2, data)))
 
 
 def random_below(modulus: int, word: int = 0) -> Expression:
-    """A random number from 0 to ``modulus`` - 1 into a register."""
+    """Load a random number from 0 to ``modulus`` - 1 into a register."""
     return Expression("numgen", ((1, register(word)), (2, modulus), (3, 1)))
 
 
 def destination_nat(family: str, address: int, port: int) -> Expression:
-    """Rewrite destination address and port to what stands in the registers at two words."""
+    """Rewrite destination address and port to the contents of the registers at two words."""
     return Expression("nat", ((1, NAT_DESTINATION), (2, NFPROTO[family]), (3, register(address)), (5, register(port))))
 
 
@@ -158,29 +158,29 @@ def reject(family: str) -> Expression:
 
 
 def remember(set_name: str, word: int = 0) -> Expression:
-    """Add the key at a word to a dynamic set, or begin its timeout anew."""
+    """Add the key at a word to a dynamic set, or restart its timeout."""
     return Expression("dynset", ((1, set_name), (3, DYNSET_UPDATE), (4, register(word))))
 
 
 def is_local(which: int) -> Expressions:
-    """The source (FIB_SADDR) or destination (FIB_DADDR) is an address of this node."""
+    """Match if the source (FIB_SADDR) or destination (FIB_DADDR) is an address of this node."""
     fib = Expression("fib", ((1, register(0)), (2, FIB_RESULT_ADDRTYPE), (3, which)))
     return [fib, compare(struct.pack("=I", RTN_LOCAL))]
 
 
 def has_bits(load: Expression, bits: int) -> Expressions:
-    """Some of the bits of a 32-bit value are set."""
+    """Match if any of the bits of a 32-bit value is set."""
     zero = bytes(4)
     return [load, bitwise(struct.pack("=I", bits), zero), compare(zero, equal=False)]
 
 
 def new_connection() -> Expressions:
-    """The packet begins a connection."""
+    """Match if the packet begins a connection."""
     return has_bits(Expression("ct", ((1, register(0)), (2, CT_STATE))), CT_STATE_NEW)
 
 
 def was_redirected() -> Expressions:
-    """The destination of the connection was rewritten."""
+    """Match if the destination of the connection was rewritten."""
     return has_bits(Expression("ct", ((1, register(0)), (2, CT_STATUS))), CT_STATUS_DNAT)
 
 
@@ -197,13 +197,13 @@ def flip_mark_bits(mark: int) -> Expressions:
 
 
 def prefix_mask(length: int, size: int) -> bytes:
-    """The mask of a prefix of ``length`` bits in ``size`` bytes."""
+    """Return the mask of a prefix of ``length`` bits in ``size`` bytes."""
     bits = size * 8
     return (((1 << length) - 1) << (bits - length)).to_bytes(size, "big")
 
 
 def in_network(network: Network, load_source: bool, equal: bool = True) -> Expressions:
-    """The source (else the destination) lies, or does not lie, in a range; nothing to compare in a /0."""
+    """Match if the source (else the destination) is, or is not, in a range; a /0 needs no comparison."""
     size = 4 * address_words(network.family)
     load = source_address if load_source else destination_address
     first = network.first.to_bytes(size, "big")
@@ -215,13 +215,13 @@ def in_network(network: Network, load_source: bool, equal: bool = True) -> Expre
 
 
 def interface_name(name: str, prefix: bool, equal: bool) -> Expressions:
-    """The incoming interface has, or has not, this name or a name with this beginning."""
+    """Match if the incoming interface has, or does not have, this name or (``prefix``) a name that begins so."""
     data = name.encode()
     return [meta(META_IIFNAME), compare(data if prefix else data.ljust(INTERFACE_NAME_BYTES, b"\x00"), equal)]
 
 
 def rule(*parts: Union[Expression, Expressions], comment: Optional[str] = None) -> Rule:
-    """A rule of expressions and lists of them."""
+    """Return a rule made of expressions and lists of them."""
     flat: Expressions = []
     for part in parts:
         if isinstance(part, Expression):

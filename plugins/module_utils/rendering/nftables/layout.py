@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The part of the table that does not depend on Services: hooks, sets, and the rules that look frontends up.
+"""The part of the table that does not depend on Services: hooks, sets, and the rules that look up frontends.
 
-Base chains, their hooks and their priorities are kube-proxy's, so that whoever places chains around them finds what
-they expect. What differs is behind the verdicts: see :mod:`.balancing`.
+Base chains, their hooks and their priorities are kube-proxy's, so that other programs can place their chains around
+them as they do around kube-proxy's. The difference is behind the verdicts: see :mod:`.balancing`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MASQUERADING = "masquerading"
 
 
 def fixed_sets(family: str) -> Dict[str, SetValue]:
-    """The sets and maps that are always there."""
+    """Return the sets and maps that always exist."""
     address = ADDRESS_TYPES[family]
     frontend: Tuple[str, ...] = (address, PROTOCOL, PORT)
     node_port: Tuple[str, ...] = (PROTOCOL, PORT)
@@ -73,7 +73,7 @@ def fixed_sets(family: str) -> Dict[str, SetValue]:
 
 
 def from_local(traffic: LocalTraffic, local: bool) -> x.Expressions:
-    """The packet comes, or does not come, from a pod of this node as the detector tells them."""
+    """Match packets that come, or do not come, from a pod of this node as the detector defines them."""
     if traffic.kind == "cidr":
         network = parse_network(traffic.value)
         return [] if network is None else x.in_network(network, load_source=True, equal=local)
@@ -87,7 +87,7 @@ def _not_loopback(family: str) -> x.Expressions:
 
 
 def _node_port_match(settings: DataplaneSettings, dispatching: bool) -> x.Expressions:
-    """What makes a destination address one that node ports answer on."""
+    """Match destination addresses on which node ports answer."""
     if settings.node_port_cidrs:
         return [x.destination_address(settings.family), x.lookup(NODE_PORT_IPS)]
     local = x.is_local(x.FIB_DADDR) if dispatching else []
@@ -138,7 +138,7 @@ def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[Rule]]:
         NODE_PORT_ENDPOINTS_CHECK: [x.rule(at_node_port, x.verdict_lookup(NO_ENDPOINT_NODE_PORTS))],
         CLUSTER_IPS_CHECK: _cluster_ips_rules(settings),
         MASQUERADING: [
-            # The bit is cleared so that a packet that passes here again is not masqueraded twice.
+            # The bit is cleared so that a packet that traverses this chain again is not masqueraded twice.
             x.rule(x.has_bits(x.meta(x.META_MARK), mark), x.flip_mark_bits(mark), x.masquerade()),
             x.rule(x.was_redirected(), connection, x.lookup(HAIRPIN), x.masquerade()),
         ],
@@ -168,7 +168,7 @@ def _base_chains() -> Dict[str, ChainValue]:
 
 
 def static_entries(settings: DataplaneSettings) -> List[Entry]:
-    """Everything that is there without any Service, in the order in which it can be made."""
+    """Return the entries that exist without any Service, in an order in which they can be created."""
     entries: List[Entry] = [(RESOURCE, ("table",), True)]
     sets = fixed_sets(settings.family)
     if settings.node_port_cidrs:

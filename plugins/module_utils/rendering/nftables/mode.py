@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rendering of nftables mode: ServicePorts to the table ``kube-proxy`` of one family."""
+"""Render nftables mode: ServicePorts to the table ``kube-proxy`` of one family."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NftablesRendering(Rendering[DataplaneSettings]):
         return settings
 
     def static_entries(self, context: DataplaneSettings) -> List[Entry]:
-        """Return base chains, sets and maps, and the rules that look ServicePorts up."""
+        """Return base chains, sets and maps, and the rules that look up ServicePorts."""
         return static_entries(context)
 
     def entries(self, service_port: ServicePortInfo, context: DataplaneSettings) -> List[Entry]:

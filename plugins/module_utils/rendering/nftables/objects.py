@@ -32,11 +32,11 @@ RESOURCE = Kind.TABLE_OBJECTS
 ADDRESS_TYPES = {"IPv4": "ipv4_addr", "IPv6": "ipv6_addr"}
 PROTOCOL = "inet_proto"
 PORT = "inet_service"
-#: The index of an endpoint in its list: what ``numgen`` yields.
+#: The index of an endpoint in its list: the result of ``numgen``.
 INDEX = "integer"
 VERDICT = "verdict"
 
-#: Number that the nft program gives a data type, and bytes that it fills in registers.
+#: The nft program's number of a data type, and the bytes that it occupies in registers.
 DATA_TYPES: Dict[str, Tuple[int, int]] = {
     INDEX: (4, 4),
     "ipv4_addr": (7, 4),
@@ -61,7 +61,7 @@ PROTOCOL_NAMES = {number: name for name, number in PROTOCOL_NUMBERS.items()}
 class SetValue(NamedTuple):
     """A set, or a map if ``data`` is not None: type names of the parts of its key and of its data.
 
-    ``dynamic``: elements come from the packet path and are nobody's but the kernel's; ``timeout`` in milliseconds;
+    ``dynamic``: elements are added by the packet path and managed by the kernel alone; ``timeout`` in milliseconds;
     ``size``: most elements of a dynamic set. ``flags``: any other flags of the kernel, 0 in all of ours.
     """
 
@@ -74,7 +74,7 @@ class SetValue(NamedTuple):
 
     @property
     def is_list(self) -> bool:
-        """Whether it maps a frontend and an index to an endpoint."""
+        """Return whether the map has a frontend and an index as key and an endpoint as data."""
         return self.key[-1] == INDEX and self.data is not None
 
 
@@ -88,7 +88,7 @@ class Expression(NamedTuple):
     attributes: Tuple[Tuple[int, Union[int, bytes, str]], ...]
 
     def get(self, number: int, default: Any = 0) -> Any:
-        """The value of an attribute, or ``default`` if it is absent."""
+        """Return the value of an attribute, or ``default`` if it is absent."""
         for found, value in self.attributes:
             if found == number:
                 return value
@@ -103,7 +103,7 @@ class Rule(NamedTuple):
 
 
 class BaseHook(NamedTuple):
-    """Where a base chain hooks in: type (filter, nat), hook name, priority; ``policy`` is accept (1) or drop (0)."""
+    """The hook of a base chain: type (filter, nat), hook name, priority; ``policy`` is accept (1) or drop (0)."""
 
     type: str
     hook: str
@@ -112,14 +112,14 @@ class BaseHook(NamedTuple):
 
 
 class ChainValue(NamedTuple):
-    """A chain and its rules; ``base`` is None for a chain that others jump to."""
+    """A chain and its rules; ``base`` is None for a chain that is not attached to a hook."""
 
     rules: Tuple[Rule, ...]
     base: Optional[BaseHook] = None
 
 
 class SparseList(NamedTuple):
-    """A list of endpoints that lacks an index, as only a foreign hand can make it: pairs (index, data)."""
+    """An endpoint list with missing indices, as pairs (index, data); only if another program edited the map."""
 
     items: Tuple[Tuple[int, bytes], ...]
 
@@ -130,27 +130,27 @@ _INDEX = struct.Struct("=I")
 
 
 def index_bytes(index: int) -> bytes:
-    """An index as it stands in a register."""
+    """Return an index as stored in a register."""
     return _INDEX.pack(index)
 
 
 def index_of(raw: bytes) -> int:
-    """The index that stands in a register."""
+    """Return the index stored in a register."""
     return int(_INDEX.unpack(raw)[0])
 
 
 def list_items(value: Value) -> List[Tuple[int, bytes]]:
-    """The (index, data) pairs of the value of a list."""
+    """Return the (index, data) pairs of the value of a list."""
     return list(value.items) if isinstance(value, SparseList) else list(enumerate(value))
 
 
 def list_value(items: Dict[int, bytes]) -> Value:
-    """The value of a list from its elements."""
+    """Return the value of a list from its elements."""
     if all(index in items for index in range(len(items))):
         return tuple([items[index] for index in range(len(items))])
     return SparseList(tuple(sorted(items.items())))
 
 
 def key_length(parts: Tuple[str, ...]) -> int:
-    """Bytes of a concatenation of such parts."""
+    """Return the size in bytes of a concatenation of such parts."""
     return sum(DATA_TYPES[part][1] for part in parts)

@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which sets and chains of the table only this project makes, by their names; all others kube-proxy makes as well.
+"""The sets and chains of the table that only this project creates, by name; kube-proxy creates all others as well.
 
-kube-proxy's names of what belongs to a Service hold a slash, and so do this project's where they stand for the same
+kube-proxy's names of objects that belong to a Service contain a slash, and so do this project's for the same objects
 (with session affinity). The other names are fixed in both.
 """
 
@@ -30,7 +30,7 @@ _CHAIN = re.compile(r"(?:nodeport-)?(?:(?:cluster|local|masquerade)-\d+|external
 
 
 def is_own(key: Tuple[object, ...]) -> bool:
-    """Tell whether only this project makes ``("set", name)`` or ``("chain", name)``."""
+    """Return whether only this project creates ``("set", name)`` or ``("chain", name)``."""
     kind, name = key[0], str(key[1]) if len(key) > 1 else ""
     if kind == "set":
         return name in OWN_SETS or _SOURCE_RANGES.fullmatch(name) is not None

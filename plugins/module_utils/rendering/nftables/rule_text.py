@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rules in the syntax of the nft program, read back from their expressions.
+"""Decompile the expressions of a rule to the syntax of the nft program.
 
-This follows what each register holds, as ``nft list`` does. What it does not know, which only a foreign hand can have
-put there, is shown as ``[name attribute=value ...]``.
+This tracks the contents of each register, as ``nft list`` does. Expressions that it does not know, which only another
+program can have added, are shown as ``[name attribute=value ...]``.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _ADDRESS_STARTS = {4: ((12, "ip saddr"), (16, "ip daddr")), 16: ((8, "ip6 saddr"
 
 
 class _Unknown(Exception):
-    """An expression that none of our rules has."""
+    """Raised for an expression that none of our rules has."""
 
 
 class _Held:
-    """What a register holds: its text, its size in bytes, and a mask or a change applied to it."""
+    """The content of a register: its text, its size in bytes, and a mask or a change applied to it."""
 
     __slots__ = ("mask", "size", "text", "xor")
 
@@ -62,7 +62,7 @@ class _Reader:
         return found
 
     def concatenation(self, number: int) -> str:
-        """All registers from one on that hold something, joined."""
+        """Return the texts of all registers from one on that have a content, joined."""
         texts: List[str] = []
         word = x.register_word(number)
         while word in self.words:
@@ -196,7 +196,7 @@ def _number(raw: bytes) -> int:
 
 
 def _changed_text(held: _Held) -> str:
-    """``meta mark | 0x00004000`` or ``meta mark ^ 0x00004000``."""
+    """Return ``meta mark | 0x00004000`` or ``meta mark ^ 0x00004000``."""
     if len(held.mask) != 4:
         raise _Unknown
     mask, xor = _number(held.mask), _number(held.xor)
@@ -255,7 +255,7 @@ def _raw(part: Expression) -> str:
 
 
 def rule_text(rule: Rule) -> str:
-    """One rule as nft writes it, with its comment."""
+    """Return one rule as nft writes it, with its comment."""
     reader = _Reader()
     try:
         for part in rule.expressions:

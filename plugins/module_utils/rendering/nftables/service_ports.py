@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one ServicePort contributes to the table of nftables mode."""
+"""The entries that one ServicePort contributes to the table of nftables mode."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _address(text: str) -> bytes:
 
 
 class _PortData(Dict[int, bytes]):
-    """The data of a port number, made when first asked for: the number and padding to a whole register."""
+    """The data of port numbers, computed on first use: the number and padding to a whole register."""
 
     def __missing__(self, port: int) -> bytes:
         data = self[port] = port.to_bytes(2, "big") + b"\x00\x00"
@@ -39,19 +39,19 @@ _PORT_DATA = _PortData()
 
 
 def _data(family: str, endpoints: Iterable[Endpoint]) -> Tuple[bytes, ...]:
-    # Tens of thousands at a first load: no call into Python for each, and no cache, which would only cost time.
+    # A first load converts tens of thousands of endpoints: a call to Python for each, or a cache, would only cost time.
     number = AF_INET6 if family == IPV6 else AF_INET
     return tuple([inet_pton(number, endpoint[0]) + _PORT_DATA[endpoint[1]] for endpoint in endpoints])
 
 
 @lru_cache(maxsize=1 << 16)
 def transport_key(protocol: str, port: int) -> bytes:
-    """Protocol and port, as in a key: the protocol in lower case."""
+    """Return protocol and port as in a key: the protocol in lower case."""
     return bytes((PROTOCOL_NUMBERS[protocol], 0, 0, 0)) + port.to_bytes(2, "big") + b"\x00\x00"
 
 
 def _lists(info: ServicePortInfo, kind: str, key: bytes, external: bool, entries: List[Entry]) -> None:
-    """Add the lists of endpoints that the chain of a frontend chooses from, and the chains that choose."""
+    """Add the endpoint lists that the chain of a frontend selects from, and the chains that select."""
     family = info.family
     local_only = not external and info.internal_local
     if info.cluster and not local_only:
@@ -67,7 +67,7 @@ def _lists(info: ServicePortInfo, kind: str, key: bytes, external: bool, entries
 
 
 def _external_chain(info: ServicePortInfo, settings: DataplaneSettings, kind: str) -> Tuple[str, Value]:
-    """Name and value of the chain that serves external traffic; the name is empty if there is nothing to go to."""
+    """Return name and value of the chain for external traffic; the name is empty if there is no endpoint."""
     mark = settings.masquerade_mark
     cluster_size = balancing.size_class(len(info.cluster))
     if not info.external_local:
@@ -126,9 +126,10 @@ def _external(
 
 
 def _firewall(info: ServicePortInfo, settings: DataplaneSettings, transport: bytes, entries: List[Entry]) -> None:
-    """Allow only the source ranges to reach the load balancer addresses.
+    """Restrict the load balancer addresses to the source ranges.
 
-    Where a range holds the node itself, a load balancer address may be its own source: the node may have taken it so.
+    Where a range contains the node itself, a load balancer address is allowed as its own source: the node may have used
+    it.
     """
     networks = [network for network in map(parse_network, info.source_ranges) if network is not None]
     if any(network.prefix_length == 0 for network in networks):
@@ -152,7 +153,7 @@ def _firewall(info: ServicePortInfo, settings: DataplaneSettings, transport: byt
 
 
 def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> List[Entry]:
-    """Return what one ServicePort contributes: (resource table, key, value), in an order in which it can be made.
+    """Return what one ServicePort contributes: (resource table, key, value), in an order in which it can be created.
 
     Several may contribute the same key: chains, sets of source ranges, the ClusterIP of a Service with several ports.
     """

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The table in the syntax of the nft program: for people to read, and for ``nft -f`` to load."""
+"""The table in the syntax of the nft program: for users to read, and for ``nft -f`` to load."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TYPEOF = {
 
 
 def table_family(family: str) -> str:
-    """``ip`` or ``ip6``."""
+    """Return ``ip`` or ``ip6``."""
     return "ip6" if family == IPV6 else "ip"
 
 
@@ -54,7 +54,7 @@ def _part_text(part: str, raw: bytes) -> str:
 
 
 def concatenation_text(parts: Tuple[str, ...], raw: bytes) -> str:
-    """A key or data as nft writes it, e.g. ``10.96.0.1 . tcp . 443``."""
+    """Return a key or data as nft writes it, e.g. ``10.96.0.1 . tcp . 443``."""
     texts: List[str] = []
     position = 0
     for part in parts:
@@ -65,7 +65,7 @@ def concatenation_text(parts: Tuple[str, ...], raw: bytes) -> str:
 
 
 def guessed_parts(family: str, raw: bytes) -> Tuple[str, ...]:
-    """The parts of a key, told by its length alone; good for all sets of the layout."""
+    """Return the parts of a key, guessed by its length alone; correct for all sets of the layout."""
     address = "ipv6_addr" if family == IPV6 else "ipv4_addr"
     size = DATA_TYPES[address][1]
     transport = (PROTOCOL, PORT)
@@ -90,7 +90,7 @@ def _endpoint_text(family: str, raw: bytes) -> str:
 
 
 def element_texts(family: str, key: Key, value: Value) -> List[str]:
-    """The elements of an entry as they stand between the braces of ``elements = { }``."""
+    """Return the elements of an entry as they are written between the braces of ``elements = { }``."""
     kind, name, raw = key
     text = concatenation_text(_parts(family, name, raw), raw)
     if kind == "list":
@@ -101,7 +101,7 @@ def element_texts(family: str, key: Key, value: Value) -> List[str]:
 
 
 def set_lines(name: str, value: SetValue) -> List[str]:
-    """The definition of a set, without elements and braces around it."""
+    """Return the definition of a set, without elements and braces around it."""
     kind = "set" if value.data is None else "map"
     parts = value.key if value.data is None or value.data == (VERDICT,) else value.key + value.data
     typeof = INDEX in parts
@@ -131,7 +131,7 @@ def _duration(milliseconds: int) -> str:
 
 
 def chain_lines(value: ChainValue) -> List[str]:
-    """What stands between the braces of a chain."""
+    """Return the lines between the braces of a chain."""
     lines: List[str] = []
     if value.base is not None:
         policy = "accept" if value.base.policy else "drop"
@@ -142,7 +142,7 @@ def chain_lines(value: ChainValue) -> List[str]:
 
 
 def describe(family: str, key: Key, value: Value) -> List[str]:
-    """Lines that show one entry of the table as commands or blocks that ``nft -f`` takes."""
+    """Return lines that show one entry of the table as commands or blocks that ``nft -f`` accepts."""
     table = f"{table_family(family)} {TABLE_NAME}"
     if key[0] == "table":
         return [f"table {table}"]
@@ -154,12 +154,12 @@ def describe(family: str, key: Key, value: Value) -> List[str]:
 
 
 def restore_text(family: str, tables: Mapping[str, Mapping[Key, Value]]) -> str:
-    """A script for ``nft -f`` that replaces the table of the family by the desired one; empty if none is desired."""
+    """Return a script for ``nft -f`` that replaces the family's table by the desired one; empty if none is desired."""
     table = tables[RESOURCE]
     if ("table",) not in table:
         return ""
     name = f"{table_family(family)} {TABLE_NAME}"
-    # Named first, so that the deletion succeeds whether or not the table exists.
+    # Declared first, so that the deletion succeeds whether or not the table exists.
     lines = [f"table {name}", f"delete table {name}", f"table {name} {{", f'\tcomment "{TABLE_COMMENT}"']
     elements: Dict[str, List[str]] = {}
     for key, value in table.items():
