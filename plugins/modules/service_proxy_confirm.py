@@ -126,7 +126,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import pending
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.confirm import confirm
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import DEFAULT_DIRECTORY
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.directory import DEFAULT_DIRECTORY
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probes import (
     ProbeResult,
     parse_probe,

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import find_program
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import ChainsResource, parse_save
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.lock import XtablesLock
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.restore import restore, save
@@ -26,7 +27,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.vari
     VARIANTS,
     XtablesVariant,
     detect_variant,
-    find_program,
     unsupported_reason,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.fixed import ownership

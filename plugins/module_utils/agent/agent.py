@@ -18,6 +18,7 @@ from typing import Callable, Dict, Optional, Set
 
 from ..cluster.api import NODES, SERVICE_CIDRS, ApiClient
 from ..cluster.connection import ApiConnection
+from ..configuration.load import load_given
 from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ..configuration.validate import in_mode
 from ..convergence.handles import KernelHandles
@@ -27,7 +28,7 @@ from ..errors import KernelError, ProxyError
 from ..kernel.presence import holds_dataplane
 from ..serviceports.node import node_name
 from .fatal import Fatal
-from .options import AgentOptions, command_line_flags, read_configuration
+from .options import AgentOptions, command_line_flags
 from .source.cluster_source import ClusterSource
 from .source.inbox import Inbox
 from .source.keeper import CacheKeeper
@@ -63,7 +64,7 @@ class Agent:
         self.limited = LimitedLog(log)
         self.systemd = systemd or Systemd()
         # As it was read; that of the mode in effect is the one of ``sync``.
-        self._configuration, warnings = read_configuration(options)
+        self._configuration, warnings = load_given(options.configuration, options.mode)
         self._configure_log(self._configuration)
         for warning in warnings:
             log.warning(warning)
@@ -369,7 +370,7 @@ class Agent:
     def _reload_configuration(self) -> None:
         self.systemd.reloading()
         try:
-            configuration, warnings = read_configuration(self.options)
+            configuration, warnings = load_given(self.options.configuration, self.options.mode)
             for warning in warnings:
                 self.log.warning(warning)
             self._apply_configuration(configuration)

@@ -1,21 +1,14 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How an agent is started, and the configuration that follows."""
+"""How an agent is started."""
 
 from __future__ import annotations
 
 from typing import Dict, NamedTuple, Tuple
 
-from ..configuration.load import load, load_file
-from ..configuration.model import KubeProxyConfiguration
+from ..convergence.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
 from ..convergence.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
-from ..convergence.state_directory import control_socket
-
-DEFAULT_CONTROL = control_socket()
-#: In the agent's own directory; the one above it is root's.
-DEFAULT_CACHE = "/var/lib/kubenode-proxy/agent/cluster.json.gz"
-DEFAULT_TOKEN = "/var/lib/kubenode-proxy/agent/token"
 
 _NAMED_OTHERWISE = ("configuration", "ignore_findings")
 
@@ -44,13 +37,6 @@ class AgentOptions(NamedTuple):
     hold_loss: float = 0.0
     verbose: bool = False
     log_format: str = ""
-
-
-def read_configuration(options: AgentOptions) -> Tuple[KubeProxyConfiguration, Tuple[str, ...]]:
-    """The configuration of the options' file, or the default one, and warnings. Raises ConfigurationError."""
-    mode = options.mode if options.mode != "auto" else ""
-    loaded = load_file(options.configuration, mode) if options.configuration else load({}, mode)
-    return loaded.configuration, loaded.warnings
 
 
 def command_line_flags(options: AgentOptions) -> Dict[str, str]:

@@ -6,6 +6,8 @@
 Exit codes: 0 all is well; 1 something failed, with one line on standard error; 2 the command line is wrong; 3 the node
 differs from what it should be (``diff``, ``converge --check``, ``rollback --check``) or nothing was found
 (``explain``); 4 no agent runs, or it is not healthy (``status``).
+
+A command is imported when it is used: most take less time than loading the agent or the kernel's interfaces would.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ import os
 import sys
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, TextIO
 
-from ..agent.options import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
-from ..convergence.history.store import DEFAULT_DIRECTORY as DEFAULT_HISTORY
+from ..convergence.history.directory import DEFAULT_DIRECTORY as DEFAULT_HISTORY
+from ..convergence.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
 from ..convergence.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..convergence.target import Target, parse_target
 from ..errors import ConfigurationError, ProxyError
-from . import commands, completion, history_commands, token_command
-from .commands import FAILED, USAGE, Outcome
+from ..packaging.identity import identity
+from . import completion
+from .outcome import FAILED, USAGE, Outcome
 
 CONFIGURATION_PATHS = ("/etc/kubenode-proxy/config.yaml",)
 _VARIABLES = "KUBENODE_PROXY_"
@@ -190,16 +193,27 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-_COMMANDS: Dict[str, Callable[[argparse.Namespace], Outcome]] = {
-    "converge": commands.converge_once,
-    "diff": commands.show_diff,
-    "status": commands.show_status,
-    "explain": commands.show_explanation,
-    "cleanup": commands.clean_up,
-    "confirm": history_commands.confirm_change,
-    "rollback": history_commands.roll_back,
-    "token": token_command.show_or_store_token,
-}
+def _command(name: str) -> Callable[[argparse.Namespace], Outcome]:
+    """Return the function of a command, and import only what this one needs."""
+    if name in ("status", "explain"):
+        from . import agent_commands
+
+        return agent_commands.show_status if name == "status" else agent_commands.show_explanation
+    if name == "confirm":
+        from .confirm_command import confirm_change
+
+        return confirm_change
+    if name == "rollback":
+        from .rollback_command import roll_back
+
+        return roll_back
+    if name == "token":
+        from .token_command import show_or_store_token
+
+        return show_or_store_token
+    from . import commands
+
+    return {"converge": commands.converge_once, "diff": commands.show_diff, "cleanup": commands.clean_up}[name]
 
 
 def main(argv: Optional[Sequence[str]] = None, streams: Optional[Streams] = None) -> int:
@@ -226,16 +240,18 @@ def main(argv: Optional[Sequence[str]] = None, streams: Optional[Streams] = None
 
 def _dispatch(parser: argparse.ArgumentParser, arguments: argparse.Namespace, streams: Streams) -> int:
     if arguments.version:
-        streams.output.write(commands.version() + "\n")
+        streams.output.write(f"kubenode-proxy {identity().text}\n")
         return 0
     if not arguments.command:
         raise UsageError("a command is missing (see kubenode-proxy --help)")
     if arguments.command == "run":
-        return commands.run_agent(arguments, streams.errors)
+        from .run_command import run_agent
+
+        return run_agent(arguments, streams.errors)
     if arguments.command == "completion":
         streams.output.write(completion.script(arguments.shell, _words(parser)))
         return 0
-    outcome = _COMMANDS[arguments.command](arguments)
+    outcome = _command(arguments.command)(arguments)
     if arguments.output == "json":
         streams.output.write(json.dumps(outcome.document, indent=2, default=str) + "\n")
     else:

@@ -1,25 +1,21 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the node command does: each command takes its arguments and gives lines, a document and an exit code."""
+"""The commands that work on this node themselves: they read the cluster and the kernel."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from typing import Any, Callable, Dict, List, NamedTuple, TextIO, Tuple
+from typing import Any, Dict, List, Tuple
 
-from ..agent.agent import Agent
-from ..agent.options import AgentOptions, read_configuration
-from ..agent.source.token import TokenKeeper
-from ..agent.surface.control import NoAgent, ask_agent
-from ..agent.surface.log import Log
 from ..cluster.api import ApiClient, list_objects
 from ..cluster.cache import read_cache
 from ..cluster.connection import ApiConnection
 from ..cluster.snapshot import read_snapshot
 from ..cluster.state import ClusterState
+from ..configuration.load import load_given
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.validate import in_mode
 from ..convergence.explain import desired_family, explain, explanation_document
@@ -27,58 +23,14 @@ from ..convergence.history.converged import converge, inspect
 from ..convergence.modes.choose import choose_mode
 from ..convergence.node import family_context, view_node
 from ..convergence.request import Report, Request
+from ..convergence.target import Target
 from ..errors import ProxyError
-from ..packaging.identity import identity
-
-OK, FAILED, USAGE, DIFFERENT, NOT_RUNNING = 0, 1, 2, 3, 4
-
-
-class Outcome(NamedTuple):
-    """What a command has to say: lines for people, a document for programs, warnings, and its exit code."""
-
-    code: int
-    lines: List[str]
-    document: Dict[str, Any]
-    warnings: Tuple[str, ...] = ()
-
-
-def version() -> str:
-    """Return the version of the collection with the hash of the engine."""
-    return f"kubenode-proxy {identity().text}"
-
-
-def run_agent(arguments: argparse.Namespace, errors: TextIO) -> int:
-    """Run the agent until it is stopped; returns its exit code. Raises ProxyError."""
-    options = AgentOptions(
-        configuration=arguments.config,
-        kubeconfig=arguments.kubeconfig,
-        node_name=arguments.node_name,
-        mode=arguments.mode,
-        fallback=arguments.fallback,
-        state_directory=arguments.state_directory,
-        cache=arguments.cache,
-        control=arguments.control,
-        token=arguments.token,
-        ignore_findings=tuple(arguments.ignore),
-        max_loss_percent=arguments.max_loss_percent,
-        hold_loss=arguments.hold_loss,
-        verbose=arguments.verbose,
-        log_format=arguments.log_format,
-    )
-    # Where standard error goes to the journal, systemd says so in this variable.
-    log = Log(errors, priorities="JOURNAL_STREAM" in os.environ)
-    agent = Agent(options, log)
-    agent.install_signals()
-    log.info("starting", version=identity().text, process=os.getpid())
-    try:
-        return agent.run()
-    except ProxyError as error:
-        log.error("the agent cannot run", error=error)
-        return FAILED
+from .outcome import DIFFERENT, NOT_RUNNING, OK, Outcome
 
 
 def _configuration(arguments: argparse.Namespace) -> Tuple[KubeProxyConfiguration, Tuple[str, ...]]:
-    return read_configuration(AgentOptions(configuration=arguments.config, mode=arguments.mode))
+    loaded = load_given(arguments.config, arguments.mode)
+    return loaded.configuration, loaded.warnings
 
 
 def _cluster(arguments: argparse.Namespace, configuration: KubeProxyConfiguration) -> ClusterState:
@@ -197,6 +149,9 @@ def _renew_own_token(arguments: argparse.Namespace) -> None:
     except OSError:
         return
     if own:
+        from ..agent.source.token import TokenKeeper
+        from ..agent.surface.log import Log
+
         kubeconfig = arguments.kubeconfig or _configuration(arguments)[0].client_connection.kubeconfig
         connection = ApiConnection(kubeconfig=kubeconfig or None)
         log = Log(sys.stderr, False, "JOURNAL_STREAM" in os.environ)
@@ -213,53 +168,8 @@ def clean_up(arguments: argparse.Namespace) -> Outcome:
     return _converged(arguments, arguments.check, describe=False, absent=True)
 
 
-def _status_lines(document: Dict[str, Any]) -> List[str]:
-    healthy = "healthy" if document["healthy"] else "not healthy"
-    lost = document.get("apiServerLostSeconds", {})
-    if lost and all(lost.values()):
-        healthy += f", without the API server for {min(lost.values()):.0f} s"
-    lines = [
-        f"agent:      running for {document['uptimeSeconds']:.0f} s, {healthy}",
-        f"node:       {document['node']}",
-        f"mode:       {document['mode'] or 'not chosen yet'} ({document['modeReason'] or 'waiting for the cluster'})",
-    ]
-    for name, state in document["apiServer"].items():
-        seconds = f" (for {lost[name]:.0f} s)" if lost.get(name) else ""
-        lines.append(f"API server: {name}: {state}{seconds}")
-    for family, item in document["families"].items():
-        text = f"{item['services']} Services, {item['ports']} ports, {item['endpoints']} endpoints"
-        draining = f", {item['draining']} draining" if item["draining"] else ""
-        lines.append(f"{family}:       {text}{draining}")
-        entries = ", ".join(f"{count} {table}" for table, count in item["entries"].items() if count)
-        lines.append(f"            {entries}")
-    lines.append(f"syncs:      {document['syncs']}, foreign changes repaired: {document['driftRepaired']}")
-    if document["lastError"]:
-        lines.append(f"last error: {document['lastError']}")
-    lines += [f"left out:   {refusal}" for refusal in document["refused"]]
-    lines += [f"conflict:   {conflict}" for conflict in document.get("conflicts", ())]
-    return lines
-
-
-def show_status(arguments: argparse.Namespace) -> Outcome:
-    """``status``: of the agent; without one, how the node compares with the cluster."""
-    try:
-        document = ask_agent(arguments.control, {"command": "status"})
-    except NoAgent as error:
-        return _status_without_agent(arguments, str(error))
-    lines = _lines_of(_status_lines, document)
-    good = document["healthy"] and not document["lastError"]
-    return Outcome(OK if good else NOT_RUNNING, lines, document)
-
-
-def _lines_of(show: Callable[[Dict[str, Any]], List[str]], document: Dict[str, Any]) -> List[str]:
-    """Return the lines for an agent's answer. Raises ProxyError if it is not what an agent of this version answers."""
-    try:
-        return show(document)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ProxyError(f"the agent's answer is not valid: {type(error).__name__}: {error}") from error
-
-
-def _status_without_agent(arguments: argparse.Namespace, reason: str) -> Outcome:
+def status_without_agent(arguments: argparse.Namespace, reason: str) -> Outcome:
+    """``status`` on a node without an agent: what is programmed, and how it differs from the cluster."""
     lines = [f"agent:      not running ({reason})"]
     document: Dict[str, Any] = {"agent": "not running", "reason": reason}
     try:
@@ -274,47 +184,14 @@ def _status_without_agent(arguments: argparse.Namespace, reason: str) -> Outcome
     return Outcome(NOT_RUNNING, lines, document, (*warnings, *report.warnings))
 
 
-def show_explanation(arguments: argparse.Namespace) -> Outcome:
-    """``explain``: by the agent's view of the cluster, or without one from where the arguments say."""
-    target = arguments.target
-    try:
-        if arguments.snapshot or arguments.from_cache:
-            raise NoAgent("another source is asked for")
-        document = ask_agent(arguments.control, {"command": "explain", "destination": str(target)})
-    except NoAgent:
-        configuration, _warnings = _configuration(arguments)
-        cluster = _cluster(arguments, configuration)
-        request = _request(arguments, cluster, configuration)
-        mode = choose_mode(request).mode
-        configuration = in_mode(configuration, mode.name)
-        view = view_node(request, configuration, mode)
-        contexts = [family_context(cluster, configuration, view, family) for family in view.families]
-        families = [desired_family(cluster, mode.rendering, context) for context in contexts]
-        document = explanation_document(explain(cluster, families, mode.name, target))
-    lines = _lines_of(_explanation_lines, document)
-    return Outcome(OK if document["found"] else DIFFERENT, lines, document)
-
-
-def _explanation_lines(document: Dict[str, Any]) -> List[str]:
-    where = f"node {document['node']}" + (f" in zone {document['zone']}" if document["zone"] else "")
-    lines = [f"{document['destination']} on {where}, mode {document['mode']}:"]
-    if not document["found"]:
-        return [*lines, "  no Service answers here; the packet is left alone"]
-    shown: List[str] = []
-    for item in document["found"]:
-        lines.append(f"  Service {item['service']}, port {item['port']}, by its {item['via']}")
-        lines.append(f"    at {', '.join(item['frontends'])}")
-        lines.append(f"    {item['outcome']}; {item['traffic']} traffic, policy {item['trafficPolicy']}")
-        lines.append(f"    source address: {item['source']}")
-        if item["affinitySeconds"]:
-            lines.append(f"    a client stays with its endpoint for {item['affinitySeconds']} s")
-        if item["sourceRanges"]:
-            lines.append(f"    only from {', '.join(item['sourceRanges'])}")
-        lines.append("    endpoints:" if item["endpoints"] else "    endpoints: none")
-        for verdict in item["endpoints"]:
-            lines.append(f"      {'yes' if verdict['chosen'] else 'no '} {verdict['endpoint']}: {verdict['reason']}")
-        again = item["programmed"] == shown
-        lines.append("    programmed: as above" if again else "    programmed:")
-        lines += [] if again else [f"      {line}" for line in item["programmed"]]
-        shown = item["programmed"]
-    return lines
+def explain_node(arguments: argparse.Namespace, target: Target) -> Dict[str, Any]:
+    """Return the explanation of a target by what this node would be programmed with. Raises ProxyError."""
+    configuration, _warnings = _configuration(arguments)
+    cluster = _cluster(arguments, configuration)
+    request = _request(arguments, cluster, configuration)
+    mode = choose_mode(request).mode
+    configuration = in_mode(configuration, mode.name)
+    view = view_node(request, configuration, mode)
+    contexts = [family_context(cluster, configuration, view, family) for family in view.families]
+    families = [desired_family(cluster, mode.rendering, context) for context in contexts]
+    return explanation_document(explain(cluster, families, mode.name, target))

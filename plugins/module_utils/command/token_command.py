@@ -10,11 +10,11 @@ import sys
 import time
 from typing import Any, Dict
 
-from ..agent.source.token import read_token, store_token
 from ..cluster.access.service_token import ServiceToken, parse_token
+from ..cluster.access.token_file import read_token, store_token
 from ..errors import ConfigurationError
 from ..timestamps import timestamp
-from .commands import OK, Outcome
+from .outcome import OK, Outcome
 
 _MOST_CHARACTERS = 1 << 16
 

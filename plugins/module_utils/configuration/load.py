@@ -83,6 +83,15 @@ def load_file(path: str, mode: str = "") -> LoadedConfiguration:
         raise ConfigurationError(f"{path}: {error}") from error
 
 
+def load_given(path: str, mode: str = "") -> LoadedConfiguration:
+    """Read the configuration file ``path``, or return the defaults if it is empty.
+
+    A ``mode`` other than ``auto`` takes the place of the configured one. Raises ConfigurationError.
+    """
+    mode = mode if mode != "auto" else ""
+    return load_file(path, mode) if path else load({}, mode)
+
+
 def _check_type(values: Mapping[str, Any]) -> None:
     for name, expected in (("kind", KIND), ("apiVersion", API_VERSION)):
         value = values.get(name)

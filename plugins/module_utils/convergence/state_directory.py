@@ -28,6 +28,12 @@ def control_socket(directory: str = DEFAULT_DIRECTORY) -> str:
     return os.path.join(directory, AGENT_DIRECTORY, CONTROL_SOCKET)
 
 
+DEFAULT_CONTROL = control_socket()
+#: Files that the agent keeps, in its own directory; the one above it is root's.
+DEFAULT_CACHE = "/var/lib/kubenode-proxy/agent/cluster.json.gz"
+DEFAULT_TOKEN = "/var/lib/kubenode-proxy/agent/token"
+
+
 def prepare_state_directory(directory: str) -> None:
     """Make the directory if it is missing; as root, see to it that only root can write it.
 

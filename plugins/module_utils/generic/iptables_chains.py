@@ -18,9 +18,10 @@ import subprocess
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ..errors import ConfigurationError, KernelError
+from ..kernel.programs import Completed
 from ..kernel.xtables.chains import SavedTables, parse_save
 from ..kernel.xtables.restore import DEFAULT_WAIT, explain, restore, save
-from ..kernel.xtables.variant import Completed, XtablesVariant
+from ..kernel.xtables.variant import XtablesVariant
 from ..rendering.iptables.canonical import canonical_rule, target_of
 from ..rendering.iptables.restore_input import one_line, transaction
 from ..rendering.iptables.tables import ChainKey, JumpKey

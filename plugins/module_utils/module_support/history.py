@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from ..convergence.history.store import DEFAULT_DIRECTORY, DEFAULT_KEEP, History
+from ..convergence.history.directory import DEFAULT_DIRECTORY
+from ..convergence.history.store import DEFAULT_KEEP, History
 from .arguments import Spec
 
 

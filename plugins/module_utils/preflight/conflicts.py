@@ -10,7 +10,8 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ..addresses import IPV4, IPV6
 from ..kernel import facts
-from ..kernel.xtables.variant import LEGACY, NFT, XtablesVariant, find_program, run, run_save, table_names
+from ..kernel.programs import find_program, run
+from ..kernel.xtables.variant import LEGACY, NFT, XtablesVariant, run_save, table_names
 from .findings import (
     CILIUM,
     EMBEDDED_KUBE_PROXY,

@@ -14,7 +14,8 @@ from ..kernel import facts, sysctls
 from ..kernel.ipset import IpsetSocket
 from ..kernel.ipvs import IpvsSocket
 from ..kernel.modules import ModulesResource, available_modules, present_modules
-from ..kernel.xtables.variant import LEGACY, XtablesVariant, find_program, unsupported_reason
+from ..kernel.programs import find_program
+from ..kernel.xtables.variant import LEGACY, XtablesVariant, unsupported_reason
 from .findings import ERROR, EXTENSIONS, IPSET, IPVS, KERNEL_VERSION, MODULES, RIGHTS, SYSCTLS, TOOLS, WARNING, Finding
 from .findings import FAMILIES as FAMILIES_FINDING
 

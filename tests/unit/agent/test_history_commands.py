@@ -12,7 +12,7 @@ from typing import Tuple
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.command import history_commands
+from ansible_collections.kubenode.proxy.plugins.module_utils.command import confirm_command, rollback_command
 from ansible_collections.kubenode.proxy.plugins.module_utils.command.cli import Streams, main
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.confirm import ConfirmReport
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.form import StateRecord
@@ -69,7 +69,7 @@ def test_what_was_done_is_told(monkeypatch, check, status, last):
     report = RollbackReport(
         record, True, (change,), None if check else 5, ("kubenode-proxy.service",), ("careful",), {}
     )
-    monkeypatch.setattr(history_commands, "rollback", lambda request: report)
+    monkeypatch.setattr(rollback_command, "rollback", lambda request: report)
     found, output, errors = run("rollback", *(["--check"] if check else []))
     assert found == status and output.splitlines()[-1] == last
     words = "1 to add, 2 to replace, 3 to remove" if check else "1 added, 2 replaced, 3 removed"
@@ -85,7 +85,7 @@ def test_a_change_is_confirmed_only_after_its_probes(monkeypatch, directory):
         asked.append(state)
         return ConfirmReport(7, True, 31.5)
 
-    monkeypatch.setattr(history_commands, "confirm", confirm)
+    monkeypatch.setattr(confirm_command, "confirm", confirm)
     # Nobody listens at port 1 of this machine.
     status, _output, errors = run("confirm", "--probe", "tcp://127.0.0.1:1", "--probe-timeout", "0.2")
     assert (status, asked) == (1, [])

@@ -18,12 +18,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision i
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.control import (
     Ask,
     ControlServer,
-    NoAgent,
-    ask_agent,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.command import cli, commands
+from ansible_collections.kubenode.proxy.plugins.module_utils.command import agent_commands, cli, commands
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.agent_client import NoAgent, ask_agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explain import (
     desired_family,
     explain,
@@ -34,6 +33,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.c
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, TableChange
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.target import parse_target
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError, ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import identity
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
 from tests.apiserver.accounts import sign
@@ -255,7 +255,7 @@ def test_help_and_version_go_to_the_output():
     assert "converge" in run("--help")[1]
     assert run("explain", "--help")[0] == 0
     code, output, _errors = run("--version")
-    assert (code, output) == (0, f"kubenode-proxy {commands.identity().text}\n")
+    assert (code, output) == (0, f"kubenode-proxy {identity().text}\n")
 
 
 @pytest.mark.parametrize(("check", "changed", "code"), [(False, True, 0), (True, True, 3), (True, False, 0)])
@@ -414,7 +414,7 @@ def test_status_says_for_how_long_the_api_server_has_been_away(lost, first, serv
         "lastError": "",
         "refused": [],
     }
-    lines = commands._status_lines(document)
+    lines = agent_commands._status_lines(document)
     assert lines[0] == f"agent:      {first}"
     (line,) = [line for line in lines if line.startswith("API server: services")]
     assert services in line

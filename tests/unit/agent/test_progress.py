@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface import systemd as systemd_module
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.systemd import Systemd
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import variant
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import programs
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import (
     Change,
     ObservedOnce,
@@ -64,20 +64,20 @@ def test_progress_extends_a_start_and_a_reload_but_nothing_else(monkeypatch):
 
 
 def test_waiting_for_a_program_is_progress_and_loses_none_of_its_input(monkeypatch):
-    monkeypatch.setattr(variant, "PULSE_SECONDS", 0.01)
+    monkeypatch.setattr(programs, "PULSE_SECONDS", 0.01)
     calls = []
     # The program begins to read when others have waited for it for a while, and takes much more than a pipe holds.
     text = "text" * 1000000
-    done = variant.run(["sh", "-c", "sleep 0.2; cat; echo end >&2"], text, 30.0, lambda: calls.append(1))
+    done = programs.run(["sh", "-c", "sleep 0.2; cat; echo end >&2"], text, 30.0, lambda: calls.append(1))
     assert (done.status, done.output, done.errors) == (0, text, "end\n")
     assert len(calls) >= 3
 
 
 def test_waiting_for_a_program_ends(monkeypatch):
-    monkeypatch.setattr(variant, "PULSE_SECONDS", 0.01)
+    monkeypatch.setattr(programs, "PULSE_SECONDS", 0.01)
     calls = []
     with pytest.raises(KernelError, match=r"did not end within 0\.1 seconds"):
-        variant.run(["sleep", "30"], timeout=0.1, progress=lambda: calls.append(1))
+        programs.run(["sleep", "30"], timeout=0.1, progress=lambda: calls.append(1))
     assert 1 <= len(calls) <= 10
 
 

@@ -12,17 +12,16 @@ import threading
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source import token as token_module
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.token import (
     LOOK_SECONDS,
     PAUSE_SECONDS,
     TokenKeeper,
-    read_token,
-    store_token,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access import token_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.service_token import parse_token
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.token_file import read_token, store_token
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiStatusError
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller import account
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
@@ -193,7 +192,7 @@ def test_a_full_disk_keeps_the_old_token(keeper, server, path, log, monkeypatch)
 
     before = read_token(path)
     server.now += 0.6 * DAY
-    monkeypatch.setattr(token_module, "write_whole", full)
+    monkeypatch.setattr(token_file, "write_whole", full)
     assert keeper.step() == PAUSE_SECONDS
     assert read_token(path) == before and "No space left on device" in log.getvalue()
 

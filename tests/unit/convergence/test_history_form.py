@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import form, store
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import directory, form, store
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import ChainsState, NodeState
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.raw import RawChain, RawSet
@@ -163,7 +163,7 @@ def test_states_are_numbered_kept_and_forgotten(history):
 
 def test_numbers_are_never_used_again_while_something_is_known_of_them(history):
     history.save(SAMPLE)
-    history.note(1, store.CONFIRMED)
+    history.note(1, directory.CONFIRMED)
     os.unlink(Path(history.directory) / "state-000001.json.gz")
     assert history.save(SAMPLE).number == 2
     assert (history.outcome(1), history.outcome(2)) == ("confirmed", None)

@@ -11,7 +11,13 @@ import time
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import arm, confirm, pending, store
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import (
+    arm,
+    confirm,
+    directory,
+    pending,
+    store,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import NodeState
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError, PreflightError
 
@@ -70,8 +76,8 @@ def test_only_one_of_those_who_decide_succeeds(waiting):
 @pytest.mark.parametrize(
     ("outcome", "reason"),
     [
-        (store.REVERTED, "was not confirmed in time: the node has gone back to it"),
-        (store.WITHDRAWN, "was rolled back before it was confirmed"),
+        (directory.REVERTED, "was not confirmed in time: the node has gone back to it"),
+        (directory.WITHDRAWN, "was rolled back before it was confirmed"),
         ("", "the node was rebooted, or never made one"),
     ],
 )

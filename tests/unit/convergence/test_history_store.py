@@ -15,7 +15,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import request as request_module
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import guard, state, store
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import directory, guard, state, store
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import sysctl_profile
 
@@ -53,7 +53,7 @@ def test_what_killed_writers_left_is_removed_by_a_later_save(history):
 
 
 def test_a_full_disk_is_a_warning_where_nothing_depends_on_the_state(history, monkeypatch):
-    monkeypatch.setattr(store, "write_whole", full_disk)
+    monkeypatch.setattr(directory, "write_whole", full_disk)
     monkeypatch.setattr(guard, "observe_state", lambda *_arguments: state.NodeState())
     way_back = guard.SavingGuard(request(history), handles=None)
     assert way_back.begin() == []
@@ -71,7 +71,7 @@ def test_a_full_disk_refuses_a_change_that_has_to_be_confirmed_before_anything_i
         guard.SavingGuard(request(history, 60.0), handles=None).begin()
     # Later, when it fills up in between.
     monkeypatch.undo()
-    monkeypatch.setattr(store, "write_whole", full_disk)
+    monkeypatch.setattr(directory, "write_whole", full_disk)
     monkeypatch.setattr(guard, "observe_state", lambda *_arguments: state.NodeState())
     way_back = guard.SavingGuard(request(history, 60.0), handles=None)
     way_back.target(KubeProxyConfiguration())

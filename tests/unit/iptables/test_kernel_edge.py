@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import Completed
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import observed_table, parse_save
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.restore import explain
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import (
-    Completed,
     XtablesVariant,
     choose,
     parse_version,

@@ -15,7 +15,7 @@ import yaml
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts, modules, sysctls
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts, modules, programs, sysctls
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import variant
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import conflicts, features, findings
 
@@ -105,7 +105,7 @@ def test_firewalld_is_told_of() -> None:
 
 
 @pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def system_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """System programs of iptables-nft, which a user's PATH does not offer; there are no legacy ones."""
     directory = tmp_path / "usr/sbin"
     directory.mkdir(parents=True)
@@ -118,19 +118,19 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     empty = tmp_path / "usr/local/bin"
     empty.mkdir(parents=True)
     monkeypatch.setenv("PATH", str(empty))
-    monkeypatch.setattr(variant, "_SBIN", (str(directory),))
+    monkeypatch.setattr(programs, "_SBIN", (str(directory),))
     return directory
 
 
 @pytest.mark.parametrize("family", [IPV4, IPV6])
-def test_the_only_iptables_is_found_outside_of_the_path(programs: Path, family: str) -> None:
+def test_the_only_iptables_is_found_outside_of_the_path(system_programs: Path, family: str) -> None:
     found = variant.detect_variant(family)
     assert (found.name, found.reason, found.version) == (variant.NFT, "the only variant installed", (1, 8, 10))
-    assert Path(found.restore).parent == programs
+    assert Path(found.restore).parent == system_programs
     assert found.restore_waits and found.random_fully
 
 
-def test_legacy_is_refused_where_there_is_none(programs: Path) -> None:
+def test_legacy_is_refused_where_there_is_none(system_programs: Path) -> None:
     with pytest.raises(KernelError, match="iptables: the legacy variant is not installed"):
         variant.detect_variant(IPV4, variant.LEGACY)
 

@@ -10,17 +10,15 @@ expires: the dataplane stays as it is, and the next run of the role writes anoth
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from typing import Callable, Optional
 
 from ...cluster.access.service_token import ServiceToken, parse_token, request_token
+from ...cluster.access.token_file import read_token, store_token
 from ...cluster.api import ApiClient
 from ...errors import ConfigurationError, ProxyError
-from ...regular_files import SMALL, read_regular
 from ...timestamps import timestamp
-from ...whole_files import write_whole
 from ..supervision import Task
 from ..surface.log import Log
 
@@ -30,36 +28,6 @@ Connect = Callable[[Callable[[float], None]], ApiClient]
 LOOK_SECONDS = 300.0
 #: After a failure, and between two renewals where this node's clock is wrong.
 PAUSE_SECONDS = 60.0
-
-
-def read_token(path: str) -> str:
-    """Return the token in a file. Raises ConfigurationError, FileNotFoundError if there is none."""
-    try:
-        return read_regular(path, SMALL).decode("ascii").strip()
-    except FileNotFoundError:
-        raise
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path}: the token is not ASCII text") from error
-    except OSError as error:
-        raise ConfigurationError(f"{path}: the token cannot be read: {error.strerror}") from error
-
-
-def store_token(path: str, token: str) -> bool:
-    """Write a token for the owner of its directory, atomically; return whether the file changed.
-
-    Raises ConfigurationError for a text that is no token of a ServiceAccount, or if the file cannot be written.
-    """
-    parse_token(token)
-    with contextlib.suppress(ConfigurationError, FileNotFoundError):
-        if read_token(path) == token:
-            return False
-    try:
-        place = os.stat(os.path.dirname(path) or ".")
-        owner = None if os.geteuid() else (place.st_uid, place.st_gid)
-        write_whole(path, token.encode("ascii") + b"\n", 0o600, owner)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: the token cannot be written: {error.strerror}") from error
-    return True
 
 
 class TokenKeeper:

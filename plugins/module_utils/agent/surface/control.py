@@ -9,26 +9,19 @@ The answers are made by the agent's own loop, between syncs, so that they never 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import queue
 import socket
 import time
-from typing import Any, Callable, Dict
+from typing import Callable
 
-from ...errors import KernelError, ProxyError
+from ...convergence.agent_client import ANSWER_SECONDS, CLIENT_SECONDS, Answer, Question
+from ...errors import KernelError
 from ...regular_files import parse_json
 from ..supervision import Task
 
 _MOST_BYTES = 1 << 16
-#: Most bytes of an answer: an explanation of a Service with a hundred thousand endpoints takes some 20 MB.
-_MOST_ANSWER_BYTES = 64 << 20
-_CLIENT_SECONDS = 5.0
-ANSWER_SECONDS = 30.0
-
-Question = Dict[str, Any]
-Answer = Dict[str, Any]
 
 
 class Ask:
@@ -85,15 +78,15 @@ class ControlServer:
                 if self._closed:
                     return
                 raise
-            task.busy(ANSWER_SECONDS + 2 * _CLIENT_SECONDS)
+            task.busy(ANSWER_SECONDS + 2 * CLIENT_SECONDS)
             with client:
-                client.settimeout(_CLIENT_SECONDS)
+                client.settimeout(CLIENT_SECONDS)
                 with contextlib.suppress(OSError):
                     self._answer(client)
 
     def _answer(self, client: socket.socket) -> None:
         data = b""
-        end = time.monotonic() + _CLIENT_SECONDS
+        end = time.monotonic() + CLIENT_SECONDS
         while not data.endswith(b"\n") and len(data) < _MOST_BYTES and time.monotonic() < end:
             part = client.recv(4096)
             if not part:
@@ -119,58 +112,3 @@ class ControlServer:
         self._socket.close()
         with contextlib.suppress(OSError):
             os.unlink(self._path)
-
-
-def ask_agent(path: str, question: Question) -> Answer:
-    """Ask the agent that listens at ``path``, and return its answer without control characters in any text.
-
-    The one who asks may be root, and whoever has taken the agent over decides what it answers: its length, its nesting
-    and the time that it may take are bounded. Raises NoAgent if none runs, ProxyError.
-    """
-    try:
-        data = _ask(path, json.dumps(question).encode() + b"\n")
-    except OSError as error:
-        raise NoAgent(f"{path}: no agent answers: {error.strerror or error}") from error
-    try:
-        answer = _printable(parse_json(data))
-    except (ValueError, RecursionError) as error:
-        raise ProxyError(f"{path}: the agent's answer is not valid") from error
-    if not isinstance(answer, dict):
-        raise ProxyError(f"{path}: the agent's answer is not an object")
-    if "error" in answer:
-        raise ProxyError(str(answer["error"]))
-    return answer
-
-
-def _ask(path: str, question: bytes) -> bytes:
-    """Return the line that the agent answers. Raises OSError, also when it does not end in time or at all."""
-    deadline = time.monotonic() + ANSWER_SECONDS + _CLIENT_SECONDS
-    data = bytearray()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
-        sock.settimeout(ANSWER_SECONDS + _CLIENT_SECONDS)
-        sock.connect(path)
-        sock.sendall(question)
-        while not data.endswith(b"\n"):
-            sock.settimeout(max(0.001, deadline - time.monotonic()))
-            part = sock.recv(65536)
-            if not part:
-                break
-            data += part
-            if len(data) > _MOST_ANSWER_BYTES:
-                raise OSError(errno.EFBIG, f"the answer is larger than {_MOST_ANSWER_BYTES} bytes")
-    return bytes(data)
-
-
-def _printable(value: Any) -> Any:
-    """Return a JSON value with a question mark for each character of its texts that cannot be printed."""
-    if isinstance(value, str):
-        return "".join(character if character.isprintable() else "?" for character in value)
-    if isinstance(value, list):
-        return [_printable(item) for item in value]
-    if isinstance(value, dict):
-        return {_printable(key): _printable(item) for key, item in value.items()}
-    return value
-
-
-class NoAgent(ProxyError):
-    """No agent runs on this node, or it does not listen."""

@@ -25,7 +25,8 @@ change waits, another convergence is refused with HistoryError.
 =================  ====================================================================================
 ``state``          NodeState, ``observe_state(handles, all_servers, exclude_cidrs)``
 ``form``           the file: ``pack_record``, ``unpack_record``; StateRecord
-``store``          ``History(directory, keep)``: ``save``, ``load``, ``list``, ``newest``, ``outcome``
+``directory``      ``HistoryDirectory(directory)``: ``outcome``, ``note``
+``store``          ``History(directory, keep)``: ``save``, ``load``, ``list``, ``newest``
 ``restore``        ``rollback``, ``restore_stages``
 ``converged``      ``converge``: a convergence that can be undone
 ``guard``          what a convergence does for it

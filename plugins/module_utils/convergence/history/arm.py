@@ -10,7 +10,7 @@ import time
 from typing import Optional
 
 from ...errors import HistoryError, PreflightError
-from ...kernel.xtables.variant import run
+from ...kernel.programs import run
 from ...packaging.running import pack_running
 from ...timestamps import timestamp
 from . import pending, revert, units

@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional, Tuple
 
 from ...errors import HistoryError
 from . import pending, units
-from .store import CONFIRMED, DEFAULT_DIRECTORY, REVERTED, WITHDRAWN, History
+from .directory import CONFIRMED, DEFAULT_DIRECTORY, REVERTED, WITHDRAWN, HistoryDirectory
 
 
 class ConfirmReport(NamedTuple):
@@ -35,7 +35,7 @@ def confirm(
     """
     waiting = pending.read()
     if waiting is None or (state is not None and waiting.state != state):
-        return _nothing_waits(waiting, state, History(history_directory))
+        return _nothing_waits(waiting, state, HistoryDirectory(history_directory))
     report = ConfirmReport(waiting.state, True, round(waiting.remaining, 1))
     if waiting.reverting:
         raise HistoryError(str(waiting))
@@ -43,7 +43,7 @@ def confirm(
         return report
     if not pending.claim(pending.DECIDED):
         raise HistoryError(f"the change after state {waiting.state}: its time ran out just now")
-    History(waiting.history_directory).note(waiting.state, CONFIRMED)
+    HistoryDirectory(waiting.history_directory).note(waiting.state, CONFIRMED)
     pending.clear()
     return report._replace(warnings=_stop_timer())
 
@@ -56,7 +56,9 @@ def _stop_timer() -> Tuple[str, ...]:
     return (f"{pending.UNIT}.timer: {' '.join(done.errors.split())}",) if done.status else ()
 
 
-def _nothing_waits(waiting: Optional[pending.Pending], state: Optional[int], history: History) -> ConfirmReport:
+def _nothing_waits(
+    waiting: Optional[pending.Pending], state: Optional[int], history: HistoryDirectory
+) -> ConfirmReport:
     if state is None:
         return ConfirmReport(None, False, 0.0)
     outcome = history.outcome(state)
@@ -81,7 +83,7 @@ def withdraw() -> Optional[int]:
         return None
     if waiting.reverting or not pending.claim(pending.DECIDED):
         raise HistoryError(str(waiting))
-    History(waiting.history_directory).note(waiting.state, WITHDRAWN)
+    HistoryDirectory(waiting.history_directory).note(waiting.state, WITHDRAWN)
     pending.clear()
     _stop_timer()
     return waiting.state

@@ -39,9 +39,10 @@ from ..request import TableChange
 from ..stages import IpvsResources, OnlyOurServers, ipvs_resources, observed_once, unloaded_ipvs_resources
 from . import units
 from .confirm import withdraw
+from .directory import DEFAULT_DIRECTORY
 from .form import StateRecord
 from .state import NodeState, chains_resources, observe_state, of_family
-from .store import BEFORE_ROLLBACK, DEFAULT_DIRECTORY, DEFAULT_KEEP, History
+from .store import BEFORE_ROLLBACK, DEFAULT_KEEP, History
 
 Table = Mapping[Any, Any]
 _CONNTRACK_MAX = "net.netfilter.nf_conntrack_max"

@@ -17,8 +17,9 @@ from ...errors import ProxyError
 from ..handles import KernelHandles
 from ..lock import ConvergenceLock
 from . import pending, units
+from .directory import REVERTED
 from .restore import RollbackReport, RollbackRequest, restore, rollback
-from .store import REVERTED, History
+from .store import History
 
 # Something may be in the way for a moment: the lock of iptables, a table that somebody else is writing.
 _ATTEMPTS = 10

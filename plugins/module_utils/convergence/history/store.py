@@ -9,34 +9,27 @@ It is not below the agent's state directory: systemd gives that one, with all th
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-import stat
 import tempfile
 import time
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional
+from typing import Dict, Iterable, List, NamedTuple
 
 from ...errors import HistoryError
 from ...packaging.identity import engine_hash
-from ...regular_files import SMALL, parse_json, read_regular
+from ...regular_files import SMALL, read_regular
 from ...timestamps import timestamp
-from ...whole_files import write_whole
+from .directory import DEFAULT_DIRECTORY, HistoryDirectory
 from .form import MOST_BYTES, StateRecord, pack_record, unpack_record
 from .state import NodeState
 
-DEFAULT_DIRECTORY = "/var/lib/kubenode-proxy-history"
 DEFAULT_KEEP = 5
 
 #: What a state was saved before: these are what ``rollback`` goes back to when no number is given.
 BEFORE_CONVERGENCE = "before a convergence"
 BEFORE_ROLLBACK = "before a rollback"
 
-CONFIRMED, REVERTED, WITHDRAWN = "confirmed", "reverted", "rolled back"
-
-_NUMBER = re.compile(r"[0-9]{1,6}\Z")
 _NAME = re.compile(r"state-(\d{6})\.json\.gz\Z")
-_OUTCOMES = "outcomes.json"
 #: What a writer that was killed leaves behind: whole_files.write_whole makes such names.
 _UNFINISHED = re.compile(r"\.(state-\d{6}\.json\.gz|outcomes\.json|writable)\..+\Z")
 #: A file of that age has no writer any more.
@@ -70,7 +63,7 @@ def boot_identity() -> str:
         return ""
 
 
-class History:
+class History(HistoryDirectory):
     """Saved states by number, the newest with the highest; ``keep``: how many, at least one.
 
     Raises HistoryError from every method if the directory is not root's alone, or cannot be used.
@@ -79,30 +72,15 @@ class History:
     def __init__(self, directory: str = DEFAULT_DIRECTORY, keep: int = DEFAULT_KEEP) -> None:
         if keep < 1:
             raise HistoryError(f"keep: {keep} states cannot be kept, at least 1 is needed")
-        self.directory = directory
+        super().__init__(directory)
         self.keep = keep
 
     def _path(self, number: int) -> str:
         return os.path.join(self.directory, f"state-{number:06d}.json.gz")
 
-    def _check(self) -> bool:
-        """Whether the directory is there. Raises HistoryError if others could have put something into it."""
-        try:
-            found = os.lstat(self.directory)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise HistoryError(f"{self.directory}: {error.strerror}") from error
-        if not stat.S_ISDIR(found.st_mode):
-            raise HistoryError(f"{self.directory}: is not a directory")
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            owner = f"belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}"
-            raise HistoryError(f"{self.directory}: {owner}; saved states are trusted only where nobody else may write")
-        return True
-
     def numbers(self) -> List[int]:
         """The numbers of the saved states, oldest first."""
-        if not self._check():
+        if not self.check():
             return []
         try:
             names = os.listdir(self.directory)
@@ -118,7 +96,7 @@ class History:
         if number > _MOST:
             raise HistoryError(f"{self.directory}: there is no number after {_MOST}; remove the directory")
         record = StateRecord(number, timestamp(), reason, os.uname().release, engine_hash(), boot_identity(), state)
-        self._write(self._path(number), pack_record(record))
+        self.write(self._path(number), pack_record(record))
         self._remove_unfinished()
         spared = {number, *kept}
         for old in [each for each in numbers if each not in spared][: max(0, len(numbers) + 1 - self.keep)]:
@@ -135,7 +113,7 @@ class History:
     def check_writable(self) -> None:
         """Write a file as large as a small state and remove it. Raises HistoryError if that is not possible."""
         self._make()
-        self._check()
+        self.check()
         try:
             with tempfile.NamedTemporaryFile(prefix=".writable.", dir=self.directory) as file:
                 file.write(bytes(SMALL))
@@ -151,13 +129,6 @@ class History:
                 path = os.path.join(self.directory, name)
                 if os.lstat(path).st_mtime < time.time() - _UNFINISHED_SECONDS:
                     os.unlink(path)
-
-    @staticmethod
-    def _write(path: str, content: bytes) -> None:
-        try:
-            write_whole(path, content)
-        except OSError as error:
-            raise HistoryError(f"{path}: cannot be written: {error.strerror}") from error
 
     def load(self, number: int) -> StateRecord:
         """The saved state of that number. Raises HistoryError if there is none or its file cannot be used."""
@@ -201,30 +172,3 @@ class History:
             state = record.state
             found.append(SavedState(number, record.created, record.reason, state.mode(), state.counts(), size, outcome))
         return found
-
-    def outcomes(self) -> Dict[int, Dict[str, str]]:
-        """What became of changes that had to be confirmed, by the number of the state saved before them."""
-        if not self._check():
-            return {}
-        try:
-            document: Any = parse_json(read_regular(os.path.join(self.directory, _OUTCOMES), SMALL))
-        except (OSError, ValueError):
-            return {}
-        if not isinstance(document, dict):
-            return {}
-        return {
-            int(key): value
-            for key, value in document.items()
-            if _NUMBER.match(key) and isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
-        }
-
-    def outcome(self, number: int) -> Optional[str]:
-        """What became of the change after the state of that number; None if nothing is known."""
-        return self.outcomes().get(number, {}).get("outcome")
-
-    def note(self, number: int, outcome: str) -> None:
-        """Remember what became of a change; the last hundred are kept."""
-        known = self.outcomes()
-        known[number] = {"outcome": outcome, "time": timestamp()}
-        last = {str(key): known[key] for key in sorted(known)[-100:]}
-        self._write(os.path.join(self.directory, _OUTCOMES), json.dumps(last, indent=1).encode())

@@ -9,7 +9,7 @@ import os
 from typing import List, Sequence
 
 from ...errors import HistoryError, KernelError
-from ...kernel.xtables.variant import Completed, find_program, run
+from ...kernel.programs import Completed, find_program, run
 
 #: Units that would undo a rollback: the agent, and the timer of scheduled convergences.
 CONVERGING_UNITS = ("kubenode-proxy.service", "kubenode-proxy-schedule.timer", "kubenode-proxy-schedule.service")

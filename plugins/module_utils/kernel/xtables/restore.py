@@ -10,8 +10,9 @@ from typing import List, Set
 
 from ...errors import KernelError
 from ...resources import Progress, unheeded
+from ..programs import Completed, run
 from .lock import XtablesLock, held_message
-from .variant import LEGACY, Completed, XtablesVariant, run, run_save
+from .variant import LEGACY, XtablesVariant, run_save
 
 DEFAULT_WAIT = 5.0
 

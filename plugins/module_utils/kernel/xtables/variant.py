@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
-import time
-from typing import BinaryIO, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from ...addresses import IPV4, IPV6
 from ...errors import KernelError
@@ -22,6 +19,7 @@ from ...resources import Progress, unheeded
 from ..facts import kernel_release
 from ..modules import available_modules, present_modules
 from ..nftables.probe import nat_refused
+from ..programs import Completed, find_program, run
 from .legacy_tables import TableReader
 from .lock import held_message
 
@@ -37,80 +35,8 @@ _LISTING_WAIT = 5
 #: The kernel's list of legacy tables in this network namespace, by ip or ip6.
 _NAMES = "/proc/net/{}_tables_names"
 _LEGACY_TABLES = ("raw", "mangle", "nat", "filter", "security")
-_SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 
 Version = Tuple[int, int, int]
-
-
-class Completed(NamedTuple):
-    """What a program that ended has left: exit status and its two outputs; ``process`` is the number it had."""
-
-    status: int
-    output: str
-    errors: str
-    process: int = 0
-
-
-#: While a program runs, progress is reported so often: the wait itself is bounded, so it is not a sign of being stuck.
-PULSE_SECONDS = 1.0
-
-
-def run(
-    command: Sequence[str], text: Optional[str] = None, timeout: float = 300.0, progress: Progress = unheeded
-) -> Completed:
-    """Run a program with ``text`` on its input and return what it left.
-
-    ``progress`` is called every second until the program ends. Raises KernelError if the program cannot be started or
-    does not end within ``timeout`` seconds.
-    """
-    environment = {**os.environ, "LC_ALL": "C", "LANG": "C"}
-    try:
-        with _readable(text or "") as stdin, subprocess.Popen(
-            list(command), stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-        ) as child:
-            try:
-                output, errors = _outputs(child, timeout, progress)
-            except BaseException:
-                child.kill()
-                raise
-    except subprocess.TimeoutExpired:
-        raise KernelError(f"{command[0]}: did not end within {timeout:g} seconds") from None
-    except OSError as error:
-        raise KernelError(f"{command[0]}: cannot be run: {error.strerror}") from None
-    return Completed(child.returncode, output.decode(errors="replace"), errors.decode(errors="replace"), child.pid)
-
-
-def _readable(text: str) -> BinaryIO:
-    """Return a file in memory that holds a text: a program that reads slowly keeps nobody waiting, as a pipe would."""
-    file = os.fdopen(os.memfd_create("input", os.MFD_CLOEXEC), "w+b")
-    file.write(text.encode())
-    file.seek(0)
-    return file
-
-
-def _outputs(child: subprocess.Popen[bytes], timeout: float, progress: Progress) -> Tuple[bytes, bytes]:
-    """Return both outputs of a program. Raises subprocess.TimeoutExpired."""
-    deadline = time.monotonic() + timeout
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            return child.communicate(timeout=max(0.0, min(PULSE_SECONDS, left)))
-        except subprocess.TimeoutExpired:
-            if left <= PULSE_SECONDS:
-                raise
-        progress()
-
-
-def find_program(name: str) -> str:
-    """Path of a program on PATH; empty if there is none.
-
-    A PATH that does not even offer iptables, as that of a user may be, is extended by the usual places of system
-    programs. One that does is taken at its word: what it hides is hidden on purpose.
-    """
-    path = os.environ.get("PATH", os.defpath)
-    if shutil.which(_PREFIX[IPV4], path=path) is None:
-        path = os.pathsep.join([path, *_SBIN])
-    return shutil.which(name, path=path) or ""
 
 
 class XtablesVariant(NamedTuple):

@@ -1,20 +1,17 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The commands ``rollback`` and ``confirm``: the way back to saved states, and keeping a change."""
+"""``rollback``: the way back to saved states."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any, Dict, List, Sequence
 
-from ..convergence.history.confirm import confirm
 from ..convergence.history.restore import RollbackRequest, rollback
 from ..convergence.history.store import History, SavedState
-from ..convergence.probes import parse_probe, run_probes
 from ..convergence.request import TableChange
-from ..errors import HistoryError
-from .commands import DIFFERENT, OK, Outcome
+from .outcome import DIFFERENT, OK, Outcome
 
 
 def _state_line(item: SavedState) -> str:
@@ -80,26 +77,3 @@ def roll_back(arguments: argparse.Namespace) -> Outcome:
     }
     code = DIFFERENT if arguments.check and report.changed else OK
     return Outcome(code, lines, document, report.warnings)
-
-
-def confirm_change(arguments: argparse.Namespace) -> Outcome:
-    """``confirm``: probe, then keep the change that waits. Raises HistoryError if a probe fails."""
-    probes = [parse_probe(text) for text in arguments.probe]
-    results = run_probes(probes, arguments.probe_timeout) if probes else []
-    failed = [item for item in results if not item.answered]
-    if failed:
-        reasons = "; ".join(f"{item.probe}: {item.reason}" for item in failed)
-        raise HistoryError(f"not confirmed, since probes failed: {reasons}")
-    report = confirm(arguments.state, history_directory=arguments.history)
-    lines = [f"{item.probe}: answers" for item in results]
-    if report.changed:
-        lines.append(f"the change after state {report.state} is kept; {report.remaining:g} seconds were left")
-    else:
-        lines.append("nothing waits to be confirmed")
-    document = {
-        "state": report.state,
-        "changed": report.changed,
-        "remainingSeconds": report.remaining,
-        "probes": [{**item._asdict(), "probe": str(item.probe)} for item in results],
-    }
-    return Outcome(OK, lines, document, report.warnings)

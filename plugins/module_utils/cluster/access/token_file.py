@@ -1,0 +1,44 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The file with the node's own token for the API server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from ...errors import ConfigurationError
+from ...regular_files import SMALL, read_regular
+from ...whole_files import write_whole
+from .service_token import parse_token
+
+
+def read_token(path: str) -> str:
+    """Return the token in a file. Raises ConfigurationError, FileNotFoundError if there is none."""
+    try:
+        return read_regular(path, SMALL).decode("ascii").strip()
+    except FileNotFoundError:
+        raise
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: the token is not ASCII text") from error
+    except OSError as error:
+        raise ConfigurationError(f"{path}: the token cannot be read: {error.strerror}") from error
+
+
+def store_token(path: str, token: str) -> bool:
+    """Write a token for the owner of its directory, atomically; return whether the file changed.
+
+    Raises ConfigurationError for a text that is no token of a ServiceAccount, or if the file cannot be written.
+    """
+    parse_token(token)
+    with contextlib.suppress(ConfigurationError, FileNotFoundError):
+        if read_token(path) == token:
+            return False
+    try:
+        place = os.stat(os.path.dirname(path) or ".")
+        owner = None if os.geteuid() else (place.st_uid, place.st_gid)
+        write_whole(path, token.encode("ascii") + b"\n", 0o600, owner)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: the token cannot be written: {error.strerror}") from error
+    return True

@@ -1,0 +1,100 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``status`` and ``explain``: the agent answers; without one the node is compared with the cluster."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Callable, Dict, List
+
+from ..convergence.agent_client import NoAgent, ask_agent
+from ..errors import ProxyError
+from .outcome import DIFFERENT, NOT_RUNNING, OK, Outcome
+
+
+def show_status(arguments: argparse.Namespace) -> Outcome:
+    """``status``: of the agent; without one, how the node compares with the cluster."""
+    try:
+        document = ask_agent(arguments.control, {"command": "status"})
+    except NoAgent as error:
+        from .commands import status_without_agent
+
+        return status_without_agent(arguments, str(error))
+    lines = _lines_of(_status_lines, document)
+    good = document["healthy"] and not document["lastError"]
+    return Outcome(OK if good else NOT_RUNNING, lines, document)
+
+
+def _status_lines(document: Dict[str, Any]) -> List[str]:
+    healthy = "healthy" if document["healthy"] else "not healthy"
+    lost = document.get("apiServerLostSeconds", {})
+    if lost and all(lost.values()):
+        healthy += f", without the API server for {min(lost.values()):.0f} s"
+    lines = [
+        f"agent:      running for {document['uptimeSeconds']:.0f} s, {healthy}",
+        f"node:       {document['node']}",
+        f"mode:       {document['mode'] or 'not chosen yet'} ({document['modeReason'] or 'waiting for the cluster'})",
+    ]
+    for name, state in document["apiServer"].items():
+        seconds = f" (for {lost[name]:.0f} s)" if lost.get(name) else ""
+        lines.append(f"API server: {name}: {state}{seconds}")
+    for family, item in document["families"].items():
+        text = f"{item['services']} Services, {item['ports']} ports, {item['endpoints']} endpoints"
+        draining = f", {item['draining']} draining" if item["draining"] else ""
+        lines.append(f"{family}:       {text}{draining}")
+        entries = ", ".join(f"{count} {table}" for table, count in item["entries"].items() if count)
+        lines.append(f"            {entries}")
+    lines.append(f"syncs:      {document['syncs']}, foreign changes repaired: {document['driftRepaired']}")
+    if document["lastError"]:
+        lines.append(f"last error: {document['lastError']}")
+    lines += [f"left out:   {refusal}" for refusal in document["refused"]]
+    lines += [f"conflict:   {conflict}" for conflict in document.get("conflicts", ())]
+    return lines
+
+
+def _lines_of(show: Callable[[Dict[str, Any]], List[str]], document: Dict[str, Any]) -> List[str]:
+    """Return the lines for an agent's answer. Raises ProxyError if it is not what an agent of this version answers."""
+    try:
+        return show(document)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ProxyError(f"the agent's answer is not valid: {type(error).__name__}: {error}") from error
+
+
+def show_explanation(arguments: argparse.Namespace) -> Outcome:
+    """``explain``: by the agent's view of the cluster, or without one from where the arguments say."""
+    try:
+        if arguments.snapshot or arguments.from_cache:
+            raise NoAgent("another source is asked for")
+        document = ask_agent(arguments.control, {"command": "explain", "destination": str(arguments.target)})
+    except NoAgent:
+        from .commands import explain_node
+
+        document = explain_node(arguments, arguments.target)
+    lines = _lines_of(_explanation_lines, document)
+    return Outcome(OK if document["found"] else DIFFERENT, lines, document)
+
+
+def _explanation_lines(document: Dict[str, Any]) -> List[str]:
+    where = f"node {document['node']}" + (f" in zone {document['zone']}" if document["zone"] else "")
+    lines = [f"{document['destination']} on {where}, mode {document['mode']}:"]
+    if not document["found"]:
+        return [*lines, "  no Service answers here; the packet is left alone"]
+    shown: List[str] = []
+    for item in document["found"]:
+        lines.append(f"  Service {item['service']}, port {item['port']}, by its {item['via']}")
+        lines.append(f"    at {', '.join(item['frontends'])}")
+        lines.append(f"    {item['outcome']}; {item['traffic']} traffic, policy {item['trafficPolicy']}")
+        lines.append(f"    source address: {item['source']}")
+        if item["affinitySeconds"]:
+            lines.append(f"    a client stays with its endpoint for {item['affinitySeconds']} s")
+        if item["sourceRanges"]:
+            lines.append(f"    only from {', '.join(item['sourceRanges'])}")
+        lines.append("    endpoints:" if item["endpoints"] else "    endpoints: none")
+        for verdict in item["endpoints"]:
+            lines.append(f"      {'yes' if verdict['chosen'] else 'no '} {verdict['endpoint']}: {verdict['reason']}")
+        again = item["programmed"] == shown
+        lines.append("    programmed: as above" if again else "    programmed:")
+        lines += [] if again else [f"      {line}" for line in item["programmed"]]
+        shown = item["programmed"]
+    return lines

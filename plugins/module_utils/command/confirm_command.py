@@ -1,0 +1,45 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``confirm``: keeping a change that waits."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, List, Sequence
+
+from ..convergence.history.confirm import confirm
+from ..errors import HistoryError
+from .outcome import OK, Outcome
+
+if TYPE_CHECKING:
+    from ..convergence.probes import ProbeResult
+
+
+def confirm_change(arguments: argparse.Namespace) -> Outcome:
+    """``confirm``: probe, then keep the change that waits. Raises HistoryError if a probe fails."""
+    results = _probed(arguments.probe, arguments.probe_timeout) if arguments.probe else []
+    failed = [item for item in results if not item.answered]
+    if failed:
+        reasons = "; ".join(f"{item.probe}: {item.reason}" for item in failed)
+        raise HistoryError(f"not confirmed, since probes failed: {reasons}")
+    report = confirm(arguments.state, history_directory=arguments.history)
+    lines = [f"{item.probe}: answers" for item in results]
+    if report.changed:
+        lines.append(f"the change after state {report.state} is kept; {report.remaining:g} seconds were left")
+    else:
+        lines.append("nothing waits to be confirmed")
+    document = {
+        "state": report.state,
+        "changed": report.changed,
+        "remainingSeconds": report.remaining,
+        "probes": [{**item._asdict(), "probe": str(item.probe)} for item in results],
+    }
+    return Outcome(OK, lines, document, report.warnings)
+
+
+def _probed(urls: Sequence[str], seconds: float) -> List[ProbeResult]:
+    # What HTTPS and default probes need takes longer to load than a confirmation takes.
+    from ..convergence.probes import parse_probe, run_probes
+
+    return run_probes([parse_probe(url) for url in urls], seconds)

@@ -1,0 +1,80 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The client of the agent's control socket: one line of JSON to the agent, one line of JSON back."""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import time
+from typing import Any, Dict
+
+from ..errors import ProxyError
+from ..regular_files import parse_json
+
+#: Most bytes of an answer: an explanation of a Service with a hundred thousand endpoints takes some 20 MB.
+_MOST_ANSWER_BYTES = 64 << 20
+#: For how long the agent waits for a client's line, in seconds.
+CLIENT_SECONDS = 5.0
+#: For how long an answer may take, in seconds.
+ANSWER_SECONDS = 30.0
+
+Question = Dict[str, Any]
+Answer = Dict[str, Any]
+
+
+class NoAgent(ProxyError):
+    """No agent runs on this node, or it does not listen."""
+
+
+def ask_agent(path: str, question: Question) -> Answer:
+    """Ask the agent that listens at ``path``, and return its answer without control characters in any text.
+
+    The one who asks may be root, and whoever has taken the agent over decides what it answers: its length, its nesting
+    and the time that it may take are bounded. Raises NoAgent if none runs, ProxyError.
+    """
+    try:
+        data = _ask(path, json.dumps(question).encode() + b"\n")
+    except OSError as error:
+        raise NoAgent(f"{path}: no agent answers: {error.strerror or error}") from error
+    try:
+        answer = _printable(parse_json(data))
+    except (ValueError, RecursionError) as error:
+        raise ProxyError(f"{path}: the agent's answer is not valid") from error
+    if not isinstance(answer, dict):
+        raise ProxyError(f"{path}: the agent's answer is not an object")
+    if "error" in answer:
+        raise ProxyError(str(answer["error"]))
+    return answer
+
+
+def _ask(path: str, question: bytes) -> bytes:
+    """Return the line that the agent answers. Raises OSError, also when it does not end in time or at all."""
+    deadline = time.monotonic() + ANSWER_SECONDS + CLIENT_SECONDS
+    data = bytearray()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+        sock.settimeout(ANSWER_SECONDS + CLIENT_SECONDS)
+        sock.connect(path)
+        sock.sendall(question)
+        while not data.endswith(b"\n"):
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            part = sock.recv(65536)
+            if not part:
+                break
+            data += part
+            if len(data) > _MOST_ANSWER_BYTES:
+                raise OSError(errno.EFBIG, f"the answer is larger than {_MOST_ANSWER_BYTES} bytes")
+    return bytes(data)
+
+
+def _printable(value: Any) -> Any:
+    """Return a JSON value with a question mark for each character of its texts that cannot be printed."""
+    if isinstance(value, str):
+        return "".join(character if character.isprintable() else "?" for character in value)
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    if isinstance(value, dict):
+        return {_printable(key): _printable(item) for key, item in value.items()}
+    return value
