@@ -56,7 +56,7 @@ FIELDS: Tuple[Field, ...] = (
         "5",
         _ALL,
         NOTHING,
-        "requests are few: four lists, four watches, events",
+        "the agent sends few requests: four lists, four watches, events",
     ),
     Field("clientConnection.burst", "client_connection.burst", "10", _ALL, NOTHING, "see `clientConnection.qps`"),
     Field(
@@ -65,7 +65,7 @@ FIELDS: Tuple[Field, ...] = (
         "protobuf",
         _NONE,
         NOTHING,
-        "the API server is asked for JSON",
+        "requests are sent with JSON",
         (_JSON,),
     ),
     Field(
@@ -74,7 +74,7 @@ FIELDS: Tuple[Field, ...] = (
         "none",
         _NONE,
         NOTHING,
-        "the API server is asked for JSON",
+        "requests are sent with JSON",
         (_JSON,),
     ),
     Field("logging.format", "logging.format", "`text`", _ALL, AGENT, "`text` or `json`"),
@@ -84,7 +84,7 @@ FIELDS: Tuple[Field, ...] = (
         "0",
         _ALL,
         AGENT,
-        "4 and more: debug lines too; smaller numbers make no difference",
+        "4 and more: also debug lines; smaller numbers have no effect",
     ),
     Field(
         "logging.flushFrequency",
@@ -95,7 +95,7 @@ FIELDS: Tuple[Field, ...] = (
         "each line is written at once",
         (0.0,),
     ),
-    Field("logging.vmodule", "", "none", _NONE, NOTHING, "there are no Go files to choose"),
+    Field("logging.vmodule", "", "none", _NONE, NOTHING, "there are no Go source files to select"),
     Field("logging.options", "", "none", _NONE, NOTHING, "each line is written at once, to standard error"),
     Field(
         "hostnameOverride",
@@ -103,7 +103,7 @@ FIELDS: Tuple[Field, ...] = (
         "the node's host name",
         _ALL,
         HONOURED,
-        "name of the Node; blanks around it are cut, letters lowered",
+        "name of the Node; surrounding blanks are removed, letters made lower case",
     ),
     Field(
         "bindAddress",
@@ -111,7 +111,7 @@ FIELDS: Tuple[Field, ...] = (
         "`0.0.0.0`",
         _ALL,
         HONOURED,
-        "a specific address takes the place of the node's own one and decides which IP family is primary; no socket is"
+        "a specific address replaces the node's own address and decides which IP family is primary; no socket is"
         " bound to it",
     ),
     Field(
@@ -144,7 +144,7 @@ FIELDS: Tuple[Field, ...] = (
         "`false`",
         _ALL,
         NOTHING,
-        "there are no profiling pages: they are Go's own",
+        "profiling pages exist only in Go programs",
     ),
     Field(
         "showHiddenMetricsForVersion",
@@ -168,7 +168,7 @@ FIELDS: Tuple[Field, ...] = (
         "`false`",
         "iptables, ipvs",
         HONOURED,
-        "masquerade everything that goes to a cluster IP",
+        "masquerade all traffic to cluster IPs",
     ),
     Field(
         "iptables.localhostNodePorts",
@@ -176,7 +176,7 @@ FIELDS: Tuple[Field, ...] = (
         "`true`",
         "iptables, IPv4",
         HONOURED,
-        "node ports answer on 127.0.0.1 too; off by itself if `nodePortAddresses` leaves loopback out",
+        "node ports also answer on 127.0.0.1; off if `nodePortAddresses` does not include loopback",
     ),
     Field(
         "iptables.snatNodeInternalIP",
@@ -184,7 +184,7 @@ FIELDS: Tuple[Field, ...] = (
         "`false`",
         _IPTABLES,
         NOTHING,
-        "new in Kubernetes 1.37; the kernel chooses the address that traffic is masqueraded with",
+        "new in Kubernetes 1.37; the kernel chooses the address used for masquerading",
     ),
     Field(
         "iptables.syncPeriod",
@@ -192,7 +192,7 @@ FIELDS: Tuple[Field, ...] = (
         "`30s`",
         _IPTABLES,
         AGENT,
-        "time until a failed sync is tried again, and half the time after which health fails; greater than 0",
+        "time until a failed sync is retried, and half the time after which health fails; greater than 0",
     ),
     Field(
         "iptables.minSyncPeriod",
@@ -200,7 +200,7 @@ FIELDS: Tuple[Field, ...] = (
         "`1s`",
         _IPTABLES,
         AGENT,
-        "least time between syncs; not above syncPeriod",
+        "minimum time between syncs; at most syncPeriod",
     ),
     Field(
         "ipvs.syncPeriod",
@@ -225,14 +225,14 @@ FIELDS: Tuple[Field, ...] = (
         "none",
         _IPVS,
         HONOURED,
-        "virtual servers in these ranges belong to another program and are left alone",
+        "virtual servers in these ranges belong to other programs and are not touched",
     ),
     Field(
         "ipvs.strictARP", "ipvs.strict_arp", "`false`", _IPVS, HONOURED, "sets arp_ignore to 1 and arp_announce to 2"
     ),
-    Field("ipvs.tcpTimeout", "ipvs.tcp_timeout", "`0s`", _IPVS, HONOURED, "IPVS timeout; 0 leaves the kernel's"),
-    Field("ipvs.tcpFinTimeout", "ipvs.tcp_fin_timeout", "`0s`", _IPVS, HONOURED, "IPVS timeout; 0 leaves the kernel's"),
-    Field("ipvs.udpTimeout", "ipvs.udp_timeout", "`0s`", _IPVS, HONOURED, "IPVS timeout; 0 leaves the kernel's"),
+    Field("ipvs.tcpTimeout", "ipvs.tcp_timeout", "`0s`", _IPVS, HONOURED, "IPVS timeout; 0 keeps the kernel's"),
+    Field("ipvs.tcpFinTimeout", "ipvs.tcp_fin_timeout", "`0s`", _IPVS, HONOURED, "IPVS timeout; 0 keeps the kernel's"),
+    Field("ipvs.udpTimeout", "ipvs.udp_timeout", "`0s`", _IPVS, HONOURED, "IPVS timeout; 0 keeps the kernel's"),
     Field("nftables.masqueradeBit", "nftables.masquerade_bit", "14", _NFTABLES, HONOURED, "as for iptables"),
     Field("nftables.masqueradeAll", "nftables.masquerade_all", "`false`", _NFTABLES, HONOURED, "as for iptables"),
     Field("nftables.syncPeriod", "nftables.sync_period", "`30s`", _NFTABLES, AGENT, "as for iptables"),
@@ -244,7 +244,7 @@ FIELDS: Tuple[Field, ...] = (
         "`ClusterCIDR`",
         _ALL,
         HONOURED,
-        "how traffic of this node's pods is recognised; see below",
+        "how traffic of this node's pods is recognised; see [below](#how-pods-of-this-node-are-recognised)",
     ),
     Field(
         "detectLocal.bridgeInterface",
@@ -252,7 +252,7 @@ FIELDS: Tuple[Field, ...] = (
         "none",
         _ALL,
         HONOURED,
-        "needed by `BridgeInterface`",
+        "required by `BridgeInterface`",
     ),
     Field(
         "detectLocal.interfaceNamePrefix",
@@ -260,7 +260,7 @@ FIELDS: Tuple[Field, ...] = (
         "none",
         _ALL,
         HONOURED,
-        "needed by `InterfaceNamePrefix`",
+        "required by `InterfaceNamePrefix`",
     ),
     Field(
         "clusterCIDR",
@@ -268,7 +268,7 @@ FIELDS: Tuple[Field, ...] = (
         "none",
         _ALL,
         HONOURED,
-        "ranges of all pods: one CIDR, or one of each IP family",
+        "ranges of all pods: one CIDR, or one per IP family",
     ),
     Field(
         "nodePortAddresses",
@@ -292,7 +292,7 @@ FIELDS: Tuple[Field, ...] = (
         "32768",
         _ALL,
         HONOURED,
-        "connection table: this many entries per core, at most 1048576; 0 leaves the kernel's limit",
+        "size of the connection tracking table per core, at most 1048576; 0 keeps the kernel's limit",
     ),
     Field(
         "conntrack.min",
@@ -300,7 +300,7 @@ FIELDS: Tuple[Field, ...] = (
         "131072",
         _ALL,
         HONOURED,
-        "least size of the table; no effect if maxPerCore is 0 or reaches the limit of 1048576",
+        "minimum size of the table; no effect if maxPerCore is 0 or reaches the limit of 1048576",
     ),
     Field(
         "conntrack.tcpEstablishedTimeout",
@@ -308,7 +308,7 @@ FIELDS: Tuple[Field, ...] = (
         "`24h`",
         _ALL,
         HONOURED,
-        "0 leaves the kernel's",
+        "0 keeps the kernel's",
     ),
     Field(
         "conntrack.tcpCloseWaitTimeout",
@@ -316,7 +316,7 @@ FIELDS: Tuple[Field, ...] = (
         "`1h`",
         _ALL,
         HONOURED,
-        "0 leaves the kernel's",
+        "0 keeps the kernel's",
     ),
     Field(
         "conntrack.tcpBeLiberal",
@@ -324,11 +324,11 @@ FIELDS: Tuple[Field, ...] = (
         "`false`",
         _ALL,
         HONOURED,
-        "`true` sets nf_conntrack_tcp_be_liberal; `false` leaves it",
+        "`true` sets nf_conntrack_tcp_be_liberal; `false` does not change it",
     ),
-    Field("conntrack.udpTimeout", "conntrack.udp_timeout", "`0s`", _ALL, HONOURED, "0 leaves the kernel's"),
+    Field("conntrack.udpTimeout", "conntrack.udp_timeout", "`0s`", _ALL, HONOURED, "0 keeps the kernel's"),
     Field(
-        "conntrack.udpStreamTimeout", "conntrack.udp_stream_timeout", "`0s`", _ALL, HONOURED, "0 leaves the kernel's"
+        "conntrack.udpStreamTimeout", "conntrack.udp_stream_timeout", "`0s`", _ALL, HONOURED, "0 keeps the kernel's"
     ),
     Field(
         "configSyncPeriod",
