@@ -83,5 +83,5 @@ def test_a_loss_by_a_restart_is_reported(node):
     node.stop()
     lose(node, *range(1, 12))
     node.start()
-    assert "11 of the 12 Services that have endpoints on this node would be left without" in node.log
+    assert "11 of the 12 Services that have endpoints on this node would lose all of them" in node.log
     assert losses(node) == 1 and served() == {12}

@@ -96,7 +96,7 @@ def test_a_loss_of_most_services_is_refused(tmp_path, mode):
     assert run(tmp_path, mode, cluster(12, 6)).counts["without_endpoints"] == 6, "half of them are not too many"
     run(tmp_path, mode, cluster(12, 12))
     reason = refusal(tmp_path, mode, cluster(12, 5))
-    assert reason.startswith("7 of the 12 Services that have endpoints on this node would be left without (")
+    assert reason.startswith("7 of the 12 Services that have endpoints on this node would lose all of them (")
     assert "(shop/web-10, shop/web-11," in reason
     assert " and 2 more), more than 50 %: " in reason and reason.endswith("[loss]")
     assert "10.96.0." in refusal(tmp_path, mode, cluster(5, 5)), "Services that are gone count as well"
@@ -106,7 +106,7 @@ def test_a_loss_of_most_services_is_refused(tmp_path, mode):
     )
     assert report.changed, "a comparison shows the difference"
     ignored = run(tmp_path, mode, cluster(12, 5), ignore_findings=("loss",))
-    assert any(warning.startswith("ignored as asked: 7 of the 12") for warning in ignored.warnings)
+    assert any(warning.startswith("ignored as requested: 7 of the 12") for warning in ignored.warnings)
     assert not run(tmp_path, mode, cluster(12, 5)).changed
     run(tmp_path, mode, cluster(12, 1))  # five that are left are too few to say anything
 
@@ -151,7 +151,7 @@ def test_an_incomplete_cluster_state_is_refused(tmp_path, left_out, named):
     objects = [item for item in (service(1), *slices(1), NODE) if item["kind"] not in left_out]
     state = ClusterState.from_objects(objects)
     reason = refusal(tmp_path, "nftables", state)
-    assert f"the cluster state has {named} so it is not that of a whole cluster" in reason
+    assert f"the cluster state has {named} so it is not that of a complete cluster" in reason
     assert '"kubectl get services,endpointslices,nodes -A -o json"' in reason and "[incomplete-snapshot]" in reason
     report = run(tmp_path, "nftables", state, ignore_findings=("incomplete-snapshot",))
     assert any("[incomplete-snapshot]" in warning for warning in report.warnings)

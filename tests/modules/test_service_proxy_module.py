@@ -113,8 +113,8 @@ def test_diff_is_capped_and_variant_is_the_one_in_use(node):
         {MODULE: {**SERVE, "snapshot": str(SNAPSHOT)}},
     )
     assert all(len(entry["after"].splitlines()) <= 5 for entry in short["diff"])
-    assert any("left out" in entry["after"] for entry in short["diff"])
-    assert not any("left out" in entry["after"] for entry in done["diff"])
+    assert any("omitted" in entry["after"] for entry in short["diff"])
+    assert not any("omitted" in entry["after"] for entry in done["diff"])
     assert "(legacy" in done["variant"] and not again["changed"]
     assert "KUBE-SERVICES" in node.run("iptables-legacy-save").stdout
     assert "KUBE-SERVICES" not in node.run("iptables-nft-save").stdout
@@ -167,7 +167,7 @@ def test_bad_objects_are_left_out_by_name_and_the_others_served(node):
     assert found["refused_count"] == len(found["refused"]) >= 4
     (part,) = found["skipped"]
     assert (part["name"], part["field"]) == ("family-1", "endpoints[0].addresses[0]") and found["skipped_count"] == 1
-    assert any("left out" in warning and "\n" not in warning for warning in found["warnings"])
+    assert any("skipped" in warning and "\n" not in warning for warning in found["warnings"])
     text = rules(node)
     assert "10.96.0.50/32" in text and "10.244.1.7:8080" in text
     for absent in ("10.96.0.51", "10.96.0.52", "10.96.0.53", "-A INPUT -j DROP", "fd00::1"):

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Optional
 
-# Scaling with cores stops here (since kube-proxy 1.36); a larger minimum still counts where scaling stays below it.
+# Scaling with cores stops here (since kube-proxy 1.36). Below this limit a larger minimum still applies.
 SCALED_LIMIT = 1048576
 
 
 def conntrack_maximum(max_per_core: Optional[int], minimum: Optional[int], cores: int) -> Optional[int]:
-    """Entries for nf_conntrack_max, or None to leave the kernel's value alone.
+    """Return the value for nf_conntrack_max, or None to keep the kernel's value.
 
-    ``max_per_core`` entries per core, but not less than ``minimum``. Without ``max_per_core`` (None or 0) the minimum
-    is ignored too. Scaling beyond SCALED_LIMIT gives SCALED_LIMIT, even if the minimum is larger.
+    It is ``max_per_core`` entries per core, but not less than ``minimum``. Without ``max_per_core`` (None or 0) the
+    minimum is ignored too. If scaling exceeds SCALED_LIMIT, the value is SCALED_LIMIT, even if the minimum is larger.
     """
     if not max_per_core or max_per_core < 0:
         return None

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether a configuration fits the node it is meant for: checks that kube-proxy 1.36 makes when it starts."""
+"""Checks of a configuration against the node's IP families, as kube-proxy 1.36 makes them when it starts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def check_consistency(
     supported_families: Sequence[str],
     pod_cidrs: Sequence[str] = (),
 ) -> Tuple[str, ...]:
-    """Warnings about options that do not fit the node's IP families, one line each.
+    """Return warnings about options that do not fit the node's IP families, one line each.
 
     ``supported_families``: those that the node can serve; ``pod_cidrs``: spec.podCIDRs of the Node (canonical). Raises
-    ConfigurationError where kube-proxy would not start: the primary family is unsupported, or a single-stack node is
-    given only CIDRs of the other family to tell its pods by.
+    ConfigurationError where kube-proxy would not start: the node does not support the primary family, or it is
+    single-stack and the pod CIDRs for detectLocalMode are all of the other family.
     """
     if primary_family not in supported_families:
         raise ConfigurationError(f"bindAddress: the primary IP family {primary_family} is not supported by this node")

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A configuration back in the form of its file: what /configz shows and what a rendered file holds."""
+"""Conversion of a configuration back to the form of its file, for /configz and for rendered files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .model import API_VERSION, KIND, KubeProxyConfiguration
 
 
 def to_mapping(configuration: KubeProxyConfiguration) -> Dict[str, Any]:
-    """The configuration as a KubeProxyConfiguration v1alpha1 object of plain JSON values, all defaults filled in.
+    """Return the configuration as a KubeProxyConfiguration v1alpha1 object in JSON types, with all defaults filled in.
 
-    Loading it gives the same configuration.
+    Loading the result gives the same configuration.
     """
     client = configuration.client_connection
     return {

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Durations as Go writes them: ``1m30s``, ``500ms``, ``24h0m0s``. Inside the engine they are seconds."""
+"""Durations in Go's format, such as ``1m30s``, ``500ms``, ``24h0m0s``. Inside the engine they are seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST = 64
 
 
 def parse_duration(text: str) -> Optional[float]:
-    """Seconds that a Go duration stands for, negative ones included; None if ``text`` is not one."""
+    """Parse a Go duration, which may be negative, and return seconds; None if ``text`` is not a duration."""
     sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text[1:] if text.startswith("+") else text)
     if rest == "0":
         return 0.0
@@ -35,7 +35,7 @@ def parse_duration(text: str) -> Optional[float]:
 
 
 def format_duration(seconds: float) -> str:
-    """``seconds`` as Go prints a duration."""
+    """Format ``seconds`` as Go prints a duration."""
     nanoseconds = round(abs(seconds) * 10**9)
     sign = "-" if seconds < 0 and nanoseconds else ""
     if nanoseconds == 0:

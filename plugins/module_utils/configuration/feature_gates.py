@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The feature gates of kube-proxy: those of 1.36, those that it no longer has, and those of later versions."""
+"""The feature gates of kube-proxy 1.36, those removed before it, and those of later versions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ALPHA, BETA, GENERAL = "ALPHA", "BETA", ""
 class Gate(NamedTuple):
     """A feature gate of kube-proxy 1.36.
 
-    ``stage``: ALPHA, BETA or GENERAL, as metrics name it. ``locked``: cannot be changed. ``effect``: here, in words;
-    empty for none.
+    ``stage``: ALPHA, BETA or GENERAL, as metrics name it. ``locked``: cannot be changed. ``effect``: a description of
+    its effect in this project; empty for none.
     """
 
     default: bool
@@ -48,9 +48,9 @@ DEFAULTS: Mapping[str, bool] = {name: gate.default for name, gate in GATES.items
 LATER_GATES: Mapping[str, str] = {
     "KubeProxyIPVS": "ipvs mode is always available",
     "KubeProxyNFTablesLocalhostNodePorts": "in nftables mode node ports do not answer on loopback addresses",
-    "NFTablesNetlink": "nftables mode always speaks netlink",
+    "NFTablesNetlink": "nftables mode always uses netlink",
 }
-"""Gates that kube-proxy has since 1.37, and why they need not or cannot be followed."""
+"""Gates that kube-proxy has since 1.37, and why they have no effect here."""
 
 REMOVED_GATES: Tuple[str, ...] = (
     "EndpointSliceProxying",
@@ -70,7 +70,7 @@ _GROUPS: Mapping[str, Tuple[str, ...]] = {
 
 
 def is_known(name: str) -> bool:
-    """Tell whether kube-proxy 1.36 has a feature gate, or a group of them, of that name."""
+    """Return whether kube-proxy 1.36 has a feature gate, or a group of feature gates, of that name."""
     return name in GATES or name in _GROUPS
 
 
@@ -83,7 +83,7 @@ def locked_problem(name: str, value: bool) -> str:
 
 
 def expanded(gates: Mapping[str, bool]) -> Dict[str, bool]:
-    """Return ``gates`` with AllAlpha and AllBeta spelled out; a gate that is named itself wins over its group."""
+    """Return ``gates`` with AllAlpha and AllBeta expanded; an explicit gate takes precedence over its group."""
     spelled: Dict[str, bool] = {}
     for group, members in _GROUPS.items():
         if group in gates:

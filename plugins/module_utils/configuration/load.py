@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From the text of a KubeProxyConfiguration to its value."""
+"""Loading of a KubeProxyConfiguration from a file, text or a mapping."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _PREFIX = "KubeProxyConfiguration: "
 
 
 class LoadedConfiguration(NamedTuple):
-    """A valid configuration, and what is odd about its source: one line each."""
+    """A valid configuration, and warnings about its source, one line each."""
 
     configuration: KubeProxyConfiguration
     warnings: Tuple[str, ...]
@@ -49,9 +49,9 @@ class LoadedConfiguration(NamedTuple):
 def load(source: Union[str, bytes, Mapping[str, Any]], mode: str = "") -> LoadedConfiguration:
     """Read a configuration from the text of a file (YAML or JSON), or from a mapping of its fields.
 
-    Unknown and duplicate fields give warnings, as with kube-proxy, and so do unknown feature gates and settings that
-    have no effect here. In a mapping apiVersion and kind may be absent. A
-    ``mode`` takes the place of the one in the source. Raises ConfigurationError, which names every invalid field.
+    Unknown and duplicate fields cause warnings, as with kube-proxy, and so do unknown feature gates and settings that
+    have no effect here. In a mapping apiVersion and kind may be absent. A ``mode`` replaces the one in the source.
+    Raises ConfigurationError, which names every invalid field.
     """
     findings = Findings()
     if isinstance(source, Mapping):
@@ -132,7 +132,7 @@ def _parse_yaml(text: str, construct: Any) -> Any:
         raise ConfigurationError(f"{_PREFIX}is not JSON, and reading YAML needs PyYAML: {error}") from error
 
     class Loader(yaml.SafeLoader):
-        """Reports duplicate keys, and leaves dates as text, which is what they are in this format."""
+        """Report duplicate keys, and do not convert text that looks like a date."""
 
         yaml_implicit_resolvers = {
             first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
@@ -157,7 +157,7 @@ def _parse_yaml(text: str, construct: Any) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{_PREFIX}not valid YAML: {error}") from error
     if len(documents) > 1:
-        raise ConfigurationError(f"{_PREFIX}holds {len(documents)} YAML documents, not one")
+        raise ConfigurationError(f"{_PREFIX}contains {len(documents)} YAML documents instead of one")
     if not documents:
         raise ConfigurationError(f"{_PREFIX}is empty")
     return documents[0]
@@ -229,7 +229,7 @@ def _client_connection(section: Section) -> ClientConnection:
 def _logging(section: Section) -> Logging:
     values = dict(section.rest(("flushFrequency",)))
     flush = values.get("flushFrequency")
-    # The logging API takes a number of nanoseconds here besides a duration.
+    # The logging API accepts an integer number of nanoseconds here as well as a duration.
     seconds = (
         flush / 10**9
         if isinstance(flush, int) and not isinstance(flush, bool)
@@ -275,7 +275,7 @@ def _ipvs(section: Section) -> IPVSConfiguration:
 
 def _nftables(section: Section) -> NFTablesConfiguration:
     read = NFTablesConfiguration(
-        # Out of range matters in nftables mode only; see validate.
+        # The range is checked in nftables mode only; see validate.
         section.integer("masqueradeBit", 14, -_LARGE, _LARGE),
         section.flag("masqueradeAll", False),
         section.duration("syncPeriod", 30.0, 30.0),
@@ -306,12 +306,12 @@ def _detect_local(section: Section) -> DetectLocal:
 
 
 def _networks(values: Tuple[str, ...]) -> Tuple[str, ...]:
-    """CIDRs in canonical form; what is not a CIDR stays, for ``validate`` to name."""
+    """Return CIDRs in canonical form; keep other text as it is, for ``validate`` to report."""
     return tuple(canonical_network(value) or value for value in values)
 
 
 def _node_port_addresses(values: Tuple[str, ...]) -> Tuple[str, ...]:
-    """Return CIDRs, with the words ``all`` and ``localhost`` (Kubernetes 1.37) spelled out; ``primary`` stays."""
+    """Return CIDRs, with the words ``all`` and ``localhost`` (Kubernetes 1.37) expanded; ``primary`` is kept."""
     return _networks(tuple(cidr for value in values for cidr in _NODE_PORT_WORDS.get(value, (value,))))
 
 

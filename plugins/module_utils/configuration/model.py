@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1) as an immutable value with all defaults filled in.
 
-Durations are seconds. Fields that only matter to kube-proxy on Windows are left out.
+Durations are seconds. Fields that only matter to kube-proxy on Windows are omitted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DETECT_LOCAL_MODES: Tuple[str, ...] = (CLUSTER_CIDR, NODE_CIDR, BRIDGE_INTERFACE
 
 
 class ClientConnection(NamedTuple):
-    """clientConnection: how the API server is reached."""
+    """clientConnection: how to connect to the API server."""
 
     kubeconfig: str = ""
     accept_content_types: str = ""
@@ -43,7 +43,7 @@ class ClientConnection(NamedTuple):
 
 
 class IPTablesConfiguration(NamedTuple):
-    """iptables: masqueradeBit and masqueradeAll also rule ipvs mode."""
+    """iptables. masqueradeBit and masqueradeAll also apply to ipvs mode."""
 
     masquerade_bit: int = 14
     masquerade_all: bool = False
@@ -53,7 +53,7 @@ class IPTablesConfiguration(NamedTuple):
 
 
 class IPVSConfiguration(NamedTuple):
-    """ipvs. An empty scheduler stands for rr; a timeout of 0 leaves the kernel's alone."""
+    """ipvs. An empty scheduler means rr; a timeout of 0 keeps the kernel's."""
 
     sync_period: float = 30.0
     min_sync_period: float = 0.0
@@ -98,7 +98,7 @@ _EFFECTS = {
 
 
 class ConntrackConfiguration(NamedTuple):
-    """conntrack. 0 leaves the kernel's value alone; ``min`` has no effect when ``max_per_core`` is 0."""
+    """conntrack. 0 keeps the kernel's value; ``min`` has no effect when ``max_per_core`` is 0."""
 
     max_per_core: int = 32768
     min: int = 131072
@@ -117,7 +117,7 @@ class DetectLocal(NamedTuple):
 
 
 class Logging(NamedTuple):
-    """logging: ``rest`` holds the fields that are only carried along."""
+    """logging. ``rest`` holds the fields that have no effect, only to show them in /configz."""
 
     format: str = "text"
     flush_frequency: float = 5.0
@@ -126,11 +126,11 @@ class Logging(NamedTuple):
 
 
 class KubeProxyConfiguration(NamedTuple):
-    """A whole configuration. ``KubeProxyConfiguration()`` is what an empty file gives.
+    """A complete configuration. ``KubeProxyConfiguration()`` equals that of an empty file.
 
     ``mode`` and ``detect_local_mode`` are never empty. ``node_port_addresses`` holds CIDRs and perhaps the word
-    ``primary``; see ``effective_node_port_addresses``.
-    ``cluster_cidrs`` are the elements of clusterCIDR. All addresses and CIDRs are canonical.
+    ``primary``; see ``effective_node_port_addresses``. ``cluster_cidrs`` are the elements of clusterCIDR. All addresses
+    and CIDRs are canonical.
     """
 
     mode: str = IPTABLES
@@ -158,23 +158,23 @@ class KubeProxyConfiguration(NamedTuple):
 
     @property
     def sync_period(self) -> float:
-        """Seconds: the syncPeriod of the mode in effect."""
+        """The syncPeriod of the mode in effect, in seconds."""
         return self._own.sync_period
 
     @property
     def min_sync_period(self) -> float:
-        """Seconds: the minSyncPeriod of the mode in effect."""
+        """The minSyncPeriod of the mode in effect, in seconds."""
         return self._own.min_sync_period
 
     @property
     def check_period(self) -> float:
-        """Seconds between two comparisons of everything with the kernel; kube-proxy 1.36 waits an hour at most."""
+        """Seconds between full checks of the kernel's state, at most an hour as in kube-proxy 1.36."""
         longest = self.ipvs.sync_period if self._effect.ipvs else LONGEST_CHECK_PERIOD
         return min(self.config_sync_period, longest, LONGEST_CHECK_PERIOD)
 
     @property
     def debug_logging(self) -> bool:
-        """Whether debug lines are wanted: logging.verbosity is 4 or more, as Kubernetes uses the number."""
+        """Whether to log debug lines: logging.verbosity is 4 or more, the debug level of Kubernetes."""
         return self.logging.verbosity >= _DEBUG_VERBOSITY
 
     @property
@@ -198,7 +198,7 @@ class KubeProxyConfiguration(NamedTuple):
         return self.node_port_addresses or self._effect.node_port_addresses
 
     def gate(self, name: str) -> bool:
-        """Whether a feature gate is on. ``name`` must be one of ``feature_gates.DEFAULTS``."""
+        """Return whether a feature gate is enabled. ``name`` must be one of ``feature_gates.DEFAULTS``."""
         return dict(self.feature_gates).get(name, DEFAULTS[name])
 
     @property
@@ -241,5 +241,5 @@ class KubeProxyConfiguration(NamedTuple):
 
 
 def gates_in_effect(configuration: KubeProxyConfiguration) -> Dict[str, bool]:
-    """All feature gates by name, sorted, with the value in effect."""
+    """Return all feature gates with their values in effect, sorted by name."""
     return {name: configuration.gate(name) for name in sorted(DEFAULTS)}

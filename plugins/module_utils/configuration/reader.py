@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reading the fields of a configuration one by one, while noting what is wrong and which fields are unknown."""
+"""Reading the fields of a configuration one by one, recording invalid values and unknown fields."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from .duration import parse_duration
 
 
 class Findings:
-    """What reading finds: ``problems`` make the configuration invalid, ``warnings`` do not."""
+    """Problems, which make the configuration invalid, and warnings, which do not."""
 
     def __init__(self) -> None:
         self.problems: List[str] = []
         self.warnings: List[str] = []
 
     def problem(self, field: str, reason: str) -> None:
-        """Note that a field is invalid."""
+        """Record that a field is invalid."""
         self.problems.append(f"{field}: {reason}")
 
     def raise_problems(self) -> None:
-        """Raise ConfigurationError with all problems, if there are any."""
+        """Raise ConfigurationError with all problems if there are any."""
         if self.problems:
             raise ConfigurationError("KubeProxyConfiguration: " + "; ".join(self.problems))
 
 
 class Section:
-    """An object of the configuration. Fields that are absent or null give the default; a wrong type is a problem."""
+    """An object of the configuration.
+
+    Its methods return the default for absent and null fields, and record a problem for a wrong type.
+    """
 
     def __init__(self, values: Mapping[str, Any], path: str, findings: Findings) -> None:
         self._values = values
@@ -39,7 +42,7 @@ class Section:
         self.findings = findings
 
     def field(self, name: str) -> str:
-        """The full path of a field."""
+        """Return the full path of a field."""
         return f"{self._path}.{name}" if self._path else name
 
     def _get(self, name: str) -> Any:
@@ -50,7 +53,7 @@ class Section:
         self.findings.problem(self.field(name), f"{shown(value)} is not {expected}")
 
     def text(self, name: str, default: str = "") -> str:
-        """A string; empty gives the default too."""
+        """Read a string; an empty one gives the default too."""
         value = self._get(name)
         if value is not None and not isinstance(value, str):
             self._wrong(name, value, "a string")
@@ -58,7 +61,7 @@ class Section:
         return value or default
 
     def flag(self, name: str, default: bool) -> bool:
-        """A boolean."""
+        """Read a boolean."""
         value = self._get(name)
         if value is not None and not isinstance(value, bool):
             self._wrong(name, value, "true or false")
@@ -66,7 +69,7 @@ class Section:
         return default if value is None else value
 
     def integer(self, name: str, default: int, low: int, high: int) -> int:
-        """An integer from ``low`` to ``high``."""
+        """Read an integer from ``low`` to ``high``."""
         value = self._get(name)
         if value is None:
             return default
@@ -79,7 +82,7 @@ class Section:
         return default
 
     def number(self, name: str, default: float) -> float:
-        """A number; 0 gives the default too."""
+        """Read a number; 0 gives the default too."""
         value = self._get(name)
         if value is None or (type(value) in (int, float) and not value):
             return default
@@ -89,7 +92,7 @@ class Section:
         return float(value)
 
     def duration(self, name: str, default: float, zero: Optional[float] = None) -> float:
-        """Seconds. ``zero`` takes the place of a duration of 0, where the API reads that as unset."""
+        """Read a duration and return seconds. ``zero`` replaces a duration of 0 where the API treats 0 as unset."""
         value = self._get(name)
         if value is None:
             return default
@@ -100,7 +103,7 @@ class Section:
         return zero if zero is not None and seconds == 0 else seconds
 
     def strings(self, name: str) -> Tuple[str, ...]:
-        """A list of strings."""
+        """Read a list of strings."""
         value = self._get(name)
         if value is None:
             return ()
@@ -110,7 +113,7 @@ class Section:
         return tuple(value)
 
     def section(self, name: str) -> Section:
-        """An object below this one; empty if it is absent."""
+        """Return the object in a field; an empty one if it is absent."""
         value = self._get(name)
         if value is not None and not isinstance(value, dict):
             self._wrong(name, value, "an object")
@@ -118,16 +121,16 @@ class Section:
         return Section(value or {}, self.field(name), self.findings)
 
     def items(self, name: str) -> List[Tuple[str, Any]]:
-        """The pairs of an object whose names are free."""
+        """Return the pairs of an object with arbitrary names."""
         return list(self.section(name)._values.items())
 
     def rest(self, names: Tuple[str, ...]) -> Tuple[Tuple[str, Any], ...]:
-        """The fields ``names`` as they are, where present; they count as known."""
+        """Return those of the fields ``names`` that are present, unchecked, and mark all of them as known."""
         self._known.extend(names)
         return tuple((name, self._values[name]) for name in names if name in self._values)
 
     def finish(self) -> None:
-        """Warn of the fields that no method was asked for, unless they are null, which counts as absent."""
+        """Record a warning for each unknown field, that is each non-null field that no method has read."""
         for name, value in self._values.items():
             if name not in self._known and value is not None:
                 self.findings.warnings.append(f"KubeProxyConfiguration: unknown field {shown(self.field(str(name)))}")

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What makes a KubeProxyConfiguration invalid, beyond the types of its fields."""
+"""Validation of the values of a KubeProxyConfiguration; the types of its fields are checked when it is read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .reader import Findings
 Problem = Callable[[str, str], None]
 
 # Interface and scheduler names become part of rules and kernel messages. IFNAMSIZ and IP_VS_SCHEDNAME_MAXLEN are 16,
-# the final zero byte included; one character of an interface prefix is taken by the wildcard.
+# including the final zero byte; the wildcard after an interface prefix takes one more character.
 _INTERFACE = re.compile(r"[A-Za-z0-9_.@-]{1,15}")
 _INTERFACE_PREFIX = re.compile(r"[A-Za-z0-9_.@-]{1,14}")
 _SCHEDULER = re.compile(r"[a-z0-9_-]{1,15}")
@@ -34,7 +34,7 @@ _LOG_FORMATS = ("text", "json")
 
 
 def validate(configuration: KubeProxyConfiguration, findings: Findings) -> None:
-    """Note every problem of ``configuration`` in ``findings``, field by field."""
+    """Record every problem of ``configuration`` in ``findings``, field by field."""
     problem = findings.problem
     if configuration.mode not in MODES:
         problem("mode", f"{shown(configuration.mode)} is not one of {', '.join(MODES)}")
@@ -64,7 +64,7 @@ def validate(configuration: KubeProxyConfiguration, findings: Findings) -> None:
 def in_mode(configuration: KubeProxyConfiguration, mode: str) -> KubeProxyConfiguration:
     """Return the same configuration in another mode of MODES.
 
-    Fields that only matter in that mode are validated now. Raises ConfigurationError.
+    Fields that only matter in that mode are validated here. Raises ConfigurationError.
     """
     if mode == configuration.mode:
         return configuration
@@ -86,7 +86,7 @@ def _ipvs(configuration: KubeProxyConfiguration, problem: Problem) -> None:
         _not_negative(f"ipvs.{name}", value, problem)
     _cidrs("ipvs.excludeCIDRs", ipvs.exclude_cidrs, problem)
     if ipvs.scheduler and _SCHEDULER.fullmatch(ipvs.scheduler) is None:
-        problem("ipvs.scheduler", f"{shown(ipvs.scheduler)} cannot be the name of a scheduler")
+        problem("ipvs.scheduler", f"{shown(ipvs.scheduler)} is not a valid name of a scheduler")
 
 
 def _nftables(configuration: KubeProxyConfiguration, problem: Problem) -> None:
@@ -96,7 +96,7 @@ def _nftables(configuration: KubeProxyConfiguration, problem: Problem) -> None:
         problem("nftables.masqueradeBit", f"{nftables.masquerade_bit} is not between 0 and 31")
 
 
-#: Sections that are validated in the mode of their name only.
+#: Sections that are validated only in the mode of the same name.
 _SECTIONS = {IPVS: _ipvs, NFTABLES: _nftables}
 
 
@@ -138,7 +138,7 @@ def _interface(name: str, value: str, allowed: re.Pattern[str], problem: Problem
     if not value:
         problem(f"detectLocal.{name}", "must not be empty in this detectLocalMode")
     elif allowed.fullmatch(value) is None:
-        problem(f"detectLocal.{name}", f"{shown(value)} cannot be part of the name of a network interface")
+        problem(f"detectLocal.{name}", f"{shown(value)} is not valid in the name of a network interface")
 
 
 def _node_port_addresses(values: Tuple[str, ...], problem: Problem) -> None:
@@ -148,7 +148,7 @@ def _node_port_addresses(values: Tuple[str, ...], problem: Problem) -> None:
 
 
 def split_host_port(value: str) -> Tuple[str, int]:
-    """The canonical address and the port of ``1.2.3.4:80`` or ``[::]:80``. Raises ValueError."""
+    """Parse ``1.2.3.4:80`` or ``[::]:80`` and return the canonical address and the port. Raises ValueError."""
     if value.startswith("["):
         host, bracket, port = value[1:].partition("]:")
         if not bracket or ":" not in host:

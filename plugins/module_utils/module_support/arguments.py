@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Argument specifications that several modules share, and what an unset option is read from instead."""
+"""Argument specifications that several modules share, and the environment variables that replace unset options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import ConfigurationError
 
 Spec = Dict[str, Dict[str, Any]]
 
-# Option -> environment variables, first one set wins; the names that kubernetes.core uses, then those of kubectl.
+# Option -> environment variables, of which the first that is set wins: kubernetes.core's names, then kubectl's.
 _ENVIRONMENT: Dict[str, Tuple[str, ...]] = {
     "kubeconfig": ("K8S_AUTH_KUBECONFIG", "KUBECONFIG"),
     "context": ("K8S_AUTH_CONTEXT",),
@@ -26,14 +26,14 @@ _ENVIRONMENT: Dict[str, Tuple[str, ...]] = {
 
 API_OPTIONS: Tuple[str, ...] = tuple(_ENVIRONMENT)
 
-# Any of these options says that the cluster state is to be read from an API server.
+# With any of these options, the cluster state is read from an API server.
 API_SOURCES: Tuple[str, ...] = ("kubeconfig", "context", "host")
 
 
 def api_spec() -> Spec:
-    """Options that tell where the API server is and how to authenticate.
+    """Return the options that name the API server and the credentials.
 
-    The environment is not a ``fallback`` of the options: a fallback looks like a given option, so that KUBECONFIG in
+    They have no ``fallback`` to the environment, because Ansible treats a fallback like a given option: KUBECONFIG in
     the environment would exclude the option ``snapshot``. See :func:`api_parameters`.
     """
     return {
@@ -50,7 +50,7 @@ def api_spec() -> Spec:
 
 
 def source_spec() -> Spec:
-    """Options that tell where the cluster state comes from: a file on the node, a few objects, or an API server."""
+    """Return the options that name the source of the cluster state: a file, a few objects, or an API server."""
     return {
         "snapshot": {"type": "path"},
         "cluster_state": {"type": "list", "elements": "dict"},
@@ -59,7 +59,7 @@ def source_spec() -> Spec:
 
 
 def proxy_spec() -> Spec:
-    """Options of the service proxy itself, common to converging and inspecting."""
+    """Return the options of the service proxy itself, which converging and inspecting share."""
     return {
         "mode": {"type": "str", "choices": ["auto", "iptables", "ipvs", "nftables"]},
         "node_name": {"type": "str"},
@@ -73,7 +73,7 @@ def proxy_spec() -> Spec:
 
 
 def convergence_spec() -> Spec:
-    """Options of all modules that change a node as a convergence does, or tell what one would change."""
+    """Return the options of all modules that converge a node or predict what a convergence would change."""
     return {
         "lock_timeout": {"type": "float", "default": 30.0},
         "state_directory": {"type": "path", "default": "/run/kubenode-proxy"},
@@ -81,7 +81,7 @@ def convergence_spec() -> Spec:
     }
 
 
-# An API server is one source, whatever the number of options that describe it.
+# Several options may describe the API server; together they are one source.
 SOURCES_EXCLUDE: Tuple[Tuple[str, ...], ...] = (
     ("snapshot", "cluster_state"),
     *(("snapshot", option) for option in API_SOURCES),
@@ -91,10 +91,10 @@ SOURCES_EXCLUDE: Tuple[Tuple[str, ...], ...] = (
 
 
 def api_parameters(parameters: Mapping[str, Any], environment: Mapping[str, str]) -> Dict[str, Any]:
-    """The connection options, those not given taken from the environment; None where neither says anything.
+    """Return the connection options, with unset ones taken from the environment; None if it does not set them either.
 
-    ``parameters`` are the module's, ``environment`` is ``os.environ``. A truth value in the environment is read as
-    Ansible reads one: 0, no, off, false (in any case) are false, anything else is true.
+    ``parameters`` are the module's, ``environment`` is ``os.environ``. A boolean in the environment is parsed as
+    Ansible does: 0, no, off, false (in upper or lower case) are false, anything else is true.
     """
     chosen: Dict[str, Any] = {}
     for option, variables in _ENVIRONMENT.items():
@@ -111,12 +111,12 @@ def _is_true(text: str) -> bool:
 
 
 def has_api_source(chosen: Mapping[str, Any]) -> bool:
-    """Whether the result of :func:`api_parameters` names an API server."""
+    """Return whether the result of :func:`api_parameters` names an API server."""
     return any(chosen[option] for option in API_SOURCES)
 
 
 def api_connection(parameters: Mapping[str, Any], environment: Mapping[str, str]) -> ApiConnection:
-    """The connection that a module's options and the environment tell. Raises ConfigurationError if they tell none."""
+    """Return the connection from a module's options and the environment. Raises ConfigurationError if there is none."""
     chosen = api_parameters(parameters, environment)
     if not has_api_source(chosen):
         raise ConfigurationError("no API server: give kubeconfig, context or host, or set K8S_AUTH_KUBECONFIG")

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files of bytes that a module writes: whole or not at all, and only if they differ."""
+"""Atomic replacement of the binary files that modules write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..whole_files import write_whole
 
 
 def replace_file(path: str, content: bytes, *, check: bool) -> bool:
-    """Write the file unless it holds the content already; return whether it differs. A new file is for its owner only.
+    """Replace a file unless it already has the content; return whether it differs. Only the owner can read a new file.
 
     Raises ConfigurationError if the file or its directory cannot be read or written.
     """

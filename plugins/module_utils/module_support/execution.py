@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How every module runs: one call into the engine, its result or its one line of error handed to Ansible."""
+"""Running a module: one call into the engine, whose result or one-line error is returned to Ansible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import tables
 if TYPE_CHECKING:
     from ansible.module_utils.basic import AnsibleModule
 
-# How many refused objects a warning names; the result lists more of them.
+# How many invalid objects a warning names; the result lists more of them.
 _NAMED = 3
 
 
@@ -25,12 +25,12 @@ def run(
 ) -> None:
     """Exit with what ``action`` returns, or fail with the text of the ProxyError that it raises.
 
-    ``known`` is returned in both cases.
+    ``known`` is part of the result in both cases.
 
-    The failure is reported outside the handler of the exception: inside it, Ansible would append the texts of all its
-    causes.
+    The failure is reported outside the exception handler, because inside it Ansible would append the texts of all
+    causes of the exception.
     """
-    # The process ends with the task and makes next to no cycles. Looking for them again and again among all the objects
+    # The process ends with the task and creates almost no reference cycles. Repeated collections over all the objects
     # of a large cluster would take a third of the time.
     gc.disable()
     failure: Dict[str, str] = {}
@@ -47,16 +47,17 @@ def run(
 def warn(
     module: AnsibleModule, warnings: Iterable[str], refused: Sequence[Refusal], skipped: Sequence[Refusal] = ()
 ) -> None:
-    """Hand the engine's warnings to Ansible, and one more each that names the first few objects, and parts of objects,
-    that were left out.
+    """Pass the engine's warnings to Ansible.
+
+    Add one warning that names the first few skipped objects, and one for skipped parts of objects.
     """
     for warning in dict.fromkeys(warnings):
         module.warn(warning)
     for what, several, found in (
-        ("object of the cluster is", "objects of the cluster are", refused),
-        ("part of an object of the cluster is", "parts of objects of the cluster are", skipped),
+        ("invalid object of the cluster was", "invalid objects of the cluster were", refused),
+        ("invalid part of an object of the cluster was", "invalid parts of objects of the cluster were", skipped),
     ):
         if found:
             named = "; ".join(str(item) for item in found[:_NAMED])
             more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-            module.warn(f"{len(found)} {what if len(found) == 1 else several} left out as not valid: {named}{more}")
+            module.warn(f"{len(found)} {what if len(found) == 1 else several} skipped: {named}{more}")

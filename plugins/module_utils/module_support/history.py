@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the modules share that save the node's state, go back to it, or confirm a change."""
+"""Options and results of the modules that save the node's state, restore it, or confirm a change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .arguments import Spec
 
 
 def history_spec() -> Spec:
-    """Options that tell where saved states are, and how many are kept."""
+    """Return the options for the directory of saved states and the number of states to keep."""
     return {
         "history_directory": {"type": "path", "default": DEFAULT_DIRECTORY},
         "keep_states": {"type": "int", "default": DEFAULT_KEEP},
@@ -21,5 +21,5 @@ def history_spec() -> Spec:
 
 
 def states_result(history: History) -> List[Dict[str, Any]]:
-    """The saved states, newest first, as a module returns them. Raises HistoryError."""
+    """Return the saved states in the form of a module's result, newest first. Raises HistoryError."""
     return [item._asdict() for item in history.list()]

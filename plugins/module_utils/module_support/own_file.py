@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which file a task owns for the next boot: a file is written as a whole, so two purposes need two files."""
+"""The file that a task writes for the next boot. It is replaced as a whole, so two purposes need two files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from ..errors import ConfigurationError
 
 
 def own_file(parameters: Mapping[str, Any], purpose: str, default: str, needed: bool) -> str:
-    """Return the path of the file that a task owns, empty if it needs none.
+    """Return the path of the file that a task owns, or empty text if it needs none.
 
-    ``purpose``: the option that makes a task one for the service proxy, whose file is ``default``. Raises
-    ConfigurationError where neither this option nor a file is given: the task would replace the service proxy's file.
+    ``purpose``: the option that marks a task for the service proxy, whose file is ``default``. Raises
+    ConfigurationError if neither this option nor a file is given, because the task would replace the service proxy's
+    file.
     """
     if not needed:
         return ""

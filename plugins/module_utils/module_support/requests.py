@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From the options of a module to a request to the engine."""
+"""Conversion of a module's options to a request to the engine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def proxy_configuration(parameters: Mapping[str, Any]) -> LoadedConfiguration:
-    """The KubeProxyConfiguration of the file or the fields in the options, and its warnings.
+    """Return the KubeProxyConfiguration from the file or the fields in the options, and its warnings.
 
-    A mode in the options takes the place of that of the configuration before that is validated.
+    A mode in the options replaces that of the configuration before validation.
     Raises ConfigurationError.
     """
     mode = parameters["mode"] or ""
@@ -31,7 +31,7 @@ def proxy_configuration(parameters: Mapping[str, Any]) -> LoadedConfiguration:
 
 
 def engine_request(module: AnsibleModule, source: str) -> Tuple[Request, Tuple[str, ...]]:
-    """The request that the options make, and warnings about the configuration.
+    """Return the request for a module's options, and warnings about the configuration.
 
     ``source``: ``required``, ``optional`` or ``unused``; without a source the cluster is empty.
     Raises ConfigurationError, SnapshotError, ApiError.

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What modules return: small, stable in shape, documented; never the rule set itself."""
+"""Results of the modules. They are small, stable and documented, and never contain the rule set itself."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..serviceports.node_ports import PRIMARY, node_port_addresses
 from ..serviceports.service_ports import of_family
 from .tables import difference_entry
 
-# With one bad object per tenant the list of refusals would otherwise be as large as the cluster.
+# Without a limit, one invalid object per tenant would make the result as large as the cluster.
 REFUSED_LIMIT = 100
 # How many entries of a table the summary names.
 _NAMED_ENTRIES = 3
 
 
 def refused_result(refused: Sequence[Refusal], skipped: Sequence[Refusal]) -> Dict[str, Any]:
-    """Return ``refused`` and ``skipped`` (the first 100 of each as dictionaries), and how many there are of each."""
+    """Return ``refused`` and ``skipped`` (the first 100 of each as dictionaries), and the number of each."""
     return {
         "refused": [refusal._asdict() for refusal in refused[:REFUSED_LIMIT]],
         "refused_count": len(refused),
@@ -47,10 +47,10 @@ def change_result(changes: Iterable[TableChange]) -> List[Dict[str, Any]]:
 
 
 def drift_summary(changes: Iterable[TableChange]) -> str:
-    """Return one line for people that says how a node differs, with the first names; empty if it does not."""
+    """Summarise in one line how a node differs, with the names of the first entries; empty without differences."""
     parts = []
     for change in changes:
-        counts = (("missing", change.added), ("different", change.replaced), ("too much", change.removed))
+        counts = (("missing", change.added), ("different", change.replaced), ("unexpected", change.removed))
         named = ", ".join(change.entries[:_NAMED_ENTRIES])
         if named and change.added + change.replaced + change.removed > _NAMED_ENTRIES:
             named += ", ..."
@@ -60,7 +60,7 @@ def drift_summary(changes: Iterable[TableChange]) -> str:
 
 
 def report_result(report: Report) -> Dict[str, Any]:
-    """The part of a module's result that tells of one convergence or inspection."""
+    """Return the part of a module's result that describes one convergence or inspection."""
     return {
         "mode": report.mode,
         "mode_reason": report.mode_reason,
@@ -75,15 +75,15 @@ def report_result(report: Report) -> Dict[str, Any]:
 
 
 def kernel_settings(configuration: KubeProxyConfiguration) -> Dict[str, Any]:
-    """What the role ``kernel`` has to keep over a reboot, in the terms of its variables.
+    """Return the settings that the role ``kernel`` makes persistent, as values of its variables.
 
-    ``configuration`` is that of the mode in effect. Derived here so that the role and the service proxy itself never
-    want different values of one kernel parameter.
+    ``configuration`` is that of the mode in effect. Both the role and the service proxy use these values, so that they
+    never want different values of one kernel parameter.
     """
     conntrack = configuration.conntrack
     values = configuration.effective_node_port_addresses
     named = tuple(value for value in values if value != PRIMARY)
-    # The node's own address, which the word stands for, is never a loopback address.
+    # PRIMARY stands for the node's own address, which is never a loopback address.
     chooses = PRIMARY not in values or of_family(named, IPV4)
     loopback = bool(chooses) and node_port_addresses(named, IPV4).contains_loopback
     return {
@@ -104,10 +104,10 @@ def kernel_settings(configuration: KubeProxyConfiguration) -> Dict[str, Any]:
 
 
 def text_difference(name: str, before: Sequence[str], after: Sequence[str], limit: int) -> Dict[str, str]:
-    """One entry of a result's ``diff``; at most ``limit`` lines of each side, all of them if it is 0 or less."""
+    """Return one entry of a result's ``diff`` with at most ``limit`` lines per side, or all of them if it is <= 0."""
     return difference_entry(name, before, after, limit if limit > 0 else max(len(before), len(after)))
 
 
 def table_differences(changes: Iterable[TableChange], limit: int) -> List[Dict[str, str]]:
-    """A result's ``diff``: one entry per table that differs, in the syntax of the table's usual tool."""
+    """Return a result's ``diff``: one entry per table that differs, in the syntax of the table's usual tool."""
     return [text_difference(change.table, change.before, change.after, limit) for change in changes]

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What differs between a snapshot file and the objects about to be written to it, by name, for a diff."""
+"""The diff between a snapshot file and the objects about to be written to it, by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import SnapshotError
 
 
 def _lines(objects: Iterable[Any]) -> Dict[str, str]:
-    """Per object (``Service shop/cart``) a short digest of the fields of it that a snapshot holds."""
+    """Map each object (``Service shop/cart``) to a short digest of those of its fields that a snapshot contains."""
     content, _counts = canonical_snapshot(objects)
     lines = {}
     for item in parse_snapshot(content):
@@ -26,9 +26,9 @@ def _lines(objects: Iterable[Any]) -> Dict[str, str]:
 
 
 def snapshot_difference(path: str, objects: Iterable[Any]) -> Tuple[List[str], List[str]]:
-    """Lines naming the objects in which the file and ``objects`` differ: as they are in the file, and as they will be.
+    """Return one line for each object that differs: as it is in the file, and as it is in ``objects``.
 
-    A file that is no snapshot and is about to be replaced counts as empty.
+    A file that is not a snapshot counts as empty; it is about to be replaced.
     """
     before: Dict[str, str] = {}
     if os.path.exists(path):

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cluster state from wherever the options of a module say."""
+"""The cluster state from the source that a module's options name."""
 
 from __future__ import annotations
 
@@ -22,32 +22,35 @@ _NO_SERVER = "kubeconfig, context or host, or K8S_AUTH_KUBECONFIG or KUBECONFIG 
 
 
 def read_cluster_objects(module: AnsibleModule) -> List[Any]:
-    """All objects that a service proxy reads, from the API server that the options or the environment name.
+    """Read all objects that a service proxy needs from the API server that the options or the environment name.
 
     Raises ConfigurationError if neither names one, ApiError if it cannot be read.
     """
     chosen = api_parameters(module.params, os.environ)
     if chosen["api_key"]:
-        # A token from the environment is as secret as one in the options, which Ansible hides by itself.
+        # Ansible hides a token in the options by itself, but not one from the environment.
         module.no_log_values.add(chosen["api_key"])
     return list_objects(ApiConnection(**chosen), module.params["api_timeout"])
 
 
 def has_source(module: AnsibleModule) -> bool:
-    """Whether the options or the environment name a source of the cluster state."""
+    """Return whether the options or the environment name a source of the cluster state."""
     given = module.params["snapshot"] is not None or module.params["cluster_state"] is not None
     return given or has_api_source(api_parameters(module.params, os.environ))
 
 
 def cluster_state(module: AnsibleModule) -> ClusterState:
-    """The cluster state from the source that the options name. Raises ConfigurationError, SnapshotError, ApiError."""
+    """Read the cluster state from the source that the options name.
+
+    Raises ConfigurationError, SnapshotError, ApiError.
+    """
     if module.params["snapshot"] is not None:
         return ClusterState.from_objects(read_snapshot(module.params["snapshot"]))
     if module.params["cluster_state"] is not None:
         return ClusterState.from_objects(module.params["cluster_state"])
     if not has_source(module):
         raise ConfigurationError(
-            f"no source of the cluster state: give snapshot, a file, or cluster_state, a few objects, "
-            f"or an API server by {_NO_SERVER}"
+            "no source of the cluster state: give snapshot (a file), cluster_state (a few objects), "
+            f"or an API server with {_NO_SERVER}"
         )
     return ClusterState.from_objects(read_cluster_objects(module))

@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How modules that converge a few resource tables report them: what differs, entry by entry, capped.
+"""Reports of modules that converge a few resource tables: the entries that differ, up to a limit.
 
-It depends on nothing but the difference, so that the payload of a small module stays small.
+This file depends only on the difference, to keep the payload of a small module small.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DIFF_LINES_LIMIT = 500
 
 
 def changed_lines(resource: Resource[Any, Any], change: Change[Any, Any]) -> Tuple[List[str], List[str]]:
-    """Lines of the entries that differ, before and after, in the syntax of the table's usual tool."""
+    """Return the lines of the entries that differ, before and after, in the syntax of the table's usual tool."""
     before: List[str] = []
     after: List[str] = []
     for key, value in change.removed.items():
@@ -34,12 +34,12 @@ def changed_lines(resource: Resource[Any, Any], change: Change[Any, Any]) -> Tup
 
 def _text(lines: Sequence[str], limit: int) -> str:
     shown = "".join(f"{line}\n" for line in lines[:limit])
-    left_out = len(lines) - limit
-    return f"{shown}... {left_out} more line(s) left out\n" if left_out > 0 else shown
+    omitted = len(lines) - limit
+    return f"{shown}... {omitted} more line(s) omitted\n" if omitted > 0 else shown
 
 
 def difference_entry(name: str, before: Sequence[str], after: Sequence[str], limit: int) -> Dict[str, str]:
-    """One entry of a result's ``diff``: two texts of at most ``limit`` lines each, headed by what they are about."""
+    """Return one entry of a result's ``diff``: two texts of at most ``limit`` lines each, with headers."""
     return {
         "before_header": f"{name} (before)",
         "after_header": f"{name} (after)",
@@ -49,7 +49,7 @@ def difference_entry(name: str, before: Sequence[str], after: Sequence[str], lim
 
 
 def planned_differences(planned: Sequence[PlannedChange], limit: int = DIFF_LINES_LIMIT) -> List[Dict[str, str]]:
-    """A result's ``diff``: one entry per resource that differs; files and chains are entries of their own."""
+    """Return a result's ``diff``: one entry per resource that differs, or per file or chain of such a resource."""
     entries = []
     for item in planned:
         resource, change = item.resource, item.change
@@ -73,14 +73,14 @@ def _by_key(change: Change[Any, Any]) -> List[Tuple[Any, Change[Any, Any]]]:
 
 
 def _label(key: Any) -> str:
-    """A key in words: its own text if it has one, else its parts."""
+    """Return the text of a key: its own if it defines one, else its parts joined."""
     if isinstance(key, tuple) and type(key).__str__ is object.__str__:
         return " ".join(str(part) for part in key)
     return str(key)
 
 
 def change_records(planned: Sequence[PlannedChange], limit: int = ENTRIES_LIMIT) -> List[Dict[str, Any]]:
-    """A result's ``changes``: per table that differs the counts, and the names of the first ``limit`` entries."""
+    """Return a result's ``changes``: for each table that differs, the counts and the first ``limit`` names."""
     records = []
     for item in planned:
         resource, change = item.resource, item.change
@@ -100,9 +100,9 @@ def change_records(planned: Sequence[PlannedChange], limit: int = ENTRIES_LIMIT)
 
 
 def failure(error: ProxyError) -> Dict[str, str]:
-    """Arguments of ``fail_json``: one line for people, and the kind of the error for conditions in playbooks.
+    """Return the arguments of ``fail_json``: a message in one line, and the kind of error for playbooks.
 
-    The kinds are the direct subclasses of ProxyError; what is derived from one of them is of its kind.
+    The kinds are the direct subclasses of ProxyError; an error derived from one of them has that kind.
     """
     lineage = type(error).__mro__
     kind = lineage[max(lineage.index(ProxyError) - 1, 0)].__name__
@@ -110,7 +110,7 @@ def failure(error: ProxyError) -> Dict[str, str]:
 
 
 def root_needed(effective_user: int, what: str) -> Dict[str, str]:
-    """Arguments of ``fail_json`` for a user who is not root, empty for root."""
+    """Return the arguments of ``fail_json`` for a user other than root; empty for root."""
     if effective_user == 0:
         return {}
     return {

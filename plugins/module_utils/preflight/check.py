@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""All checks in one call, in the order in which a person would want to hear of them."""
+"""All checks in one call. The most fundamental findings come first."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from .limits import SetContribution, set_limit_findings
 
 
 class ModeNeeds(NamedTuple):
-    """What a mode needs of the node.
+    """What a mode requires of the node.
 
-    ``name``: of the mode, by which its kernel modules are known. ``kernel``: the oldest release. ``extensions``: the
-    matches and targets of iptables that its rules use; empty for a mode without iptables. ``ipvs``: it uses IPVS and
-    ipsets.
+    ``name``: of the mode; it selects the kernel modules. ``kernel``: the oldest supported release. ``extensions``: the
+    iptables matches and targets that its rules use; empty for a mode without iptables. ``ipvs``: whether it uses IPVS
+    and ipsets.
     """
 
     name: str
@@ -43,11 +43,11 @@ class ModeNeeds(NamedTuple):
 
 
 class Intention(NamedTuple):
-    """What is going to be programmed.
+    """What is about to be programmed.
 
-    ``needs``: of the mode. ``families``: those to be programmed. ``schedulers``: IPVS schedulers in use.
-    ``variants``: the iptables of each family if already found out; None to find out here. ``sysctls``: parameters to be
-    set. ``set_contributions``: what each Service port puts into ipsets, in a stable order.
+    ``needs``: of the mode. ``families``: address families to program. ``schedulers``: IPVS schedulers in use.
+    ``variants``: the iptables of each family if already detected; None to detect them. ``sysctls``: parameters to set.
+    ``set_contributions``: the ipset elements of each Service port, in a stable order.
     """
 
     needs: ModeNeeds
@@ -59,7 +59,7 @@ class Intention(NamedTuple):
 
 
 def find_variants(families: Sequence[str]) -> Tuple[Dict[str, XtablesVariant], List[Finding]]:
-    """The iptables to use for each family, and errors for families that have none installed."""
+    """Return the iptables to use for each family, and errors for families that have none installed."""
     variants: Dict[str, XtablesVariant] = {}
     findings: List[Finding] = []
     survey = Survey()
@@ -72,10 +72,11 @@ def find_variants(families: Sequence[str]) -> Tuple[Dict[str, XtablesVariant], L
 
 
 def preflight(intention: Intention, release: str = "") -> List[Finding]:
-    """Everything that is missing or in the way for this intention; an empty list means: go ahead. Reads only.
+    """Return all findings about this intention; an empty list if the node is ready. Changes nothing.
 
-    ``release``: of the kernel, for tests. Without the needed rights nothing else is looked at, since it could not be
-    told from missing. Raises ConfigurationError for an unknown mode, KernelError if something cannot be read at all.
+    ``release``: of the kernel, for tests. If the process lacks capabilities, only these are reported, because other
+    checks could not distinguish a missing feature from one that they may not read. Raises ConfigurationError for an
+    unknown mode, KernelError if the state cannot be read at all.
     """
     release = release or facts.kernel_release()
     version = facts.kernel_version(release)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether the cluster state can be meant for this node: complete, with its Node, and not the end of most Services."""
+"""Plausibility of the cluster state: it is complete, contains this Node, and does not cut off most Services."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..cluster.state import ClusterState
 from .findings import ERROR, INCOMPLETE_SNAPSHOT, LOSS, NODE, Finding
 
 COMPLETE_COMMAND = "kubectl get services,endpointslices,nodes -A -o json"
-#: With fewer Services on a node than this a share of them says nothing.
+#: With fewer Services on a node than this, a percentage of them is not meaningful.
 LOSS_MINIMUM = 10
 _NAMED = 5
 
@@ -20,7 +20,7 @@ _REQUIRED = ("Service", "EndpointSlice", "Node")
 
 
 class Host(NamedTuple):
-    """What a host is known by: the name it is looked for under, the names that it has itself, and its addresses."""
+    """Identity of a host: the Node name to search for, the host's own names, and its addresses."""
 
     node_name: str
     host_names: Sequence[str]
@@ -40,14 +40,14 @@ def completeness_findings(kinds: AbstractSet[str], outside: bool = False) -> Lis
         Finding(
             INCOMPLETE_SNAPSHOT,
             ERROR,
-            f"the cluster state has no {' and no '.join(missing)}, so it is not that of a whole cluster",
+            f"the cluster state has no {' and no '.join(missing)}, so it is not that of a complete cluster",
             f'make a complete snapshot with "{COMPLETE_COMMAND}", as a user who may list all of these',
         )
     ]
 
 
 def _likely_node(nodes: Mapping[str, Node], host: Host) -> str:
-    """Return which Node may be meant and what it has in common with the host, or an empty text."""
+    """Return which Node is probably meant and what it has in common with the host, or empty text."""
     names = {name.strip().lower() for name in (host.node_name, *host.host_names) if name.strip()}
     short = {name.partition(".")[0] for name in names}
     by_name = [name for name in nodes if name in names or name.partition(".")[0] in short]
@@ -68,9 +68,9 @@ def _likely_node(nodes: Mapping[str, Node], host: Host) -> str:
 
 
 def node_findings(cluster: ClusterState, host: Host) -> List[Finding]:
-    """Return an error if no Node of the cluster has the host's node name, which names the Node that may be meant.
+    """Return an error if no Node of the cluster has the host's node name; it suggests the Node that is probably meant.
 
-    A host that is no Node counts no endpoint as local, so it would drop the traffic of policy Local.
+    Without a Node no endpoint is local, so the host would drop traffic of policy Local.
     """
     if host.node_name in cluster.nodes or not cluster.nodes:
         return []
@@ -81,7 +81,7 @@ def node_findings(cluster: ClusterState, host: Host) -> List[Finding]:
     if likely:
         return [Finding(NODE, ERROR, f"{what}; {likely}", "set node_name (role: service_proxy_node_name) to its name")]
     remedy = (
-        "give the name of its Node (node_name, role: service_proxy_node_name), leave the host out of the play, "
+        "give the name of its Node (node_name, role: service_proxy_node_name), exclude the host from the play, "
         "or declare it a host outside the cluster (outside_host, role: service_proxy_outside_host)"
     )
     return [Finding(NODE, ERROR, what, remedy)]
@@ -92,9 +92,8 @@ def loss_findings(
 ) -> List[Finding]:
     """Return an error if more than ``limit_percent`` of the Services that have endpoints would have none.
 
-    ``before``, ``after``: cluster IPs, of one family, of the Services that have endpoints on the node now and that
-    would have some. ``names``: the Service of a cluster IP, where it is known. Below LOSS_MINIMUM Services there is no
-    finding.
+    ``before``, ``after``: cluster IPs of one family of the Services with endpoints in the kernel, now and after the
+    change. ``names``: the Service of a cluster IP, if known. Below LOSS_MINIMUM Services there is no finding.
     """
     lost = sorted(before - after)
     if len(before) < LOSS_MINIMUM or len(lost) * 100 <= limit_percent * len(before):
@@ -102,8 +101,8 @@ def loss_findings(
     shown = ", ".join(sorted(names.get(address, address) for address in lost)[:_NAMED])
     more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
     what = (
-        f"{len(lost)} of the {len(before)} Services that have endpoints on this node would be left without "
+        f"{len(lost)} of the {len(before)} Services that have endpoints on this node would lose all of them "
         f"({shown}{more}), more than {limit_percent:g} %"
     )
-    remedy = "check the cluster state; if it is right, name this finding in ignore_findings or raise max_loss_percent"
+    remedy = "check the cluster state; if it is right, add this finding to ignore_findings or raise max_loss_percent"
     return [Finding(LOSS, ERROR, what, remedy)]

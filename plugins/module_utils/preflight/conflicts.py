@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who else programs this node's Service traffic or firewall, or will drop it."""
+"""Other programs that handle this node's Service traffic, change its firewall, or drop the traffic."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Process(NamedTuple):
 
 
 def processes(root: str = "") -> List[Process]:
-    """Processes whose network namespace is ours; those that may not be looked at are left out."""
+    """Return the processes in our network namespace, except those that we may not inspect."""
     found = []
     try:
         own = os.readlink(f"{root}/proc/self/ns/net")
@@ -65,7 +65,7 @@ def processes(root: str = "") -> List[Process]:
 
 
 def _programs(process: Process) -> List[str]:
-    """Names under which a process may be known: its own, its program's, and that of a script it runs."""
+    """Return the names that may identify a process: its own, its program's, and that of a script it runs."""
     program = os.path.basename(process.arguments[0])
     names = [process.name, program]
     if program.startswith("python") and len(process.arguments) > 1:
@@ -74,7 +74,7 @@ def _programs(process: Process) -> List[str]:
 
 
 def _option(process: Process, name: str) -> str:
-    """The value of ``--name`` or ``--name=value`` among the arguments; ``true`` without a value, empty if not given."""
+    """Return the value of the option ``--name=value``: ``true`` if it has no value, empty text if it is not given."""
     for word in process.arguments:
         option, equals, value = word.lstrip("-").partition("=")
         if word.startswith("--") and option == name:
@@ -83,13 +83,13 @@ def _option(process: Process, name: str) -> str:
 
 
 def process_findings(running: Sequence[Process]) -> List[Finding]:
-    """Findings for programs that write the same rules, or rewrite the firewall under them."""
+    """Return findings for programs that write the same rules or rewrite the firewall."""
     findings = []
     for process in running:
         names = _programs(process)
         where = f"(process {process.number})"
         if "kube-proxy" in names:
-            what = f"kube-proxy runs on this node {where} and would fight over the same rules"
+            what = f"kube-proxy runs on this node {where} and would revert the changes"
             remedy = "remove its DaemonSet from this node or stop its unit, then run again"
             findings.append(Finding(KUBE_PROXY, ERROR, what, remedy))
         elif "kube-router" in names and _option(process, "run-service-proxy") not in _FALSE:
@@ -102,30 +102,30 @@ def process_findings(running: Sequence[Process]) -> List[Finding]:
         elif "cilium-agent" in names:
             what = f"the Cilium agent runs on this node {where}; with kubeProxyReplacement it serves Services itself"
             findings.append(
-                Finding(CILIUM, WARNING, what, "set kubeProxyReplacement=false, or do without a service proxy")
+                Finding(CILIUM, WARNING, what, "set kubeProxyReplacement=false, or use no other service proxy")
             )
         elif "firewalld" in names:
-            what = f"firewalld is active {where}; each reload of it drops the rules of others"
+            what = f"firewalld is active {where}; each reload of it drops the rules of other programs"
             remedy = "systemctl disable --now firewalld, or converge again after every firewall-cmd --reload"
             findings.append(Finding(FIREWALLD, WARNING, what, remedy))
     return list(dict.fromkeys(findings))
 
 
 def ufw_findings(root: str = "") -> List[Finding]:
-    """A warning if ufw is switched on and does not accept forwarded traffic."""
+    """Return a warning if ufw is enabled and does not accept forwarded traffic."""
     enabled = (facts.read_text(f"{root}/etc/ufw/ufw.conf") or "").lower().replace(" ", "")
     if not any(line.startswith("enabled=yes") for line in enabled.splitlines()):
         return []
     defaults = (facts.read_text(f"{root}/etc/default/ufw") or "").replace(" ", "").replace('"', "")
     if any(line.startswith("DEFAULT_FORWARD_POLICY=ACCEPT") for line in defaults.splitlines()):
         return []
-    what = "ufw is active and drops forwarded traffic, that of pods included"
+    what = "ufw is active and drops forwarded traffic, including that of pods"
     remedy = 'set DEFAULT_FORWARD_POLICY="ACCEPT" in /etc/default/ufw and run ufw reload, or ufw disable'
     return [Finding(UFW, WARNING, what, remedy)]
 
 
 def forward_policy(variant: XtablesVariant) -> str:
-    """The policy of the chain FORWARD: ACCEPT or DROP; empty where there is no table filter or it cannot be read."""
+    """Return the policy of the chain FORWARD, ACCEPT or DROP; empty if table filter is missing or unreadable."""
     if variant.name == LEGACY and "filter" not in table_names(variant.family):
         return ""
     wait = ["-w", "5"] if variant.waits else []
@@ -134,7 +134,7 @@ def forward_policy(variant: XtablesVariant) -> str:
 
 
 def forward_findings(policies: Mapping[str, str]) -> List[Finding]:
-    """Warnings for families (family to policy) whose chain FORWARD drops what no rule accepts."""
+    """Return warnings for families (family to policy) whose chain FORWARD drops packets that no rule accepts."""
     findings = []
     for family, policy in policies.items():
         if policy == "DROP":
@@ -147,7 +147,10 @@ def forward_findings(policies: Mapping[str, str]) -> List[Finding]:
 
 
 def other_variant_findings(variants: Mapping[str, XtablesVariant]) -> List[Finding]:
-    """Warnings for kube-proxy's chains in the iptables variant that the node does not use: stale, but in force."""
+    """Return warnings for kube-proxy's chains in the iptables variant that the node does not use.
+
+    They are stale, but the kernel still applies them.
+    """
     findings = []
     for family, variant in variants.items():
         prefix = "ip6tables" if family == IPV6 else "iptables"
@@ -164,7 +167,7 @@ def other_variant_findings(variants: Mapping[str, XtablesVariant]) -> List[Findi
 
 
 def conflict_findings(variants: Mapping[str, XtablesVariant], root: str = "") -> List[Finding]:
-    """All findings about others on this node, each with its remedy."""
+    """Return all findings about other programs on this node, each with its remedy."""
     policies: Dict[str, str] = {family: forward_policy(variant) for family, variant in variants.items()}
     return [
         *process_findings(processes(root)),

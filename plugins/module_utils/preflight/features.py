@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether this process may do what is to be done, and whether the node's kernel and programs can."""
+"""Capabilities of this process, and features of the node's kernel and programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CAP_SYS_MODULE = 16
 _BECOME = "run as root (in a playbook: become: true)"
 
 Extensions = Mapping[str, Tuple[str, ...]]
-"""Extension as /proc/net/ip_tables_matches and _targets name it, to the modules that bring it."""
+"""Extension as named in /proc/net/ip_tables_matches and _targets -> the modules that provide it."""
 
 _MATCHES: Extensions = {
     "comment": ("xt_comment",),
@@ -35,13 +35,13 @@ _MATCHES: Extensions = {
     "mark": ("xt_mark",),
 }
 _TARGETS: Extensions = {"MARK": ("xt_mark",), "MASQUERADE": ("xt_MASQUERADE", "ipt_MASQUERADE")}
-#: What the rules of iptables mode and of ipvs mode need.
+#: Extensions that the rules of iptables mode and of ipvs mode use.
 IPTABLES_EXTENSIONS: Extensions = {**_MATCHES, **_TARGETS, "statistic": ("xt_statistic",), "recent": ("xt_recent",)}
 IPVS_EXTENSIONS: Extensions = {**_MATCHES, **_TARGETS, "set": ("xt_set",)}
 
 
 def capabilities(root: str = "") -> int:
-    """The effective capabilities of this process as a bit set; 0 if the kernel does not tell."""
+    """Return the effective capabilities of this process as a bit mask; 0 if /proc does not show them."""
     for line in (facts.read_text(f"{root}/proc/thread-self/status") or "").splitlines():
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16)
@@ -49,7 +49,7 @@ def capabilities(root: str = "") -> int:
 
 
 def rights_findings(effective: int) -> List[Finding]:
-    """An error that names the capabilities missing from ``effective`` for changing the network."""
+    """Return an error that names the capabilities for changing the network that ``effective`` lacks."""
     missing = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
     if not missing:
         return []
@@ -58,7 +58,7 @@ def rights_findings(effective: int) -> List[Finding]:
 
 
 def module_findings(names: Sequence[str], effective: int, release: str, root: str = "") -> List[Finding]:
-    """Errors for modules that are not there and cannot be loaded: not installed, no modprobe, no right to load."""
+    """Return errors for missing modules that cannot be loaded: not installed, no modprobe, or no CAP_SYS_MODULE."""
     resource = ModulesResource(names, release=release, root=root)
     missing = [name for name in resource.names if name not in present_modules(resource.names, release, root)]
     if not missing:
@@ -88,7 +88,7 @@ def module_findings(names: Sequence[str], effective: int, release: str, root: st
 def kernel_version_findings(
     mode: str, minimum: Tuple[int, int, int], version: Tuple[int, int, int]
 ) -> List[Finding]:
-    """Return an error if the kernel is older than the ``minimum`` that the mode needs."""
+    """Return an error if the kernel is older than ``minimum``, which the mode needs."""
     if version >= minimum:
         return []
     what = f"kernel {'.'.join(map(str, version))} is older than {minimum[0]}.{minimum[1]}, which mode {mode} needs"
@@ -96,7 +96,7 @@ def kernel_version_findings(
 
 
 def family_findings(variants: Mapping[str, XtablesVariant]) -> List[Finding]:
-    """Errors for families in which iptables cannot do NAT on this node."""
+    """Return errors for families in which iptables cannot do NAT on this node."""
     findings = []
     for family, variant in variants.items():
         reason = unsupported_reason(family, variant)
@@ -119,17 +119,18 @@ def extension_findings(
 ) -> List[Finding]:
     """Return errors for iptables matches and targets that a mode needs and the kernel neither has nor can load.
 
-    Told by what is registered and by the list of installed modules; nothing is claimed where there is no such list.
+    Sources are the registered extensions and the list of installed modules. Without that list the nf_tables variant is
+    not checked.
     """
     candidates = {module for modules in needed.values() for module in modules}
     usable = present_modules(candidates, release, root) | available_modules(release, root)
-    told = os.path.exists(f"{root}/lib/modules/{release}/modules.builtin")
+    listed = os.path.exists(f"{root}/lib/modules/{release}/modules.builtin")
     findings = []
     for family, variant in variants.items():
         registered = _registered(family, root)
-        if not told and not registered:
+        if not listed and not registered:
             continue
-        if variant.name != LEGACY and not told:
+        if variant.name != LEGACY and not listed:
             continue
         missing = [
             name for name, modules in needed.items() if name not in registered and not usable.intersection(modules)
@@ -144,9 +145,9 @@ def extension_findings(
 
 
 def ipvs_findings(release: str, root: str = "") -> List[Finding]:
-    """Errors if IPVS or ipsets are in the kernel but do not answer in this network namespace.
+    """Return errors if the kernel has IPVS or ipsets but they do not answer in this network namespace.
 
-    Modules that are still to be loaded are not tried: asking would load them.
+    Modules that are not loaded yet are not checked, because a request would load them.
     """
     findings = []
     present = present_modules(["ip_vs", "ip_set"], release, root)
@@ -164,10 +165,9 @@ def ipvs_findings(release: str, root: str = "") -> List[Finding]:
 
 
 def sysctl_findings(wanted: Mapping[str, sysctls.Wanted], to_be_loaded: Iterable[str], root: str = "") -> List[Finding]:
-    """Findings for kernel parameters that cannot be given their value on this node.
+    """Return errors for kernel parameters that cannot be set on this node.
 
-    A missing key is an error unless one of the modules ``to_be_loaded`` brings it; a key that is read-only here is one
-    if it has another value.
+    These are missing keys that none of the modules ``to_be_loaded`` provides, and read-only keys with another value.
     """
     resource = sysctls.SysctlsResource(wanted, root)
     running = resource.observe()
@@ -187,7 +187,10 @@ def sysctl_findings(wanted: Mapping[str, sysctls.Wanted], to_be_loaded: Iterable
 
 
 def iptables_findings(variants: Mapping[str, XtablesVariant]) -> List[Finding]:
-    """A warning for programs so old that the lock is taken by us and MASQUERADE ports are not random."""
+    """Return warnings for iptables before 1.6.2, with which MASQUERADE does not use random ports.
+
+    Its iptables-restore cannot wait for the xtables lock either, so the engine takes the lock itself.
+    """
     findings = []
     for variant in variants.values():
         if not variant.restore_waits:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A finding, and what is made of findings: an error that names them all, or warnings."""
+"""Findings of the checks, and their conversion to one error or to warnings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import ConfigurationError, PreflightError
 ERROR = "error"
 WARNING = "warning"
 
-# Every name a finding can have: what ``ignore_findings`` accepts.
+# The names of findings, which ``ignore_findings`` accepts.
 RIGHTS = "rights"
 TOOLS = "tools"
 MODULES = "modules"
@@ -59,7 +59,7 @@ NAMES = (
     LOSS,
 )
 
-# Those about others on the node; the rest is about what the node can do, whoever else is there.
+# Findings about other programs on the node. All others are about the node itself or the cluster state.
 CONFLICTS = frozenset(
     (
         KUBE_PROXY,
@@ -75,10 +75,10 @@ CONFLICTS = frozenset(
 
 
 class Finding(NamedTuple):
-    """One thing that is missing or in the way.
+    """One missing feature or conflict.
 
-    ``name``: one of NAMES, by which it can be ignored. ``severity``: ERROR (do not go on) or WARNING. ``what``: the
-    fact, in words that name the object. ``remedy``: one clause that says what to do.
+    ``name``: one of NAMES, for ``ignore_findings``. ``severity``: ERROR (do not continue) or WARNING. ``what``: a
+    clause that names the object and the problem. ``remedy``: a clause that says what to do.
     """
 
     name: str
@@ -91,10 +91,10 @@ class Finding(NamedTuple):
 
 
 def judge(findings: Iterable[Finding], ignore: Sequence[str] = ()) -> List[str]:
-    """Warnings to show, one line each, if nothing stands against going on.
+    """Return the warnings, one line each; raise PreflightError listing all errors.
 
-    Findings named in ``ignore`` no longer stop anything: ignored errors become warnings, ignored warnings vanish.
-    Raises PreflightError with all errors in one line, ConfigurationError for an unknown name in ``ignore``.
+    Errors named in ``ignore`` become warnings, and warnings named there are dropped. Raises ConfigurationError for an
+    unknown name in ``ignore``.
     """
     unknown = sorted(set(ignore).difference(NAMES))
     if unknown:
@@ -107,7 +107,7 @@ def judge(findings: Iterable[Finding], ignore: Sequence[str] = ()) -> List[str]:
         if finding.severity == ERROR and finding.name not in ignore:
             errors.append(f"{finding} [{finding.name}]")
         elif finding.severity == ERROR:
-            warnings.append(f"ignored as asked: {finding} [{finding.name}]")
+            warnings.append(f"ignored as requested: {finding} [{finding.name}]")
         elif finding.name not in ignore:
             warnings.append(f"{finding} [{finding.name}]")
     if errors:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether every set holds what the Services need: an ipset takes 65,536 elements and then refuses."""
+"""Check that the Services fit into the ipsets, which refuse more than 65,536 elements."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .findings import ERROR, SET_LIMIT, Finding
 ELEMENTS_LIMIT = 65536
 
 SetContribution = Tuple[str, Iterable[Tuple[str, Hashable]]]
-"""A Service port in words (``shop/cart:http``) and the (set, element) pairs that it needs."""
+"""The name of a Service port (``shop/cart:http``) and the (set, element) pairs that it needs."""
 
 
 def set_limit_findings(contributions: Iterable[SetContribution], limit: int = ELEMENTS_LIMIT) -> List[Finding]:
-    """One error per set that would hold more than ``limit`` elements, naming the first Service that no longer fits.
+    """Return one error per set that would exceed ``limit`` elements; it names the first Service that does not fit.
 
-    Elements that several Services need count once. The order of ``contributions`` decides who is first.
+    Elements that several Services need count once. The order of ``contributions`` decides which Service is first.
     """
     elements: Dict[str, Set[Hashable]] = {}
     first_too_many: Dict[str, str] = {}
@@ -38,14 +38,14 @@ def set_limit_findings(contributions: Iterable[SetContribution], limit: int = EL
             ERROR,
             f"ipset {name} holds at most {limit} elements, {len(elements[name])} are needed;"
             f" Service {service} is the first that no longer fits",
-            "use mode nftables or iptables, which have no such limit, or leave Services out by label",
+            "use mode nftables or iptables, which have no such limit, or exclude Services by label",
         )
         for name, service in first_too_many.items()
     ]
 
 
 def _most_elements(info: ServicePortInfo) -> int:
-    """No set gets more elements from a ServicePort than this, node ports on few addresses aside."""
+    """Return an upper bound of the elements that a ServicePort adds to one set, not counting node ports."""
     external = len(info.external_ips) + len(info.load_balancer_ips) * (1 + len(info.source_ranges))
     return 1 + external + len(info.endpoints)
 
@@ -53,9 +53,9 @@ def _most_elements(info: ServicePortInfo) -> int:
 def ipvs_set_contributions(
     service_ports: Mapping[ServicePortName, ServicePortInfo], settings: DataplaneSettings, limit: int = ELEMENTS_LIMIT
 ) -> Iterator[SetContribution]:
-    """What each Service port of one family puts into the sets of ipvs mode, in the order of ``service_ports``.
+    """Yield the set elements of each Service port of one family in ipvs mode, in the order of ``service_ports``.
 
-    Nothing at all where so few elements are needed that no set can be too small, which costs no rendering.
+    Yield nothing, without rendering, if an upper bound shows that no set can exceed ``limit``.
     """
     facts = node_facts(settings)
     bound = sum(map(_most_elements, service_ports.values())) + len(service_ports) * max(1, len(facts.node_ips))

@@ -160,7 +160,7 @@ def test_json_needs_no_warning():
     ("name", "value", "reason"),
     [
         ("KubeProxyIPVS", True, "has no effect here: ipvs mode is always available"),
-        ("NFTablesNetlink", False, "has no effect here: nftables mode always speaks netlink"),
+        ("NFTablesNetlink", False, "has no effect here: nftables mode always uses netlink"),
         ("KubeProxyNFTablesLocalhostNodePorts", True, "has no effect here: in nftables mode node ports do not"),
         ("GateOfTheYear2030", True, "has no effect: kube-proxy 1.36 has no such feature gate"),
         ("TopologyAwareHints", True, "has no effect: it is no longer a feature gate in kube-proxy 1.36"),

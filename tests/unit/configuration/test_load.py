@@ -216,7 +216,7 @@ def test_unknown_and_duplicate_fields_are_warned_of():
         ("- a", "a list is not an object with fields"),
         ("just words", '"just words" is not an object with fields'),
         (b"\xff", "not UTF-8 text at byte 0"),
-        (HEAD + "---\n" + HEAD, "holds 2 YAML documents"),
+        (HEAD + "---\n" + HEAD, "contains 2 YAML documents"),
         ("mode: ipvs", "kind: is missing; it must be KubeProxyConfiguration"),
         ("kind: KubeProxyConfiguration", "apiVersion: is missing"),
         (HEAD.replace("KubeProxyC", "KubeletC"), 'kind: "KubeletConfiguration" is not KubeProxyConfiguration'),
