@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What each field of a KubeProxyConfiguration does here: one row per field, for warnings and for the documentation.
+"""The effect of each field of a KubeProxyConfiguration: one row per field, for warnings and for the documentation.
 
-A test compares the rows with the code: a field that has an effect is read outside this package, one without is not.
+A test compares the rows with the code: only fields that have an effect are read outside this package.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _JSON = "application/json"
 class Field(NamedTuple):
     """One field of the configuration file.
 
-    ``name``: with dots, as in the file. ``attribute``: with dots, in the model; empty for a field that the model leaves
-    out. ``effect``: HONOURED, PARTLY (``text`` says how), AGENT (only the agent uses it), NOTHING (``text`` says why).
-    ``harmless``: values that need no warning although they differ from the default and the field has no effect.
+    ``name``: with dots, as in the file. ``attribute``: with dots, in the model; empty for a field that the model does
+    not have. ``effect``: HONOURED, PARTLY (``text`` explains), AGENT (only the agent uses it), NOTHING (``text`` says
+    why). ``harmless``: values that cause no warning although they differ from the default of a field without effect.
     """
 
     name: str
@@ -344,9 +344,9 @@ FIELDS: Tuple[Field, ...] = (
 
 
 def without_effect(configuration: KubeProxyConfiguration, source: Mapping[str, Any]) -> List[str]:
-    """Return a warning for each field and feature gate that is set to something other than its default in vain.
+    """Return a warning for each field and feature gate that has no effect and is not set to its default.
 
-    ``source``: the fields as they were read, for those that the model leaves out.
+    ``source``: the fields as they were read, for those that the model does not have.
     """
     found = []
     for field in FIELDS:
@@ -387,7 +387,7 @@ def _in_source(source: Mapping[str, Any], name: str) -> Any:
 
 
 def _is_zero(value: Any) -> bool:
-    """Tell whether a value is what kubeadm writes for a field that is not set: Go's zero value, at any depth."""
+    """Return whether a value is what kubeadm writes for an unset field: Go's zero value, at any depth."""
     if isinstance(value, Mapping):
         return all(map(_is_zero, value.values()))
     return not value or value == "0"
