@@ -148,7 +148,7 @@ def test_a_set_of_another_size_is_swapped_under_the_rules_that_use_it(ipset):
 
 def test_a_set_of_another_type_is_not_touched(ipset):
     run("ipset", "create", "KUBE-CLUSTER-IP", "hash:net")
-    expected = "it exists as hash:net IPv4, wanted is hash:ip,port IPv4; run: ipset destroy KUBE-CLUSTER-IP"
+    expected = "it exists as hash:net IPv4, expected hash:ip,port IPv4; run: ipset destroy KUBE-CLUSTER-IP"
     with pytest.raises(KernelError, match=re.escape(expected)):
         converge(ipset, definitions("IPv4"), {})
     assert saved() == {"create KUBE-CLUSTER-IP hash:net family inet hashsize 1024 maxelem 65536"}

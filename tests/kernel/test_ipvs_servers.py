@@ -163,7 +163,7 @@ def test_errors_name_the_object_and_do_not_stop_the_others(ipvs):
     change: Change[VirtualServerKey, VirtualServer] = Change(
         added={bad: VirtualServer("nonesuch", 0, 0, 32), good: VirtualServer("rr", 0, 0, 32)}
     )
-    with pytest.raises(KernelError, match=r"10\.96\.0\.2:80/TCP with scheduler nonesuch cannot be made.*ENOENT"):
+    with pytest.raises(KernelError, match=r"10\.96\.0\.2:80/TCP with scheduler nonesuch cannot be created.*ENOENT"):
         VirtualServersResource(ipvs).apply(change)
     missing = RealServerKey(VirtualServerKey("udp", "10.96.0.9", 53), "10.244.1.1", 53)
     expected = r"real server 10\.96\.0\.9:53/UDP/10\.244\.1\.1:53 cannot be added.*virtual server does not exist"

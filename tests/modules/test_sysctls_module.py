@@ -119,7 +119,7 @@ def test_errors_are_one_clear_line_and_change_nothing(node):
     assert all(result["failed"] for result in found), messages
     assert "values is empty and profile is not given" in messages[0]
     assert "sysctl net.ipv4.no_such_key: this kernel has no such key (wanted 1)" in messages[1]
-    assert "module ip_vs brings it" in messages[2]
+    assert "module ip_vs provides it" in messages[2]
     assert "no such key" in messages[3]
     assert "not a key such as" in messages[4]
     assert "not one line of text" in messages[5]

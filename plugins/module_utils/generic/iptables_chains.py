@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Chains that somebody lists by name, whole, with the jumps into them; nothing to do with Kubernetes.
+"""User-declared chains, complete, with the jumps into them; independent of Kubernetes.
 
-A rule can be written in many ways, and only iptables knows how it will print one. So what is wanted is first loaded
-into an empty network namespace of its own and printed from there: every mistake shows before anything is touched, and
-what is there can be compared text by text with what is wanted.
+A rule can be written in many ways, and only iptables knows how it will print one. So the declared rules are first
+loaded into a separate, empty network namespace and printed from there: every mistake shows before the node is changed,
+and the current rules can be compared with the declared ones text by text.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _COMMANDS = frozenset(
         *("--ipv4", "--ipv6"),
     )
 )
-# These refer to objects that the empty namespace does not have.
+# These options refer to objects that the empty namespace does not have.
 _ELSEWHERE = re.compile(r"--match-set |--nfacct-name |(?:-j|--jump) SET |--object-pinned ")
 _BARE = re.compile(r"[^\s\"'\\]+\Z")
 _CLONE_NEWNET = 0x40000000
@@ -74,9 +74,9 @@ Table = Dict[Key, Value]
 
 
 class Jump(NamedTuple):
-    """A rule in chain ``origin`` that leads into a listed chain; ``condition`` is what stands before ``-j``.
+    """A rule in chain ``origin`` that jumps to a listed chain; ``condition`` is the part before ``-j``.
 
-    ``position``: FIRST or LAST, where it is put if it is not there.
+    ``position``: FIRST or LAST, where the rule is inserted if it does not exist.
     """
 
     origin: str
@@ -85,7 +85,7 @@ class Jump(NamedTuple):
 
 
 class ListedChain(NamedTuple):
-    """One chain as somebody wants it. ``jumps`` is None where the jumps into it are somebody else's business."""
+    """A user-declared chain. With ``jumps`` None, jumps into the chain are not managed."""
 
     table: str
     name: str
@@ -94,7 +94,7 @@ class ListedChain(NamedTuple):
 
 
 def validate(chains: Sequence[ListedChain]) -> None:
-    """Raises ConfigurationError for the first table, chain, rule or jump that cannot be meant."""
+    """Raise ConfigurationError for the first invalid table, chain, rule or jump."""
     listed = {(chain.table, chain.name) for chain in chains}
     seen: Set[Tuple[str, str]] = set()
     for chain in chains:
@@ -104,7 +104,7 @@ def validate(chains: Sequence[ListedChain]) -> None:
         if not _CHAIN.match(chain.name):
             raise ConfigurationError(f"chain {chain.name!r}: not a chain name (up to 28 letters, digits and _.:@+-)")
         if chain.name in _RESERVED:
-            raise ConfigurationError(f"{where}: is the name of a built-in chain or target, which this never changes")
+            raise ConfigurationError(f"{where}: is the name of a built-in chain or target, which cannot be managed")
         if (chain.table, chain.name) in seen:
             raise ConfigurationError(f"{where}: given twice")
         seen.add((chain.table, chain.name))
@@ -140,7 +140,7 @@ def _words(where: str, rule: str) -> List[str]:
 
 
 def _restorable(rule: str) -> str:
-    """The rule in the only quotes that iptables-restore knows: double ones."""
+    """Return the rule with double quotes, the only ones that iptables-restore supports."""
     words = []
     for word in _words("rule", rule):
         if not _BARE.match(word):
@@ -169,16 +169,16 @@ def _in_restorable_text(chain: ListedChain) -> ListedChain:
 
 
 def _unshare() -> None:
-    """In the child, before the program starts: an empty network namespace."""
+    """Enter an empty network namespace; runs in the child before the program starts."""
     library = ctypes.CDLL(None, use_errno=True)
     if library.unshare(_CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
 
 
 def _printed_elsewhere(variant: XtablesVariant, text: str) -> Optional[str]:
-    """What iptables-save prints after ``text`` was restored in an empty namespace; None without the right to make one.
+    """Return what iptables-save prints after ``text`` was restored in an empty namespace.
 
-    Raises KernelError naming the line that iptables refuses.
+    None without the right to create a namespace. Raises KernelError naming the line that iptables refuses.
     """
     wait = "-w 5" if variant.restore_waits else ""
     script = f'"$1" {wait} --noflush && exec "$2"'
@@ -203,8 +203,8 @@ def _printed_elsewhere(variant: XtablesVariant, text: str) -> Optional[str]:
     return done.stdout.decode(errors="replace")
 
 
-def _foreign_chains(chains: Sequence[ListedChain], saved: SavedTables) -> Set[Tuple[str, str]]:
-    """Existing chains of others that the rules and jumps refer to; the empty namespace needs them too."""
+def _external_chains(chains: Sequence[ListedChain], saved: SavedTables) -> Set[Tuple[str, str]]:
+    """Return the external chains that the rules and jumps refer to; the empty namespace needs them."""
     listed = {(chain.table, chain.name) for chain in chains}
     named: Set[Tuple[str, str]] = set()
     for chain in chains:
@@ -218,13 +218,13 @@ def _comparable(rule: str, family: str) -> str:
 
 
 def canonical_chains(variant: XtablesVariant, chains: Sequence[ListedChain], saved: SavedTables) -> List[ListedChain]:
-    """The chains with every rule and jump as iptables-save prints it.
+    """Return the chains with every rule and jump as iptables-save prints it.
 
-    ``saved``: what the node holds, for chains of others that are referred to. Raises KernelError for a rule that
+    ``saved``: the node's current tables, for external chains that are referred to. Raises KernelError for a rule that
     iptables refuses.
     """
     lines: Dict[str, List[str]] = {}
-    for table, name in sorted(_foreign_chains(chains, saved)):
+    for table, name in sorted(_external_chains(chains, saved)):
         lines.setdefault(table, []).append(f":{name} - [0:0]")
     for chain in chains:
         lines.setdefault(chain.table, []).append(f":{chain.name} - [0:0]")
@@ -242,7 +242,8 @@ def canonical_chains(variant: XtablesVariant, chains: Sequence[ListedChain], sav
     def text(table: str, origin: str, rule: str) -> str:
         return canonical_rule(rule, variant.family) if _ELSEWHERE.search(rule) else next(found[(table, origin)])
 
-    # Rules come back in the order in which they were added, chain by chain; a listed chain may also be a jump's origin.
+    # Rules are printed in the order in which they were added, chain by chain; a listed chain may also be a jump's
+    # origin.
     result = []
     for chain in chains:
         rules = tuple(text(chain.table, chain.name, rule) for rule in chain.rules)
@@ -256,7 +257,7 @@ def canonical_chains(variant: XtablesVariant, chains: Sequence[ListedChain], sav
 
 
 def _approximately(chain: ListedChain, family: str) -> ListedChain:
-    """Without a namespace to try in: the canonical text as far as it is known here."""
+    """Return the canonical text that this module can derive without a namespace to test the rules in."""
     jumps = None
     if chain.jumps is not None:
         jumps = tuple(jump._replace(condition=canonical_rule(_jump_text(chain, jump), family)) for jump in chain.jumps)
@@ -267,10 +268,11 @@ def _approximately(chain: ListedChain, family: str) -> ListedChain:
 
 
 class ListedChainsResource(Resource[Key, Value]):
-    """Listed chains of one family: ChainKey to its rules, JumpKey to how often it stands there.
+    """The user-declared chains of one family: ChainKey to its rules, JumpKey to the number of times it occurs.
 
-    Owns the listed chains, and, of chains whose jumps are listed, the rules in built-in chains and in the chains named
-    there that lead into them. ``removal``: the chains are to go, with the jumps into them from built-in chains.
+    Owns the listed chains and, for chains whose jumps are listed, the rules that lead into them from built-in chains
+    and from the chains named as origins. ``removal``: the chains are to be removed, with the jumps into them from
+    built-in chains.
     """
 
     kind = Kind.CHAINS
@@ -289,11 +291,11 @@ class ListedChainsResource(Resource[Key, Value]):
         self._positions: Dict[JumpKey, str] = {}
 
     def observe(self) -> Table:
-        """The listed chains that exist, and the owned jumps. Raises KernelError."""
+        """Return the listed chains that exist, and the owned jumps. Raises KernelError."""
         return self._owned(parse_save(save(self.variant)))
 
     def stage(self) -> Tuple[Table, Table]:
-        """What is there, and what is wanted in the same texts. Raises KernelError for a rule that iptables refuses."""
+        """Return observed and desired table in comparable texts. Raises KernelError if iptables refuses a rule."""
         saved = parse_save(save(self.variant))
         desired: Table = {}
         if self._removal:
@@ -352,7 +354,7 @@ class ListedChainsResource(Resource[Key, Value]):
         restore(self.variant, self.text(change), self._wait)
 
     def text(self, change: Change[Key, Value]) -> str:
-        """The change as input of ``iptables-restore --noflush``."""
+        """Return the change as input of ``iptables-restore --noflush``."""
         lines: Dict[str, List[str]] = {}
         filled = {**change.added, **{key: new for key, (_old, new) in change.replaced.items()}}
         for key in [*filled, *change.removed]:
@@ -375,7 +377,7 @@ class ListedChainsResource(Resource[Key, Value]):
         return _section(lines)
 
     def describe(self, key: Key, value: Value) -> List[str]:
-        """Lines as iptables-save prints them."""
+        """Return the lines as iptables-save prints them."""
         if isinstance(key, JumpKey):
             return [f"-A {key.chain} {key.rule}"] * (value if isinstance(value, int) else 1)
         if isinstance(key, ChainKey) and isinstance(value, tuple):

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Virtual servers that somebody lists, and what is left alone besides: desired tables for the IPVS resources."""
+"""User-declared virtual servers, and which others are kept: desired tables for the IPVS resources."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _LARGEST_WEIGHT = 65535
 
 
 class ListedReal(NamedTuple):
-    """A real server as somebody writes it. ``port``: None for the virtual server's. ``forwarding``: nat, dr, tunnel."""
+    """A declared real server. ``port``: None for the virtual server's. ``forwarding``: nat, dr or tunnel."""
 
     address: str
     port: Optional[int] = None
@@ -52,11 +52,11 @@ class ListedReal(NamedTuple):
 
 
 class ListedServer(NamedTuple):
-    """A virtual server as somebody writes it.
+    """A virtual server as the user declares it.
 
-    ``persistence``: seconds for which a client stays with its real server, 0 for none. ``persistence_prefix``: bits by
-    which clients are grouped, None for each one by itself. ``flags``: keys of SCHEDULER_FLAGS. ``real_servers``: None
-    to leave them alone.
+    ``persistence``: seconds during which a client keeps its real server, 0 for none. ``persistence_prefix``: bits by
+    which clients are grouped, None for no grouping. ``flags``: keys of SCHEDULER_FLAGS. ``real_servers``: None if they
+    are not managed.
     """
 
     address: str
@@ -71,7 +71,7 @@ class ListedServer(NamedTuple):
 
 
 class ListedTables(NamedTuple):
-    """The wanted entries. ``managed``: virtual servers whose real servers are to be exactly those listed."""
+    """The desired entries. ``managed``: virtual servers whose real servers are to be exactly those listed."""
 
     servers: Dict[VirtualServerKey, VirtualServer]
     real_servers: Dict[RealServerKey, RealServer]
@@ -129,7 +129,7 @@ def _real(where: str, key: VirtualServerKey, listed: ListedReal) -> Tuple[RealSe
 
 
 def listed_tables(listed: Iterable[ListedServer]) -> ListedTables:
-    """The wanted tables. Raises ConfigurationError naming the first field that cannot be meant."""
+    """Return the desired tables. Raises ConfigurationError naming the first invalid field."""
     tables = ListedTables({}, {}, frozenset())
     managed: Set[VirtualServerKey] = set()
     for number, server in enumerate(listed):
@@ -152,14 +152,14 @@ def listed_tables(listed: Iterable[ListedServer]) -> ListedTables:
 
 
 def purged_addresses(addresses: Iterable[str]) -> FrozenSet[str]:
-    """Canonical addresses. Raises ConfigurationError for the first that is none."""
+    """Return canonical addresses. Raises ConfigurationError for the first invalid one."""
     return frozenset(_address(f"purge[{number}]", text) for number, text in enumerate(addresses))
 
 
 def desired_servers(
     observed: Mapping[VirtualServerKey, VirtualServer], tables: ListedTables, purge: Collection[str], present: bool
 ) -> Dict[VirtualServerKey, VirtualServer]:
-    """All virtual servers as they should be: those listed, and others as they are unless their address is purged."""
+    """Return all virtual servers as desired: those listed, and others unchanged unless their address is purged."""
     kept = {key: value for key, value in observed.items() if key not in tables.servers and key.address not in purge}
     return {**kept, **tables.servers} if present else kept
 
@@ -167,7 +167,7 @@ def desired_servers(
 def desired_real_servers(
     observed: Mapping[RealServerKey, RealServer], tables: ListedTables, purge: Collection[str], present: bool
 ) -> Dict[RealServerKey, RealServer]:
-    """All real servers as they should be: those listed for managed virtual servers, others as they are."""
+    """Return all real servers as desired: those listed for managed virtual servers, others unchanged."""
     kept = {}
     for key, value in observed.items():
         listed = key.server in tables.servers
@@ -178,9 +178,9 @@ def desired_real_servers(
 
 
 def unavailable_schedulers(tables: ListedTables, root: str = "") -> str:
-    """What is wrong with the schedulers of the wanted virtual servers, in one line; empty if nothing is known to be.
+    """Return what is wrong with the schedulers of the desired virtual servers, in one line; empty if nothing is known.
 
-    Told by the list of modules installed for the running kernel, so that a wrong name shows before anything is changed.
+    It uses the list of modules installed for the running kernel, so that a wrong name shows before any change.
     """
     release = kernel_release()
     if not available_modules(release, root):
@@ -191,7 +191,7 @@ def unavailable_schedulers(tables: ListedTables, root: str = "") -> str:
 
 
 def connect(root: str = "") -> IpvsSocket:
-    """A connection to IPVS. Raises KernelError that says what to do where the kernel has none."""
+    """Connect to IPVS. Raises KernelError that says what to do if the kernel has no IPVS."""
     try:
         return IpvsSocket()
     except KernelError as error:
@@ -200,7 +200,7 @@ def connect(root: str = "") -> IpvsSocket:
 
 
 def stages(connection: IpvsSocket, tables: ListedTables, purge: Collection[str], present: bool) -> List[Stage]:
-    """What to plan and apply, family by family; families that nothing is said about are not looked at."""
+    """Return the stages to plan and apply, by family; a family without declared or purged entries is skipped."""
     families = {family_of(address) for address in [*(key.address for key in tables.servers), *purge]}
     result = []
     for family in sorted(families):

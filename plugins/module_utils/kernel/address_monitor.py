@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Notifications of routing netlink about addresses and links. Sources: rtnetlink(7), linux/rtnetlink.h."""
+"""Notifications of route netlink about addresses and links. Sources: rtnetlink(7), linux/rtnetlink.h."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LinkRemoved(NamedTuple):
 
 
 class AddressMonitor:
-    """Listens for addresses that come and go and for links that go. Raises KernelError if there is no socket."""
+    """Listens for added and removed addresses and for removed links. Raises KernelError if there is no socket."""
 
     def __init__(self) -> None:
         groups = (RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR)
@@ -53,11 +53,11 @@ class AddressMonitor:
         self._listener.close()
 
     def pop_lost(self) -> bool:
-        """Whether events were lost since the last call, because the socket was read too late."""
+        """Return whether events were lost since the last call, because the socket was not read in time."""
         return self._listener.pop_lost()
 
     def events(self) -> Iterator[Union[AddressEvent, LinkRemoved]]:
-        """Yield what has happened since the last call; does not wait. Raises KernelError."""
+        """Yield the events since the last call, without waiting. Raises KernelError."""
         for kind, _port, payload in self._listener.notifications():
             if kind == RTM_DELLINK:
                 attributes = parse_attributes(payload, _IFINFOMSG_BYTES, len(payload))

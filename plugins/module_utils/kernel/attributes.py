@@ -17,29 +17,29 @@ _PADDING = (b"", b"\x00\x00\x00", b"\x00\x00", b"\x00")
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
-    """One attribute (``struct nlattr``), padded to four bytes."""
+    """Encode one attribute (``struct nlattr``), padded to four bytes."""
     size = len(payload)
     return _ATTRIBUTE.pack(size + 4, kind) + payload + _PADDING[size & 3]
 
 
 def nested(kind: int, *attributes: bytes) -> bytes:
-    """An attribute that contains attributes, marked so (NLA_F_NESTED)."""
+    """Encode an attribute that contains attributes, with the flag NLA_F_NESTED."""
     payload = b"".join(attributes)
     return _ATTRIBUTE.pack(len(payload) + 4, kind | NLA_F_NESTED) + payload
 
 
 def text_attribute(kind: int, text: str) -> bytes:
-    """An attribute holding a string that ends with a zero byte."""
+    """Encode an attribute holding a string that ends with a zero byte."""
     return attribute(kind, text.encode() + b"\x00")
 
 
 def attribute_text(payload: memoryview) -> str:
-    """The string in an attribute, up to its zero byte."""
+    """Return the string in an attribute, up to its zero byte."""
     return bytes(payload).split(b"\x00", 1)[0].decode(errors="replace")
 
 
 def parse_attributes(buffer: memoryview, start: int, end: int) -> Dict[int, memoryview]:
-    """The attributes between two offsets by type (flag bits removed); of repeated ones the last counts."""
+    """Return the attributes between two offsets by type (flag bits removed); of repeated ones the last wins."""
     found: Dict[int, memoryview] = {}
     unpack = _ATTRIBUTE.unpack_from
     while start + 4 <= end:
@@ -52,7 +52,7 @@ def parse_attributes(buffer: memoryview, start: int, end: int) -> Dict[int, memo
 
 
 def each_attribute(buffer: memoryview, start: int, end: int) -> Iterator[Tuple[int, memoryview]]:
-    """The attributes between two offsets in order, as pairs of type (flag bits removed) and payload."""
+    """Yield the attributes between two offsets in order, as pairs of type (flag bits removed) and payload."""
     while start + 4 <= end:
         size, kind = _ATTRIBUTE.unpack_from(buffer, start)
         if size < 4 or start + size > end:

@@ -3,12 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Removal of stale UDP connection tracking entries, over nfnetlink (ctnetlink).
 
-A UDP flow sticks to the endpoint that its first packet was sent to for as long as packets keep coming, even when that
-endpoint has gone. So after endpoints changed, entries of served addresses that lead to anything but a serving endpoint
-are deleted (kube-proxy 1.36). TCP and SCTP are never touched.
+A UDP flow keeps the endpoint that received its first packet for as long as packets keep coming, even after that
+endpoint was removed. So after endpoints changed, entries of served addresses that lead to anything but a serving
+endpoint are deleted (kube-proxy 1.36). TCP and SCTP entries are never deleted.
 
-Tables with a million entries are expected: addresses stay bytes, only what decides is read of each entry, and the
-kernel is asked for UDP alone (CTA_FILTER, kernel 5.8; older ones send everything).
+Tables with a million entries are expected: addresses remain bytes, only the fields that decide are read from each
+entry, and the kernel is asked for UDP alone (CTA_FILTER, kernel 5.8; older kernels return all entries).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ATTEMPTS = 5
 _UDP = socket.IPPROTO_UDP
 
 # A tuple as the kernel writes it: CTA_TUPLE_IP (source, destination), CTA_TUPLE_PROTO (number, source port, destination
-# port). Read: length and type of the whole, then type and value of each part.
+# port). Fields: length and type of the whole, then type and value of each part.
 _TUPLE_V4 = struct.Struct("=HH4x2xH4s2xH4s4x2xHB3x2xH2s2x2xH2s2x")
 _TUPLE_V6 = struct.Struct("=HH4x2xH16s2xH16s4x2xHB3x2xH2s2x2xH2s2x")
 _TYPES_V4, _TYPES_V6 = (1, 2, 1, 2, 3), (3, 4, 1, 2, 3)
@@ -51,7 +51,7 @@ _TYPE_MASK = 0x3FFF
 
 
 class RawEntry(NamedTuple):
-    """A UDP entry: where the client sent to and who answers, each as address and port in network order.
+    """A UDP entry: the client's destination and the replying source, as address and port in network order.
 
     ``view``, ``start`` and ``end`` delimit its message in a buffer that is only valid until the next entry is read.
     """
@@ -64,7 +64,7 @@ class RawEntry(NamedTuple):
 
 
 class UdpFrontends(NamedTuple):
-    """Where UDP services are reached, and their serving endpoints; addresses and ports as bytes in network order.
+    """The frontends of UDP services and their serving endpoints; addresses and ports as bytes in network order.
 
     ``addresses`` maps address and port to endpoints, ``node_ports`` a port on any address.
     """
@@ -73,7 +73,7 @@ class UdpFrontends(NamedTuple):
     node_ports: Dict[bytes, Set[bytes]]
 
     def is_stale(self, destination: bytes, reply_source: bytes) -> bool:
-        """Whether a flow to this destination must not be answered by this source."""
+        """Return whether this source must not reply to a flow to this destination."""
         endpoints = self.addresses.get(destination)
         if endpoints is None:
             endpoints = self.node_ports.get(destination[-2:])
@@ -87,8 +87,8 @@ def _place(address: str, port: int) -> bytes:
 def udp_frontends(service_ports: Iterable[ServicePortInfo]) -> UdpFrontends:
     """Return the frontends of the UDP ones among ``service_ports``, all of one family.
 
-    ServicePorts without a serving endpoint are left out, so their entries stay; readiness, policies, topology and
-    termination play no part.
+    ServicePorts without a serving endpoint are omitted, so their entries are kept; readiness, policies, topology and
+    termination do not matter.
     """
     found = UdpFrontends({}, {})
     for info in service_ports:
@@ -105,7 +105,7 @@ def udp_frontends(service_ports: Iterable[ServicePortInfo]) -> UdpFrontends:
 
 
 def stale_entries(entries: Iterable[RawEntry], frontends: UdpFrontends) -> Iterator[RawEntry]:
-    """Those of the entries that lead to something else than a serving endpoint."""
+    """Yield the entries that lead to anything but a serving endpoint."""
     addresses, node_ports = frontends.addresses, frontends.node_ports
     for entry in entries:
         destination = entry[0]
@@ -117,7 +117,7 @@ def stale_entries(entries: Iterable[RawEntry], frontends: UdpFrontends) -> Itera
 
 
 def _parse_tuple(view: memoryview, start: int, end: int) -> Optional[Tuple[int, bytes, bytes]]:
-    """Protocol, source and destination place of a tuple's attributes in any order; None without addresses and ports."""
+    """Return protocol, source and destination place from attributes in any order; None without addresses and ports."""
     parts = parse_attributes(view, start, end)
     if _TUPLE_IP not in parts or _TUPLE_PROTO not in parts:
         return None
@@ -133,7 +133,7 @@ def _pairs(view: memoryview) -> List[Tuple[int, bytes]]:
 
 
 def read_entry(view: memoryview, start: int, end: int, ipv6: bool) -> Optional[RawEntry]:
-    """The UDP entry in a ctnetlink message (from ``struct nfgenmsg`` on); None if it is of another protocol."""
+    """Parse a ctnetlink message (from ``struct nfgenmsg`` on) as a UDP entry; None for other protocols."""
     layout, types = (_TUPLE_V6, _TYPES_V6) if ipv6 else (_TUPLE_V4, _TYPES_V4)
     size = layout.size
     offset = start + 4
@@ -153,7 +153,7 @@ def read_entry(view: memoryview, start: int, end: int, ipv6: bool) -> Optional[R
 
 
 def _read_slowly(view: memoryview, start: int, end: int) -> Optional[RawEntry]:
-    """The same for a message whose attributes come in an order that is not expected."""
+    """Parse a message whose attributes come in an unexpected order."""
     found = parse_attributes(view, start + 4, end)
     if _TUPLE_ORIG not in found or _TUPLE_REPLY not in found:
         return None
@@ -165,7 +165,7 @@ def _read_slowly(view: memoryview, start: int, end: int) -> Optional[RawEntry]:
 
 
 def identity(entry: RawEntry) -> bytes:
-    """The attributes by which exactly this entry is deleted: original tuple, zone, and the kernel's id for it."""
+    """Return the attributes that identify exactly this entry for deletion: original tuple, zone and the kernel's id."""
     found = parse_attributes(entry.view, entry.start + 4, entry.end)
     parts = [nested(_TUPLE_ORIG, bytes(found[_TUPLE_ORIG]))]
     parts += [attribute(kind, bytes(found[kind])) for kind in (_ZONE, _ID) if kind in found]
@@ -173,9 +173,9 @@ def identity(entry: RawEntry) -> bytes:
 
 
 class ConntrackSocket:
-    """A connection to connection tracking in the calling thread's network namespace; closes itself after ``with``.
+    """A connection to connection tracking in the calling thread's network namespace; a context manager.
 
-    Raises KernelError if no socket can be had.
+    Raises KernelError if no socket can be opened.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class ConntrackSocket:
         self.close()
 
     def udp_entries(self, family: str) -> Iterator[RawEntry]:
-        """The UDP entries of a family as they arrive; read them to the end.
+        """Yield the UDP entries of a family as they arrive; the caller must read them to the end.
 
         Raises DumpInterrupted at the end if the table changed meanwhile, and KernelError.
         """
@@ -213,7 +213,7 @@ class ConntrackSocket:
                     raise KernelError(f"connection tracking table cannot be read: {refusal.error}") from refusal
 
     def stale(self, family: str, frontends: UdpFrontends) -> List[bytes]:
-        """Identities of the stale entries. A dump that keeps being interrupted is used as it is. Raises KernelError."""
+        """Return identities of the stale entries. A dump interrupted too often is used as it is. Raises KernelError."""
         found: List[bytes] = []
         if not frontends.addresses and not frontends.node_ports:
             return found
@@ -228,7 +228,7 @@ class ConntrackSocket:
         return found
 
     def delete(self, family: str, identities: Sequence[bytes]) -> int:
-        """Delete entries in batches and return how many were there to be deleted. Raises KernelError."""
+        """Delete entries in batches and return how many of them existed. Raises KernelError."""
         head = _NFGENMSG.pack(socket.AF_INET6 if family == IPV6 else socket.AF_INET, 0, 0)
         messages: List[Message] = [(_DELETE, 0, head + wanted) for wanted in identities]
         deleted = 0
@@ -243,7 +243,7 @@ class ConntrackSocket:
 
     @staticmethod
     def _to_repeat(errors: Sequence[MessageError], last: bool) -> List[int]:
-        """Positions of interrupted deletions; entries that ended by themselves are fine."""
+        """Return positions of interrupted deletions; entries that ended meanwhile are ignored."""
         again = []
         for error in errors:
             if is_interrupted(error) and not last:

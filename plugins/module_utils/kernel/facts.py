@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Facts about the running node: interface addresses, kernel release, cores, memory, distribution, confinement.
 
-Reading only. Functions that read files take ``root``, the directory under which ``/proc``, ``/sys`` and ``/etc`` are
-found: empty on a node, a scratch directory in tests.
+This module only reads. Functions that read files take ``root``, the directory under which ``/proc``, ``/sys`` and
+``/etc`` are found: empty on a node, a scratch directory in tests.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class InterfaceAddress(NamedTuple):
 
     @property
     def family(self) -> str:
-        """``IPv4`` or ``IPv6``."""
+        """Return ``IPv4`` or ``IPv6``."""
         return family_of(self.address)
 
 
 class Distribution(NamedTuple):
-    """Who made the node's operating system: os-release's ID, the IDs it is like, its version and its full name."""
+    """The node's operating system: os-release's ID, the IDs it is like, its version and its full name."""
 
     id: str
     like: Tuple[str, ...]
@@ -56,17 +56,17 @@ class Distribution(NamedTuple):
     name: str
 
     def is_like(self, *ids: str) -> bool:
-        """Whether the distribution is, or calls itself similar to, one of ``ids``."""
+        """Return whether the distribution is, or declares itself similar to, one of ``ids``."""
         return any(item in ids for item in (self.id, *self.like))
 
 
 class NodeFacts(NamedTuple):
-    """What the engine needs to know about the node besides the cluster state.
+    """The facts about the node that the engine needs besides the cluster state.
 
     ``kernel_version``: three numbers. ``cores``: as kube-proxy counts them. ``memory_bytes``: 0 if unknown.
     ``families``: the address families the kernel supports. ``conntrack_liberal``: nf_conntrack_tcp_be_liberal is set.
-    ``own_network_namespace``: the process is not in the network namespace of process 1, or cannot change the keys
-    that only the first namespace may change.
+    ``own_network_namespace``: the process is not in the network namespace of process 1, or cannot change the keys that
+    only the first namespace may change.
     """
 
     kernel_release: str
@@ -81,7 +81,7 @@ class NodeFacts(NamedTuple):
 
 
 def read_text(path: str) -> Optional[str]:
-    """The content of a small file, or None if it does not exist or may not be read."""
+    """Return the content of a small file, or None if it does not exist or may not be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
             return stream.read()
@@ -93,7 +93,7 @@ def read_text(path: str) -> Optional[str]:
 
 
 def parse_address_message(payload: bytes, names: Dict[int, str]) -> Optional[InterfaceAddress]:
-    """One RTM_NEWADDR payload as an address, or None for families other than IPv4 and IPv6.
+    """Parse one RTM_NEWADDR payload as an address; None for families other than IPv4 and IPv6.
 
     ``names`` maps interface indices to names. On a point-to-point interface IFA_ADDRESS is the peer and IFA_LOCAL ours.
     """
@@ -109,9 +109,9 @@ def parse_address_message(payload: bytes, names: Dict[int, str]) -> Optional[Int
 
 
 def interface_addresses() -> List[InterfaceAddress]:
-    """All addresses of all interfaces in this network namespace, IPv4 first, in the order of the interfaces.
+    """Return all addresses of all interfaces in this network namespace, IPv4 first, in the order of the interfaces.
 
-    Raises KernelError if rtnetlink cannot be asked.
+    Raises KernelError if route netlink cannot be queried.
     """
     try:
         with NetlinkSocket(NETLINK_ROUTE) as connection:
@@ -132,7 +132,10 @@ def interface_addresses() -> List[InterfaceAddress]:
 def node_addresses(
     family: str, addresses: Sequence[InterfaceAddress], exclude_interfaces: Sequence[str] = ()
 ) -> Tuple[Tuple[str, str], ...]:
-    """(interface, address) pairs of one family, without those of the named interfaces (the proxy's dummy device)."""
+    """Return (interface, address) pairs of one family.
+
+    ``exclude_interfaces``: names of interfaces to skip (the proxy's dummy device).
+    """
     return tuple(
         (item.interface, item.address)
         for item in addresses
@@ -144,12 +147,12 @@ def node_addresses(
 
 
 def kernel_release() -> str:
-    """The running kernel's release, as ``uname -r`` prints it."""
+    """Return the running kernel's release, as ``uname -r`` prints it."""
     return platform.release()
 
 
 def kernel_version(release: str) -> Tuple[int, int, int]:
-    """The numbers at the start of a kernel release: ``6.1.0-13-amd64`` gives (6, 1, 0). Raises KernelError."""
+    """Return the leading numbers of a kernel release: ``6.1.0-13-amd64`` gives (6, 1, 0). Raises KernelError."""
     match = _RELEASE.match(release)
     if match is None:
         raise KernelError(f"kernel release {release!r} does not start with a version number")
@@ -164,7 +167,7 @@ def _directories(path: str, pattern: re.Pattern[str]) -> List[str]:
 
 
 def cores(root: str = "") -> int:
-    """Logical processors as kube-proxy counts them for conntrack: from the topology in sysfs, else as Python sees them.
+    """Count logical processors as kube-proxy does for conntrack: from the topology in sysfs, else as Python does.
 
     With NUMA nodes in sysfs: the processors of all nodes that are online and have a core_id; without: all processors
     that sysfs lists, online or not.
@@ -182,30 +185,30 @@ def cores(root: str = "") -> int:
 
 
 def memory_bytes(root: str = "") -> int:
-    """The node's memory (MemTotal) in bytes; 0 if it cannot be read."""
+    """Return the node's memory (MemTotal) in bytes; 0 if it cannot be read."""
     match = re.search(r"^MemTotal:\s+(\d+) kB", read_text(f"{root}/proc/meminfo") or "", re.MULTILINE)
     return int(match.group(1)) * 1024 if match else 0
 
 
 def conntrack_liberal(root: str = "") -> bool:
-    """Whether net.netfilter.nf_conntrack_tcp_be_liberal is set; False when conntrack is not loaded."""
+    """Return whether net.netfilter.nf_conntrack_tcp_be_liberal is set; False when conntrack is not loaded."""
     return (read_text(f"{root}/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal") or "").strip() == "1"
 
 
 def ipv6_supported(root: str = "") -> bool:
-    """Whether the kernel has IPv6 and it is not disabled for all interfaces (the rule of kube-proxy 1.36)."""
+    """Return whether the kernel has IPv6 and it is not disabled for all interfaces (the rule of kube-proxy 1.36)."""
     if not os.path.exists(f"{root}/proc/net/if_inet6"):
         return False
     return (read_text(f"{root}/proc/sys/net/ipv6/conf/all/disable_ipv6") or "").strip() != "1"
 
 
 def supported_families(root: str = "") -> Tuple[str, ...]:
-    """The address families that the node's kernel supports, IPv4 first."""
+    """Return the address families that the node's kernel supports, IPv4 first."""
     return (IPV4, IPV6) if ipv6_supported(root) else (IPV4,)
 
 
 def distribution(root: str = "") -> Distribution:
-    """The distribution as os-release tells it; empty fields when there is no such file."""
+    """Read the distribution from os-release; empty fields if there is no such file."""
     text = read_text(f"{root}/etc/os-release") or read_text(f"{root}/usr/lib/os-release") or ""
     fields: Dict[str, str] = {}
     for line in text.splitlines():
@@ -220,8 +223,10 @@ def distribution(root: str = "") -> Distribution:
 
 
 def read_only_file(path: str) -> bool:
-    """Whether nobody may write an existing file: no write bit at all (so it is in a child network namespace for the
-    keys of the first one), or a read-only mount (so it is under /proc/sys in a container).
+    """Return whether an existing file is read-only for every user.
+
+    That is a file without any write bit (a key of the first network namespace, seen from a child namespace), or one on
+    a read-only mount (/proc/sys in a container).
     """
     try:
         if os.stat(path).st_mode & 0o222 == 0:
@@ -232,16 +237,16 @@ def read_only_file(path: str) -> bool:
 
 
 def own_network_namespace(root: str = "") -> bool:
-    """Whether this process is in a network namespace other than the first one.
+    """Return whether this process is in a network namespace other than the first one.
 
-    Told by process 1's namespace, and, because in a container process 1 shares ours, by the conntrack limit, which
+    Detected by process 1's namespace and, because in a container process 1 shares ours, by the conntrack limit, which
     only the first namespace may change.
     """
     try:
         if os.readlink(f"{root}/proc/self/ns/net") != os.readlink(f"{root}/proc/1/ns/net"):
             return True
     except OSError:
-        pass  # /proc/1/ns may not be readable; the second sign remains
+        pass  # /proc/1/ns may not be readable; the second check remains
     try:
         return os.stat(f"{root}/proc/sys/net/netfilter/nf_conntrack_max").st_mode & 0o222 == 0
     except OSError:
@@ -249,7 +254,7 @@ def own_network_namespace(root: str = "") -> bool:
 
 
 def in_container(root: str = "") -> bool:
-    """Whether the process runs in a container, by the marks that container engines and systemd leave."""
+    """Return whether the process runs in a container, by the marks that container engines and systemd leave."""
     if any(os.path.exists(f"{root}{mark}") for mark in ("/run/.containerenv", "/.dockerenv", "/run/systemd/container")):
         return True
     environment = read_text(f"{root}/proc/1/environ") or ""
@@ -257,7 +262,7 @@ def in_container(root: str = "") -> bool:
 
 
 def node_facts(root: str = "") -> NodeFacts:
-    """All facts about the machine in one value (addresses: see interface_addresses). Raises KernelError."""
+    """Return all facts about the machine in one value (addresses: see interface_addresses). Raises KernelError."""
     release = kernel_release()
     return NodeFacts(
         kernel_release=release,

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files that the project owns, by path: written atomically, removed, never touched if they are not named."""
+"""Files that the project owns, by path: written atomically and removed; files that are not named are never changed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def _reason(error: OSError) -> str:
 
 
 def read_file(path: str) -> Optional[str]:
-    """The text of a regular file, or None if it does not exist. Raises KernelError.
+    """Return the text of a regular file, or None if it does not exist. Raises KernelError.
 
-    Bytes that are not UTF-8 survive as surrogates, so that such a file compares as different and not as an error.
+    Bytes that are not UTF-8 are kept as surrogates, so that such a file compares as different instead of failing.
     """
     try:
         mode = os.stat(path).st_mode
@@ -37,7 +37,7 @@ def read_file(path: str) -> Optional[str]:
 
 
 def write_file(path: str, content: str, mode: int = 0o644) -> None:
-    """Replace a file's content so that at any moment, power loss included, the old or the new text is there whole.
+    """Replace a file's content so that at any moment, power loss included, the old or the new text is complete.
 
     An existing file keeps its permission bits and owner; a new one gets ``mode``. Missing directories are created
     (0755). A symbolic link is followed: its target is replaced. Raises KernelError.
@@ -57,7 +57,7 @@ def write_file(path: str, content: str, mode: int = 0o644) -> None:
 
 
 def remove_file(path: str) -> None:
-    """Remove a file; one that is already gone is fine. Raises KernelError."""
+    """Remove a file; one that does not exist is not an error. Raises KernelError."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def remove_file(path: str) -> None:
 
 
 class FilesResource(Resource[str, str]):
-    """Files by path; the value is the whole content. Owns exactly the paths it is given, present or not."""
+    """Files by path; the value is the whole content. Owns exactly the given paths, whether the files exist or not."""
 
     kind = Kind.FILES
     diff_by_key = True
@@ -77,7 +77,7 @@ class FilesResource(Resource[str, str]):
         self.mode = mode
 
     def observe(self) -> Dict[str, str]:
-        """Path to content of those owned files that exist. Raises KernelError."""
+        """Return path to content of the owned files that exist. Raises KernelError."""
         found = {path: read_file(path) for path in self.paths}
         return {path: content for path, content in found.items() if content is not None}
 
@@ -94,5 +94,5 @@ class FilesResource(Resource[str, str]):
             remove_file(path)
 
     def describe(self, key: str, value: str) -> List[str]:
-        """The file's lines."""
+        """Return the file's lines."""
         return value.splitlines()

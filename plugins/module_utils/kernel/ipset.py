@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """ipsets and their elements as resources, over nfnetlink.
 
-Needs the module ip_set and CAP_NET_ADMIN in the network namespace; the modules of set types are loaded by the kernel
-itself. What is to be added and is there, or to be removed and is not, is fine.
+Needs the module ip_set and CAP_NET_ADMIN in the network namespace; the kernel itself loads the modules of set types.
+Adding what exists already and removing what does not exist are not errors.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _TEMPORARY = "KUBENODE-SWAP"
 
 
 class IpsetSocket:
-    """A connection to the ipsets of the calling thread's network namespace; closes itself in a ``with`` statement.
+    """A connection to the ipsets of the calling thread's network namespace; a context manager.
 
-    Raises KernelError if the kernel has no ipsets (module ip_set) or no socket can be had.
+    Raises KernelError if the kernel has no ipsets (module ip_set) or no socket can be opened.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class IpsetSocket:
         try:
             replies = self.netlink.request(messages.PROTOCOL, messages.base(messages.NEWEST_PROTOCOL))
         except NetlinkRefusal as refusal:
-            hint = "CAP_NET_ADMIN is needed" if is_forbidden(refusal.error) else "is the module ip_set there?"
+            hint = "CAP_NET_ADMIN is needed" if is_forbidden(refusal.error) else "is the module ip_set loaded?"
             raise KernelError(f"ipsets cannot be used: {refusal.error}; {hint}") from refusal
         return min(messages.NEWEST_PROTOCOL, messages.decode_protocol(replies[0].payload)) if replies else 6
 
@@ -65,7 +65,7 @@ class IpsetSocket:
             raise KernelError(f"set {name or 'list'} cannot be read: {refusal.error}") from refusal
 
     def headers(self) -> Dict[str, messages.ListedSet]:
-        """All sets of the namespace by name. Raises KernelError."""
+        """Return all sets of the namespace by name. Raises KernelError."""
         found = {}
         for view, _kind, start, end in self._list(header_only=True):
             entry = messages.decode_header(view, start, end)
@@ -74,7 +74,7 @@ class IpsetSocket:
         return found
 
     def elements(self, name: str) -> List[str]:
-        """The elements of a set in ipset's text; none if there is no such set. Raises KernelError."""
+        """Return the elements of a set in ipset's text; none if there is no such set. Raises KernelError."""
         return [
             element
             for view, _kind, start, end in self._list(name)
@@ -82,10 +82,10 @@ class IpsetSocket:
         ]
 
     def content_digest(self, names: Collection[str], header_only: bool = False) -> bytes:
-        """A digest of the definitions and elements of the sets named, as the kernel lists them, in one dump.
+        """Return a digest of the definitions and elements of the named sets, as the kernel lists them, in one dump.
 
-        It stays the same while nothing changes, and is cheaper than reading the elements. With ``header_only`` only
-        the number of elements and what they occupy count; that costs next to nothing. Raises KernelError.
+        It is constant while nothing changes, and cheaper than reading the elements. With ``header_only`` it covers only
+        the number of elements and the memory they occupy, at almost no cost. Raises KernelError.
         """
         found = hashlib.blake2b(digest_size=16)
         for view, _kind, start, end in self._list(header_only=header_only):
@@ -94,14 +94,14 @@ class IpsetSocket:
         return found.digest()
 
     def create(self, sets: Mapping[str, SetDefinition]) -> None:
-        """Make sets; equal ones that exist are fine. Raises KernelError naming the first that was refused."""
+        """Create sets; equal ones that exist are accepted. Raises KernelError naming the first that was refused."""
         revisions = {definition: self._revision(definition) for definition in dict.fromkeys(sets.values())}
         names = list(sets)
         batch = [messages.create(self.protocol, name, sets[name], revisions[sets[name]]) for name in names]
         for error in self.netlink.transact(batch).errors:
             name = names[error.position]
             exists = "a set of that name but another kind exists" if is_existing(error) else ""
-            raise KernelError(f"set {name} cannot be made: {exists or messages.refusal_text(error)}")
+            raise KernelError(f"set {name} cannot be created: {exists or messages.refusal_text(error)}")
 
     def _revision(self, definition: SetDefinition) -> int:
         try:
@@ -112,14 +112,14 @@ class IpsetSocket:
         return messages.decode_revision(replies[0].payload) if replies else 0
 
     def destroy(self, names: Iterable[str]) -> None:
-        """Remove sets; those that do not exist are fine. Raises KernelError naming the first that was refused."""
+        """Remove sets; missing ones are ignored. Raises KernelError naming the first that was refused."""
         wanted = list(names)
         for error in self.netlink.transact([messages.destroy(self.protocol, name) for name in wanted]).errors:
             if not is_missing(error):
                 raise KernelError(f"set {wanted[error.position]} cannot be removed: {messages.refusal_text(error)}")
 
     def replace(self, name: str, definition: SetDefinition) -> None:
-        """Give a set another size without a moment in which rules miss it: fill a second one and swap the two.
+        """Resize a set without a moment in which rules miss it: fill a second one and swap the two.
 
         Type and family must be the same. Raises KernelError.
         """
@@ -170,7 +170,7 @@ def _element_refusal(
 
 
 class SetsResource(Resource[str, SetDefinition]):
-    """The ipsets with the names given: name -> SetDefinition. Other sets are never looked at.
+    """The ipsets with the given names: name -> SetDefinition. Other sets are never touched.
 
     ``known`` are all sets of the family that the mode may own (``sets.definitions``).
     """
@@ -187,26 +187,26 @@ class SetsResource(Resource[str, SetDefinition]):
         return {name: listed.definition for name, listed in self._socket.headers().items() if name in self._known}
 
     def apply(self, change: Change[str, SetDefinition]) -> None:
-        """Make sets, give others another size, remove sets. Raises KernelError.
+        """Create, resize and remove sets. Raises KernelError.
 
         A set whose type or family differs is not ours to convert: the error says how to remove it.
         """
         for name, (old, new) in change.replaced.items():
             if (old.type, old.family) != (new.type, new.family):
                 found, wanted = (f"{it.type} {it.family}".strip() for it in (old, new))
-                raise KernelError(f"set {name}: it exists as {found}, wanted is {wanted}; run: ipset destroy {name}")
+                raise KernelError(f"set {name}: it exists as {found}, expected {wanted}; run: ipset destroy {name}")
         self._socket.create(change.added)
         for name, (_old, new) in change.replaced.items():
             self._socket.replace(name, new)
         self._socket.destroy(change.removed)
 
     def describe(self, key: str, value: SetDefinition) -> List[str]:
-        """One line as ``ipset save`` prints it."""
+        """Return one line as ``ipset save`` prints it."""
         return [set_line(key, value)]
 
 
 class SetElementsResource(Resource[SetElementKey, bool]):
-    """The elements of the sets given: SetElementKey -> True. ``known`` as for SetsResource."""
+    """The elements of the given sets: SetElementKey -> True. ``known`` as for SetsResource."""
 
     kind = Kind.SET_ELEMENTS
 

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""ipset's netlink messages (linux/netfilter/ipset/ip_set.h), written and read by us.
+"""Encode and decode ipset's netlink messages (linux/netfilter/ipset/ip_set.h).
 
-Elements travel as text, as ``ipset save`` prints them; many of them go into one message (IPSET_ATTR_ADT), each with a
-number of its own (IPSET_ATTR_LINENO) by which the kernel says which one it refused.
+Elements are handled as text, as ``ipset save`` prints them; many of them go into one message (IPSET_ATTR_ADT), each
+with a number (IPSET_ATTR_LINENO) by which the kernel identifies the one it refused.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _ERRORS = {
     4100: "it is in use, by a rule or another set",
     4101: "a set of the new name exists",
     4102: "the two sets are of different types",
-    4103: "the element is there already, or not there",
+    4103: "the element exists already, or does not exist",
     4104: "the prefix length is not valid",
     4106: "the address is of another family than the set",
     4109: "the IPv4 address is missing or not valid",
@@ -78,43 +78,43 @@ _U32 = struct.Struct("=I")
 
 
 def refusal_text(error: MessageError, limit: int = 65536, bitmap: bool = False) -> str:
-    """What the kernel said, in words; ``limit`` is the most elements the set may have."""
+    """Return the kernel's error in words; ``limit`` is the maximum number of elements of the set."""
     if error.errno == ERROR_FULL:
         return "the port is out of the set's range" if bitmap else f"the set is full ({limit} elements at most)"
     return _ERRORS.get(error.errno) or str(error if error.errno < 4096 else errno_text(error.errno))
 
 
 def base(protocol: int, name: str = "", family: int = socket.AF_INET) -> bytes:
-    """What every message starts with: ``struct nfgenmsg``, protocol version, and the set's name if there is one."""
+    """Return the start of every message: ``struct nfgenmsg``, protocol version, and the set's name if there is one."""
     head = struct.pack("=BBH", family, 0, 0) + attribute(_PROTOCOL, bytes((protocol,)))
     return head + text_attribute(_SETNAME, name) if name else head
 
 
 def family_number(family: str) -> int:
-    """The number of a set's family: bitmaps have none."""
+    """Return the number of a set's family; bitmaps have none."""
     return {IPV4: socket.AF_INET, IPV6: socket.AF_INET6}.get(family, socket.AF_UNSPEC)
 
 
 def type_query(protocol: int, definition: SetDefinition) -> bytes:
-    """A TYPE request; it also makes the kernel load the module of the type."""
+    """Return a TYPE request; it also makes the kernel load the module of the type."""
     family = bytes((family_number(definition.family),))
     return base(protocol) + text_attribute(_TYPENAME, definition.type) + attribute(_FAMILY, family)
 
 
 def decode_revision(payload: bytes) -> int:
-    """The newest revision of a set type, from the answer to a TYPE request."""
+    """Return the newest revision of a set type, from the answer to a TYPE request."""
     found = parse_attributes(memoryview(payload), 4, len(payload))
     return found[_REVISION][0] if _REVISION in found else 0
 
 
 def decode_protocol(payload: bytes) -> int:
-    """The newest protocol version that the kernel speaks, from the answer to a PROTOCOL request."""
+    """Return the newest protocol version that the kernel supports, from the answer to a PROTOCOL request."""
     found = parse_attributes(memoryview(payload), 4, len(payload))
     return found[_PROTOCOL][0] if _PROTOCOL in found else 6
 
 
 def create(protocol: int, name: str, definition: SetDefinition, revision: int) -> Message:
-    """A message that makes a set; the kernel accepts it if an equal set is there already."""
+    """Return a message that creates a set; the kernel accepts it if an equal set exists."""
     if definition.type.startswith("bitmap:"):
         data = _ports(0, _PORT) + _ports(65535, _PORT_TO)
     else:
@@ -130,17 +130,17 @@ def create(protocol: int, name: str, definition: SetDefinition, revision: int) -
 
 
 def destroy(protocol: int, name: str) -> Message:
-    """A message that removes a set."""
+    """Return a message that removes a set."""
     return (DESTROY, 0, base(protocol, name))
 
 
 def swap(protocol: int, name: str, other: str) -> Message:
-    """A message that exchanges the contents of two sets; rules keep to the name."""
+    """Return a message that exchanges the contents of two sets; rules refer to the name."""
     return (SWAP, 0, base(protocol, name) + text_attribute(_SETNAME2, other))
 
 
 def list_request(protocol: int, name: str = "", header_only: bool = False) -> bytes:
-    """A LIST request for one set or all of them."""
+    """Return a LIST request for one set or all of them."""
     flags = _network_order(_FLAGS, _FLAG_LIST_HEADER) if header_only else b""
     return base(protocol, name) + flags
 
@@ -154,14 +154,14 @@ def _ports(number: int, kind: int) -> bytes:
 
 
 class ElementEncoder:
-    """Turns elements in ipset's text into attributes; one for each type of set, addresses are kept."""
+    """Encodes elements in ipset's text as attributes; use one per set type, so that encoded addresses are reused."""
 
     def __init__(self, set_type: str) -> None:
         self._bitmap = set_type.startswith("bitmap:")
         self._addresses: Dict[str, bytes] = {}
 
     def encode(self, element: str) -> bytes:
-        """The attributes of an element such as ``10.0.0.1,tcp:80,10.1.0.0/16``. Raises ValueError for bad text."""
+        """Encode an element such as ``10.0.0.1,tcp:80,10.1.0.0/16``. Raises ValueError for invalid text."""
         if self._bitmap:
             return _ports(_port(element), _PORT)
         parts = element.split(",")
@@ -209,9 +209,9 @@ class ElementBatch(NamedTuple):
 def element_batches(
     protocol: int, command: int, name: str, set_type: str, elements: Iterable[str]
 ) -> Iterator[ElementBatch]:
-    """Messages that add or remove (``command``: ADD or DELETE) elements of one set; what is so already is fine.
+    """Yield messages that add or remove (``command``: ADD or DELETE) elements of one set.
 
-    Raises KernelError for an element whose text is not one.
+    Adding an existing element or removing a missing one is not an error. Raises KernelError for an invalid element.
     """
     encoder = ElementEncoder(set_type)
     data: List[bytes] = []
@@ -235,13 +235,13 @@ def element_batches(
 
 
 def _element_message(protocol: int, command: int, name: str, data: Sequence[bytes]) -> Message:
-    # The number at the level of the message is where the kernel writes the one of the refused element.
+    # The kernel writes the number of the refused element into the one at the level of the message.
     payload = base(protocol, name) + attribute(_LINENO, _U32.pack(0)) + nested(_ADT, *data)
     return (command, 0, payload)
 
 
 def refused_element(error: MessageError, batch: ElementBatch) -> Optional[str]:
-    """The element of the batch that the kernel refused, as far as it says which."""
+    """Return the element of the batch that the kernel refused; None if the kernel does not name it."""
     if len(error.payload) < 20:
         return None
     found = parse_attributes(memoryview(error.payload), 20, len(error.payload)).get(_LINENO)
@@ -250,20 +250,20 @@ def refused_element(error: MessageError, batch: ElementBatch) -> Optional[str]:
 
 
 class ListedSet(NamedTuple):
-    """A set that the kernel listed: its definition, and how many rules and sets refer to it."""
+    """A set that the kernel listed: its definition, and the number of rules and sets that refer to it."""
 
     definition: SetDefinition
     references: int
 
 
 def listed_name(view: memoryview, start: int, end: int) -> str:
-    """The name of the set that a message of a list is about; empty if it has none."""
+    """Return the name of the set that a list message describes; empty if it has none."""
     found = parse_attributes(view, start + 4, end)
     return attribute_text(found[_SETNAME]) if _SETNAME in found else ""
 
 
 def decode_header(view: memoryview, start: int, end: int) -> Optional[Tuple[str, ListedSet]]:
-    """Name and definition from a LIST answer; None if this part of the answer has none."""
+    """Return name and definition from a LIST answer; None if this part of the answer has none."""
     found = parse_attributes(view, start + 4, end)
     if _TYPENAME not in found or _SETNAME not in found:
         return None
@@ -278,7 +278,7 @@ def decode_header(view: memoryview, start: int, end: int) -> Optional[Tuple[str,
 
 
 def decode_elements(view: memoryview, start: int, end: int) -> List[str]:
-    """The elements in a LIST answer, as ``ipset save`` prints them."""
+    """Return the elements in a LIST answer, as ``ipset save`` prints them."""
     adt = parse_attributes(view, start + 4, end).get(_ADT)
     if adt is None:
         return []

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Virtual servers, real servers and timeouts of IPVS as resources.
 
-Needs the module ip_vs (the generic netlink family IPVS) and CAP_NET_ADMIN in the network namespace. A whole change goes
-out in a few sends; what exists already when it should be made, or is gone when it should be removed, is fine.
-Virtual servers told by a firewall mark, and protocols other than TCP, UDP and SCTP, are nobody's business here.
+Needs the module ip_vs (the generic netlink family IPVS) and CAP_NET_ADMIN in the network namespace. A whole change is
+sent in a few system calls; creating what exists and removing what does not exist are not errors. Firewall mark
+services, and protocols other than TCP, UDP and SCTP, are ignored.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ PROC_TABLE = "/proc/thread-self/net/ip_vs"
 
 
 class IpvsSocket:
-    """A connection to IPVS in the network namespace of the calling thread; closes itself in a ``with`` statement.
+    """A connection to IPVS in the network namespace of the calling thread; a context manager.
 
-    Raises KernelError if the kernel has no IPVS (module ip_vs not loaded) or no socket can be had.
+    Raises KernelError if the kernel has no IPVS (module ip_vs not loaded) or no socket can be opened.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class IpvsSocket:
         self.close()
 
     def virtual_servers(self, family: str) -> Dict[VirtualServerKey, VirtualServer]:
-        """All virtual servers of a family. Raises KernelError."""
+        """Return all virtual servers of a family. Raises KernelError."""
         found: Dict[VirtualServerKey, VirtualServer] = {}
         try:
             dump = self.netlink.dump(self.family_id, messages.header(messages.GET_SERVICE))
@@ -64,11 +64,11 @@ class IpvsSocket:
         return found
 
     def real_servers(self, family: str) -> messages.RealServerTable:
-        """All real servers of a family, and their connections. Raises KernelError."""
+        """Return all real servers of a family, and their connections. Raises KernelError."""
         return self._complete(self._proc_table(family), self.virtual_servers(family))
 
     def real_servers_of(self, servers: Iterable[VirtualServerKey]) -> messages.RealServerTable:
-        """The real servers of some virtual servers, and their connections. Raises KernelError.
+        """Return the real servers of some virtual servers, and their connections. Raises KernelError.
 
         A virtual server that does not exist has none.
         """
@@ -77,7 +77,7 @@ class IpvsSocket:
     def _complete(
         self, table: messages.RealServerTable, servers: Iterable[VirtualServerKey]
     ) -> messages.RealServerTable:
-        """Add the real servers of those of the virtual servers that the table has not seen, by a dump for each."""
+        """Add the real servers of the virtual servers that the table lacks, by a dump for each."""
         head = messages.header(messages.GET_DEST)
         for server in servers:
             if server in table.seen:
@@ -89,7 +89,7 @@ class IpvsSocket:
 
     @staticmethod
     def _proc_table(family: str) -> messages.RealServerTable:
-        """What /proc lists, with gaps when other network namespaces have virtual servers; nothing without /proc."""
+        """Parse /proc, which has gaps if other network namespaces have virtual servers; empty without /proc."""
         try:
             with open(PROC_TABLE, encoding="ascii") as stream:
                 return messages.parse_proc(stream.read().splitlines(), family)
@@ -99,7 +99,7 @@ class IpvsSocket:
             raise KernelError(f"real servers cannot be listed: {PROC_TABLE}: {error.strerror}") from error
 
     def timeouts(self) -> Dict[str, int]:
-        """The timeouts of connections in seconds, by name: tcp, tcp_fin, udp. Raises KernelError."""
+        """Return the timeouts of connections in seconds, by name: tcp, tcp_fin, udp. Raises KernelError."""
         try:
             replies = self.netlink.request(self.family_id, messages.header(messages.GET_CONFIG))
         except NetlinkRefusal as refusal:
@@ -107,7 +107,7 @@ class IpvsSocket:
         return messages.decode_timeouts(replies[0].payload) if replies else {}
 
     def set_timeouts(self, seconds: Dict[str, int]) -> None:
-        """Set timeouts by name (tcp, tcp_fin, udp); those absent or 0 stay as they are. Raises KernelError."""
+        """Set timeouts by name (tcp, tcp_fin, udp); those absent or 0 are not changed. Raises KernelError."""
         try:
             self.netlink.request(self.family_id, messages.encode_timeouts(seconds))
         except NetlinkRefusal as refusal:
@@ -123,8 +123,8 @@ class IpvsSocket:
     ) -> None:
         """Send messages; raise the first error that is not ``fine`` as KernelError.
 
-        ``name_of`` gives the name of the object of the message at a position, ``verb`` says what was to be done to it,
-        ``hints`` are words to add to errors by their number.
+        ``name_of`` returns the name of the object of the message at a position, ``verb`` is the failed operation,
+        ``hints`` are texts to append to errors by their number.
         """
         refused = [error for error in self.netlink.transact_ready(batch).errors if not fine(error)]
         if refused:
@@ -147,8 +147,8 @@ def _refusal_text(
 class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
     """The virtual servers of a family: VirtualServerKey -> VirtualServer.
 
-    It sees all of the family, since virtual servers bear no mark of who made them; use
-    ``draining.with_excluded_servers`` for those that excludeCIDRs leave to others.
+    It sees all of the family, since virtual servers do not record which program created them; use
+    ``draining.with_excluded_servers`` to keep those that excludeCIDRs assign to other programs.
     """
 
     kind = Kind.VIRTUAL_SERVERS
@@ -162,18 +162,18 @@ class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
         return self._socket.virtual_servers(self.family)
 
     def apply(self, change: Change[VirtualServerKey, VirtualServer]) -> None:
-        """Make, edit in place and remove virtual servers. Raises KernelError naming the first that was refused."""
+        """Create, edit in place and remove virtual servers. Raises KernelError naming the first that was refused."""
         hints = {
             errno.ENOENT: "; the scheduler's module is missing or its name is wrong",
             errno.EPERM: "; CAP_NET_ADMIN is needed",
         }
         encode = messages.ServiceEncoder(self._socket.family_id).message
         for command, entries, verb, fine in (
-            (messages.NEW_SERVICE, change.added, "made", is_existing),
+            (messages.NEW_SERVICE, change.added, "created", is_existing),
             (messages.SET_SERVICE, {key: new for key, (_old, new) in change.replaced.items()}, "changed", _never),
         ):
             keys = list(entries)
-            # As a list, so that nothing is sent if one of them cannot be encoded.
+            # A list, so that nothing is sent if one of them cannot be encoded.
             batch = [encode(command, key, value) for key, value in entries.items()]
             self._socket.send(batch, self._namer(keys, entries), verb, fine, hints)
         removed = list(change.removed)
@@ -190,15 +190,15 @@ class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
         return name
 
     def describe(self, key: VirtualServerKey, value: VirtualServer) -> List[str]:
-        """One line as ``ipvsadm -Sn`` prints it."""
+        """Return one line as ``ipvsadm -Sn`` prints it."""
         return [virtual_server_line(key, value)]
 
 
 class RealServersResource(Resource[RealServerKey, RealServer]):
     """The real servers of a family: RealServerKey -> RealServer.
 
-    After ``observe``, ``connections`` tells which of them have connections, and how many: what
-    ``draining.with_draining`` needs; and ``used`` those whose connections somebody uses.
+    After ``observe``, ``connections`` has the number of connections of those that have any, which
+    ``draining.with_draining`` needs, and ``used`` the number of those in use.
     """
 
     kind = Kind.REAL_SERVERS
@@ -225,7 +225,7 @@ class RealServersResource(Resource[RealServerKey, RealServer]):
         ):
             self._socket.send(encode(command, entries.items()), self._namer(entries), verb, fine, hints)
         gone = encode(messages.DELETE_DEST, ((key, None) for key in change.removed))
-        # Missing may be the virtual server, and its real servers with it.
+        # If the virtual server is missing, its real servers are as well.
         self._socket.send(gone, self._namer(change.removed), "removed", is_missing, hints)
 
     @staticmethod
@@ -233,12 +233,12 @@ class RealServersResource(Resource[RealServerKey, RealServer]):
         return lambda position: f"real server {list(keys)[position]}"
 
     def describe(self, key: RealServerKey, value: RealServer) -> List[str]:
-        """One line as ``ipvsadm -Sn`` prints it."""
+        """Return one line as ``ipvsadm -Sn`` prints it."""
         return [real_server_line(key, value)]
 
 
 class TimeoutsResource(Resource[str, int]):
-    """Timeouts of IPVS connections in seconds: tcp, tcp_fin, udp. Only those named are looked at, and never undone."""
+    """Timeouts of IPVS connections in seconds: tcp, tcp_fin, udp. Only those named are managed, and never undone."""
 
     kind = Kind.TIMEOUTS
 
@@ -247,16 +247,16 @@ class TimeoutsResource(Resource[str, int]):
         self._names: Tuple[str, ...] = tuple(names)
 
     def observe(self) -> Dict[str, int]:
-        """The kernel's value of each timeout named. Raises KernelError."""
+        """Return the kernel's value of each named timeout. Raises KernelError."""
         known = self._socket.timeouts() if self._names else {}
         return {name: known[name] for name in self._names if name in known}
 
     def apply(self, change: Change[str, int]) -> None:
-        """Set what is new or different in one message. Raises KernelError."""
+        """Set all new or different values in one message. Raises KernelError."""
         wanted = {**change.added, **{name: new for name, (_old, new) in change.replaced.items()}}
         if wanted:
             self._socket.set_timeouts(wanted)
 
     def describe(self, key: str, value: int) -> List[str]:
-        """One line such as ``ipvs timeout tcp 900``."""
+        """Return one line such as ``ipvs timeout tcp 900``."""
         return [f"ipvs timeout {key} {value}"]

@@ -1,13 +1,13 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The connections of IPVS, from /proc/net/ip_vs_conn; netlink does not tell them.
+"""The connections of IPVS, from /proc/net/ip_vs_conn; netlink does not report them.
 
-The counts that a real server has include connections that both sides have closed: for two minutes IPVS waits for
-stragglers of them (TIME_WAIT). Only the state of each connection tells those that somebody still uses.
+The connection counts of a real server include connections that both sides have closed: IPVS keeps them for two minutes
+for late packets (TIME_WAIT). Only the state of each connection identifies those still in use.
 
-The kernel finds its place in this list again by counting (ip_vs_conn_array), so for each connection that ends while the
-list is read another one may be missed.
+The kernel resumes reading this list by counting (ip_vs_conn_array), so for each connection that ends during the read
+another one may be missed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..addresses import IPV4, unpacked
 from ..errors import KernelError
 from ..rendering.ipvs.model import RealServerKey, VirtualServerKey
 
-# Those of the calling thread's network namespace.
+# The connections of the calling thread's network namespace.
 PROC_CONNECTIONS = "/proc/thread-self/net/ip_vs_conn"
 _PROTOCOLS = frozenset(("TCP", "UDP", "SCTP"))
 # Closed by both sides (TCP; SCTP), or a record of a client's affinity and no connection (NONE).
@@ -33,10 +33,10 @@ def _reader(family: str) -> Callable[[str], str]:
 
 
 def parse_connections(lines: Iterable[str], family: str) -> Dict[RealServerKey, int]:
-    """How many connections in use each real server of a family has, from the lines of the file.
+    """Return how many connections in use each real server of a family has, from the lines of the file.
 
     A line holds protocol, client, virtual server and real server as address and port in hexadecimal, and the state.
-    Raises KernelError if a line is not understood.
+    Raises KernelError if a line cannot be parsed.
     """
     found: Dict[RealServerKey, int] = {}
     address = _reader(family)
@@ -50,13 +50,13 @@ def parse_connections(lines: Iterable[str], family: str) -> Dict[RealServerKey, 
             server = VirtualServerKey(words[0].lower(), address(words[3]), int(words[4], 16))
             key = RealServerKey(server, address(words[5]), int(words[6], 16))
         except (ValueError, IndexError, OSError) as error:
-            raise KernelError(f"{PROC_CONNECTIONS}: a line is not understood: {line.strip()!r}") from error
+            raise KernelError(f"{PROC_CONNECTIONS}: cannot parse line: {line.strip()!r}") from error
         found[key] = found.get(key, 0) + 1
     return found
 
 
 def used_connections(family: str) -> Dict[RealServerKey, int]:
-    """How many connections in use each real server of a family has. Raises KernelError."""
+    """Return how many connections in use each real server of a family has. Raises KernelError."""
     try:
         with open(PROC_CONNECTIONS, encoding="ascii") as lines:
             return parse_connections(lines, family)

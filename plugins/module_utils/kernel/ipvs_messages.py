@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""IPVS generic netlink messages, written and read by us, and the text of /proc/net/ip_vs.
+"""Encode and decode IPVS generic netlink messages, and parse /proc/net/ip_vs.
 
-Payloads start with ``struct genlmsghdr``; the attributes are those of linux/ip_vs.h. What is fixed in a message is
+Payloads start with ``struct genlmsghdr``; the attributes are those of linux/ip_vs.h. Constant parts of a message are
 packed once, so that a message costs little more than joining a few byte strings.
 """
 
@@ -69,7 +69,7 @@ _NO_REST = bytes(12)
 
 
 def header(command: int) -> bytes:
-    """``struct genlmsghdr`` of an IPVS command."""
+    """Return ``struct genlmsghdr`` of an IPVS command."""
     return struct.pack("=BBH", command, _VERSION, 0)
 
 
@@ -82,7 +82,7 @@ def _u32(kind: int, value: int) -> bytes:
 
 
 def _address(text: str) -> Tuple[int, bytes]:
-    """Address family and the 16 bytes of ``union nf_inet_addr``. Raises KernelError for bad text."""
+    """Return address family and the 16 bytes of ``union nf_inet_addr``. Raises KernelError for invalid text."""
     raw = packed(text)
     if raw is None:
         raise KernelError(f"{text!r} is not an IP address")
@@ -108,14 +108,14 @@ def _identity(key: VirtualServerKey) -> Tuple[int, int, bytes, bytes]:
 
 
 class ServiceEncoder:
-    """Writes whole messages about virtual servers; ``family_id`` is the number of the generic family IPVS."""
+    """Encodes whole messages about virtual servers; ``family_id`` is the number of the generic family IPVS."""
 
     def __init__(self, family_id: int) -> None:
         self._family_id = family_id
         self._settings: Dict[Tuple[VirtualServer, bool], bytes] = {}
 
     def message(self, command: int, key: VirtualServerKey, value: Optional[VirtualServer] = None) -> bytes:
-        """A message that names a virtual server and, with ``value``, gives its settings. Raises KernelError."""
+        """Return a message that names a virtual server and, with ``value``, has its settings. Raises KernelError."""
         settings = b"" if value is None else self._settings_of(value, ":" in key.address)
         family, protocol, address, port = _identity(key)
         size = _SERVICE_IDENTITY_SIZE + len(settings)
@@ -145,14 +145,15 @@ class ServiceEncoder:
 
 
 def service_identity(key: VirtualServerKey) -> bytes:
-    """The attribute that names a virtual server, for a dump of its real servers. Raises KernelError if it cannot be."""
+    """Return the attribute that names a virtual server, for a dump of its real servers. Raises KernelError."""
     return ServiceEncoder(0).message(GET_SERVICE, key)[_SERVICE_OFFSET:]
 
 
 class RealServerEncoder:
-    """Writes whole messages about real servers; ``family_id`` is the number of the generic family IPVS.
+    """Encodes whole messages about real servers; ``family_id`` is the number of the generic family IPVS.
 
-    What repeats is packed once: the virtual server for all its real servers, port and settings for all that share them.
+    Repeated parts are packed once: the virtual server for all its real servers, port and settings for all that share
+    them.
     """
 
     def __init__(self, family_id: int) -> None:
@@ -160,9 +161,9 @@ class RealServerEncoder:
         self._tails: Dict[Tuple[int, Optional[RealServer]], Tuple[bytes, bytes]] = {}
 
     def messages(self, command: int, entries: Iterable[Tuple[RealServerKey, Optional[RealServer]]]) -> Iterator[bytes]:
-        """A message for each entry; without a value it only names the real server. Raises KernelError for a bad entry.
+        """Yield a message for each entry; without a value it only names the real server.
 
-        Either all entries have a value or none has.
+        Either all entries have a value or none has. Raises KernelError for an invalid entry.
         """
         to_bytes = socket.inet_pton
         ipv4, ipv6 = socket.AF_INET, socket.AF_INET6
@@ -195,7 +196,7 @@ class RealServerEncoder:
         )  # fmt: skip
 
     def _tail(self, key: RealServerKey, value: Optional[RealServer]) -> Tuple[bytes, bytes]:
-        """What follows the address, for IPv4 and for IPv6."""
+        """Return the part after the address, for IPv4 and for IPv6."""
         tails = self._tails.get((key.port, value))
         if tails is None:
             port = attribute(IPVS_DEST_ATTR_PORT, _PORT.pack(key.port))
@@ -216,7 +217,7 @@ class RealServerEncoder:
 
 
 def decode_service(payload: memoryview, start: int, end: int) -> Optional[Tuple[VirtualServerKey, VirtualServer]]:
-    """A virtual server from a GET_SERVICE answer; None if it is told by a firewall mark or is of another protocol."""
+    """Parse a virtual server from a GET_SERVICE answer; None for fwmark services and unsupported protocols."""
     outer = parse_attributes(payload, start + 4, end).get(IPVS_CMD_ATTR_SERVICE)
     if outer is None:
         return None
@@ -239,12 +240,12 @@ def decode_service(payload: memoryview, start: int, end: int) -> Optional[Tuple[
 
 
 def encode_timeouts(seconds: Dict[str, int]) -> bytes:
-    """A SET_CONFIG message: timeouts in seconds by name (tcp, tcp_fin, udp); 0 or absent leaves one as it is."""
+    """Return a SET_CONFIG message: timeouts in seconds by name (tcp, tcp_fin, udp); 0 or absent keeps one as it is."""
     return header(SET_CONFIG) + b"".join(_u32(kind, seconds.get(name, 0)) for name, kind in TIMEOUTS.items())
 
 
 def decode_timeouts(payload: bytes) -> Dict[str, int]:
-    """The timeouts of a GET_CONFIG answer, in seconds by name."""
+    """Return the timeouts of a GET_CONFIG answer, in seconds by name."""
     found = parse_attributes(memoryview(payload), 4, len(payload))
     return {name: _U32.unpack(found[kind])[0] for name, kind in TIMEOUTS.items() if kind in found}
 
@@ -263,7 +264,7 @@ class RealServerTable(NamedTuple):
     seen: Set[VirtualServerKey]
 
     def add(self, key: RealServerKey, value: RealServer, active: int, inactive: int) -> None:
-        """Take up one real server with its counts of connections."""
+        """Add one real server with its connection counts."""
         self.servers[key] = value
         if active or inactive:
             self.connections[key] = active + inactive
@@ -272,12 +273,12 @@ class RealServerTable(NamedTuple):
 
 
 def empty_table() -> RealServerTable:
-    """A table to add to."""
+    """Return an empty table."""
     return RealServerTable({}, {}, {}, set())
 
 
 def decode_dest(payload: memoryview, start: int, end: int, server: VirtualServerKey, table: RealServerTable) -> None:
-    """Take up the real server in a GET_DEST answer about ``server``."""
+    """Add the real server in a GET_DEST answer about ``server``."""
     outer = parse_attributes(payload, start + 4, end).get(IPVS_CMD_ATTR_DEST)
     if outer is None:
         return
@@ -294,14 +295,14 @@ def decode_dest(payload: memoryview, start: int, end: int, server: VirtualServer
 
 
 class _AddressText:
-    """Addresses and ports as /proc/net/ip_vs writes them, to canonical text; the same few occur again and again."""
+    """Converts addresses and ports in the format of /proc/net/ip_vs to canonical text; repeated ones are cached."""
 
     def __init__(self, family: str) -> None:
         self._ipv6 = family == IPV6
         self._known: Dict[str, Optional[str]] = {}
 
     def read(self, text: str) -> Optional[Tuple[str, int]]:
-        """``0A600001:01BB`` or ``[fd00:...:0001]:0050`` as address and port; None for the other family."""
+        """Return address and port of ``0A600001:01BB`` or ``[fd00:...:0001]:0050``; None for the other family."""
         address, _colon, port = text.rpartition(":")
         if address not in self._known:
             self._known[address] = self._canonical(address)
@@ -317,10 +318,10 @@ class _AddressText:
 
 
 def parse_proc(lines: Iterable[str], family: str = IPV4) -> RealServerTable:
-    """The real servers of a family in the lines of /proc/net/ip_vs. Raises KernelError if they are not understood.
+    """Parse the real servers of a family from the lines of /proc/net/ip_vs. Raises KernelError for an invalid line.
 
     That file lists all real servers with weights and connections at once; netlink takes a dump for each virtual server.
-    But it skips some virtual servers while other network namespaces have theirs: look at ``seen``.
+    But it skips some virtual servers while other network namespaces have theirs: check ``seen``.
     """
     table = empty_table()
     addresses = _AddressText(family)
@@ -344,5 +345,5 @@ def parse_proc(lines: Iterable[str], family: str = IPV4) -> RealServerTable:
                 if server is not None:
                     table.seen.add(server)
     except (ValueError, IndexError, OSError) as error:
-        raise KernelError(f"/proc/net/ip_vs: a line is not understood: {line.strip()!r}") from error
+        raise KernelError(f"/proc/net/ip_vs: cannot parse line: {line.strip()!r}") from error
     return table

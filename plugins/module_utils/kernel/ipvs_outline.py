@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Digests of what IPVS holds, for detecting changes at less cost than observing it. Source: linux/ip_vs.h."""
+"""Digests of the IPVS tables, for detecting changes at less cost than observing them. Source: linux/ip_vs.h."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _INFO_BYTES = 12
 #: IP_VS_SO_GET_SERVICES: struct ip_vs_get_services, a number followed by an entry for each virtual server of IPv4.
 _GET_SERVICES = _GET_INFO + 1
 _SERVICES_HEAD = 8
-#: struct ip_vs_service_entry in words of 8 bytes: what is configured, and after it the counters of traffic.
+#: struct ip_vs_service_entry in words of 8 bytes: the configuration, followed by the traffic counters.
 _ENTRY_WORDS, _CONFIGURED_WORDS = 13, 6
-#: The connections of a real server, at the end of its line in /proc.
+#: The connection counts of a real server, at the end of its line in /proc.
 _COUNTS = re.compile(rb" +\d+ +\d+ *$", re.MULTILINE)
 
 
 def virtual_servers_text(path: str = PROC_TABLE) -> bytes:
-    """What /proc tells of all virtual and real servers; empty if it cannot be read."""
+    """Return the content of /proc about all virtual and real servers; empty if it cannot be read."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read()
@@ -36,7 +36,7 @@ def virtual_servers_text(path: str = PROC_TABLE) -> bytes:
 
 
 class ServersContent:
-    """A digest of all virtual and real servers, their connection counts aside."""
+    """A digest of all virtual and real servers without their connection counts."""
 
     def __init__(self, read: Callable[[], bytes] = virtual_servers_text) -> None:
         self._read = read
@@ -44,10 +44,10 @@ class ServersContent:
         self._digest = b""
 
     def __call__(self) -> bytes:
-        """The digest now."""
+        """Return the current digest."""
         text = self._read()
         raw = hashlib.blake2b(text, digest_size=16).digest()
-        # The stripping costs more than the reading, so it is spared as long as the counts stand still.
+        # The stripping costs more than the reading, so it is skipped while the counts do not change.
         if raw != self._raw:
             self._raw = raw
             self._digest = hashlib.blake2b(_COUNTS.sub(b"", text), digest_size=16).digest()
@@ -57,14 +57,14 @@ class ServersContent:
 class ServersOutline:
     """A digest of all virtual servers of IPv4 with the number of their real servers, and the number of all others.
 
-    It costs a hundredth of what reading all real servers does. Empty if the kernel does not tell.
+    It costs a hundredth of reading all real servers. Empty if the kernel does not answer.
     """
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW)
 
     def __call__(self) -> bytes:
-        """The digest now."""
+        """Return the current digest."""
         try:
             info = self._socket.getsockopt(socket.IPPROTO_IP, _GET_INFO, _INFO_BYTES)
         except OSError:
@@ -74,7 +74,7 @@ class ServersOutline:
         size = _SERVICES_HEAD + 8 * _ENTRY_WORDS * count
         entries = kernel_copy(self._socket, socket.IPPROTO_IP, _GET_SERVICES, number, size)
         found = hashlib.blake2b(number, digest_size=16)
-        # No entries: their number has changed since it was asked for, or this kernel packs them otherwise.
+        # No entries: their number has changed since it was requested, or this kernel has another struct layout.
         if entries is not None and count:
             words = memoryview(entries)[_SERVICES_HEAD:].cast("Q")
             for word in range(_CONFIGURED_WORDS):

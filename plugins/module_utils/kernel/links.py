@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The devices of ipvs mode and the addresses on one of them, over route netlink.
 
-Addresses of one family are bound as hosts (/32, /128); link-local IPv6 addresses are not looked at. The
-device ``kube-ipvs0`` is never brought up: for traffic to be delivered locally the addresses need only exist.
+Addresses are bound as single hosts (/32, /128); link-local IPv6 addresses are ignored. The device ``kube-ipvs0`` is
+never brought up: for local delivery the addresses need only exist.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _LINK = struct.Struct("=BxHiII")
 _IFF_UP = 1
 
-#: The device that shows every netlink message of its network namespace (drivers/net/nlmon.c).
+#: The device that copies every netlink message of its network namespace (drivers/net/nlmon.c).
 MONITORING_DEVICE = "kube-nlmon0"
 MONITORING_KIND = "nlmon"
 _ADDRESS = struct.Struct("=BBBBI")
 
 
 class Link(NamedTuple):
-    """A network device: its number (interface index) and its kind (``dummy``, ``veth``, ...; empty for hardware)."""
+    """A network device: its interface index and its kind (``dummy``, ``veth``, ...; empty for hardware)."""
 
     number: int
     kind: str
 
 
 def find_link(sock: NetlinkSocket, name: str) -> Optional[Link]:
-    """The device of that name, or None. ``sock`` speaks NETLINK_ROUTE. Raises KernelError."""
+    """Return the device of that name, or None. ``sock`` is a NETLINK_ROUTE socket. Raises KernelError."""
     payload = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + text_attribute(_IFLA_IFNAME, name)
     try:
         replies = sock.request(_RTM_GETLINK, payload)
@@ -72,19 +72,19 @@ def find_link(sock: NetlinkSocket, name: str) -> Optional[Link]:
 
 
 def make_device(sock: NetlinkSocket, name: str, kind: str) -> None:
-    """Make a device; one of that name that exists is fine. Raises KernelError."""
+    """Create a device; an existing one of that name is accepted. Raises KernelError."""
     attributes = nested(_IFLA_LINKINFO, text_attribute(_IFLA_INFO_KIND, kind))
     hint = f"; the kernel has no {kind} devices (module {kind})"
-    _change_device(sock, _RTM_NEWLINK, name, "made", attributes, NLM_F_CREATE | NLM_F_EXCL, hint=hint)
+    _change_device(sock, _RTM_NEWLINK, name, "created", attributes, NLM_F_CREATE | NLM_F_EXCL, hint=hint)
 
 
 def set_device_up(sock: NetlinkSocket, name: str) -> None:
-    """Bring a device up. Raises KernelError unless it is gone."""
+    """Bring a device up. A missing one is ignored. Raises KernelError."""
     _change_device(sock, _RTM_NEWLINK, name, "brought up", flag=_IFF_UP)
 
 
 def remove_device(sock: NetlinkSocket, name: str) -> None:
-    """Remove a device; one that is gone is fine. Raises KernelError."""
+    """Remove a device; a missing one is ignored. Raises KernelError."""
     _change_device(sock, _RTM_DELLINK, name, "removed")
 
 
@@ -98,7 +98,10 @@ def _change_device(
     flag: int = 0,
     hint: str = "",
 ) -> None:
-    """``flag``: of the device, to be set; ``hint``: words to add if the kernel does not know such devices."""
+    """Send one request about a device. ``flag`` is the flag to set on the device.
+
+    ``hint`` is the text to append if the kernel does not support such devices.
+    """
     head = _LINK.pack(socket.AF_UNSPEC, 0, 0, flag, flag) + text_attribute(_IFLA_IFNAME, name)
     try:
         sock.request(message, head + attributes, flags)
@@ -110,9 +113,9 @@ def _change_device(
 
 
 class DummyDeviceResource(Resource[str, str]):
-    """One dummy device: its name -> the kind of device that is there (``dummy``).
+    """One dummy device: its name -> the kind of the existing device (``dummy``).
 
-    Its removal takes all addresses on it along. A device of that name but another kind is never touched.
+    Removing it removes all its addresses. A device of that name but another kind is never touched.
     """
 
     kind = Kind.DEVICES
@@ -122,12 +125,12 @@ class DummyDeviceResource(Resource[str, str]):
         self._device = device
 
     def observe(self) -> Dict[str, str]:
-        """The device and its kind, if it exists. Raises KernelError."""
+        """Return the device and its kind, if it exists. Raises KernelError."""
         link = find_link(self._socket, self._device)
         return {} if link is None else {self._device: link.kind or "a physical device"}
 
     def apply(self, change: Change[str, str]) -> None:
-        """Make or remove the device. Raises KernelError, also if what is there is no dummy device."""
+        """Create or remove the device. Raises KernelError, also if the existing device is not a dummy."""
         occupied = {key: old for key, (old, _new) in change.replaced.items()}
         occupied.update({key: old for key, old in change.removed.items() if old != "dummy"})
         for key, kind in occupied.items():
@@ -138,12 +141,12 @@ class DummyDeviceResource(Resource[str, str]):
             remove_device(self._socket, key)
 
     def describe(self, key: str, value: str) -> List[str]:
-        """One line of arguments for ``ip``."""
+        """Return one line of arguments for ``ip``."""
         return [f"link add {key} type {value}"]
 
 
 class MonitoringDeviceResource(Resource[str, str]):
-    """The device by which an agent in ipvs mode listens to other programs: its name -> its kind (``nlmon``).
+    """The device through which an agent in ipvs mode sees other programs' requests: its name -> its kind (``nlmon``).
 
     A device of that name but another kind belongs to another program: it is not observed, and so never touched.
     """
@@ -155,12 +158,12 @@ class MonitoringDeviceResource(Resource[str, str]):
         self._socket = sock
 
     def observe(self) -> Dict[str, str]:
-        """The device and its kind, if it exists. Raises KernelError."""
+        """Return the device and its kind, if it exists. Raises KernelError."""
         link = find_link(self._socket, MONITORING_DEVICE)
         return {MONITORING_DEVICE: link.kind} if link is not None and link.kind == MONITORING_KIND else {}
 
     def apply(self, change: Change[str, str]) -> None:
-        """Make the device and bring it up, or remove it. Raises KernelError, also if it cannot be of this kind."""
+        """Create the device and bring it up, or remove it. Raises KernelError, also if it is of another kind."""
         for key, kind in change.added.items():
             link = find_link(self._socket, key)
             if link is not None and link.kind != kind:
@@ -171,7 +174,7 @@ class MonitoringDeviceResource(Resource[str, str]):
             remove_device(self._socket, key)
 
     def describe(self, key: str, value: str) -> List[str]:
-        """One line of arguments for ``ip``."""
+        """Return one line of arguments for ``ip``."""
         return [f"link add {key} type {value}"]
 
 
@@ -248,5 +251,5 @@ class AddressesResource(Resource[str, bool]):
         return found
 
     def describe(self, key: str, value: bool) -> List[str]:
-        """One line of arguments for ``ip``."""
+        """Return one line of arguments for ``ip``."""
         return [address_line(key, self._device)]

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Listen to the notifications of a netlink subsystem. Sources: netlink(7), linux/netlink.h."""
+"""Receive the notifications of a netlink subsystem. Sources: netlink(7), linux/netlink.h."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .netlink import HEADER, NETLINK_ADD_MEMBERSHIP, SOL_NETLINK
 Self = TypeVar("Self", bound="NetlinkListener")
 
 _SO_RCVBUFFORCE = 33
-#: A transaction of nf_tables may notify of tens of thousands of objects at once.
+#: One transaction of nf_tables can cause tens of thousands of notifications at once.
 _RECEIVE_BUFFER_BYTES = 16 << 20
 _DATAGRAM_BYTES = 1 << 20
 
 
 class Notification(NamedTuple):
-    """One message: its type, the netlink port of whoever caused it (0: the kernel), and what follows the header.
+    """One message: its type, the netlink port of its cause (0: the kernel), and the data after the header.
 
-    The payload is only valid until the next one is taken.
+    The payload is only valid until the next one is read.
     """
 
     kind: int
@@ -32,10 +32,10 @@ class Notification(NamedTuple):
 
 
 class NetlinkListener:
-    """A socket that only listens, in the network namespace of the calling thread; a context manager.
+    """A socket that only receives, in the network namespace of the calling thread; a context manager.
 
     ``groups``: multicast groups by number (``RTNLGRP_...``, ``NFNLGRP_...``). Wait for ``fileno()`` to become readable,
-    then take :meth:`notifications`. Raises KernelError if there is no socket or group.
+    then read :meth:`notifications`. Raises KernelError if there is no socket or group.
     """
 
     def __init__(self, protocol: int, groups: Sequence[int], what: str) -> None:
@@ -77,12 +77,12 @@ class NetlinkListener:
         return self._socket.fileno()
 
     def pop_lost(self) -> bool:
-        """Whether notifications were lost since the last call, because the socket was read too late."""
+        """Return whether notifications were lost since the last call, because the socket was not read in time."""
         lost, self._lost = self._lost, False
         return lost
 
     def notifications(self) -> Iterator[Notification]:
-        """Yield the messages that have come in; does not wait. Raises KernelError."""
+        """Yield the messages that have arrived, without waiting. Raises KernelError."""
         while True:
             try:
                 size = self._socket.recv_into(self._buffer)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Kernel modules: which ones a mode needs, which are there (loaded or built in), and loading the rest.
+"""Kernel modules: those that a mode needs, those that are present (loaded or built in), and loading the rest.
 
 Functions that read files take ``root``, the directory under which ``/proc``, ``/sys`` and ``/lib/modules`` are found.
 """
@@ -42,8 +42,8 @@ SCHEDULERS: Mapping[str, str] = {
     "twos": "weighted random twos choice (kernel 5.12 and later)",
 }
 
-# What has to be there before the first rule refers to it; match and target extensions are loaded by the kernel on
-# demand when a rule that names them is added.
+# The modules that must be loaded before the first rule refers to them; the kernel itself loads match and target
+# extensions when a rule that names them is added.
 _MODULES: Mapping[str, Tuple[str, ...]] = {
     "iptables": ("nf_conntrack",),
     "ipvs": (
@@ -82,7 +82,7 @@ _OPTIONS: Mapping[str, str] = {
 }
 
 
-# What is only there while the code is in the kernel, built in or loaded: it says so where no list does.
+# Files that only exist while the code is in the kernel, built in or loaded; for modules that no list names.
 _EVIDENCE: Mapping[str, str] = {
     "br_netfilter": "/proc/sys/net/bridge/bridge-nf-call-iptables",
     "ip_vs": "/proc/net/ip_vs",
@@ -95,16 +95,16 @@ _EVIDENCE: Mapping[str, str] = {
 
 
 def canonical_name(name: str) -> str:
-    """A module's name as the kernel writes it, with underscores. Raises ConfigurationError for what is not a name."""
+    """Return a module's name as the kernel writes it, with underscores. Raises ConfigurationError."""
     if not _NAME.match(name):
         raise ConfigurationError(f"kernel module {name!r}: not a module name (letters, digits, '_' and '-')")
     return name.replace("-", "_")
 
 
 def scheduler_module(scheduler: str) -> str:
-    """The module that brings an IPVS scheduler: ``rr`` gives ``ip_vs_rr``. Raises ConfigurationError.
+    """Return the module that provides an IPVS scheduler: ``rr`` gives ``ip_vs_rr``. Raises ConfigurationError.
 
-    Schedulers that the kernel's own sources do not have are allowed: vendors ship their own under the same rule.
+    Schedulers that are not in the kernel's own sources are allowed: vendors name their modules by the same rule.
     """
     if not _SCHEDULER.match(scheduler):
         known = ", ".join(SCHEDULERS)
@@ -115,11 +115,11 @@ def scheduler_module(scheduler: str) -> str:
 def modules_for(
     mode: str, schedulers: Iterable[str] = (), release: Tuple[int, int, int] = (6, 1, 0), bridge_netfilter: bool = False
 ) -> List[str]:
-    """Modules to have loaded before a mode is programmed, in loading order, without duplicates.
+    """Return the modules to load before a mode is programmed, in loading order, without duplicates.
 
     ``mode``: iptables, ipvs or nftables. ``schedulers``: in mode ipvs those in use, ``rr`` if empty; ignored otherwise.
-    ``release``: kernel version (before 4.19 IPv4 connection tracking is a module of its own). ``bridge_netfilter``:
-    also br_netfilter, which pods on one bridge need to reach each other by Service address. Raises ConfigurationError.
+    ``release``: kernel version (before 4.19 IPv4 connection tracking is a separate module). ``bridge_netfilter``: also
+    br_netfilter, which pods on one bridge need to reach each other by Service address. Raises ConfigurationError.
     """
     if mode not in _MODULES:
         raise ConfigurationError(f"mode {mode!r}: not one of {', '.join(MODES)}")
@@ -135,11 +135,11 @@ def modules_for(
     return list(dict.fromkeys(names))
 
 
-# -- what is there -----------------------------------------------------------------------------------------------------
+# -- present modules ---------------------------------------------------------------------------------------------------
 
 
 def loaded_modules(root: str = "") -> Dict[str, int]:
-    """Loaded modules and how many users each has, from /proc/modules; empty on a kernel without loadable modules."""
+    """Return loaded modules and the number of users of each, from /proc/modules; empty on a kernel without modules."""
     found: Dict[str, int] = {}
     for line in (facts.read_text(f"{root}/proc/modules") or "").splitlines():
         fields = line.split()
@@ -158,7 +158,7 @@ def _module_names(text: str) -> Set[str]:
 
 
 def available_modules(release: str, root: str = "") -> Set[str]:
-    """Modules that are installed for a kernel release (modules.dep), loaded or not; empty if the index is missing."""
+    """Return modules installed for a kernel release (modules.dep), loaded or not; empty if the index is missing."""
     return _module_names(facts.read_text(f"{root}/lib/modules/{release}/modules.dep") or "")
 
 
@@ -183,10 +183,10 @@ def _built_in_by_configuration(names: Iterable[str], release: str, root: str) ->
 
 
 def present_modules(names: Iterable[str], release: str, root: str = "") -> Set[str]:
-    """Those of ``names`` whose code is in the running kernel: loaded or built in.
+    """Return those of ``names`` whose code is in the running kernel: loaded or built in.
 
-    Found in /proc/modules, in the list of built-in modules that belongs to the release, in /sys/module, by what some
-    modules bring, and, where that list is not installed, in the kernel's own configuration.
+    Sources are /proc/modules, the list of built-in modules of the release, /sys/module, files that some modules
+    provide, and, where that list is not installed, the kernel's own configuration.
     """
     wanted = set(names)
     loaded = loaded_modules(root)
@@ -204,8 +204,8 @@ def present_modules(names: Iterable[str], release: str, root: str = "") -> Set[s
 
 
 def _shows(name: str, root: str) -> bool:
-    """Tell whether a module shows in /sys/module or by what it brings."""
-    # A module that is being loaded or unloaded has a directory too, but with its state in it.
+    """Return whether a module appears in /sys/module or by the files that it provides."""
+    # A module that is being loaded or unloaded has a directory too; its state is in it.
     directory = f"{root}/sys/module/{name}"
     if os.path.isdir(directory) and not os.path.exists(f"{directory}/initstate"):
         return True
@@ -213,16 +213,17 @@ def _shows(name: str, root: str) -> bool:
 
 
 def asking_loads(name: str, release: str, root: str = "") -> bool:
-    """Tell whether asking the kernel for what a module brings would make it load the module.
+    """Return whether a request to the kernel for a feature of the module would make it load the module.
 
-    That is so if its file is installed and its code is not in the kernel. Otherwise the kernel has it or cannot get it,
-    so that it can be asked in a check as well. No list is needed for that: one of built-in modules may be missing.
+    That is so if its file is installed and its code is not in the kernel. Otherwise the kernel has it or cannot load
+    it, so that a check may send the request as well. This does not depend on the list of built-in modules, which may be
+    missing.
     """
     return name in available_modules(release, root) and name not in present_modules([name], release, root)
 
 
 def remedy(name: str, release: str, root: str = "") -> str:
-    """What to do about a module that is not available for the running kernel: one clause, by distribution."""
+    """Return the remedy for a module that is not available for the running kernel: one clause, by distribution."""
     installed = f"{root}/lib/modules"
     if not os.path.exists(f"{root}/proc/modules"):
         return "this kernel is built without loadable modules: boot a kernel that has the feature"
@@ -247,7 +248,7 @@ def remedy(name: str, release: str, root: str = "") -> str:
 
 
 def _modprobe(arguments: Sequence[str]) -> Tuple[int, str]:
-    """Exit status and last words of modprobe. Raises KernelError if it cannot be run."""
+    """Run modprobe; return its exit status and last line of output. Raises KernelError if it cannot be run."""
     path = shutil.which("modprobe") or shutil.which("modprobe", path="/usr/sbin:/sbin")
     if path is None:
         raise KernelError("modprobe is not installed: install the package kmod")
@@ -269,10 +270,10 @@ def _modprobe(arguments: Sequence[str]) -> Tuple[int, str]:
 
 
 class ModulesResource(Resource[str, str]):
-    """Kernel modules by name; the value is always LOADED, which built-in code counts as.
+    """Kernel modules by name; the value is always LOADED, which includes built-in code.
 
-    ``names`` are looked at and loaded when missing. Only those also named in ``unload`` may be taken away again; so
-    clean-up, whose desired table is empty, uses ``ModulesResource(())`` or leaves this resource out.
+    ``names`` are observed and loaded when missing. Only those also named in ``unload`` may be removed; so clean-up,
+    whose desired table is empty, uses ``ModulesResource(())`` or omits this resource.
     """
 
     kind = Kind.MODULES
@@ -284,11 +285,11 @@ class ModulesResource(Resource[str, str]):
         self.root = root
 
     def desired(self) -> Dict[str, str]:
-        """The table in which every named module is there."""
+        """Return the table in which every named module is loaded."""
         return dict.fromkeys(self.names, LOADED)
 
     def observe(self) -> Dict[str, str]:
-        """Those of the named modules that are there. Built-in ones among ``unload`` are left out: they cannot go."""
+        """Return the named modules that are present, without built-in ones among ``unload``: they cannot be removed."""
         present = present_modules([*self.names, *self.unload], self.release, self.root)
         loaded = loaded_modules(self.root)
         shown = [name for name in self.names if name in present]
@@ -296,9 +297,9 @@ class ModulesResource(Resource[str, str]):
         return dict.fromkeys(shown, LOADED)
 
     def unavailable(self, names: Iterable[str]) -> Dict[str, str]:
-        """Those of ``names`` that are neither there nor installed for the running kernel, with the reason and remedy.
+        """Return those of ``names`` that are neither present nor installed for the running kernel, with a remedy.
 
-        Reading only, for preflight and check mode.
+        This only reads, for preflight and check mode.
         """
         candidates = list(names)
         missing = set(candidates) - present_modules(candidates, self.release, self.root)
@@ -310,7 +311,7 @@ class ModulesResource(Resource[str, str]):
         }
 
     def apply(self, change: Change[str, str]) -> None:
-        """Load and unload. Raises KernelError naming the module, the kernel and the remedy."""
+        """Load and unload modules. Raises KernelError naming the module, the kernel and the remedy."""
         wanted = list(change.added)
         if wanted:
             _modprobe(["-a", "--", *wanted])
@@ -342,12 +343,12 @@ class ModulesResource(Resource[str, str]):
         return KernelError(f"kernel module {name}: cannot be loaded into kernel {self.release}: {words}")
 
     def describe(self, key: str, value: str) -> List[str]:
-        """One line, as in a modules-load.d file."""
+        """Return one line, as in a modules-load.d file."""
         return [key]
 
 
 def modules_load_file(names: Sequence[str]) -> str:
-    """The text of a modules-load.d file that loads ``names`` at boot."""
+    """Return the text of a modules-load.d file that loads ``names`` at boot."""
     return "# Managed by the Ansible collection kubenode.proxy; changes are overwritten.\n" + "".join(
         f"{name}\n" for name in names
     )

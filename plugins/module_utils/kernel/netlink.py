@@ -1,22 +1,22 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Netlink sockets that carry many messages per system call and tell which message each error belongs to.
+"""Netlink sockets that send many messages per system call and attribute each error to its message.
 
 A *message* is a tuple ``(type, flags, payload)``; the socket writes the header (``struct nlmsghdr``), numbers the
 messages and pads them. ``payload`` is everything after that header: a family header (``struct genlmsghdr``,
-``nfgenmsg``, ``ifaddrmsg``) followed by attributes made with :func:`attribute` and :func:`nested`. Use it so::
+``nfgenmsg``, ``ifaddrmsg``) followed by attributes made with :func:`attribute` and :func:`nested`. Example::
 
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         outcome = sock.transact([(NEW, NLM_F_CREATE, payload), ...])      # many messages, few sends
-        for error in outcome.errors:                                      # error.position is its place in the list
+        for error in outcome.errors:                                      # error.position: its index in the list
             ...
         for buffer, kind, start, end in sock.dump(GET, payload):          # whole dump, repeated if interrupted
             attributes = parse_attributes(buffer, start + family_header_size, end)
 
 The kernel handles the messages of one send in order and before ``send`` returns, and always reports errors; so only the
-last message of a send asks for an acknowledgement. Subsystems whose messages form one transaction (nf_tables, between
-NFNL_MSG_BATCH_BEGIN and _END) need ``single_send=True``: everything then goes out in one send or not at all.
+last message of a send requests an acknowledgement. Subsystems whose messages form one transaction (nf_tables, between
+NFNL_MSG_BATCH_BEGIN and _END) need ``single_send=True``: everything is then sent at once or not at all.
 
 Sources: netlink(7), linux/netlink.h, linux/genetlink.h.
 """
@@ -102,10 +102,10 @@ _PADDING = (b"", b"\x00\x00\x00", b"\x00\x00", b"\x00")
 
 _RECEIVE_BUFFER_BYTES = 8 << 20
 _SEND_BUFFER_BYTES = 2 << 20
-# Large enough for hundreds of messages in a send, small enough that memory is not fetched from the system each time.
+# Large enough for hundreds of messages in a send, small enough that the allocator reuses memory.
 _READY_BYTES = 96 << 10
 _DATAGRAM_BYTES = 256 << 10
-# What one error may occupy in the receive buffer by the kernel's accounting, with an extended text.
+# The receive buffer that one error with an extended text may occupy by the kernel's accounting.
 _ERROR_TRUESIZE = 2048
 _RECEIVE_TIMEOUT_SECONDS = 120
 _DUMP_ATTEMPTS = 10
@@ -116,14 +116,14 @@ Self = TypeVar("Self", bound="NetlinkSocket")
 
 
 class DumpInterrupted(Exception):
-    """The dumped table changed while it was read (NLM_F_DUMP_INTR): it may lack or repeat entries."""
+    """The dumped table changed during the read (NLM_F_DUMP_INTR): the dump may lack or repeat entries."""
 
 
 class NetlinkSocket:
-    """A netlink socket in the network namespace of the calling thread; closes itself in a ``with`` statement.
+    """A netlink socket in the network namespace of the calling thread; a context manager.
 
-    ``protocol``: NETLINK_ROUTE, NETLINK_NETFILTER or NETLINK_GENERIC. ``send_bytes`` bounds one send; asking for
-    more than the system allows is reduced unless the process may force it. Raises KernelError if there is no socket.
+    ``protocol``: NETLINK_ROUTE, NETLINK_NETFILTER or NETLINK_GENERIC. ``send_bytes`` limits one send; a value above the
+    system's limit is reduced unless the process has the right to exceed it. Raises KernelError if there is no socket.
     """
 
     def __init__(self, protocol: int, send_bytes: int = _SEND_BUFFER_BYTES) -> None:
@@ -134,7 +134,8 @@ class NetlinkSocket:
         try:
             self._socket.bind((0, 0))
             self._socket.settimeout(_RECEIVE_TIMEOUT_SECONDS)
-            # Half of what getsockopt tells is the kernel's own overhead; sends larger than the rest are refused whole.
+            # Half of the value that getsockopt returns is the kernel's own overhead; sends larger than the rest are
+            # refused whole.
             self._set_buffer(_SO_RCVBUFFORCE, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
             self._grow_send_buffer(send_bytes)
             received = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
@@ -145,7 +146,7 @@ class NetlinkSocket:
             self._socket.close()
             raise KernelError(f"netlink socket (protocol {protocol}): {error.strerror}") from error
         self._sequence = 0
-        # The first message of each send bears it, so that whoever watches netlink can tell our requests from others'.
+        # The first message of each send carries it, so that netlink monitors can distinguish our requests from others.
         self._origin = self.port
         self._buffer = bytearray(_DATAGRAM_BYTES)
         self._view = memoryview(self._buffer)
@@ -154,7 +155,7 @@ class NetlinkSocket:
         try:
             self._socket.setsockopt(SOL_NETLINK, option, 1)
         except OSError as error:
-            # Kernels before 4.12 lack the options; answers are then only longer and wordless.
+            # Kernels before 4.12 lack the options; answers are then only longer and have no texts.
             if error.errno != errno.ENOPROTOOPT:
                 raise
 
@@ -174,7 +175,7 @@ class NetlinkSocket:
 
     @property
     def port(self) -> int:
-        """The number by which the kernel knows this socket; notifications name it as the origin of a change."""
+        """Return the kernel's number of this socket; notifications name it as the origin of a change."""
         return int(self._socket.getsockname()[0])
 
     def close(self) -> None:
@@ -188,7 +189,7 @@ class NetlinkSocket:
         self.close()
 
     def _next_sequence(self, count: int) -> int:
-        """The first of ``count`` fresh sequence numbers; zero is never one, since events carry it."""
+        """Return the first of ``count`` new sequence numbers; none is zero, which notifications carry."""
         first = self._sequence + 1
         if first + count > 0x7FFFFFFF:
             first = 1
@@ -198,7 +199,7 @@ class NetlinkSocket:
     def encode(
         self, messages: Sequence[Message], first: int, acknowledge: bool = True, single_send: bool = False
     ) -> List[Tuple[bytes, int, int]]:
-        """Messages as they are sent: triples (bytes, first sequence number, last sequence number), each one send.
+        """Encode messages as triples (bytes, first sequence number, last sequence number), one per send.
 
         ``first`` is the sequence number of the first message; the others count up from it.
         """
@@ -239,10 +240,9 @@ class NetlinkSocket:
     def transact(self, messages: Sequence[Message], single_send: bool = False, acknowledge: bool = True) -> Outcome:
         """Send messages in as few sends as the buffers allow and collect errors and answers.
 
-        A refused message does not stop the others. With ``single_send`` all go out in one send. With
-        ``acknowledge=False`` nothing asks for an acknowledgement (needed where the last message never gets one:
-        NFNL_MSG_BATCH_END).
-        Raises KernelError if the kernel does not take the bytes or answers were lost.
+        A refused message does not stop the others. With ``single_send`` all are sent at once. With
+        ``acknowledge=False`` no message requests an acknowledgement (needed where the last message never gets one:
+        NFNL_MSG_BATCH_END). Raises KernelError if the kernel does not accept the bytes or answers were lost.
         """
         outcome = Outcome([], [])
         if not messages:
@@ -253,9 +253,9 @@ class NetlinkSocket:
         return outcome
 
     def encode_ready(self, messages: Sequence[bytes], first: int) -> bytearray:
-        """One send of whole messages: header with length, type and NLM_F_REQUEST, number left 0, padded.
+        """Encode whole messages as one send: header with length, type and NLM_F_REQUEST, sequence number 0, padded.
 
-        Where all are of one length their numbers are written in one go.
+        Messages of equal length are numbered in one operation.
         """
         data = bytearray().join(messages)
         size = len(messages[0])
@@ -274,7 +274,7 @@ class NetlinkSocket:
         return data
 
     def chunks(self, messages: Iterable[bytes]) -> Iterator[List[bytes]]:
-        """Whole messages in portions that make one send each, small enough to use the same memory again and again."""
+        """Yield lists of whole messages that make one send each, small enough that memory is reused."""
         iterator = iter(messages)
         chunk = list(islice(iterator, 1))
         while chunk:
@@ -284,9 +284,9 @@ class NetlinkSocket:
             chunk = list(islice(iterator, 1))
 
     def transact_ready(self, messages: Iterable[bytes]) -> Outcome:
-        """Like :meth:`transact` for whole messages (see :meth:`encode_ready`), which may be made while others are sent.
+        """Send whole messages (see :meth:`encode_ready`), which may be generated during the sends.
 
-        This is the way for tens of thousands of messages of similar lengths. Raises KernelError.
+        Use it for tens of thousands of messages of similar lengths. Raises KernelError.
         """
         outcome = Outcome([], [])
         done = 0
@@ -302,7 +302,7 @@ class NetlinkSocket:
     def exchange(
         self, data: Union[bytes, bytearray], first: int, last: int, outcome: Outcome, acknowledge: bool = True
     ) -> None:
-        """Send encoded messages and add what comes back to ``outcome``; ``first`` is the sequence number of position 0.
+        """Send encoded messages and add the answers to ``outcome``; ``first`` is the sequence number of position 0.
 
         Raises KernelError as :meth:`transact` does.
         """
@@ -321,7 +321,7 @@ class NetlinkSocket:
             done = self._collect(size, first, last, outcome)
 
     def _receive_at_once(self) -> int:
-        """As :meth:`_receive` without waiting. A socket with a timeout would wait even for MSG_DONTWAIT."""
+        """Receive without waiting; a socket with a timeout would wait even for MSG_DONTWAIT."""
         self._socket.settimeout(0)
         try:
             return self._receive(False)
@@ -329,7 +329,7 @@ class NetlinkSocket:
             self._socket.settimeout(_RECEIVE_TIMEOUT_SECONDS)
 
     def _receive(self, wait: bool) -> int:
-        """Bytes of the next datagram, now in the buffer; 0 if there is none and ``wait`` is not set."""
+        """Receive the next datagram into the buffer and return its size; 0 if there is none and ``wait`` is not set."""
         while True:
             try:
                 return self._socket.recv_into(self._buffer, 0, 0 if wait else socket.MSG_DONTWAIT)
@@ -347,7 +347,7 @@ class NetlinkSocket:
                 raise KernelError(f"netlink: receive: {error.strerror}") from error
 
     def _collect(self, size: int, first: int, last: int, outcome: Outcome) -> bool:
-        """Sort the messages of one datagram; True once the last message sent has been answered for."""
+        """Sort the messages of one datagram; return True once the last message sent has been answered."""
         view, offset, done = self._view, 0, False
         while offset + 16 <= size:
             length, kind, flags, sequence, _port = HEADER.unpack_from(view, offset)
@@ -375,11 +375,11 @@ class NetlinkSocket:
         return outcome.replies
 
     def dump_stream(self, kind: int, payload: bytes, flags: int = 0) -> Iterator[Slice]:
-        """The messages of a dump as they arrive: (buffer, message type, start, end), offsets of the payload in it.
+        """Yield the messages of a dump as they arrive: (buffer, message type, start and end of the payload in it).
 
-        The buffer is reused: take what is needed before going on. A dump that is given up (``close``) is read to its
-        end unseen. Raises DumpInterrupted at the end if the table changed meanwhile, NetlinkRefusal if the kernel
-        refuses, KernelError.
+        The buffer is reused: copy what you need before the next iteration. A dump that is abandoned (``close``) is read
+        to its end and discarded. Raises DumpInterrupted at the end if the table changed meanwhile, NetlinkRefusal if
+        the kernel refuses, KernelError.
         """
         sequence = self._next_sequence(1)
         message = HEADER.pack(len(payload) + 16, kind, flags | NLM_F_REQUEST | NLM_F_DUMP, sequence, 0) + payload
@@ -415,7 +415,7 @@ class NetlinkSocket:
                 offset = (end + 3) & ~3
 
     def _finish_dump(self, sequence: int) -> None:
-        """Read the rest of a dump; the kernel refuses the next one otherwise."""
+        """Read and discard the rest of a dump; otherwise the kernel refuses the next one."""
         while True:
             size, offset = self._receive(True), 0
             while offset + 16 <= size:
@@ -425,9 +425,9 @@ class NetlinkSocket:
                 offset += max(16, (length + 3) & ~3)
 
     def dump(self, kind: int, payload: bytes, flags: int = 0) -> List[Slice]:
-        """A whole, consistent dump: like :meth:`dump_stream`, but each message has a buffer of its own to keep.
+        """Return a whole, consistent dump: like :meth:`dump_stream`, but each message can be kept.
 
-        A dump that was interrupted by a change is read again, several times. Raises NetlinkRefusal, KernelError.
+        A dump that was interrupted by a change is repeated, several times. Raises NetlinkRefusal, KernelError.
         """
         for _attempt in range(_DUMP_ATTEMPTS):
             found: List[Slice] = []
@@ -440,11 +440,11 @@ class NetlinkSocket:
             except NetlinkRefusal as refusal:
                 if refusal.error.errno != errno.EINTR:
                     raise
-        raise KernelError("netlink: the table kept changing while it was read")
+        raise KernelError("netlink: the table kept changing during the read")
 
 
 def generic_family(sock: NetlinkSocket, name: str) -> int:
-    """The number of a generic netlink family; ``sock`` speaks NETLINK_GENERIC. Raises KernelError if there is none."""
+    """Return the number of a generic netlink family; ``sock`` is a NETLINK_GENERIC socket. Raises KernelError."""
     payload = struct.pack("=BBH", _CTRL_CMD_GETFAMILY, 1, 0) + text_attribute(_CTRL_ATTR_FAMILY_NAME, name)
     try:
         replies = sock.request(_GENL_ID_CTRL, payload)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the kernel answers to netlink messages: errors, each with the place of its message, and replies.
+"""The kernel's answers to netlink messages: errors, each with the position of its message, and replies.
 
 Sources: netlink(7), linux/netlink.h (struct nlmsgerr, extended acknowledgements).
 """
@@ -30,9 +30,9 @@ _TRANSIENT = frozenset(
 class MessageError(NamedTuple):
     """The kernel refused one message.
 
-    ``position``: its place among the messages given, from 0; ``errno``: positive number (subsystems add their own from
-    4096 on); ``text``: what the kernel said in words, often empty; ``payload``: what follows the number in ``struct
-    nlmsgerr``, the header of the message refused and, for subsystems that answer on their own, its copy.
+    ``position``: its index in the messages sent, from 0; ``errno``: positive number (subsystems add their own from 4096
+    on); ``text``: the kernel's explanation, often empty; ``payload``: the data after the number in ``struct nlmsgerr``,
+    that is the header of the refused message and, for subsystems that answer themselves, its copy.
     """
 
     position: int
@@ -45,42 +45,42 @@ class MessageError(NamedTuple):
 
 
 def is_missing(error: MessageError) -> bool:
-    """Whether the object of a request, or what it belongs to, does not exist."""
+    """Return whether the object of a request, or the one that it belongs to, does not exist."""
     return error.errno in _MISSING
 
 
 def is_existing(error: MessageError) -> bool:
-    """Whether what was to be made exists already."""
+    """Return whether the object to be created exists already."""
     return error.errno == errno.EEXIST
 
 
 def is_busy(error: MessageError) -> bool:
-    """Whether something still refers to the object of a request."""
+    """Return whether another object still refers to the object of a request."""
     return error.errno == errno.EBUSY
 
 
 def is_forbidden(error: MessageError) -> bool:
-    """Whether the caller lacks the right, as a rule CAP_NET_ADMIN."""
+    """Return whether the caller lacks a privilege, usually CAP_NET_ADMIN."""
     return error.errno == errno.EPERM
 
 
 def is_interrupted(error: MessageError) -> bool:
-    """Whether the same request may succeed at once, because something interrupted it."""
+    """Return whether the same request may succeed at once, because it was interrupted."""
     return error.errno == errno.EINTR
 
 
 def is_unsupported(error: MessageError) -> bool:
-    """Whether the kernel has no such subsystem, address family or kind of object."""
+    """Return whether the kernel has no such subsystem, address family or kind of object."""
     return error.errno in (errno.EOPNOTSUPP, errno.EAFNOSUPPORT)
 
 
 def is_not_understood(error: MessageError) -> bool:
-    """Whether the kernel does not know the request or an attribute of it: an older kernel, or no such subsystem."""
+    """Return whether the kernel does not know the request or one of its attributes (too old, or no such subsystem)."""
     return error.errno in (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 def is_transient(error: MessageError) -> bool:
-    """Whether another program changed the same objects meanwhile, or the kernel was short of memory for a moment."""
+    """Return whether another program changed the same objects meanwhile, or the kernel was briefly short of memory."""
     return error.errno in _TRANSIENT
 
 
@@ -93,20 +93,20 @@ class Reply(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came back from a transaction: refused messages in their order, and answers other than acknowledgements."""
+    """The result of a transaction: refused messages in their order, and answers other than acknowledgements."""
 
     errors: List[MessageError]
     replies: List[Reply]
 
 
 def errno_text(number: int) -> str:
-    """An error number in words, e.g. ``File exists (EEXIST)``."""
+    """Return an error number in words, e.g. ``File exists (EEXIST)``."""
     name = errno.errorcode.get(number)
     return f"{os.strerror(number)} ({name})" if name else f"error {number}"
 
 
 def extended_text(payload: bytes, flags: int) -> str:
-    """The text of an extended acknowledgement; ``payload`` begins with the error number."""
+    """Return the text of an extended acknowledgement; ``payload`` begins with the error number."""
     if not flags & _NLM_F_ACK_TLVS or len(payload) < 20:
         return ""
     start = 20
@@ -117,7 +117,7 @@ def extended_text(payload: bytes, flags: int) -> str:
 
 
 class NetlinkRefusal(KernelError):
-    """The kernel refused one request; ``error`` has the number and its words."""
+    """The kernel refused one request; ``error`` has the number and its text."""
 
     def __init__(self, error: MessageError) -> None:
         super().__init__(f"netlink: {error}")

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether this network namespace serves Services already, whoever programmed them. Reads only, and loads no module."""
+"""Detect whether this network namespace serves Services already, programmed by any proxy; loads no module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEGACY_MODULES = ("iptable_nat", "ip6table_nat")
 
 
 def holds_dataplane() -> bool:
-    """Whether a service proxy has left its device, tables or chains here. Raises KernelError."""
+    """Return whether a service proxy's device, tables or chains exist here. Raises KernelError."""
     with contextlib.suppress(OSError):
         socket.if_nametoindex(_DEVICE)
         return True
@@ -44,7 +44,7 @@ def _in_nftables() -> bool:
 def _in_legacy_tables() -> bool:
     for family, path, module in zip(FAMILIES, _LEGACY_NAMES, _LEGACY_MODULES):
         names = read_text(path)
-        # Only root may read the names. Asking for a table whose module is not loaded would load it.
+        # Only root may read the names. A request for a table whose module is not loaded would load it.
         known = "nat" in names.split() if names is not None else bool(present_modules([module], kernel_release()))
         if known:
             with contextlib.closing(TableReader(family)) as reader:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Other programs: finding them, and running one to its end."""
+"""Find other programs and run them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..errors import KernelError
 from ..resources import Progress, unheeded
 
 _SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")
-# A PATH with this program has the directories of system programs.
+# A PATH with this program contains the directories of system programs.
 _USUAL = "iptables"
 
 
 class Completed(NamedTuple):
-    """What a program that ended has left: exit status and its two outputs; ``process`` is the number it had."""
+    """The result of a program that ended: exit status and its two outputs; ``process`` is its process number."""
 
     status: int
     output: str
@@ -28,14 +28,14 @@ class Completed(NamedTuple):
     process: int = 0
 
 
-#: While a program runs, progress is reported so often: the wait itself is bounded, so it is not a sign of being stuck.
+#: While a program runs, progress is reported at this interval: the wait itself is bounded, so it is no sign of a hang.
 PULSE_SECONDS = 1.0
 
 
 def run(
     command: Sequence[str], text: Optional[str] = None, timeout: float = 300.0, progress: Progress = unheeded
 ) -> Completed:
-    """Run a program with ``text`` on its input and return what it left.
+    """Run a program with ``text`` on its input and return its result.
 
     ``progress`` is called every second until the program ends. Raises KernelError if the program cannot be started or
     does not end within ``timeout`` seconds.
@@ -58,7 +58,7 @@ def run(
 
 
 def _readable(text: str) -> BinaryIO:
-    """Return a file in memory that holds a text: a program that reads slowly keeps nobody waiting, as a pipe would."""
+    """Return a file in memory that holds a text: unlike a pipe, it does not block when the program reads slowly."""
     file = os.fdopen(os.memfd_create("input", os.MFD_CLOEXEC), "w+b")
     file.write(text.encode())
     file.seek(0)
@@ -79,10 +79,10 @@ def _outputs(child: subprocess.Popen[bytes], timeout: float, progress: Progress)
 
 
 def find_program(name: str) -> str:
-    """Path of a program on PATH; empty if there is none.
+    """Return the path of a program on PATH; empty if there is none.
 
-    A PATH that does not even offer iptables, as that of a user may be, is extended by the usual places of system
-    programs. One that does is taken at its word: what it hides is hidden on purpose.
+    A PATH without iptables, as a user's may be, is extended by the usual directories of system programs. A PATH with
+    iptables is used as it is: programs that it hides are hidden on purpose.
     """
     path = os.environ.get("PATH", os.defpath)
     if shutil.which(_USUAL, path=path) is None:

@@ -1,12 +1,12 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Listen to requests that other programs send to IPVS and ipset, by a netlink monitoring device.
+"""Detect requests that other programs send to IPVS and ipset, through a netlink monitoring device.
 
-Neither subsystem notifies anybody of changes, but a device of the kind ``nlmon`` shows every netlink message of its
-network namespace to a packet socket. A filter in the kernel lets only requests through that change IPVS or ipsets and
-do not come from our own sockets (those bear their port number, see ``netlink``). Sources: drivers/net/nlmon.c,
-packet(7), linux/filter.h, linux/ip_vs.h, linux/netfilter/ipset/ip_set.h.
+Neither subsystem sends notifications of changes, but a device of the kind ``nlmon`` copies every netlink message of its
+network namespace to a packet socket. A filter in the kernel passes only requests that change IPVS or ipsets and are not
+from our own sockets (those carry their port number, see ``netlink``). Sources: drivers/net/nlmon.c, packet(7),
+linux/filter.h, linux/ip_vs.h, linux/netfilter/ipset/ip_set.h.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import List, Sequence, Tuple
 from ..errors import KernelError
 from .netlink import NETLINK_GENERIC, NETLINK_NETFILTER, NLM_F_REQUEST
 
-# A change of IPVS is any command but the questions: get service, destination, daemon, config, info.
+# Every IPVS command is a change except these queries: get service, destination, daemon, config, info.
 _IPVS_QUESTIONS = (4, 8, 11, 13, 15)
 # Create, destroy, flush, rename, swap, add, delete.
 _IPSET_CHANGES = tuple(6 << 8 | command for command in (2, 3, 4, 5, 6, 9, 10))
@@ -37,16 +37,17 @@ Instruction = Tuple[int, int, int, int]
 
 
 def _as_loaded(value: int, size: int) -> int:
-    """What the filter, which reads in network byte order, makes of a value in this machine's order."""
+    """Return the value that the filter, which loads in network byte order, sees for one in this machine's order."""
     return int.from_bytes(struct.pack("=H" if size == 2 else "=I", value), "big")
 
 
 def changes_filter(ipvs_family: int, own_ports: Sequence[int]) -> List[Instruction]:
-    """A classic BPF program: requests that change IPVS or ipsets and do not bear one of ``own_ports``.
+    """Return a classic BPF program that passes requests to IPVS or ipset, except those from ``own_ports``.
 
-    ``ipvs_family``: number of the generic netlink family IPVS. Each instruction: code, jumps if true and false, value.
+    Only requests that change something pass. ``ipvs_family``: number of the generic netlink family IPVS. Each
+    instruction: code, jumps if true and false, value.
     """
-    # Jumps are written as labels here and counted below.
+    # Jumps are written as labels here and resolved below.
     lines: List[Tuple[int, str, str, int]] = [
         (_LOAD_HALF, "", "", _FLAGS_AT),
         (_JUMP_BITS, "", "drop", _as_loaded(NLM_F_REQUEST, 2)),
@@ -84,10 +85,10 @@ def _attach(sock: socket.socket, program: Sequence[Instruction]) -> None:
 
 
 class RequestTap:
-    """A packet socket on a monitoring device that is up; a filter passes requests which change IPVS or ipsets.
+    """A packet socket on a monitoring device that is up; a filter passes requests that change IPVS or ipsets.
 
     ``ipvs_family``: number of the generic netlink family IPVS; ``own_ports``: netlink ports whose requests are ignored.
-    Raises KernelError if this process may not use packet sockets, or the device cannot be listened to.
+    Raises KernelError if this process may not use packet sockets, or the device cannot be monitored.
     """
 
     def __init__(self, device: str, ipvs_family: int, own_ports: Sequence[int]) -> None:
@@ -102,7 +103,7 @@ class RequestTap:
             self._socket.bind((device, _ETH_P_ALL))
         except OSError as error:
             self._socket.close()
-            raise KernelError(f"device {device} cannot be listened to: {error.strerror}") from error
+            raise KernelError(f"device {device} cannot be monitored: {error.strerror}") from error
 
     def fileno(self) -> int:
         """Return the descriptor to wait for."""
@@ -113,7 +114,7 @@ class RequestTap:
         self._socket.close()
 
     def pop_seen(self) -> bool:
-        """Whether any request came since the last call; does not wait. Raises OSError if the device is gone."""
+        """Return whether a request came since the last call, without waiting. Raises OSError if the device is gone."""
         seen = False
         while True:
             try:

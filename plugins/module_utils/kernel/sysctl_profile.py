@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which kernel parameters a mode wants on a given kernel, and why: a pure function, explained value by value.
+"""The kernel parameters that a mode requires on a given kernel, with a reason for each: a pure function.
 
 The rules are kube-proxy 1.36's; where its choice depends on the kernel version, the reason says so.
 """
@@ -39,7 +39,7 @@ KEYS = frozenset(
 
 
 class ConntrackProfile(NamedTuple):
-    """Connection tracking settings; None (or False) leaves the kernel's value alone.
+    """Connection tracking settings; None (or False) keeps the kernel's value.
 
     ``maximum``: entries of the table, already computed from cores. Timeouts are whole seconds.
     """
@@ -53,13 +53,13 @@ class ConntrackProfile(NamedTuple):
 
 
 class ProfileSettings(NamedTuple):
-    """What decides the parameters of a node.
+    """The inputs that decide the parameters of a node.
 
-    ``route_localnet``: node ports shall answer on 127.0.0.1 (iptables mode, IPv4). ``estimation``: False switches the
-    IPVS rate estimators off where the kernel can; None leaves them alone. ``bridge_netfilter``: bridged traffic passes
-    iptables. ``maximum_reason``: how ``conntrack.maximum`` was computed. ``netdev_max_backlog``: packets that may wait
-    for a processor; None leaves it alone. ``reserved_node_ports``: port ranges that no program is given by the kernel,
-    such as ``30000-32767``; empty leaves them alone.
+    ``route_localnet``: node ports answer on 127.0.0.1 (iptables mode, IPv4). ``estimation``: False switches the IPVS
+    rate estimators off where the kernel supports that; None keeps their state. ``bridge_netfilter``: bridged traffic
+    passes iptables. ``maximum_reason``: how ``conntrack.maximum`` was computed. ``netdev_max_backlog``: the most
+    packets that may wait for a processor; None keeps the value. ``reserved_node_ports``: port ranges that the kernel
+    assigns to no program, such as ``30000-32767``; empty keeps the value.
     """
 
     mode: str
@@ -76,7 +76,7 @@ class ProfileSettings(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A wanted value (None: deliberately left alone) and the reason for it."""
+    """A wanted value (None: deliberately not set) and the reason for it."""
 
     value: Optional[Wanted]
     why: str
@@ -95,7 +95,7 @@ def _connection_reuse(version: Tuple[int, int, int]) -> Setting:
         return Setting(
             0,
             f"kernel {text} is older than 5.9: with 1 a client that reuses a port loses its first packet and waits a"
-            " second; with 0 it keeps its real server, which expire_nodest_conn corrects once that is gone",
+            " second; with 0 it keeps its real server, which expire_nodest_conn corrects once that is removed",
         )
     why = f"left alone: since kernel 5.9 (here {text}) the default reschedules a reused port without loss"
     return Setting(None, why)
@@ -111,7 +111,7 @@ def _estimation(settings: ProfileSettings) -> Optional[Setting]:
     if settings.estimation is None:
         why = f"left alone: on kernel {text} rate estimators {timer}; 0 saves that where rates are not read"
         return Setting(None, why)
-    return Setting(int(settings.estimation), f"as asked: on kernel {text} rate estimators {timer}")
+    return Setting(int(settings.estimation), f"as requested: on kernel {text} rate estimators {timer}")
 
 
 def _ipvs(settings: ProfileSettings) -> Dict[str, Setting]:
@@ -119,7 +119,7 @@ def _ipvs(settings: ProfileSettings) -> Dict[str, Setting]:
         "net.ipv4.vs.conntrack": Setting(1, "IPVS connections must be in connection tracking to be masqueraded"),
         "net.ipv4.vs.conn_reuse_mode": _connection_reuse(settings.kernel_version),
         "net.ipv4.vs.expire_nodest_conn": Setting(1, "a connection whose real server was removed ends at once"),
-        "net.ipv4.vs.expire_quiescent_template": Setting(1, "affinity does not hold on to a real server of weight 0"),
+        "net.ipv4.vs.expire_quiescent_template": Setting(1, "affinity ends for a real server of weight 0"),
         "net.ipv4.ip_forward": Setting(1, "packets for real servers on other machines are forwarded"),
     }
     estimation = _estimation(settings)
@@ -153,7 +153,7 @@ def _conntrack(settings: ProfileSettings) -> Dict[str, Setting]:
     wanted = settings.conntrack
     chosen: Dict[str, Setting] = {}
     if wanted.maximum is not None:
-        why = settings.maximum_reason or "asked for"
+        why = settings.maximum_reason or "requested"
         chosen["net.netfilter.nf_conntrack_max"] = Setting(wanted.maximum, f"connection tracking table: {why}")
         why = "a quarter of nf_conntrack_max, so that hash chains stay short; larger is left alone"
         chosen[HASH_SIZE] = Setting(AtLeast(wanted.maximum // 4), why)
@@ -164,33 +164,33 @@ def _conntrack(settings: ProfileSettings) -> Dict[str, Setting]:
         ("udp_timeout_stream", wanted.udp_stream_seconds),
     ):
         if seconds is not None:
-            chosen[f"net.netfilter.nf_conntrack_{name}"] = Setting(seconds, "asked for, in seconds")
+            chosen[f"net.netfilter.nf_conntrack_{name}"] = Setting(seconds, "requested, in seconds")
     if wanted.be_liberal:
         chosen["net.netfilter.nf_conntrack_tcp_be_liberal"] = Setting(
-            1, "asked for: packets outside the TCP window are not INVALID, so the rule that drops those is left out"
+            1, "requested: packets outside the TCP window are not INVALID, so the rule that drops those is omitted"
         )
     return chosen
 
 
 def _for_the_node(settings: ProfileSettings) -> Dict[str, Setting]:
-    """Return what only those get who ask for it: kube-proxy sets none of it."""
+    """Return the opt-in parameters of this project; kube-proxy sets none of them."""
     chosen: Dict[str, Setting] = {}
     if settings.netdev_max_backlog is not None:
         if settings.netdev_max_backlog < 1:
             raise ConfigurationError(f"netdev_max_backlog: {settings.netdev_max_backlog} is not a number of packets")
-        why = "asked for: packets of pods wait in this queue; what is too many is dropped (/proc/net/softnet_stat)"
+        why = "requested: packets of pods wait in this queue; excess ones are dropped (/proc/net/softnet_stat)"
         chosen["net.core.netdev_max_backlog"] = Setting(AtLeast(settings.netdev_max_backlog), why)
     if settings.reserved_node_ports:
         port_ranges(settings.reserved_node_ports)
-        why = "asked for: a program that the kernel gave a node port to would get no packets, they go to the Service"
+        why = "requested: a program that the kernel assigned a node port to would get no packets; the Service would"
         chosen[RESERVED_PORTS] = Setting(Including(settings.reserved_node_ports), why)
     return chosen
 
 
 def profile(settings: ProfileSettings) -> Dict[str, Setting]:
-    """Key to wanted value and reason, for every parameter that the mode sets or deliberately leaves alone.
+    """Return key to wanted value and reason, for every parameter that the mode sets or deliberately does not set.
 
-    Raises ConfigurationError for an unknown mode, a negative number or what is not a list of port ranges.
+    Raises ConfigurationError for an unknown mode, a negative number or an invalid list of port ranges.
     """
     if settings.mode not in _OF_MODE:
         raise ConfigurationError(f"mode {settings.mode!r}: not one of {', '.join(_OF_MODE)}")
@@ -209,12 +209,12 @@ def profile(settings: ProfileSettings) -> Dict[str, Setting]:
 
 
 def wanted_values(chosen: Dict[str, Setting]) -> Dict[str, Wanted]:
-    """The part of a profile that is to be set: key to wanted value."""
+    """Return the part of a profile that is to be set: key to wanted value."""
     return {key: setting.value for key, setting in chosen.items() if setting.value is not None}
 
 
 def explanations(chosen: Dict[str, Setting]) -> List[Dict[str, str]]:
-    """A profile for a report: ``key``, ``value`` (empty when left alone) and ``why`` of each entry."""
+    """Return a profile for a report: ``key``, ``value`` (empty if it is not set) and ``why`` of each entry."""
     rows = []
     for key, setting in chosen.items():
         value = setting.value or "" if not isinstance(setting.value, int) else str(int(setting.value))

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Kernel parameters under /proc/sys: reading, changing, and which file wins for each of them at boot.
+"""Kernel parameters under /proc/sys: read and change them, and find the file that sets each of them at boot.
 
 Keys are written with dots (``net.ipv4.ip_forward``); values are text with single blanks between their words. Functions
 that read files take ``root``, the directory under which ``/proc/sys`` and ``/etc`` are found.
@@ -23,7 +23,7 @@ _PART = re.compile(r"[A-Za-z0-9_@:.+-]{1,64}\Z")
 HASH_SIZE = "net.netfilter.nf_conntrack_buckets"
 RESERVED_PORTS = "net.ipv4.ip_local_reserved_ports"
 
-# The kernel rounds these up to fill whole pages, so that a larger value read back is the one that was asked for.
+# The kernel rounds these up to fill whole pages, so that a larger value read back is the requested one.
 _ROUNDED_UP = frozenset((HASH_SIZE,))
 
 _PROVIDERS: Tuple[Tuple[str, str], ...] = (
@@ -41,14 +41,14 @@ _DIRECTORIES = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/u
 
 
 class AtLeast(int):
-    """A desired value that leaves alone what is already equal or larger."""
+    """A desired value that accepts any equal or larger one."""
 
     def __repr__(self) -> str:
         return f"AtLeast({int(self)})"
 
 
 class Including(str):
-    """A desired list of port ranges, such as ``30000-32767,8472``, beside which others are left alone."""
+    """A desired list of port ranges, such as ``30000-32767,8472``, that keeps other ranges."""
 
     def __repr__(self) -> str:
         return f"Including({str(self)!r})"
@@ -58,9 +58,9 @@ Wanted = Union[str, int, AtLeast, Including]
 
 
 def port_ranges(text: str) -> List[Tuple[int, int]]:
-    """Return the first and last port of each range of a list such as ``1000-1009,8080``, joined and in order.
+    """Parse a list such as ``1000-1009,8080``; return the first and last port of each range, joined and in order.
 
-    The kernel prints such lists in this form. Raises ConfigurationError for what is not a list of ports.
+    The kernel prints such lists in this form. Raises ConfigurationError for an invalid list.
     """
     found: List[Tuple[int, int]] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -84,7 +84,7 @@ def _with_ports(wanted: str, others: str) -> str:
 
 
 class BootValue(NamedTuple):
-    """What a key gets at boot, and from which file."""
+    """The value of a key at boot, and the file that sets it."""
 
     value: str
     file: str
@@ -98,10 +98,10 @@ def _with_dots(text: str) -> str:
 
 
 def canonical_key(key: str) -> str:
-    """A key with dots between its parts, as ``sysctl`` prints it.
+    """Return a key with dots between its parts, as ``sysctl`` prints it.
 
-    As sysctl reads them, the first separator tells the style: ``net/ipv4/conf/eth0.5/rp_filter`` is
-    ``net.ipv4.conf.eth0/5.rp_filter``. Raises ConfigurationError for what is not a key.
+    As in sysctl, the first separator decides the style: ``net/ipv4/conf/eth0.5/rp_filter`` is
+    ``net.ipv4.conf.eth0/5.rp_filter``. Raises ConfigurationError for an invalid key.
     """
     text = _with_dots(key.strip())
     parts = text.split(".")
@@ -111,12 +111,12 @@ def canonical_key(key: str) -> str:
 
 
 def key_path(key: str, root: str = "") -> str:
-    """The file under /proc/sys that a canonical key stands for."""
+    """Return the file under /proc/sys that corresponds to a canonical key."""
     return f"{root}/proc/sys/" + key.translate(str.maketrans("./", "/."))
 
 
 def canonical_value(key: str, value: object) -> str:
-    """A value as text on one line, words separated by single blanks; booleans are 0 and 1.
+    """Return a value as text on one line, words separated by single blanks; booleans are 0 and 1.
 
     Raises ConfigurationError.
     """
@@ -127,7 +127,7 @@ def canonical_value(key: str, value: object) -> str:
 
 
 def provider(key: str) -> Optional[str]:
-    """The module that brings a key, or None if every kernel has it or we cannot tell."""
+    """Return the module that provides a key, or None if every kernel has it or the module is not known."""
     for prefix, module in _PROVIDERS:
         if key.startswith(prefix):
             return module
@@ -135,7 +135,7 @@ def provider(key: str) -> Optional[str]:
 
 
 def read_value(key: str, root: str = "") -> Optional[str]:
-    """The running value of a canonical key, or None if the kernel has no such key. Raises KernelError."""
+    """Return the current value of a canonical key, or None if the kernel has no such key. Raises KernelError."""
     try:
         with open(key_path(key, root), encoding="utf-8", errors="replace") as stream:
             return " ".join(stream.read().split())
@@ -146,9 +146,9 @@ def read_value(key: str, root: str = "") -> Optional[str]:
 
 
 def resolve(wanted: Mapping[str, Wanted], observed: Mapping[str, str]) -> Dict[str, str]:
-    """Turn wanted values into the desired table.
+    """Compute the desired table from wanted values.
 
-    AtLeast(n) is the observed value where that is n or more, else n; Including(ports) is these and the observed ones.
+    AtLeast(n) is the observed value if that is n or more, else n; Including(ports) is these and the observed ones.
     """
     desired: Dict[str, str] = {}
     for key, value in wanted.items():
@@ -163,7 +163,7 @@ def resolve(wanted: Mapping[str, Wanted], observed: Mapping[str, str]) -> Dict[s
 
 
 def unchangeable(keys: Iterable[str], root: str = "") -> Dict[str, str]:
-    """Keys that exist but cannot be changed here, each with the reason. Reading only."""
+    """Return the keys that exist but cannot be changed here, each with the reason, without changing anything."""
     reasons: Dict[str, str] = {}
     for key in keys:
         path = key_path(key, root)
@@ -177,10 +177,10 @@ def unchangeable(keys: Iterable[str], root: str = "") -> Dict[str, str]:
 
 
 class SysctlsResource(Resource[str, str]):
-    """Running kernel parameters: canonical key to value. Owns the keys it is given; nothing is ever removed.
+    """Current kernel parameters: canonical key to value. Owns the keys it is given; nothing is ever removed.
 
-    A key that the kernel does not have is absent from ``observe()``, so a desired value for it is an addition, whose
-    application fails with the name of the module that would bring the key.
+    A key that the kernel does not have is absent from ``observe()``, so a desired value for it is an addition, which
+    fails with the name of the module that provides the key.
     """
 
     kind = Kind.SYSCTLS
@@ -190,7 +190,7 @@ class SysctlsResource(Resource[str, str]):
         self.root = root
 
     def observe(self) -> Dict[str, str]:
-        """Running values of those keys that exist. Raises KernelError."""
+        """Return the current values of those keys that exist. Raises KernelError."""
         found = {key: read_value(key, self.root) for key in self.keys}
         return {key: value for key, value in found.items() if value is not None}
 
@@ -218,17 +218,17 @@ class SysctlsResource(Resource[str, str]):
             raise KernelError(f"sysctl {key}: wanted {new}, but the kernel made it {current}")
 
     def describe(self, key: str, value: str) -> List[str]:
-        """One line as ``sysctl`` prints it."""
+        """Return one line as ``sysctl`` prints it."""
         return [f"{key} = {value}"]
 
 
 def missing_key(key: str, value: str) -> KernelError:
-    """The error for a key that the running kernel does not have."""
+    """Return the error for a key that the running kernel does not have."""
     module = provider(key)
     if module is None:
         return KernelError(f"sysctl {key}: this kernel has no such key (wanted {value})")
     return KernelError(
-        f"sysctl {key}: this kernel has no such key (wanted {value}); the module {module} brings it and is not loaded"
+        f"sysctl {key}: this kernel has no such key (wanted {value}); the module {module} provides it and is not loaded"
     )
 
 
@@ -236,7 +236,7 @@ def missing_key(key: str, value: str) -> KernelError:
 
 
 def parse_settings(text: str) -> Dict[str, str]:
-    """Keys and values of a sysctl.d file; later lines win. Keys may be patterns; a leading ``-`` is dropped."""
+    """Parse keys and values of a sysctl.d file; later lines win. Keys may be patterns; a leading ``-`` is dropped."""
     found: Dict[str, str] = {}
     for raw in text.splitlines():
         line = raw.strip()
@@ -250,7 +250,7 @@ def parse_settings(text: str) -> Dict[str, str]:
 
 
 def boot_files(root: str = "") -> List[str]:
-    """Files with kernel parameters in the order in which they are applied at boot (sysctl.d(5)).
+    """Return files with kernel parameters in the order in which they are applied at boot (sysctl.d(5)).
 
     By file name over all directories; of files with one name only that in the first directory counts. /etc/sysctl.conf
     comes last if it is read at all (``sysctl --system`` does so).
@@ -273,9 +273,9 @@ def boot_files(root: str = "") -> List[str]:
 def boot_values(
     keys: Iterable[str], root: str = "", replaced: Optional[Mapping[str, Optional[str]]] = None
 ) -> Dict[str, BootValue]:
-    """What each of ``keys`` gets at boot; keys that no file sets are left out.
+    """Return the value of each of ``keys`` at boot; keys that no file sets are omitted.
 
-    ``replaced``: files (path without ``root``) to be taken as if they had this content, or, with None, were not there.
+    ``replaced``: files (path without ``root``) to be treated as if they had this content or, with None, did not exist.
     A line that names the key beats one whose pattern matches it; among equals the last one wins.
     """
     wanted = list(keys)
@@ -300,7 +300,7 @@ def boot_values(
 
 
 def boot_conflicts(own_file: str, content: str, root: str = "") -> List[str]:
-    """One line for each key of our file that another file sets differently, and later, at boot."""
+    """Return one line for each key of our file that another file sets differently, and later, at boot."""
     own = parse_settings(content)
     winners = boot_values(own, root, {own_file: content})
     return [
@@ -311,7 +311,7 @@ def boot_conflicts(own_file: str, content: str, root: str = "") -> List[str]:
 
 
 def sysctl_file(values: Mapping[str, str], reasons: Optional[Mapping[str, str]] = None) -> str:
-    """The text of a sysctl.d file with these values, each after a comment that says why, if there is a reason."""
+    """Return the text of a sysctl.d file with these values, each preceded by a comment with its reason, if any."""
     lines = [SYSCTL_FILE_HEAD]
     for key, value in values.items():
         why = (reasons or {}).get(key, "")
@@ -322,11 +322,11 @@ def sysctl_file(values: Mapping[str, str], reasons: Optional[Mapping[str, str]] 
 
 
 def persistent_values(wanted: Mapping[str, Wanted], live: Mapping[str, str], own_file_text: str) -> Dict[str, str]:
-    """What to write into our sysctl.d file for these wanted values.
+    """Return the values to write to our sysctl.d file for these wanted values.
 
-    For AtLeast(n): what the file already says if that is n or more (so the file is stable although the kernel rounds),
-    else the larger of n and the running value (so that a boot never shrinks what was larger). For Including(ports):
-    these, and what the file already says or, in a new file, the running ones.
+    For AtLeast(n): the value in the file if that is n or more (so the file is stable although the kernel rounds), else
+    the larger of n and the current value (so that a boot never shrinks a larger value). For Including(ports): these,
+    and those already in the file or, for a new file, the current ones.
     """
     written = parse_settings(own_file_text)
     values: Dict[str, str] = {}

@@ -73,7 +73,7 @@ def test_one_that_is_refused_or_missing_does_not_keep_the_others_from_being_put_
     kernel(HASH_SIZE).unlink()
     repaired, refused = parameters.repair_parameters(WANTED)
     assert repaired == {CLOSE_WAIT: ("0", "3600")}
-    assert len(refused) == 2 and FORWARD in refused[0] and "the module nf_conntrack brings it" in refused[1]
+    assert len(refused) == 2 and FORWARD in refused[0] and "the module nf_conntrack provides it" in refused[1]
 
 
 def test_read_only_ones_are_left_out(kernel):

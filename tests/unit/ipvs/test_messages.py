@@ -61,7 +61,7 @@ def test_proc_table():
 
 @pytest.mark.parametrize("line", ["TCP", "TCP 0A60:X rr", "TCP 0A600001:01BB rr\n  -> 0AF4010B:1F90 Masq x 0 0"])
 def test_proc_table_that_is_not_understood(line):
-    with pytest.raises(KernelError, match="/proc/net/ip_vs: a line is not understood"):
+    with pytest.raises(KernelError, match="/proc/net/ip_vs: cannot parse line"):
         ipvs_messages.parse_proc(line.splitlines(), "IPv4")
 
 

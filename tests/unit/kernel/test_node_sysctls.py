@@ -104,9 +104,9 @@ def test_what_kube_proxy_does_not_set_has_to_be_asked_for() -> None:
         sysctl_profile.profile(settings._replace(netdev_max_backlog=0))
 
 
-def test_missing_key_names_the_module_that_brings_it(root: Path) -> None:
+def test_missing_key_names_the_module_that_provides_it(root: Path) -> None:
     resource = sysctls.SysctlsResource(["net.ipv4.vs.conntrack"], str(root))
-    with pytest.raises(KernelError, match=r"net.ipv4.vs.conntrack: .*module ip_vs brings it"):
+    with pytest.raises(KernelError, match=r"net.ipv4.vs.conntrack: .*module ip_vs provides it"):
         resource.apply(difference(resource.observe(), {"net.ipv4.vs.conntrack": "1"}))
 
 

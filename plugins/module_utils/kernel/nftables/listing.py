@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which tables and chains nf_tables has, whoever made them. Source: linux/netfilter/nf_tables.h."""
+"""List the tables and chains of nf_tables, whichever program created them. Source: linux/netfilter/nf_tables.h."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _HEAD = 4
 
 
 class NftTable(NamedTuple):
-    """A table; ``uses``: how many things (chains, sets and others) it holds."""
+    """A table; ``uses``: the number of objects (chains, sets and others) it holds."""
 
     name: str
     uses: int
 
 
 class NftChain(NamedTuple):
-    """A chain of a table; ``policy``: None without a hook, else ACCEPT or that of nf_tables for dropping."""
+    """A chain of a table; ``policy``: None without a hook, else ACCEPT or the number of nf_tables for dropping."""
 
     table: str
     name: str
@@ -48,7 +48,7 @@ def _dump(sock: NetlinkSocket, kind: int, family: str, what: str) -> Iterator[Di
 
 
 def nft_tables(sock: NetlinkSocket, family: str) -> List[NftTable]:
-    """All tables of a family, over a socket of NETLINK_NETFILTER. Raises KernelError."""
+    """Return all tables of a family, over a NETLINK_NETFILTER socket. Raises KernelError."""
     return [
         NftTable(attribute_text(found[NFTA_TABLE_NAME]), int.from_bytes(found.get(NFTA_TABLE_USE, b""), "big"))
         for found in _dump(sock, GET_TABLE, family, "tables")
@@ -56,7 +56,7 @@ def nft_tables(sock: NetlinkSocket, family: str) -> List[NftTable]:
 
 
 def nft_chains(sock: NetlinkSocket, family: str) -> List[NftChain]:
-    """All chains of a family, over a socket of NETLINK_NETFILTER. Raises KernelError."""
+    """Return all chains of a family, over a NETLINK_NETFILTER socket. Raises KernelError."""
     chains = []
     for found in _dump(sock, GET_CHAIN, family, "chains"):
         policy = int.from_bytes(found.get(NFTA_CHAIN_POLICY, b""), "big") if NFTA_CHAIN_HOOK in found else None

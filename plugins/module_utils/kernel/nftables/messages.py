@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Messages of nf_tables: values of the resource table to netlink payloads. Source: linux/netfilter/nf_tables.h.
+"""Encode values of the resource table as nf_tables messages. Source: linux/netfilter/nf_tables.h.
 
 Payloads begin with ``struct nfgenmsg``; types are those of the nfnetlink subsystem NFNL_SUBSYS_NFTABLES.
 """
@@ -91,15 +91,15 @@ _U32 = struct.Struct(">I")
 _LENGTH_AND_KIND = struct.Struct("=HH")
 #: An attribute holds less than 64 KiB.
 _ELEMENT_BYTES = 60_000
-#: The word at which the key begins in an element: after the heads of the element, its key and the key's value.
+#: The word at which the key begins in an element: after the headers of the element, its key and the key's value.
 _KEY_WORD = 3
 
-#: Part of a list: key of the frontend, indices and data, each one after the other.
+#: Part of a list: key of the frontend, indices and data, each as one concatenated string.
 ListPart = Tuple[bytes, bytes, bytes]
 
 
 def family_header(family: str) -> bytes:
-    """``struct nfgenmsg`` for a family."""
+    """Return ``struct nfgenmsg`` for a family."""
     return struct.pack(">BBH", FAMILY_NUMBERS[family], 0, 0)
 
 
@@ -108,7 +108,7 @@ def _u32(kind: int, value: int) -> bytes:
 
 
 def verdict_data(text: str) -> bytes:
-    """The attribute NFTA_DATA_VERDICT for ``drop``, ``goto CHAIN`` and so on."""
+    """Return the attribute NFTA_DATA_VERDICT for ``drop``, ``goto CHAIN`` and so on."""
     word, _space, chain = text.partition(" ")
     target = text_attribute(NFTA_VERDICT_CHAIN, chain) if chain else b""
     return nested(NFTA_DATA_VERDICT, _u32(NFTA_VERDICT_CODE, VERDICT_CODES[word]), target)
@@ -124,7 +124,7 @@ def _attribute_bytes(kind: str, number: int, value: object) -> bytes:
 
 
 def expression_bytes(expression: Expression) -> bytes:
-    """One expression as an element of NFTA_RULE_EXPRESSIONS."""
+    """Encode one expression as an element of NFTA_RULE_EXPRESSIONS."""
     schema = SCHEMA[expression.name]
     parts = [_attribute_bytes(schema[number], number, value) for number, value in expression.attributes]
     return nested(NFTA_LIST_ELEM, text_attribute(NFTA_EXPR_NAME, expression.name), nested(NFTA_EXPR_DATA, *parts))
@@ -144,7 +144,7 @@ def _typeof_u32(kind: int, value: int) -> bytes:
 
 
 def _typeof_expression(part: str) -> bytes:
-    """What the nft program (since 0.9.4) keeps with a set to show the type of a part as an expression."""
+    """Return the data by which the nft program (since 0.9.4) shows the type of a set's part as an expression."""
     if part == "inet_proto":
         return _typeof_u32(0, 9) + _typeof(1, _typeof_u32(0, 16))
     if part == INDEX:
@@ -159,7 +159,7 @@ def _typeof_concatenation(parts: Tuple[str, ...]) -> bytes:
 
 
 def _set_user_data(value: SetValue) -> bytes:
-    """Byte orders, and types written as expressions where a part has no type name of its own in the nft syntax."""
+    """Return byte orders, and types written as expressions for parts without a type name in the nft syntax."""
     host = value.key == (INDEX,)
     found = _typeof_u32(0, 1 if host else 0 if len(value.key) > 1 else 2)
     if value.data is not None:
@@ -170,7 +170,7 @@ def _set_user_data(value: SetValue) -> bytes:
 
 
 def type_number(parts: Tuple[str, ...]) -> int:
-    """The number of a concatenated type: six bits for each part."""
+    """Return the number of a concatenated type: six bits for each part."""
     number = 0
     for part in parts:
         number = number << 6 | DATA_TYPES[part][0]
@@ -178,10 +178,10 @@ def type_number(parts: Tuple[str, ...]) -> int:
 
 
 def columns(template: bytes, count: int, fields: Iterable[Tuple[int, int, bytes]]) -> memoryview:
-    """``count`` copies of a template of whole words, in which some fields have a value for each copy.
+    """Return ``count`` copies of a template of whole words, in which some fields have a value for each copy.
 
-    A field is (its first word, its number of words, all values one after the other). Copying one word of all elements
-    at a time is ten times as fast as making one element after the other.
+    A field is (its first word, its number of words, all values concatenated). Copying one word of all elements at a
+    time is ten times as fast as building one element after the other.
     """
     made = memoryview(bytearray(template * count))
     words, size = made.cast("I"), len(template) // 4
@@ -199,7 +199,7 @@ def _element(key_length: int, data: bytes) -> bytes:
 
 
 class Encoder:
-    """Makes the messages for the table of one family."""
+    """Encodes the messages for the table of one family."""
 
     def __init__(self, family: str, table: str = TABLE_NAME) -> None:
         self.family = family
@@ -207,16 +207,16 @@ class Encoder:
         self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, table)
 
     def table(self) -> Message:
-        """Make the table unless it exists."""
+        """Create the table unless it exists."""
         user_data = attribute(NFTA_TABLE_USERDATA, _comment_bytes(TABLE_COMMENT))
         return (NEW_TABLE, NLM_F_CREATE, self._in_table + _u32(NFTA_TABLE_FLAGS, 0) + user_data)
 
     def delete_table(self) -> Message:
-        """Delete the table with all that is in it."""
+        """Delete the table with its contents."""
         return (DELETE_TABLE, 0, self._in_table)
 
     def set(self, name: str, value: SetValue, number: int) -> Message:
-        """Make a set or a map; ``number`` is unique in the transaction."""
+        """Create a set or a map; ``number`` is unique in the transaction."""
         flags = value.flags
         parts = [self._in_table, text_attribute(NFTA_SET_NAME, name)]
         if value.data is not None:
@@ -250,7 +250,7 @@ class Encoder:
         return (DELETE_SET, 0, self._in_table + text_attribute(NFTA_SET_NAME, name))
 
     def chain(self, name: str, base: Optional[BaseHook]) -> Message:
-        """Make an empty chain."""
+        """Create an empty chain."""
         parts = [self._in_table, text_attribute(NFTA_CHAIN_NAME, name)]
         if base is not None:
             number = _u32(NFTA_HOOK_HOOKNUM, HOOKS.index(base.hook))
@@ -260,7 +260,7 @@ class Encoder:
         return (NEW_CHAIN, NLM_F_CREATE | NLM_F_EXCL, b"".join(parts))
 
     def delete_chain(self, name: str) -> Message:
-        """Delete a chain; nothing may refer to it."""
+        """Delete a chain; no object may refer to it."""
         return (DELETE_CHAIN, 0, self._in_table + text_attribute(NFTA_CHAIN_NAME, name))
 
     def rule(self, chain: str, rule: Rule) -> Message:
@@ -276,7 +276,7 @@ class Encoder:
         return (DELETE_RULE, 0, self._in_table + text_attribute(NFTA_RULE_CHAIN, name))
 
     def _element_messages(self, kind: int, flags: int, name: str, elements: memoryview, size: int) -> Iterator[Message]:
-        """Messages with encoded elements of equal size, as many in each as an attribute can hold."""
+        """Yield messages with encoded elements of equal size, as many in each as an attribute can hold."""
         head = self._in_table + text_attribute(NFTA_SET_ELEM_LIST_SET, name)
         step = _ELEMENT_BYTES // size * size
         for start in range(0, len(elements), step):
@@ -300,7 +300,7 @@ class Encoder:
         yield from self._elements(DELETE_ELEMENT, 0, name, list(keys), True)
 
     def _elements(self, kind: int, flags: int, name: str, keys: List[bytes], value: object) -> Iterator[Message]:
-        """Elements with keys of equal length and the same value."""
+        """Yield messages for elements with keys of equal length and the same value."""
         length = len(keys[0])
         data = b""
         if isinstance(value, str):
@@ -312,7 +312,7 @@ class Encoder:
         yield from self._element_messages(kind, flags, name, block, len(template))
 
     def add_lists(self, name: str, lists: Sequence[ListPart]) -> Iterator[Message]:
-        """Add elements of lists: (key of a frontend, indices as they stand in registers, data), one after the other."""
+        """Add elements of lists: (key of a frontend, indices as in registers, data), all concatenated."""
         data_size = 20 if self.family == IPV6 else 8
         key_size = len(lists[0][0])
         data = nested(NFTA_SET_ELEM_DATA, attribute(NFTA_DATA_VALUE, bytes(data_size)))

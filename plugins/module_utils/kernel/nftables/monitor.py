@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Notifications of nf_tables: which families had something of ours changed by another program, and by which.
+"""Notifications of nf_tables: in which families another program changed objects of ours, and which program it was.
 
-Nothing is read from the kernel for it. Source: linux/netfilter/nf_tables.h.
+This reads nothing from the kernel's tables. Source: linux/netfilter/nf_tables.h.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Self = TypeVar("Self", bound="NftMonitor")
 
 _GENMSG_BYTES = 4
 _FAMILIES = {number: family for family, number in messages.FAMILY_NUMBERS.items()}
-#: Clients that the packet path adds to the sets of session affinity are not notified of.
+#: The kernel sends no notifications of clients that the packet path adds to the sets of session affinity.
 _CHANGES = frozenset(
     (
         messages.NEW_TABLE,
@@ -39,7 +39,7 @@ _CHANGES = frozenset(
 
 
 def author(generation: Mapping[int, memoryview]) -> str:
-    """Return who made a transaction, ``nft, process 123``, from the attributes of the message that ends it."""
+    """Return the author of a transaction, ``nft, process 123``, from the attributes of its final message."""
     name = attribute_text(generation[NFTA_GEN_PROC_NAME]) if NFTA_GEN_PROC_NAME in generation else ""
     number = _process(generation)
     return ", ".join(filter(None, (name, f"process {number}" if number else "")))
@@ -55,10 +55,10 @@ def _attributes(notification: Notification) -> Dict[int, memoryview]:
 
 
 class NftMonitor:
-    """Listens to the transactions of nf_tables, of both families. Raises KernelError if there is no socket.
+    """Receives the transactions of nf_tables, of both families. Raises KernelError if there is no socket.
 
     ``author``: the program that made the last of the :meth:`changes`, if the kernel named it; ``lost``: notifications
-    were lost, because they were read too late. Subclasses say what is ours.
+    were lost, because they were not read in time. Subclasses decide which objects are ours.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class NftMonitor:
         return self._listener.fileno()
 
     def changes(self) -> Set[str]:
-        """Return the families in which other programs have changed something of ours since the last call.
+        """Return the families in which other programs have changed objects of ours since the last call.
 
         All families if notifications were lost. Does not wait. Raises KernelError.
         """
@@ -90,7 +90,7 @@ class NftMonitor:
         self.author = ""
         for notification in self._listener.notifications():
             if notification.kind == messages.NEW_GENERATION:
-                # The message that ends a transaction comes after those about what it changed.
+                # The final message of a transaction follows those about the changed objects.
                 generation = _attributes(notification)
                 if self._touched and not self._is_own(_process(generation)):
                     found |= self._touched
@@ -106,18 +106,18 @@ class NftMonitor:
         return found
 
     def _is_own(self, process: int) -> bool:
-        """Whether a transaction of this process is our own."""
+        """Return whether a transaction of this process is our own."""
         return False
 
     def _concerns_us(self, family: str, notification: Notification) -> bool:
-        """Whether another program changed something of ours, if the transaction is not our own."""
+        """Return whether the notification is about an object of ours; the caller has excluded our own transactions."""
         raise KeyError(family)
 
 
 class TableMonitor(NftMonitor):
-    """Changes of the table of nftables mode.
+    """Detects changes of the table of nftables mode.
 
-    ``own_ports``: netlink ports (:attr:`.resource.NftablesResource.port`) whose changes do not count.
+    ``own_ports``: netlink ports (:attr:`.resource.NftablesResource.port`) whose changes are ignored.
     """
 
     def __init__(self, own_ports: Iterable[int] = ()) -> None:
@@ -132,10 +132,10 @@ class TableMonitor(NftMonitor):
 
 
 class ChainMonitor(NftMonitor):
-    """Changes of chains of ours, and of jumps to them, in the tables of iptables-nft.
+    """Detects changes of our chains, and of jumps to them, in the tables of iptables-nft.
 
-    ``tables``: the names of these tables. ``mark``: what names of our chains, and so jumps to them, all contain.
-    ``is_own``: whether a process is one of our own restore programs.
+    ``tables``: the names of these tables. ``mark``: a text that all names of our chains, and so jumps to them, contain.
+    ``is_own``: returns whether a process is one of our own restore programs.
     """
 
     def __init__(

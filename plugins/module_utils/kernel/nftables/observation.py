@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reading the table back: netlink dumps to values of the resource table."""
+"""Read the table back: decode netlink dumps to values of the resource table."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _HEAD = 4
 _INDEX = struct.Struct("=I")
 _INCOMPLETE_ATTEMPTS = 20
 _RESIZE_SECONDS = 0.05
-#: So few elements fit into one datagram of a dump, and are read at once.
+#: A set with so few elements fits into one datagram of a dump, which the kernel reads atomically.
 _FEW_ELEMENTS = 300
 
 _NAT_RANGES = ((NFTA_NAT_REG_ADDR_MIN, NFTA_NAT_REG_ADDR_MAX), (NFTA_NAT_REG_PROTO_MIN, NFTA_NAT_REG_PROTO_MAX))
@@ -105,14 +105,14 @@ def _dump(sock: NetlinkSocket, kind: int, payload: bytes) -> List[Slice]:
 
 
 def verdict_text(found: Dict[int, memoryview]) -> str:
-    """``drop``, ``goto CHAIN`` and so on, from the attributes of NFTA_DATA_VERDICT."""
+    """Return ``drop``, ``goto CHAIN`` and so on, from the attributes of NFTA_DATA_VERDICT."""
     code = struct.unpack(">i", found[NFTA_VERDICT_CODE])[0]
     word = messages.VERDICT_NAMES.get(code, f"verdict {code}")
     return f"{word} {attribute_text(found[NFTA_VERDICT_CHAIN])}" if NFTA_VERDICT_CHAIN in found else word
 
 
 def parse_data(raw: memoryview) -> Any:
-    """Bytes, or the text of a verdict, from NFTA_DATA attributes."""
+    """Return bytes, or the text of a verdict, from NFTA_DATA attributes."""
     found = parse_attributes(raw, 0, len(raw))
     verdict = found.get(NFTA_DATA_VERDICT)
     if verdict is not None:
@@ -129,7 +129,7 @@ def _attribute_value(kind: str, raw: memoryview) -> Any:
 
 
 def parse_expression(raw: memoryview) -> Expression:
-    """One expression in the form in which this project writes it: defaults and restatements of the kernel left out."""
+    """Parse one expression to the form in which this project writes it, without defaults and repetitions."""
     outer = parse_attributes(raw, 0, len(raw))
     name = attribute_text(outer[NFTA_EXPR_NAME])
     inner = outer.get(NFTA_EXPR_DATA, memoryview(b""))
@@ -149,7 +149,7 @@ def parse_expression(raw: memoryview) -> Expression:
 
 
 def _normalise_nat(values: Dict[int, Any]) -> None:
-    """A range of one is written by its lower end; flags 1 and 2, addresses and ports are given, go without saying."""
+    """Remove the upper end of a range of one, and the flags 1 and 2, which only repeat what the registers imply."""
     for lower, upper in _NAT_RANGES:
         if values.get(upper) == values.get(lower):
             values.pop(upper, None)
@@ -170,7 +170,7 @@ def _comment(found: Dict[int, memoryview], kind: int) -> str:
 
 
 def type_names(number: int) -> Tuple[str, ...]:
-    """The parts of a concatenated type; a part without a name here is ``type-N``."""
+    """Return the parts of a concatenated type; a part without a name here is ``type-N``."""
     names: List[str] = []
     while number:
         part = number & 0x3F
@@ -180,7 +180,7 @@ def type_names(number: int) -> Tuple[str, ...]:
 
 
 def parse_set(found: Dict[int, memoryview]) -> SetValue:
-    """The definition of a set."""
+    """Parse the definition of a set."""
     flags = _u32(found, NFTA_SET_FLAGS)
     data: Any = None
     if flags & SET_MAP:
@@ -197,7 +197,7 @@ def parse_set(found: Dict[int, memoryview]) -> SetValue:
 
 
 def parse_hook(found: Dict[int, memoryview]) -> Optional[BaseHook]:
-    """The hook of a chain, or None."""
+    """Return the hook of a chain, or None."""
     raw = found.get(NFTA_CHAIN_HOOK)
     if raw is None:
         return None
@@ -210,11 +210,11 @@ def parse_hook(found: Dict[int, memoryview]) -> Optional[BaseHook]:
 
 
 def added_up(dump: Callable[[], Iterable[Tuple[Element, Data]]], count: Optional[int]) -> Dict[Element, Data]:
-    """All elements of a set, in the order in which they come. ``count``: their number, where the kernel tells it.
+    """Return all elements of a set, in the order received. ``count``: their number, if the kernel reports it.
 
-    While the kernel resizes a hash table, which it goes on doing for a while after a large load, a dump lacks
-    elements without saying so. What was seen once is there: so dumps are added up until they are complete,
-    or, where the kernel does not tell a number, until two large ones in a row bring nothing new.
+    While the kernel resizes a hash table, which continues for a while after a large load, a dump silently lacks
+    elements. An element that was seen once exists: so dumps are merged until they are complete or, if the kernel
+    reports no number, until two large ones in a row add nothing new.
     """
     found = dict(dump())
     for _attempt in range(_INCOMPLETE_ATTEMPTS):
@@ -238,7 +238,7 @@ class Reader:
         self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, TABLE_NAME)
 
     def table_flags(self) -> Optional[int]:
-        """The flags of the table, or None if there is no table."""
+        """Return the flags of the table, or None if there is no table."""
         for buffer, _kind, start, end in _dump(self._sock, messages.GET_TABLE, self._header):
             found = parse_attributes(buffer, start + _HEAD, end)
             if attribute_text(found[NFTA_TABLE_NAME]) == TABLE_NAME:
@@ -253,11 +253,11 @@ class Reader:
                 yield found
 
     def sets(self) -> Dict[str, SetValue]:
-        """All named sets and maps."""
+        """Return all named sets and maps."""
         return {name: value for name, (value, _count) in self._counted_sets().items()}
 
     def _counted_sets(self) -> Dict[str, Tuple[SetValue, Optional[int]]]:
-        """All named sets and maps, with the number of their elements where the kernel tells it (6.16 and later)."""
+        """Return all named sets and maps, with the number of their elements if the kernel reports it (6.16+)."""
         sets: Dict[str, Tuple[SetValue, Optional[int]]] = {}
         for found in self._objects(messages.GET_SET):
             if not _u32(found, NFTA_SET_FLAGS) & SET_ANONYMOUS:
@@ -266,7 +266,7 @@ class Reader:
         return sets
 
     def chains(self) -> Dict[str, ChainValue]:
-        """All chains with their rules."""
+        """Return all chains with their rules."""
         chains = self._objects(messages.GET_CHAIN)
         hooks = {attribute_text(each[NFTA_CHAIN_NAME]): parse_hook(each) for each in chains}
         rules: Dict[str, List[Rule]] = {name: [] for name in hooks}
@@ -278,7 +278,7 @@ class Reader:
         return {name: ChainValue(tuple(found), hooks.get(name)) for name, found in rules.items()}
 
     def elements(self, name: str, count: Optional[int] = None) -> Dict[bytes, Any]:
-        """All elements of a set: key to True, verdict or data. ``count``: their number, where the kernel tells it."""
+        """Return all elements of a set: key to True, verdict or data. ``count``: their number, if known."""
         return added_up(lambda: self._dumped_elements(name), count)
 
     def _dumped_elements(self, name: str) -> Iterator[Tuple[bytes, Any]]:
@@ -313,7 +313,7 @@ class Reader:
         return key, parse_data(found[NFTA_SET_ELEM_DATA]) if NFTA_SET_ELEM_DATA in found else True
 
     def everything(self) -> Dict[Key, Value]:
-        """The whole table as a resource table; empty if it does not exist."""
+        """Return the whole table as a resource table; empty if it does not exist."""
         table: Dict[Key, Value] = {}
         if self.table_flags() is None:
             return table
@@ -329,7 +329,7 @@ class Reader:
         return table
 
     def objects(self, wanted: Iterable[Tuple[str, str]]) -> Dict[Key, Value]:
-        """Some objects as a resource table: ("set", name) with its elements, ("chain", name) with its rules."""
+        """Return some objects as a resource table: ("set", name) with its elements, ("chain", name) with its rules."""
         names = set(wanted)
         table: Dict[Key, Value] = {}
         if any(kind == "chain" for kind, _name in names):
@@ -344,7 +344,7 @@ class Reader:
         return table
 
     def _contents(self, name: str, value: SetValue, count: Optional[int]) -> Dict[Key, Value]:
-        """What is in a set, as entries of the resource table."""
+        """Return the elements of a set as entries of the resource table."""
         elements = self.elements(name, count)
         if not value.is_list:
             return {("element", name, key): data for key, data in elements.items()}

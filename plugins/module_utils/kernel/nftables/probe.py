@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether this kernel can do what nftables mode needs: tried out, not guessed from its version.
+"""Test whether this kernel supports nftables mode, by trying it instead of comparing versions.
 
-A batch of messages without its end is checked like any other and then thrown away (``nft --check`` does the same).
-So the probe builds a small table with every kind of object and expression that the layout uses.
+A batch of messages without its end is validated like any other and then discarded (``nft --check`` does the same). So
+the probe builds a small table with every kind of object and expression that the layout uses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GET_GENERATION = 10 << 8 | 16
 
 
 def _sample(family: str) -> Dict[Key, Value]:
-    """A desired table in which everything occurs once."""
+    """Return a desired table in which every kind of object occurs once."""
     six = family == IPV6
     address, network = ("2001:db8::1", "2001:db8::/32") if six else ("192.0.2.1", "192.0.2.0/24")
     endpoints = tuple(Endpoint(address, port, is_local=True) for port in (1, 2, 3))
@@ -64,7 +64,7 @@ def _sample(family: str) -> Dict[Key, Value]:
 
 
 def _try(labelled: List[Labelled]) -> str:
-    """Have the kernel check messages without doing anything; what it refused and why, or an empty text."""
+    """Have the kernel validate messages without applying them; return the refusal and its reason, or an empty text."""
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         batch = [BATCH_BEGIN, *(each.message for each in labelled)]
         outcome = sock.transact(batch, single_send=True, acknowledge=False)
@@ -75,7 +75,7 @@ def _try(labelled: List[Labelled]) -> str:
 
 
 def unsupported_reason(family: str) -> str:
-    """Why this kernel cannot run nftables mode for a family, or an empty text if it can. Changes nothing."""
+    """Return why this kernel does not support nftables mode for a family; empty if it does. Changes nothing."""
     change: Change[Key, Value] = Change(_sample(family))
     try:
         refused = _try(Planner(Encoder(family, PROBE_TABLE)).transactions(change)[0].messages)
@@ -85,7 +85,7 @@ def unsupported_reason(family: str) -> str:
 
 
 def answers() -> bool:
-    """Tell whether the kernel has nf_tables, by a question that changes nothing; the kernel may load the module.
+    """Return whether the kernel has nf_tables, by a query that changes nothing but may load the module.
 
     Raises KernelError if netlink itself fails.
     """
@@ -93,15 +93,15 @@ def answers() -> bool:
         try:
             sock.request(_GET_GENERATION, b"\0" * 4)
         except NetlinkRefusal as refusal:
-            # So nfnetlink refuses what belongs to no subsystem; any other refusal comes from nf_tables.
+            # nfnetlink refuses requests to unknown subsystems this way; any other refusal comes from nf_tables.
             return not is_not_understood(refusal.error)
     return True
 
 
 def nat_refused(family: str) -> str:
-    """Why nf_tables of this kernel has no NAT for a family, or an empty text if it has, or if that cannot be told.
+    """Return why nf_tables of this kernel has no NAT for a family; empty if it has, or if that cannot be determined.
 
-    The nf_tables variant of iptables needs it too, and lists empty tables even where it could write none.
+    The nf_tables variant of iptables needs it too, and lists empty tables even if it could not write to them.
     """
     encoder = Encoder(family, PROBE_TABLE)
     batch = [BATCH_BEGIN, encoder.table(), encoder.chain("nat", BaseHook("nat", "prerouting", -100))]

@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The table ``kube-proxy`` as the kernel tells it, whoever made it, and putting it back as it was.
+"""Save the table ``kube-proxy`` as the kernel reports it, whichever program created it, and restore it unchanged.
 
-Its objects are kept as netlink attributes that nobody has to understand: only what belongs to the moment (handles,
-numbers of uses, counters, expiring elements) is left out. So a table that kube-proxy itself made comes back with
-everything that this project would never make: comments, intervals, anonymous sets. Source: linux/netfilter/nf_tables.h.
+Its objects are kept as netlink attributes that are not interpreted: only volatile ones (handles, use counts, counters,
+expiring elements) are omitted. So a table that kube-proxy itself created is restored with everything that this project
+would never create: comments, intervals, anonymous sets. Source: linux/netfilter/nf_tables.h.
 
 =========================  ==================================================
 key                        value
@@ -110,7 +110,7 @@ from .observation import added_up, parse_data, parse_expression, parse_hook
 _NEW_OBJECT, _GET_OBJECT = messages.SUBSYSTEM | 18, messages.SUBSYSTEM | 19
 _HEAD = 4
 
-# What of each kind is kept, by attribute number; everything else is of the moment or made by the kernel.
+# The attributes that are kept for each kind of object, by number; all others are volatile or set by the kernel.
 _TABLE_KEPT = frozenset((NFTA_TABLE_NAME, NFTA_TABLE_FLAGS, NFTA_TABLE_USERDATA))
 _CHAIN_KEPT = frozenset(
     (
@@ -158,7 +158,7 @@ _ELEMENT_KEPT = frozenset(
         NFTA_SET_ELEM_EXPRESSIONS,
     )
 )
-#: Attributes of an expression that count what has passed: all of these are begun anew.
+#: Attributes of an expression that count traffic: all of them restart at zero.
 _COUNTING = {
     "counter": (NFTA_COUNTER_BYTES, NFTA_COUNTER_PACKETS, NFTA_COUNTER_PAD),
     "quota": (NFTA_QUOTA_CONSUMED,),
@@ -178,7 +178,7 @@ class RawChain(NamedTuple):
 
 
 class RawSet(NamedTuple):
-    """Attributes of a set, and those of each element, sorted; an interval set's in the kernel's order, turned round."""
+    """Attributes of a set, and those of each element: sorted, or for interval sets in reverse kernel order."""
 
     definition: bytes
     elements: Tuple[bytes, ...] = ()
@@ -188,7 +188,7 @@ RawTable = Dict[Key, Any]
 
 
 def _without(raw: memoryview, numbers: Container[int]) -> bytes:
-    """Attributes, as they are, without those of some numbers."""
+    """Return attributes unchanged, without those of some numbers."""
     parts = each_attribute(raw, 0, len(raw))
     return b"".join(attribute(number, bytes(part)) for number, part in parts if number not in numbers)
 
@@ -199,7 +199,7 @@ def _kept(
     start: int = 0,
     rewrite: Optional[Mapping[int, Callable[[memoryview], bytes]]] = None,
 ) -> bytes:
-    """Attributes of the numbers ``kept``, those of ``rewrite`` as it makes them."""
+    """Return attributes of the numbers ``kept``; those of ``rewrite`` are replaced by its result."""
     parts = []
     for number, part in each_attribute(raw, start, len(raw)):
         if number in kept:
@@ -209,7 +209,7 @@ def _kept(
 
 
 def _expression(raw: memoryview) -> bytes:
-    """An expression without what it has counted."""
+    """Return an expression without its counters."""
     outer = parse_attributes(raw, 0, len(raw))
     name = attribute_text(outer[NFTA_EXPR_NAME]) if NFTA_EXPR_NAME in outer else ""
     counting = _COUNTING.get(name)
@@ -223,7 +223,7 @@ def _expressions(raw: memoryview) -> bytes:
 
 
 def _table_flags(raw: memoryview) -> bytes:
-    """Without the mark that the table belongs to a process: who puts it back does not keep it."""
+    """Return the table flags without the owner mark: the process that restores the table does not own it."""
     return (int.from_bytes(raw, "big") & ~(messages.TABLE_OWNER | messages.TABLE_PERSIST)).to_bytes(4, "big")
 
 
@@ -261,7 +261,7 @@ class RawReader:
                 yield view, found
 
     def everything(self) -> RawTable:
-        """The whole table; empty if there is none. Raises KernelError."""
+        """Return the whole table; empty if there is none. Raises KernelError."""
         table: RawTable = {}
         for view in self._dump(messages.GET_TABLE, self._header):
             if attribute_text(parse_attributes(view, _HEAD, len(view))[NFTA_TABLE_NAME]) == TABLE_NAME:
@@ -289,7 +289,7 @@ class RawReader:
         return table
 
     def _elements(self, name: str, interval: bool, count: Optional[int]) -> Tuple[bytes, ...]:
-        """The elements of a set; ``interval``: of ranges, which are no hash table and keep their order."""
+        """Return the elements of a set; ``interval``: of ranges, which are not in a hash table and keep their order."""
         if interval:
             return tuple(reversed(list(dict.fromkeys(self._dumped_elements(name)))))
         return tuple(sorted(added_up(lambda: ((element, True) for element in self._dumped_elements(name)), count)))
@@ -304,7 +304,7 @@ class RawReader:
 
 
 def replacement(family: str, present: bool, wanted: RawTable) -> List[Message]:
-    """One transaction that deletes the table if it is ``present`` and makes the wanted one, if any."""
+    """Return one transaction that deletes the table if it is ``present`` and creates the wanted one, if any."""
     header = messages.family_header(family)
     in_table = header + text_attribute(NFTA_TABLE_NAME, TABLE_NAME)
     batch: List[Message] = [messages.BATCH_BEGIN]
@@ -323,7 +323,7 @@ def replacement(family: str, present: bool, wanted: RawTable) -> List[Message]:
         for number, (_name, value) in enumerate(sets, 1):
             identity = attribute(NFTA_SET_ID, number.to_bytes(4, "big"))
             batch.append((messages.NEW_SET, make, header + value.definition + identity))
-        # Before the rules: a set without a name takes no more elements once a rule uses it.
+        # Before the rules: a set without a name accepts no more elements once a rule uses it.
         for name, value in sets:
             for block in _blocks(value.elements):
                 payload = text_attribute(NFTA_SET_ELEM_LIST_SET, name) + nested(NFTA_SET_ELEM_LIST_ELEMENTS, block)
@@ -336,7 +336,7 @@ def replacement(family: str, present: bool, wanted: RawTable) -> List[Message]:
 
 
 def _blocks(elements: Tuple[bytes, ...]) -> Iterator[bytes]:
-    """Encoded elements, as many together as one attribute holds."""
+    """Yield blocks of encoded elements, as many together as one attribute holds."""
     parts: List[bytes] = []
     size = 0
     for element in elements:
@@ -351,7 +351,7 @@ def _blocks(elements: Tuple[bytes, ...]) -> Iterator[bytes]:
 
 
 class RawTableResource(Resource[Key, Any]):
-    """The table of a family as it is, object by object; a change replaces the whole table in one transaction."""
+    """The raw table of a family, object by object; a change replaces the whole table in one transaction."""
 
     kind = Kind.TABLE_OBJECTS
     atomic = True
@@ -365,7 +365,7 @@ class RawTableResource(Resource[Key, Any]):
             return RawReader(sock, self.family).everything()
 
     def apply(self, change: Change[Key, Any]) -> None:
-        """Make the table what it is with the change; if somebody else is at it, again. Raises KernelError."""
+        """Apply the change to the table; retry if another program changes it meanwhile. Raises KernelError."""
         with NetlinkSocket(NETLINK_NETFILTER) as sock:
             for attempt in range(1, _ATTEMPTS + 1):
                 observed = RawReader(sock, self.family).everything()
@@ -380,11 +380,11 @@ class RawTableResource(Resource[Key, Any]):
                 if attempt == _ATTEMPTS or not again:
                     position = errors[0].position
                     where = f"message {position} of {len(batch)}" if position else "transaction"
-                    raise KernelError(f"table {TABLE_NAME} ({self.family}) cannot be put back: {where}: {errors[0]}")
+                    raise KernelError(f"table {TABLE_NAME} ({self.family}) cannot be restored: {where}: {errors[0]}")
                 time.sleep(0.05 * attempt)
 
     def describe(self, key: Key, value: Any) -> List[str]:
-        """One object about as the nft program shows it."""
+        """Describe one object approximately as the nft program shows it."""
         table = f"{table_family(self.family)} {TABLE_NAME}"
         if key[0] == "table":
             return [f"table {table}"]
@@ -411,7 +411,7 @@ def rule_expressions(rule: bytes) -> Iterator[memoryview]:
 
 
 def _chain_value(value: RawChain) -> ChainValue:
-    """The chain as this project models it, as far as that goes: for showing it."""
+    """Return the chain as this project models it, with unknown parts omitted: for display only."""
     found = parse_attributes(memoryview(value.definition), 0, len(value.definition))
     rules = [Rule(tuple(map(parse_expression, rule_expressions(rule)))) for rule in value.rules]
     return ChainValue(tuple(rules), parse_hook(found))

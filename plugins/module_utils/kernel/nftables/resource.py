@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The table of nftables mode as one atomic resource, spoken to over netlink; no program is needed on the node."""
+"""The table of nftables mode as one atomic resource, over netlink; no program is needed on the node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .transactions import ELEMENTS_PER_TRANSACTION, Labelled, Planner, Transacti
 Self = TypeVar("Self", bound="NftablesResource")
 
 _ATTEMPTS = 5
-#: Kernels before 6.2 count a chain as referred to for a moment after the last element that names it is gone.
+#: Kernels before 6.2 count a chain as referred to for a moment after the last element that names it was removed.
 _BUSY_ATTEMPTS = 15
 _BUSY_SECONDS = 0.2
 
@@ -31,7 +31,7 @@ _BUSY_SECONDS = 0.2
 class TransactionRefused(KernelError):
     """The kernel refused a transaction as a whole.
 
-    ``transient``: it may succeed after the table has been read again; ``busy_chains``: nothing was refused but the
+    ``transient``: it may succeed after the table has been read again; ``busy_chains``: the only refusals are of the
     removal of chains that are still referred to.
     """
 
@@ -45,7 +45,7 @@ class NftablesResource(Resource[Key, Value]):
     """Table ``kube-proxy`` of one family (IPv4: ``ip``, IPv6: ``ip6``) in the network namespace of the calling thread.
 
     Close it with :meth:`close` or use it in a ``with`` statement. ``longest_call``: seconds that the longest single
-    transaction took so far.
+    transaction has taken.
     """
 
     kind = Kind.TABLE_OBJECTS
@@ -72,33 +72,33 @@ class NftablesResource(Resource[Key, Value]):
 
     @property
     def socket(self) -> NetlinkSocket:
-        """The socket, opened at first use. Raises KernelError."""
+        """Return the socket, opened on first use. Raises KernelError."""
         if self._sock is None:
             self._sock = NetlinkSocket(NETLINK_NETFILTER)
         return self._sock
 
     def observe(self) -> Dict[Key, Value]:
-        """All of the table: every set, chain, rule and element, whoever made it. Raises KernelError."""
+        """Return the whole table, whichever programs created its objects. Raises KernelError."""
         return Reader(self.socket, self.family).everything()
 
     @property
     def port(self) -> int:
-        """The netlink port from which this resource makes its changes."""
+        """Return the netlink port from which this resource makes its changes."""
         return self.socket.port
 
     def generation(self) -> int:
-        """The generation of all tables of the network namespace: every transaction of anybody adds one."""
+        """Return the generation of the namespace's tables: every transaction of any program increments it."""
         for reply in self.socket.request(messages.GET_GENERATION, messages.family_header(self.family)):
             found = parse_attributes(memoryview(reply.payload), 4, len(reply.payload))
             if NFTA_GEN_ID in found:
                 return int.from_bytes(found[NFTA_GEN_ID], "big")
-        raise KernelError("nf_tables: the kernel told no generation")
+        raise KernelError("nf_tables: the kernel reported no generation")
 
     def apply(self, change: Change[Key, Value]) -> None:
-        """Make the change: in one transaction, or in several without a wrong state in between if it is large.
+        """Make the change: in one transaction, or in several without a wrong intermediate state if it is large.
 
-        If somebody else changed the table meanwhile, it is read again and what is still missing is done.
-        Raises KernelError.
+        If another program changed the table meanwhile, it is read again and the remaining changes are made. Raises
+        KernelError.
         """
         target: Dict[Key, Value] = {key: new for key, (_old, new) in change.replaced.items()}
         target.update(change.added)
@@ -114,13 +114,13 @@ class NftablesResource(Resource[Key, Value]):
             time.sleep(0.01 * attempt)
             observed = self._observe_touched(touched)
             if ("table",) not in observed and ("table",) not in target:
-                raise KernelError(f"table {TABLE_NAME} ({self.family}): it was deleted meanwhile")
+                raise KernelError(f"table {TABLE_NAME} ({self.family}): another program deleted it meanwhile")
             change = difference(observed, target, touched)
             if ("table",) in change.removed and ("table",) not in observed:
                 return
 
     def _observe_touched(self, keys: Iterable[Key]) -> Dict[Key, Value]:
-        """The objects that hold these keys, and whether the table exists."""
+        """Return the objects that hold these keys, and whether the table exists."""
         reader = Reader(self.socket, self.family)
         if reader.table_flags() is None:
             return {}
@@ -130,7 +130,7 @@ class NftablesResource(Resource[Key, Value]):
         return observed
 
     def _with_elements_of_replaced_sets(self, change: Change[Key, Value]) -> Change[Key, Value]:
-        """Extend a change that makes a set anew: its elements have to come back, and the rules that use it as well."""
+        """Extend a change that recreates a set: its elements and the rules that use it have to be added again."""
         renewed = {key[1] for key in change.replaced if key[0] == "set"}
         if not renewed:
             return change
@@ -153,7 +153,7 @@ class NftablesResource(Resource[Key, Value]):
         return wider
 
     def _send_patiently(self, transaction: Transaction) -> None:
-        """Send a transaction; if chains to be removed are still busy, do the rest first and remove them afterwards."""
+        """Send a transaction; if chains to be removed are still busy, send the rest first and remove them later."""
         try:
             self._send(transaction.messages)
             return
@@ -204,5 +204,5 @@ class NftablesResource(Resource[Key, Value]):
         return TransactionRefused(text, any(map(is_transient, errors)), busy_chains)
 
     def describe(self, key: Key, value: Value) -> List[str]:
-        """One entry in the syntax of the nft program."""
+        """Return one entry in the syntax of the nft program."""
         return describe(self.family, key, value)

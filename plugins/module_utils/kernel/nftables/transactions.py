@@ -1,18 +1,18 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One change of the table as the messages of transactions.
+"""Split one change of the table into the messages of transactions.
 
-Within a transaction what refers to something goes before it is removed and comes after it is added:
-rules, elements, sets and chains are taken away, then sets, chains, rules and elements are put in place.
+Within a transaction an object is removed before and added after those that it refers to: rules, elements, sets and
+chains are removed, then sets, chains, rules and elements are added.
 
-A change with few elements is one transaction. A large one is cut so that no call into the kernel takes long, and so
-that every packet still sees each frontend either as it was or as it will be:
+A change with few elements is one transaction. A large one is split so that no call into the kernel takes long, and so
+that every packet still sees each frontend either in its old or in its new state:
 
-1. what no packet can reach yet: new sets with their elements, and new chains that no hook leads to;
-2. what packets see, with all elements of one frontend together, and hooks last: at the first load of the table,
-   packets see nothing before everything is there;
-3. what no packet can reach any more: chains and sets that are gone, one after the other.
+1. objects that no packet can reach yet: new sets with their elements, and new chains that no hook leads to;
+2. objects that packets see, with all elements of one frontend together, and hooks last: at the first load of the table,
+   packets see nothing before everything is in place;
+3. objects that no packet can reach any more: removed chains and sets, one after the other.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ...resources import Change
 from ..netlink import Message
 from .messages import Encoder, ListPart
 
-#: Elements in one transaction, at most (the elements of one frontend stay together even so).
+#: The most elements in one transaction (the elements of one frontend are kept together even beyond that).
 ELEMENTS_PER_TRANSACTION = 10_000
 
 
 class Labelled(NamedTuple):
-    """A message and the object that it is about, for errors. ``chain``: the name of a chain that is made or removed."""
+    """A message and its object, for errors. ``chain``: the name of a chain that is created or removed."""
 
     message: Message
     label: str
@@ -38,14 +38,14 @@ class Labelled(NamedTuple):
 
 
 class Transaction(NamedTuple):
-    """Messages that take effect together. ``cleanup``: it only removes what nothing refers to any more."""
+    """Messages that take effect together. ``cleanup``: it only removes objects that are no longer referred to."""
 
     messages: List[Labelled]
     cleanup: bool = False
 
 
 class _Batch:
-    """Collects the parts of one transaction and puts them in order."""
+    """Collects the parts of one transaction and sorts them."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
@@ -117,7 +117,7 @@ class _Batch:
 
 
 def _elements_of(change: Change[Key, Value]) -> Iterator[Tuple[Key, Value, Value]]:
-    """The keys of elements and lists that change, with old and new values (None if there is none)."""
+    """Yield the keys of elements and lists that change, with old and new values (None if there is none)."""
     for key, old in change.removed.items():
         if key[0] in ("element", "list"):
             yield key, old, None
@@ -152,7 +152,7 @@ def _length(value: Value) -> int:
 
 
 def weight_of(change: Change[Key, Value]) -> int:
-    """How many elements a change touches."""
+    """Return the number of elements that a change touches."""
     weight = 0
     for key, old, new in _elements_of(change):
         weight += _length(old) + _length(new) if key[0] == "list" else 1
@@ -160,14 +160,14 @@ def weight_of(change: Change[Key, Value]) -> int:
 
 
 class Planner:
-    """Cuts a change into transactions for the table of one family."""
+    """Splits a change into transactions for the table of one family."""
 
     def __init__(self, encoder: Encoder, most_elements: int = ELEMENTS_PER_TRANSACTION) -> None:
         self._encoder = encoder
         self._most_elements = most_elements
 
     def transactions(self, change: Change[Key, Value]) -> List[Transaction]:
-        """The transactions that make the change, in order."""
+        """Return the transactions that make the change, in order."""
         if ("table",) in change.removed:
             return [Transaction([Labelled(self._encoder.delete_table(), "table to be removed")], True)]
         if weight_of(change) <= self._most_elements:
@@ -180,7 +180,7 @@ class Planner:
         return list(self._phases(change))
 
     def _definitions(self, change: Change[Key, Value], wanted: Callable[[Key], bool]) -> _Batch:
-        """A batch with the sets, chains and rules of a change."""
+        """Return a batch with the sets, chains and rules of a change."""
         batch = _Batch(self._encoder)
         batch.create_table = ("table",) in change.added
         for key in change.removed:
@@ -230,7 +230,7 @@ class Planner:
         yield from self._removals(change)
 
     def _chunks(self, elements: Iterable[Tuple[Key, Value, Value]], one_by_one: bool = False) -> Iterator[Transaction]:
-        """Transactions of elements; all that belongs to one frontend comes together unless ``one_by_one``."""
+        """Yield transactions of elements; all those of one frontend are together unless ``one_by_one``."""
         groups: Iterable[List[Tuple[Key, Value, Value]]]
         if one_by_one:
             groups = ([each] for each in elements)
@@ -250,7 +250,7 @@ class Planner:
             yield batch.transaction()
 
     def _removals(self, change: Change[Key, Value]) -> Iterator[Transaction]:
-        """Chains lose their rules first, so that neither they nor the sets are referred to."""
+        """Yield the removal transactions; chains are flushed first, so that they and the sets are not referred to."""
         chains = sorted(_names(change.removed, "chain"))
         sets = sorted(_names(change.removed, "set"))
         if chains or sets:

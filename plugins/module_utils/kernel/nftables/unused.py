@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is left of this project in the table ``kube-proxy`` after kube-proxy has taken the table over.
+"""Objects of this project that remain in the table ``kube-proxy`` after kube-proxy has taken the table over.
 
-kube-proxy writes its own rules into the chains that it shares with this project, so that nothing leads to the others
-any more, but it removes only what it knows. The map of all endpoints would stay for ever.
+kube-proxy writes its own rules into the chains that it shares with this project, so that no rule leads to the others
+any more, but it removes only objects that it knows. The map of all endpoints would remain for ever.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _called(verdict: Any) -> Iterator[Key]:
 
 
 def references(value: Any) -> Iterator[Key]:
-    """Yield the sets and chains that a chain's rules or the elements of a verdict map refer to, some more than once."""
+    """Yield the sets and chains that a chain's rules or the elements of a verdict map refer to, with duplicates."""
     if isinstance(value, RawChain):
         for rule in value.rules:
             for raw in rule_expressions(rule):
@@ -50,7 +50,7 @@ def references(value: Any) -> Iterator[Key]:
 
 
 def used(table: RawTable) -> Set[Key]:
-    """Return all that is not this project's alone, and everything that this refers to over any number of steps."""
+    """Return the objects that are not this project's alone, and all that they refer to directly or indirectly."""
     seen = {key for key in table if not is_own(key)}
     waiting = list(seen)
     while waiting:
@@ -62,9 +62,9 @@ def used(table: RawTable) -> Set[Key]:
 
 
 class UnusedResource(Resource[Key, Any]):
-    """Sets and chains of one family that only this project makes and that nothing else in the table refers to.
+    """Sets and chains of one family that only this project creates and that no other object in the table refers to.
 
-    They can only be removed. The kernel refuses to remove what another program has come to refer to meanwhile.
+    They can only be removed. The kernel refuses to remove one that another program has come to refer to meanwhile.
     """
 
     kind = Kind.TABLE_OBJECTS
@@ -77,12 +77,12 @@ class UnusedResource(Resource[Key, Any]):
         self._raw = RawTableResource(family)
 
     def observe(self) -> Dict[Key, Any]:
-        """See the class. Raises KernelError, also while the table still serves as this project has made it."""
+        """See the class. Raises KernelError, also while the table is still the one this project programmed."""
         table = self._raw.observe()
         kept = used(table)
         if ("set", FRONTENDS) in kept and ("set", FRONTENDS) in table:
             raise KernelError(
-                f"table {TABLE_NAME} ({self.family}): kube-proxy has not taken it over yet, it serves as it was left"
+                f"table {TABLE_NAME} ({self.family}): kube-proxy has not taken it over yet, it still has our rules"
             )
         return {key: value for key, value in table.items() if key not in kept}
 
@@ -91,5 +91,5 @@ class UnusedResource(Resource[Key, Any]):
         self._open_table().apply(Change(removed=dict.fromkeys(change.removed, True)))
 
     def describe(self, key: Key, value: Any) -> List[str]:
-        """One object about as the nft program shows it."""
+        """Describe one object approximately as the nft program shows it."""
         return self._raw.describe(key, value)

@@ -1,4 +1,4 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""iptables-save, iptables-restore and what surrounds them: variants, versions, the lock, and the resource of chains."""
+"""iptables-save and iptables-restore: variants, versions, the lock, and the resource of chains."""

@@ -32,7 +32,7 @@ KUBELET_CHAINS = ("KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT", "KUBE-MARK-DROP")
 
 
 class SavedTables(NamedTuple):
-    """iptables-save text taken apart: (table, chain) to raw rule texts, and which chains have a policy (built-in).
+    """Parsed iptables-save text: (table, chain) to raw rule texts, and the chains with a policy (built-in ones).
 
     ``unreadable``: tables that iptables-nft-save does not show, since they hold rules that only nft understands.
     """
@@ -47,7 +47,7 @@ _UNREADABLE = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
 
 
 def _whole_lines(text: str) -> List[str]:
-    """Lines of iptables-save text; a line break within quotes (a comment of somebody else) does not end one."""
+    """Return lines of iptables-save text; a line break within quotes (in an external comment) does not end one."""
     lines = text.split("\n")
     if not any(line.count('"') & 1 for line in lines):
         return lines
@@ -63,7 +63,7 @@ def _whole_lines(text: str) -> List[str]:
 
 
 def parse_save(text: str) -> SavedTables:
-    """Read iptables-save text (with or without counters on the chain lines)."""
+    """Parse iptables-save text (with or without counters on the chain lines)."""
     chains: Dict[Tuple[str, str], List[str]] = {}
     builtin: Set[Tuple[str, str]] = set()
     table = ""
@@ -92,9 +92,9 @@ def parse_save(text: str) -> SavedTables:
 def check_readable(
     variant: XtablesVariant, saved: SavedTables, ownership: Ownership, wanted: Collection[str] = ()
 ) -> None:
-    """Raise KernelError if a table that the variant's save program does not show holds, or shall hold, chains of ours.
+    """Raise KernelError if a table that the variant's save program cannot show holds chains of ours, or will.
 
-    ``wanted``: the tables into which something of ours shall come. Any other may stay unread if nothing of ours is in.
+    ``wanted``: the tables that will get chains of ours. Any other may remain unread if no chain of ours is in it.
     """
     if not saved.unreadable:
         return
@@ -109,10 +109,10 @@ def check_readable(
 
 
 def observed_table(saved: SavedTables, family: str, ownership: Ownership) -> ChainTable:
-    """What of the saved tables is ours: chains that ``ownership`` owns, and jumps to them from built-in chains.
+    """Filter parsed iptables-save output down to chains owned by ``ownership`` and jumps to them from built-in chains.
 
-    Any rule of a built-in chain that leads into a chain of ours is ours, except to a shared chain, where only the plain
-    jump is. Rules of other chains never are.
+    Any rule of a built-in chain that leads into a chain of ours is ours, except for a shared chain, where only the
+    plain jump is. Rules of other chains never are.
     """
     table: ChainTable = {}
     for (name, chain), rules in saved.chains.items():
@@ -137,8 +137,8 @@ def observed_table(saved: SavedTables, family: str, ownership: Ownership) -> Cha
     return table
 
 
-def _foreign_references(saved: SavedTables, family: str, ownership: Ownership, observed: ChainTable) -> Set[ChainKey]:
-    """Chains of ours that rules of somebody else lead into, and chains that these lead into in turn."""
+def _external_references(saved: SavedTables, family: str, ownership: Ownership, observed: ChainTable) -> Set[ChainKey]:
+    """Return chains of ours that rules of other programs lead into, and chains reachable from these."""
     used: List[ChainKey] = []
     for (table, chain), rules in saved.chains.items():
         if ownership.owns(table, chain):
@@ -157,40 +157,43 @@ def _foreign_references(saved: SavedTables, family: str, ownership: Ownership, o
 
 
 class Emptied(NamedTuple):
-    """What holds nothing but what is going: tables, with the number of chains that go, and (table, built-in chain)."""
+    """Containers that hold nothing but entries to be removed.
+
+    ``tables``: tables, with the number of chains to be removed. ``builtin``: built-in chains as (table, chain).
+    """
 
     tables: Dict[str, int]
     builtin: FrozenSet[Tuple[str, str]]
 
 
-def _emptied(saved: SavedTables, going: ChainTable) -> Emptied:
-    """What the removal of all that is going leaves empty, of the tables and built-in chains that it is in."""
+def _emptied(saved: SavedTables, removed: ChainTable) -> Emptied:
+    """Return the tables and built-in chains that are empty once the entries ``removed`` are removed."""
     jumps: Dict[Tuple[str, str], int] = {}
-    for key, count in going.items():
+    for key, count in removed.items():
         if isinstance(key, JumpKey) and isinstance(count, int):
             jumps[key.table, key.chain] = jumps.get((key.table, key.chain), 0) + count
     builtin = frozenset(place for place, count in jumps.items() if len(saved.chains[place]) == count)
-    names = {key.table for key in going}
+    names = {key.table for key in removed}
     for (table, chain), rules in saved.chains.items():
         if (table, chain) in saved.builtin:
-            stays = bool(rules) and (table, chain) not in builtin
+            remains = bool(rules) and (table, chain) not in builtin
         else:
-            stays = ChainKey(table, chain) not in going
-        if stays:
+            remains = ChainKey(table, chain) not in removed
+        if remains:
             names.discard(table)
-    chains = [key.table for key in going if isinstance(key, ChainKey)]
+    chains = [key.table for key in removed if isinstance(key, ChainKey)]
     return Emptied({name: chains.count(name) for name in names}, builtin)
 
 
 class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
     """Chains of ours and the jumps into them, of one family, in the tables of one iptables variant.
 
-    ``wait``: seconds to wait for the xtables lock. ``for_removal``: what has to stay is not observed, so that an empty
-    desired table removes all the rest. A shared chain (KUBE-FIREWALL) stays if kubelet has chains on the node or if it
-    holds rules that are not ours; kube-proxy always leaves it. Chains that rules of others lead into stay as well.
-    ``kept`` lists what stays after observing, as ``table chain``. ``emptied`` tells what holds nothing else.
-    ``processes``: the numbers that the last restore programs had, by which
-    notifications of the kernel tell our own changes.
+    ``wait``: seconds to wait for the xtables lock. ``for_removal``: chains that must be kept are not observed, so that
+    an empty desired table removes all the rest. A shared chain (KUBE-FIREWALL) is kept if kubelet has chains on the
+    node or if it holds rules that are not ours; kube-proxy always keeps it. Chains that external rules lead into are
+    kept as well. After observing, ``kept`` lists these, as ``table chain``, and ``emptied`` the tables and built-in
+    chains that hold nothing else. ``processes``: the process numbers of the last restore programs, by which
+    notifications of the kernel identify our own changes.
     """
 
     kind = Kind.CHAINS
@@ -209,7 +212,7 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         self._for_removal = for_removal
 
     def observe(self) -> ChainTable:
-        """The chains and jumps of ours. Raises KernelError, also if a table with chains of ours cannot be read."""
+        """Return our chains and jumps. Raises KernelError, also if a table with chains of ours cannot be read."""
         text = save(self.variant, self.progress)
         self.progress()
         saved = parse_save(text)
@@ -218,23 +221,23 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
         check_readable(self.variant, saved, self.ownership, wanted)
         table = observed_table(saved, self.variant.family, self.ownership)
         if self._for_removal:
-            self._leave_out(saved, table)
+            self._drop_kept(saved, table)
             self.emptied = _emptied(saved, table)
         return table
 
-    def _leave_out(self, saved: SavedTables, table: ChainTable) -> None:
+    def _drop_kept(self, saved: SavedTables, table: ChainTable) -> None:
         family = self.variant.family
-        stays = _foreign_references(saved, family, self.ownership, table)
+        keep = _external_references(saved, family, self.ownership, table)
         kubelet = any(chain in KUBELET_CHAINS for _table, chain in saved.chains)
         for key in self.ownership.shared:
             if key not in table:
                 continue
             if kubelet or not self._filled_by_us(saved.chains[key], key):
-                stays.add(key)
-        self.kept = sorted(f"{key.table} {key.chain}" for key in stays)
+                keep.add(key)
+        self.kept = sorted(f"{key.table} {key.chain}" for key in keep)
         for entry in list(table):
             chain = ChainKey(entry.table, target_of(entry.rule)) if isinstance(entry, JumpKey) else entry
-            if chain in stays and (chain in self.ownership.shared or not isinstance(entry, JumpKey)):
+            if chain in keep and (chain in self.ownership.shared or not isinstance(entry, JumpKey)):
                 del table[entry]
 
     def _filled_by_us(self, rules: List[str], key: ChainKey) -> bool:
@@ -244,14 +247,14 @@ class ChainsResource(Resource[ChainTableKey, ChainTableValue]):
     def apply(self, change: Change[ChainTableKey, ChainTableValue]) -> None:
         """Make the whole change in one iptables-restore: all or nothing per table. Raises KernelError.
 
-        With iptables-nft large changes are made in portions, so a failure may leave chains that nothing leads into.
+        With iptables-nft large changes are made in portions, so a failure may leave chains that no rule leads to.
         """
         for part in portions(change) if self.variant.name == NFT else [change]:
             self.progress()
             self.processes.append(restore(self.variant, restore_text(part), self._wait, self.progress))
 
     def describe(self, key: ChainTableKey, value: ChainTableValue) -> List[str]:
-        """The lines of iptables-save for one chain or jump."""
+        """Return the lines of iptables-save for one chain or jump."""
         if isinstance(key, JumpKey):
             return [f"{key.table}: -I {key.chain} {key.rule}"]
         lines = [f"{key.table}: :{key.chain} - [0:0]"]

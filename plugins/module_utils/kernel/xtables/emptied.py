@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tables and built-in chains of iptables-nft in which nothing is left once our chains have gone.
+"""Tables and built-in chains of iptables-nft that are empty after our chains were removed.
 
-iptables-nft makes a table and a built-in chain when the first rule for it comes, and never deletes them again. Legacy
-tables cannot be deleted at all while their module is loaded. Source: linux/netfilter/nf_tables.h.
+iptables-nft creates a table and a built-in chain with the first rule in it, and never deletes them again. Legacy tables
+cannot be deleted at all while their module is loaded. Source: linux/netfilter/nf_tables.h.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..nftables.messages import BATCH_BEGIN, BATCH_END, DELETE_CHAIN, DELETE_TAB
 from ..outcomes import is_busy, is_missing
 from .chains import ChainsResource
 
-#: NLM_F_NONREC: refuse to delete what still holds something.
+#: NLM_F_NONREC: refuse to delete an object that still holds others.
 _NOT_RECURSIVE = 0x100
 
 
@@ -36,14 +36,14 @@ class EmptiedKey(NamedTuple):
 
 
 class EmptiedTablesResource(Resource[EmptiedKey, bool]):
-    """The tables and built-in chains that the removal of our chains leaves empty: for taking them away afterwards.
+    """The tables and built-in chains that the removal of our chains leaves empty, to be deleted after it.
 
-    ``chains``: the resource, made for removal, whose removal it is. Where there is nothing of ours now nothing is
-    touched, nor is anything with a policy other than ACCEPT.
+    ``chains``: the resource, created for removal, that removes the chains. If it removes nothing, nothing is deleted; a
+    chain with a policy other than ACCEPT is never deleted.
     """
 
     kind = Kind.EMPTY_TABLES
-    # It goes right after the chains: once these are gone, nobody can tell any more that it held chains of ours.
+    # Applied right after the chains: once these are removed, nothing shows that the table held chains of ours.
     atomic = True
 
     def __init__(self, chains: ChainsResource) -> None:
@@ -51,7 +51,7 @@ class EmptiedTablesResource(Resource[EmptiedKey, bool]):
         self.family, self.qualifier = chains.family, chains.qualifier
 
     def observe(self) -> Dict[EmptiedKey, bool]:
-        """Those tables and chains. ``chains`` has to be observed before. Raises KernelError."""
+        """Return those tables and chains. ``chains`` must have been observed before. Raises KernelError."""
         emptied = self._chains.emptied
         if not emptied.tables and not emptied.builtin:
             return {}
@@ -68,12 +68,12 @@ class EmptiedTablesResource(Resource[EmptiedKey, bool]):
         return found
 
     def _is_emptied(self, table: str, uses: Mapping[str, int], policies: Mapping[Tuple[str, str], int]) -> bool:
-        going = self._chains.emptied.tables.get(table)
+        removed = self._chains.emptied.tables.get(table)
         builtin = [policy for (owner, _chain), policy in policies.items() if owner == table]
-        return going is not None and uses.get(table) == len(builtin) + going and set(builtin) <= {ACCEPT}
+        return removed is not None and uses.get(table) == len(builtin) + removed and set(builtin) <= {ACCEPT}
 
     def apply(self, change: Change[EmptiedKey, bool]) -> None:
-        """Delete them, each table as a whole, and only what is really empty. Raises KernelError."""
+        """Delete them, each table as a whole, and only if they are really empty. Raises KernelError."""
         header = family_header(self.family)
         with NetlinkSocket(NETLINK_NETFILTER) as sock:
             for keys in _together(change.removed):
@@ -87,12 +87,12 @@ class EmptiedTablesResource(Resource[EmptiedKey, bool]):
                     raise KernelError(f"{self.label}: {keys[-1].table}: cannot be deleted: {errors[0]}")
 
     def describe(self, key: EmptiedKey, value: bool) -> List[str]:
-        """The table or chain as iptables-save begins it."""
+        """Return the first line of the table or chain in iptables-save."""
         return [f"{key.table}: :{key.chain} ACCEPT [0:0]" if key.chain else f"*{key.table}"]
 
 
 def _together(keys: Iterable[EmptiedKey]) -> List[List[EmptiedKey]]:
-    """What has to go in one transaction: a table after its chains; chains of a table that stays, each alone."""
+    """Group the keys by transaction: a table with its chains; chains of a table that is kept, each alone."""
     listed = list(keys)
     tables = [key.table for key in listed if not key.chain]
     found = [[key for key in listed if key.table == table and key.chain] + [EmptiedKey(table)] for table in tables]

@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Noticing that legacy iptables tables were changed: counters of the kernel, and who uses the lock file.
+"""Detect changes of legacy iptables tables: by counters of the kernel, and by uses of the lock file.
 
-The kernel sends no notifications about these tables. Number of entries and size of a table cost next to nothing to ask
-for, and tell of every deletion and most alterations; the others are found by comparing contents whenever a program has
-used the lock that all iptables programs take, and more rarely without that.
+The kernel sends no notifications about these tables. The number of entries and the size of a table cost almost nothing
+to query, and reveal every deletion and most modifications; the others are found by comparing contents whenever a
+program has used the lock that all iptables programs take, and at longer intervals without that.
 
 Source: linux/netfilter_ipv4/ip_tables.h, inotify(7).
 """
@@ -38,7 +38,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def kernel_copy(sock: socket.socket, level: int, option: int, request: bytes, size: int) -> Optional[bytearray]:
-    """What getsockopt answers to a request that is in the buffer beforehand; None if the kernel refuses."""
+    """Return the answer of getsockopt to a request in the buffer; None if the kernel refuses."""
     buffer = bytearray(size)
     buffer[: len(request)] = request
     length = ctypes.c_uint32(size)
@@ -49,16 +49,16 @@ def kernel_copy(sock: socket.socket, level: int, option: int, request: bytes, si
 
 
 class TableReader:
-    """Reads what the kernel tells of the tables of one family, through a raw socket."""
+    """Reads the kernel's copy of the tables of one family, through a raw socket."""
 
     def __init__(self, family: str) -> None:
         ipv6 = family == IPV6
         self._level = socket.IPPROTO_IPV6 if ipv6 else socket.IPPROTO_IP
-        # Where the offsets, and then the counters, of an entry are: struct ipt_entry and struct ip6t_entry.
+        # The positions of the offsets, and then of the counters, in an entry: struct ipt_entry and struct ip6t_entry.
         self._offsets_at, self._volatile_at, self._matches_at = (140, 144, 168) if ipv6 else (88, 92, 112)
         kind = socket.AF_INET6 if ipv6 else socket.AF_INET
         self._socket = socket.socket(kind, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.IPPROTO_RAW)
-        # Per table, where in the entries something is that changes by itself; right as long as no entry moves.
+        # Per table, the positions of volatile data in the entries; valid as long as no entry moves.
         self._volatile: Dict[str, array[int]] = {}
 
     def close(self) -> None:
@@ -66,17 +66,17 @@ class TableReader:
         self._socket.close()
 
     def info(self, table: str) -> bytes:
-        """Hooks, number of entries and size of a table, as the kernel packs them; empty if it cannot be read."""
+        """Return hooks, number of entries and size of a table, as the kernel packs them; empty if it cannot be read."""
         request = table.encode().ljust(_NAME_BYTES, b"\0")
         return bytes(kernel_copy(self._socket, self._level, _GET_INFO, request, _INFO_BYTES) or b"")
 
     def digest(self, table: str) -> bytes:
-        """A digest of a table's rules without their counters; empty if it cannot be read."""
+        """Return a digest of a table's rules without their counters; empty if it cannot be read."""
         blob = self._entries(table)
         return b"" if blob is None else self._digest_of(table, blob)
 
     def mentions(self, table: str, chain: str) -> bool:
-        """Whether the table has a chain of that name; False if it cannot be read."""
+        """Return whether the table has a chain of that name; False if it cannot be read."""
         return b"\0" + chain.encode() + b"\0" in (self._entries(table) or b"")
 
     def _entries(self, table: str) -> Optional[bytearray]:
@@ -88,11 +88,11 @@ class TableReader:
         return kernel_copy(self._socket, self._level, _GET_ENTRIES, head, _ENTRIES_HEAD + size)
 
     def forget(self) -> None:
-        """Entries may have moved: their places are found anew."""
+        """Forget the positions of entries, which may have moved; they are computed again."""
         self._volatile.clear()
 
     def _digest_of(self, table: str, blob: bytearray) -> bytes:
-        """Entries that have not moved are blanked without being followed one by one, which takes a fraction."""
+        """Return the digest; entries that have not moved are blanked without parsing, which takes a fraction."""
         places = self._volatile.get(table)
         if places is None:
             places = self._volatile[table] = self._find_volatile(blob)
@@ -115,7 +115,7 @@ class TableReader:
 
 
 class LockWatch:
-    """Tells when a program has let go of the xtables lock file, by inotify."""
+    """Reports by inotify when a program has released the xtables lock file."""
 
     def __init__(self, path: Optional[str] = None) -> None:
         self._path = path or lock_file()
@@ -124,17 +124,17 @@ class LockWatch:
         self.watch()
 
     def watch(self) -> None:
-        """Begin to watch if the file exists by now."""
+        """Start watching if the file exists by now."""
         if self._descriptor >= 0 and not self._watching:
             path = os.fsencode(self._path)
             self._watching = _libc.inotify_add_watch(self._descriptor, path, ctypes.c_uint32(_IN_CLOSE)) >= 0
 
     def fileno(self) -> int:
-        """The descriptor to wait for; -1 without inotify."""
+        """Return the descriptor to wait for; -1 without inotify."""
         return int(self._descriptor)
 
     def used(self) -> bool:
-        """Whether the lock was used since the last call; does not wait."""
+        """Return whether the lock was used since the last call, without waiting."""
         self.watch()
         found = False
         while self._descriptor >= 0:
@@ -152,10 +152,10 @@ class LockWatch:
 
 
 class LegacyTables:
-    """The tables of one family: whether they are still as they were when :meth:`settled` was last called.
+    """The tables of one family, and whether they have changed since :meth:`settled` was last called.
 
-    Contents are compared when the lock was used, and besides that now and then: a program in a container may have a
-    lock of its own.
+    Contents are compared when the lock was used, and at intervals besides: a program in a container may have a lock of
+    its own.
     """
 
     def __init__(self, family: str, tables: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
@@ -181,7 +181,7 @@ class LegacyTables:
         return digests
 
     def changed(self, lock_used: bool) -> bool:
-        """Whether somebody changed them since this was last asked, or since we did."""
+        """Return whether another program changed the tables since the last call, or since our own last change."""
         if not self._infos:
             return False
         infos = self._read_infos()
@@ -189,14 +189,14 @@ class LegacyTables:
             return False
         if self._infos != infos:
             self._reader.forget()
-        # What others have changed in rules of their own is nothing to repair, and told only once.
+        # A change of other programs' own rules needs no repair and is reported only once.
         before, self._infos, self._digests = (self._infos, self._digests), infos, self._read_digests()
         return before != (self._infos, self._digests)
 
     def settled(self, by_us: bool, observed: bool) -> None:
-        """A sync has ended; ``by_us``: we changed them just now; ``observed``: they have been compared.
+        """Record the end of a sync; ``by_us``: we have just changed the tables; ``observed``: they have been compared.
 
-        What is there then is what later looks are compared with: reading takes a few hundredths of what writing took.
+        Later comparisons use the state at this point: reading it takes a few hundredths of the time of writing it.
         """
         if by_us or observed or not self._infos:
             self._reader.forget()

@@ -19,7 +19,7 @@ DEFAULT_LOCK_FILE = "/run/xtables.lock"
 
 
 def lock_file() -> str:
-    """Path of the lock file, which the variable XTABLES_LOCKFILE may name as it does for iptables."""
+    """Return the path of the lock file, which the variable XTABLES_LOCKFILE may set as it does for iptables."""
     return os.environ.get("XTABLES_LOCKFILE") or DEFAULT_LOCK_FILE
 
 
@@ -32,7 +32,7 @@ def _program_of(pid: str) -> str:
 
 
 def holders(path: Optional[str] = None) -> List[str]:
-    """Who holds the lock, each as ``process 123 (iptables)``; empty if nobody does or the kernel does not tell."""
+    """Return the holders of the lock, each as ``process 123 (iptables)``; empty if there is none or it is not known."""
     try:
         status = os.stat(path or lock_file())
         with open("/proc/locks", encoding="ascii", errors="replace") as file:
@@ -57,7 +57,7 @@ def holders(path: Optional[str] = None) -> List[str]:
 
 
 def held_message(seconds: float, path: Optional[str] = None) -> str:
-    """One line that says who still held the lock after so many seconds."""
+    """Return one line that names the current holder of the lock after a wait of so many seconds."""
     who = ", ".join(holders(path)) or "another process"
     unit = "second" if seconds == 1 else "seconds"
     return f"the xtables lock {path or lock_file()} is held by {who}; gave up after {seconds:g} {unit}"

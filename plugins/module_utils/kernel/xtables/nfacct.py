@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The nfacct counters of this network namespace (linux/netfilter/nfnetlink_acct.h).
 
-kube-proxy counts dropped invalid packets and connections to localhost node ports with them; rules bear the match only
-where the counter exists. Reading creates none (the kernel may load its module nfnetlink_acct to answer).
+kube-proxy counts dropped invalid packets and connections to localhost node ports with them; rules have the match only
+if the counter exists. Reading creates none (the kernel may load its module nfnetlink_acct to answer).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COMPAT_NAME, _COMPAT_REVISION, _COMPAT_TYPE = 1, 2, 3
 
 
 def nfacct_packets() -> Dict[str, int]:
-    """The packets of all counters by name; none where the kernel has no nfacct or does not let this process read it.
+    """Return the packets of all counters by name; empty without nfacct in the kernel or permission to read.
 
     Raises KernelError if netlink itself fails.
     """
@@ -57,25 +57,25 @@ def nfacct_packets() -> Dict[str, int]:
 
 
 def nfacct_counters() -> Tuple[str, ...]:
-    """The names of all counters, sorted; see :func:`nfacct_packets`. Raises KernelError."""
+    """Return the names of all counters, sorted; see :func:`nfacct_packets`. Raises KernelError."""
     return tuple(sorted(nfacct_packets()))
 
 
 def usable_nfacct_counters() -> Tuple[str, ...]:
-    """The same, but none if rules cannot match them here, and without having the kernel load anything.
+    """Return the names of all counters if rules can match them here, else none; the kernel loads no module.
 
     Raises KernelError.
     """
     release = kernel_release()
-    # A module that is still to be loaded holds no counters.
+    # A module that is not loaded yet holds no counters.
     return () if asking_loads(_MODULE, release) or not _has_match(release) else nfacct_counters()
 
 
 def _has_match(release: str) -> bool:
-    """Tell whether the kernel has the rules' match, a module of its own, or can load it; nothing is loaded."""
+    """Return whether the kernel has the rules' match, a separate module, or can load it; nothing is loaded."""
     if _MATCH_MODULE in available_modules(release) or present_modules([_MATCH_MODULE], release):
         return True
-    # Where neither file nor list knows the module it may be built in: then it is registered, which the kernel says.
+    # A module that neither file nor list contains may be built in: then it is registered, which the kernel reports.
     return _MATCH in (read_text(_MATCHES) or "").split() or _registered_for_nftables(release)
 
 
@@ -93,7 +93,7 @@ def _registered_for_nftables(release: str) -> bool:
 
 
 def make_nfacct_counters(names: Iterable[str]) -> bool:
-    """Make counters that are not there yet; return whether this kernel can have them and match them in rules.
+    """Create missing counters; return whether this kernel can have them and match them in rules.
 
     Raises KernelError if netlink itself fails.
     """
@@ -102,5 +102,5 @@ def make_nfacct_counters(names: Iterable[str]) -> bool:
     wanted = [(_NEW, NLM_F_CREATE, _FAMILY_HEADER + text_attribute(_NAME, name)) for name in names]
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         made = sock.transact(wanted)
-    # The kernel answers that one is busy if it exists.
+    # The kernel reports an existing counter as busy.
     return all(is_busy(error) or is_existing(error) for error in made.errors)

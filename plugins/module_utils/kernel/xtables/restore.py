@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Running iptables-restore and saying in one line what went wrong, with the offending line of our text."""
+"""Run iptables-restore and report a failure in one line, with the offending line of our text."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _TARGET = re.compile(r" -j (DNAT|SNAT|MASQUERADE|MARK|REJECT|CONNMARK|REDIRECT|L
 
 
 class RestoreError(KernelError):
-    """iptables-restore has refused a text, or has not got the lock."""
+    """iptables-restore has refused a text, or could not acquire the lock."""
 
 
 def _extensions(text: str) -> Set[str]:
-    """Matches and targets (not chains) that a restore text uses, as /proc/net/ip_tables_* names them."""
+    """Return matches and targets (not chains) that a restore text uses, as /proc/net/ip_tables_* names them."""
     return {*_MATCH.findall(text), *_TARGET.findall(text)}
 
 
@@ -50,7 +50,7 @@ def _known_extensions(family: str) -> Set[str]:
 
 
 def missing_extensions(variant: XtablesVariant, text: str) -> List[str]:
-    """Extensions in a restore text that the kernel has not registered; known of the legacy variant only, else empty."""
+    """Return extensions of a restore text that the kernel has not registered; always empty for the nft variant."""
     known = _known_extensions(variant.family)
     if variant.name != LEGACY or not known:
         return []
@@ -58,7 +58,7 @@ def missing_extensions(variant: XtablesVariant, text: str) -> List[str]:
 
 
 def explain(variant: XtablesVariant, text: str, done: Completed, wait: float) -> str:
-    """One line for a failed restore: what is held, missing or refused, and which line of ``text`` it was."""
+    """Return one line for a failed restore: the lock or extension that is the cause, or the line of ``text``."""
     program = variant.restore.rsplit("/", 1)[-1]
     output = f"{done.output}\n{done.errors}"
     if done.status == 4 and "xtables lock" in output:
@@ -72,7 +72,7 @@ def explain(variant: XtablesVariant, text: str, done: Completed, wait: float) ->
 
 
 def _reasons(variant: XtablesVariant, text: str, output: str, line: str) -> List[str]:
-    """What the output of a failed restore says in words, or what can be concluded from the line that failed."""
+    """Return the reasons in the output of a failed restore, or those that follow from the line that failed."""
     missing = sorted(set(_MISSING_EXTENSION.findall(output)))
     libraries = _MISSING_LIBRARY.findall(output)
     if line == "COMMIT" and not missing:
@@ -86,12 +86,12 @@ def _reasons(variant: XtablesVariant, text: str, output: str, line: str) -> List
     if said:
         return [said]
     if line.startswith("-X "):
-        return ["the chain is still used by a rule of somebody else, or is gone"]
-    return ["there is no such rule any more"] if line.startswith("-D ") else []
+        return ["the chain is still used by a rule of another program, or does not exist"]
+    return ["the rule does not exist any more"] if line.startswith("-D ") else []
 
 
 def _where(lines: List[str], number: int) -> str:
-    """Which line of the text it was, in parentheses; a failed COMMIT stands for its table."""
+    """Return the failed line of the text, in parentheses; a failed COMMIT stands for its table."""
     if not number:
         return ""
     line = lines[number - 1]
@@ -108,10 +108,10 @@ def _shortened(line: str) -> str:
 def restore(
     variant: XtablesVariant, text: str, wait: float = DEFAULT_WAIT, progress: Progress = unheeded
 ) -> int:
-    """Apply a restore text in one call, without flushing anything it does not name; an empty text does nothing.
+    """Apply a restore text in one call, without flushing chains that it does not name; an empty text does nothing.
 
-    ``wait``: seconds to wait for the xtables lock. Returns the number of the process that did it (0 if there was
-    nothing to do). Raises RestoreError; a table whose part failed is unchanged.
+    ``wait``: seconds to wait for the xtables lock. Returns the number of the restore process (0 if there was nothing to
+    do). Raises RestoreError; a table whose part failed is unchanged.
     """
     if not text:
         return 0
@@ -127,7 +127,7 @@ def restore(
 
 
 def save(variant: XtablesVariant, progress: Progress = unheeded) -> str:
-    """Return the text of all tables that exist; reading creates none. Raises KernelError."""
+    """Return the text of all tables that exist, without creating any. Raises KernelError."""
     done = run_save(variant.save, variant.name, variant.family, progress)
     if done.status:
         program = variant.save.rsplit("/", 1)[-1]

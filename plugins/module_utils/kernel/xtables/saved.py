@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Chains of a service proxy as iptables-save prints them, and putting them back among the rules of others.
+"""Save the chains of a service proxy as iptables-save prints them, and restore them among the rules of other programs.
 
-What is kept is the text of the node's own iptables-save: it comes back as it was, whoever wrote it. A jump from a
-built-in chain comes back to its place among the rules of others that are still there; these are never touched.
+Saved is the text of the node's own iptables-save: it is restored unchanged, whichever program wrote it. A jump from a
+built-in chain is restored to its position among the remaining rules of other programs; these are never changed.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ SavedChainTable = Dict[SavedChainKey, Rules]
 
 
 def merged_rules(observed: Sequence[str], saved: Sequence[str], ours: Callable[[str], bool]) -> Rules:
-    """The rules that a built-in chain should hold: those of others as observed, ours as saved.
+    """Return the rules that a built-in chain should hold: those of other programs as observed, ours as saved.
 
-    Each of ours stands behind the rule of somebody else that it stood behind, as far as that one is still there.
+    Each of ours is placed behind the external rule that it followed when it was saved, if that one still exists.
     """
     others = [rule for rule in observed if not ours(rule)]
     before = [rule for rule in saved if not ours(rule)]
@@ -68,7 +68,7 @@ def merged_rules(observed: Sequence[str], saved: Sequence[str], ours: Callable[[
 
 
 def places_in(known: SavedTables) -> Tuple[str, ...]:
-    """The tables that there are, each followed by its built-in chains as ``TABLE CHAIN``."""
+    """Return the existing tables, each followed by its built-in chains as ``TABLE CHAIN``."""
     found: Dict[str, None] = {}
     for table, chain in known.chains:
         found[table] = None
@@ -78,7 +78,7 @@ def places_in(known: SavedTables) -> Tuple[str, ...]:
 
 
 def places_of_nft(family: str) -> Tuple[str, ...]:
-    """The same for iptables-nft, whose save program tells of built-in chains that do not exist. Raises KernelError."""
+    """Return the same for iptables-nft, whose save program lists chains that do not exist. Raises KernelError."""
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         tables = [table.name for table in nft_tables(sock, family)]
         chains = [f"{chain.table} {chain.name}" for chain in nft_chains(sock, family) if chain.policy is not None]
@@ -86,9 +86,9 @@ def places_of_nft(family: str) -> Tuple[str, ...]:
 
 
 def restore_lines(change: Change[SavedChainKey, Rules], ours: Callable[[str, str], bool]) -> str:
-    """The change as input of ``iptables-restore --noflush``, one transaction per table.
+    """Return the change as input of ``iptables-restore --noflush``, one transaction per table.
 
-    ``ours`` tells by table and rule whether a rule of a built-in chain is ours: no other rule is ever named.
+    ``ours`` returns for a table and rule whether a rule of a built-in chain is ours: no other rule is ever named.
     Raises KernelError if a rule or a name holds a line break.
     """
     by_table: Dict[str, Tuple[List[str], List[str], List[str]]] = {}
@@ -119,9 +119,9 @@ def restore_lines(change: Change[SavedChainKey, Rules], ours: Callable[[str, str
 class SavedChainsResource(Resource[SavedChainKey, Rules]):
     """The chains of a service proxy in one iptables variant and family, and the built-in chains that lead to them.
 
-    ``saved``: what shall come back, and ``places``, which tables and built-in chains (``TABLE CHAIN``) there were then;
-    None to save what is there now. After observing, ``places`` has those that there are now, and ``emptied`` those that
-    were not there then and will hold nothing once all is as it was.
+    ``saved``: the chains to restore, and ``places``, the tables and built-in chains (``TABLE CHAIN``) that existed when
+    they were saved; None to save the current state. After observing, ``places`` has those that exist now, and
+    ``emptied`` those that did not exist then and hold nothing once the chains are restored.
     """
 
     kind = Kind.CHAINS
@@ -144,40 +144,40 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
         self._places_then = frozenset(places)
         self.emptied = Emptied({}, frozenset())
         self._wait = wait
-        self._stays: Set[ChainKey] = set()
+        self._keep: Set[ChainKey] = set()
 
     def _is_jump(self, table: str, rule: str) -> bool:
-        """Whether a rule of a built-in chain leads into a chain of ours that does not have to stay."""
+        """Return whether a rule of a built-in chain leads into a chain of ours that need not be kept."""
         target = target_of(rule)
         if not target or not self.ownership.owns(table, target):
             return False
         key = ChainKey(table, target)
         if key in self.ownership.shared and canonical_rule(rule, self.variant.family) != f"-j {target}":
             return False
-        return key not in self._stays
+        return key not in self._keep
 
     def observe(self) -> SavedChainTable:
-        """The chains with their rules, and the built-in chains that lead to them or did so.
+        """Return the chains with their rules, and the built-in chains that lead, or led when saved, to them.
 
-        Raises KernelError, also if a table with chains of ours, or to which such come back, cannot be read.
+        Raises KernelError, also if a table cannot be read that has chains of ours or gets them back.
         """
         known = parse_save(save(self.variant))
         check_readable(self.variant, known, self.ownership, {key.table for key in self.saved})
         self.places = places_of_nft(self.variant.family) if self.variant.name == NFT else places_in(known)
-        self._stays = self._staying(known)
+        self._keep = self._chains_to_keep(known)
         table: SavedChainTable = {}
         for (name, chain), rules in known.chains.items():
             if (name, chain) in known.builtin:
                 key = SavedChainKey(BUILTIN, name, chain)
                 if key in self.saved or any(self._is_jump(name, rule) for rule in rules):
                     table[key] = tuple(rules)
-            elif self.ownership.owns(name, chain) and ChainKey(name, chain) not in self._stays:
+            elif self.ownership.owns(name, chain) and ChainKey(name, chain) not in self._keep:
                 table[SavedChainKey(CHAIN, name, chain)] = tuple(rules)
         self.emptied = self._emptied(known, table)
         return table
 
-    def _staying(self, known: SavedTables) -> Set[ChainKey]:
-        """Chains of ours that are not saved but have to stay, because others use them."""
+    def _chains_to_keep(self, known: SavedTables) -> Set[ChainKey]:
+        """Return chains of ours that are not saved but must be kept, because other programs use them."""
         if not self._restoring:
             return set()
         family = self.variant.family
@@ -220,7 +220,7 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
         return Emptied(tables, frozenset(place for place in builtin if " ".join(place) not in self._places_then))
 
     def desired(self, observed: Mapping[SavedChainKey, Rules]) -> SavedChainTable:
-        """What is observed, with what is ours in it replaced by what is saved; call it after :meth:`observe`."""
+        """Return the observed table with our entries replaced by the saved ones; call it after :meth:`observe`."""
         table = {key: rules for key, rules in self.saved.items() if key.kind == CHAIN}
         for key in dict.fromkeys((*observed, *self.saved)):
             if key.kind == BUILTIN:
@@ -233,6 +233,6 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
         restore(self.variant, restore_lines(change, self._is_jump), self._wait)
 
     def describe(self, key: SavedChainKey, value: Rules) -> List[str]:
-        """The lines of iptables-save for one chain."""
+        """Return the lines of iptables-save for one chain."""
         head: Iterable[str] = [f"{key.table}: :{key.chain} - [0:0]"] if key.kind == CHAIN else []
         return [*head, *(f"{key.table}: -A {key.chain} {rule}" for rule in value)]

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which iptables the node uses: the variant (legacy or nf_tables), its version, its programs and its features.
+"""Detect the iptables that the node uses: the variant (legacy or nf_tables), its version, programs and features.
 
 A node may have both variants installed, and rules of both in the kernel. A service proxy must write where kubelet and
-the network plugin write. How to find out is agreed among Kubernetes' images: kubelet's chains in mangle come first.
+the network plugin write. Kubernetes' images agree on how to find out: kubelet's chains in mangle come first.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ class XtablesVariant(NamedTuple):
 
     @property
     def restore_waits(self) -> bool:
-        """Whether the restore program knows ``-w SECONDS``."""
+        """Return whether the restore program supports ``-w SECONDS``."""
         return self.version >= (1, 6, 2)
 
     @property
     def random_fully(self) -> bool:
-        """Whether MASQUERADE knows --random-fully."""
+        """Return whether MASQUERADE supports --random-fully."""
         return self.version >= (1, 6, 2)
 
     @property
     def waits(self) -> bool:
-        """Whether iptables itself knows ``-w SECONDS``."""
+        """Return whether iptables itself supports ``-w SECONDS``."""
         return self.version >= (1, 4, 22)
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class XtablesVariant(NamedTuple):
 
 
 def parse_version(text: str) -> Optional[Tuple[Version, str]]:
-    """Version and variant from ``iptables v1.8.9 (nf_tables)``; programs before 1.8 name no variant and are legacy."""
+    """Parse ``iptables v1.8.9 (nf_tables)`` as version and variant; versions before 1.8 are legacy."""
     found = _VERSION.search(text)
     if not found:
         return None
@@ -90,9 +90,9 @@ class _Programs(NamedTuple):
 
 
 class Survey:
-    """The iptables programs of this node and what their tables hold, looked up once for both families.
+    """The iptables programs of this node and the contents of their tables, read once for both families.
 
-    Starting a program is what takes time on a small node, so neither a version nor a save is asked for twice.
+    Starting programs is slow on a small node, so each version and each save is queried only once.
     """
 
     def __init__(self) -> None:
@@ -101,14 +101,14 @@ class Survey:
         self._saves: Dict[Tuple[str, str], str] = {}
 
     def _version(self, main: str) -> Optional[Tuple[Version, str]]:
-        # The names of both families are usually links to one file, which says the same of itself under each.
+        # The names of both families are usually links to one file, which reports the same version under each.
         file = os.path.realpath(main)
         if file not in self._versions:
             self._versions[file] = parse_version(run([main, "--version"], timeout=20).output)
         return self._versions[file]
 
     def installed(self, family: str) -> Tuple[Dict[str, _Programs], str]:
-        """The programs of each variant, and the variant that the plain name stands for (empty if there is none)."""
+        """Return the programs of each variant, and the variant of the plain name (empty if there is none)."""
         if family not in self._found:
             self._found[family] = self._look(family)
         return self._found[family]
@@ -125,7 +125,7 @@ class Survey:
             version = self._version(main)
             if version is None:
                 if name == prefix:
-                    return {}, ""  # the command that everybody calls is switched off on purpose, so the family is
+                    return {}, ""  # the plain command is disabled on purpose, so the family is
                 continue
             if name == prefix:
                 default = version[1]
@@ -134,7 +134,7 @@ class Survey:
         return found, default
 
     def saved(self, variant: str, table: str = "") -> str:
-        """The rules of both families in one variant, of one table or all. Looking creates no table."""
+        """Return the rules of both families in one variant, of one table or all, without creating a table."""
         return "".join(self._saved(family, variant, table) for family in _PREFIX)
 
     def _saved(self, family: str, variant: str, table: str) -> str:
@@ -154,10 +154,10 @@ class Survey:
 
 
 def table_names(family: str) -> List[str]:
-    """Return the tables that legacy iptables has made in this network namespace.
+    """Return the tables that legacy iptables has created in this network namespace.
 
     The kernel lists them in a file of mode 0440, root's and its group's. Without access to it, each table whose module
-    is loaded is asked for its size, which needs CAP_NET_ADMIN and CAP_NET_RAW; since Linux 5.15 that makes an empty
+    is loaded is queried for its size, which needs CAP_NET_ADMIN and CAP_NET_RAW; since Linux 5.15 that creates an empty
     table if the module is loaded and the table has not been used in this network namespace.
     """
     prefix = "ip6" if family == IPV6 else "ip"
@@ -171,7 +171,7 @@ def table_names(family: str) -> List[str]:
 
 
 def run_save(program: str, variant: str, family: str, progress: Progress = unheeded) -> Completed:
-    """Run an iptables-save program for all tables that exist, and return what it left. Reading creates no table.
+    """Run an iptables-save program for all tables that exist and return its result, without creating a table.
 
     iptables-legacy-save reads the names of the tables from the same file as :func:`table_names`, and fails without
     access to it; then it is run for one table at a time. Raises KernelError.
@@ -200,17 +200,17 @@ def _asked_table_names(family: str, prefix: str) -> List[str]:
 
 
 def _hinted(saved: str) -> str:
-    """The chain of kubelet's that is in the table mangle of a save, or an empty text."""
+    """Return kubelet's chain in the table mangle of a save, or an empty text."""
     chains = [line for line in _table_lines(saved, "mangle") if line.startswith(_HINT_CHAINS)]
     return chains[0].split()[0][1:] if chains else ""
 
 
 def choose(variants: Iterable[str], saved: Callable[[str, str], str], default: str) -> Tuple[str, str]:
-    """The variant to use out of those installed, and why.
+    """Return the variant to use out of those installed, and why.
 
-    ``saved`` gives the iptables-save text of a variant, of both families, for one table or (empty) for all. kubelet's
-    chains in mangle decide (nft is looked at first); else the variant with more rules; else the ``default``.
-    Raises KernelError if no variant is installed.
+    ``saved`` returns the iptables-save text of a variant, of both families, for one table or (empty) for all. kubelet's
+    chains in mangle decide (nft is checked first); else the variant with more rules; else the ``default``. Raises
+    KernelError if no variant is installed.
     """
     known = list(variants)
     if not known:
@@ -227,7 +227,7 @@ def choose(variants: Iterable[str], saved: Callable[[str, str], str], default: s
     if counts[LEGACY] != counts[NFT]:
         variant = max(counts, key=lambda name: counts[name])
         return variant, f"it holds {counts[variant]} rules, the other variant {min(counts.values())}"
-    return default or NFT, "what the plain iptables command is"
+    return default or NFT, "the variant of the plain iptables command"
 
 
 def _table_lines(text: str, table: str) -> List[str]:
@@ -242,10 +242,10 @@ def _table_lines(text: str, table: str) -> List[str]:
 
 
 def detect_variant(family: str, wanted: str = "", survey: Optional[Survey] = None) -> XtablesVariant:
-    """The iptables to use for a family; ``wanted`` (legacy or nft) overrides what the node looks like.
+    """Return the iptables to use for a family; ``wanted`` (legacy or nft) overrides the detection.
 
-    Both families' rules count, since a node uses one variant for both. A ``survey`` shared by several calls saves
-    looking again. Raises KernelError if iptables is not installed.
+    Both families' rules count, since a node uses one variant for both. A ``survey`` shared by several calls avoids
+    reading them again. Raises KernelError if iptables is not installed.
     """
     survey = survey or Survey()
     installed, default = survey.installed(family)
@@ -268,10 +268,10 @@ def detect_variant(family: str, wanted: str = "", survey: Optional[Survey] = Non
 
 
 def unsupported_reason(family: str, variant: Optional[XtablesVariant]) -> str:
-    """Why the node cannot do NAT with iptables for the family, in words; empty if it can.
+    """Return why the node cannot do NAT with iptables for the family, in words; empty if it can.
 
-    ``variant`` is None where iptables for the family is not installed. Makes no table and loads no module. Raises
-    KernelError if somebody else holds the xtables lock all the time.
+    ``variant`` is None if iptables for the family is not installed. Creates no table and loads no module. Raises
+    KernelError if another program holds the xtables lock all the time.
     """
     if variant is None:
         return f"{_PREFIX[family]} is not installed"
@@ -289,7 +289,7 @@ def unsupported_reason(family: str, variant: Optional[XtablesVariant]) -> str:
         return ""
     done = run(command)
     if done.status and "unshare failed" in done.errors:
-        # Without the right to make another namespace, as in the agent's sandbox, this one has to answer.
+        # Without the privilege to create a namespace, as in the agent's sandbox, the command runs in this one.
         done = run(command[command.index(variant.main) :])
     if done.status == 4 and "xtables lock" in done.errors:
         raise KernelError(f"{_PREFIX[family]}: {held_message(_LISTING_WAIT)}")
@@ -301,10 +301,10 @@ def unsupported_reason(family: str, variant: Optional[XtablesVariant]) -> str:
 
 
 def _listing_command(variant: XtablesVariant) -> List[str]:
-    """The command that succeeds if the kernel can do NAT; empty if it need not be asked.
+    """Return the command that succeeds if the kernel supports NAT; empty if it need not be run.
 
-    Listing a table with legacy iptables makes the table. So where it is not there yet its module answers, if it is
-    known to be installed, and else another network namespace has to.
+    Listing a table with legacy iptables creates the table. So if it does not exist yet, its module decides, if that is
+    known to be installed, or else the command runs in another network namespace.
     """
     wait = ["-w", str(_LISTING_WAIT)] if variant.waits else []
     command = [variant.main, *wait, "-S", "POSTROUTING", "-t", "nat"]

@@ -104,10 +104,10 @@ def with_excluded_servers(
     """Return the desired virtual servers, plus other observed ones in the ``excluded`` networks, unchanged."""
     if not excluded:
         return desired
-    foreign = {
+    external = {
         key: value for key, value in observed.items() if key not in desired and in_networks(key.address, excluded)
     }
-    return {**desired, **foreign} if foreign else desired
+    return {**desired, **external} if external else desired
 
 
 def with_excluded_real_servers(
@@ -122,12 +122,12 @@ def with_excluded_real_servers(
     """
     if not excluded:
         return desired
-    foreign = {
+    external = {
         key: value
         for key, value in observed.items()
         if key not in desired and key.server not in servers and in_networks(key.server.address, excluded)
     }
-    return {**desired, **foreign} if foreign else desired
+    return {**desired, **external} if external else desired
 
 
 def keep_excluded(servers: Change[Any, Any], real_servers: Change[Any, Any], excluded: Collection[Network]) -> None:
