@@ -201,9 +201,9 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.agent_client import ask_agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import inspect
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.state_directory import control_socket
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import ask_agent
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.state_directory import control_socket
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import distribution, kernel_release
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (

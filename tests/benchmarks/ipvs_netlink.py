@@ -24,13 +24,13 @@ from tests.lab import system
 
 # isort: split
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import ipvs_messages as messages
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import messages as messages
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.servers import (
     IpvsSocket,
     RealServersResource,
     VirtualServersResource,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import Outcome
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import Outcome
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
     RealServerKey,

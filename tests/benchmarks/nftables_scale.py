@@ -28,7 +28,7 @@ from tests.lab import system
 
 # isort: split
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import (
     NETLINK_NETFILTER,
     NetlinkSocket,
     Outcome,

@@ -22,8 +22,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import converge as convergence
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.lock import ConvergenceLock
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, PreflightError
 
 UML = pytest.mark.uml

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import (
     NETLINK_NETFILTER,
     NLM_F_ACK,
     NLM_F_CREATE,

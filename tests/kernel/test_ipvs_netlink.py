@@ -13,7 +13,7 @@ import subprocess
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import netlink
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import socket as netlink
 
 RTM_NEWADDR, RTM_GETADDR, RTM_GETLINK = 20, 22, 18
 NEW = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL

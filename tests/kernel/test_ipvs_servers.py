@@ -17,14 +17,14 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import parse_network
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import ipvs as ipvs_module
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import servers as ipvs_module
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.messages import parse_proc
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.servers import (
     IpvsSocket,
     RealServersResource,
     TimeoutsResource,
     VirtualServersResource,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs_messages import parse_proc
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.draining import (
     with_draining,
     with_excluded_real_servers,

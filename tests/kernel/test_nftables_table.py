@@ -16,10 +16,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import transactions
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.monitor import TableMonitor
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.probe import (
-    answers,
-    unsupported_reason,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.probe import answers, unsupported_reason
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import BaseHook, ChainValue

@@ -22,8 +22,8 @@ from ..configuration.load import load_given
 from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ..configuration.validate import in_mode
 from ..convergence.handles import KernelHandles
-from ..convergence.lock import ConvergenceLock
 from ..convergence.request import Request
+from ..convergence.runtime.lock import ConvergenceLock
 from ..errors import KernelError, ProxyError
 from ..kernel.presence import holds_dataplane
 from ..serviceports.node import node_name

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple, Tuple
 
-from ..convergence.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
-from ..convergence.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
+from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
+from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 
 _NAMED_OTHERWISE = ("configuration", "ignore_findings")
 

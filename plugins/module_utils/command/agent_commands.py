@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Callable, Dict, List
 
-from ..convergence.agent_client import NoAgent, ask_agent
+from ..convergence.runtime.agent_client import NoAgent, ask_agent
 from ..errors import ProxyError
 from .outcome import DIFFERENT, NOT_RUNNING, OK, Outcome
 

@@ -18,10 +18,10 @@ import os
 import sys
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, TextIO
 
+from ..convergence.explanation.target import Target, parse_target
 from ..convergence.history.directory import DEFAULT_DIRECTORY as DEFAULT_HISTORY
-from ..convergence.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
-from ..convergence.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
-from ..convergence.target import Target, parse_target
+from ..convergence.runtime.state_directory import DEFAULT_CACHE, DEFAULT_CONTROL, DEFAULT_TOKEN
+from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_STATE
 from ..errors import ConfigurationError, ProxyError
 from ..packaging.identity import identity
 from . import completion

@@ -18,12 +18,12 @@ from ..cluster.state import ClusterState
 from ..configuration.load import load_given
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.validate import in_mode
-from ..convergence.explain import desired_family, explain, explanation_document
+from ..convergence.explanation.explain import desired_family, explain, explanation_document
+from ..convergence.explanation.target import Target
 from ..convergence.history.converged import converge, inspect
 from ..convergence.modes.choose import choose_mode
 from ..convergence.node import family_context, view_node
 from ..convergence.request import Report, Request
-from ..convergence.target import Target
 from ..errors import ProxyError
 from .outcome import DIFFERENT, NOT_RUNNING, OK, Outcome
 

@@ -18,8 +18,6 @@ from ..resources import PlannedChange, Stage, apply_plan, plan
 from .family import FamilyContext, FamilyServices, FamilyTables
 from .guard import Guard
 from .handles import KernelHandles
-from .ledger import forget, read_ledger, udp_endpoints, write_ledger
-from .lock import ConvergenceLock
 from .loss import LossGuard
 from .modes.choose import ChosenMode, choose_mode
 from .modes.mode import Mode
@@ -29,6 +27,8 @@ from .probes import default_probes
 from .removal import leftover_contexts, leftover_stages, removal_stages
 from .report import Stopwatch, conflict_warnings, counts, table_changes
 from .request import Report, Request
+from .runtime.ledger import forget, read_ledger, udp_endpoints, write_ledger
+from .runtime.lock import ConvergenceLock
 from .stages import release_stages
 
 

@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Optional, Type
 
 from ..kernel.facts import kernel_release
-from ..kernel.ipset import IpsetSocket
-from ..kernel.ipvs import PROC_TABLE, IpvsSocket
+from ..kernel.ipset.sets import IpsetSocket
+from ..kernel.ipvs.servers import PROC_TABLE, IpvsSocket
 from ..kernel.modules import asking_loads
-from ..kernel.netlink import NETLINK_ROUTE, NetlinkSocket
+from ..kernel.netlink.socket import NETLINK_ROUTE, NetlinkSocket
 from ..kernel.nftables.probe import answers as nftables_answers
 from ..kernel.nftables.resource import NftablesResource
 from ..resources import Progress, unheeded

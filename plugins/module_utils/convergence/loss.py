@@ -19,8 +19,8 @@ from ..preflight.findings import LOSS, Finding, judge
 from ..rendering.served import routed_cluster_ips, served_cluster_ips
 from ..resources import PlannedChange, Stage, plan
 from .family import FamilyServices
-from .ledger import loss_was_refused, record_loss
 from .request import Request
+from .runtime.ledger import loss_was_refused, record_loss
 
 
 class LossGuard:

@@ -14,9 +14,9 @@ from typing import Any, Callable, Container, Dict, List, Mapping, NamedTuple, Se
 
 from ..addresses import FAMILIES, IPV4
 from ..errors import KernelError
-from ..kernel.ipset import SetElementsResource, SetsResource
-from ..kernel.ipvs import RealServersResource, TimeoutsResource, VirtualServersResource
-from ..kernel.ipvs_connections import used_connections
+from ..kernel.ipset.sets import SetElementsResource, SetsResource
+from ..kernel.ipvs.connections import used_connections
+from ..kernel.ipvs.servers import RealServersResource, TimeoutsResource, VirtualServersResource
 from ..kernel.links import AddressesResource, DummyDeviceResource, MonitoringDeviceResource
 from ..kernel.nftables.unused import UnusedResource
 from ..kernel.xtables.chains import ChainsResource

@@ -11,7 +11,7 @@ from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTu
 from ..addresses import address_bits, canonical_address, family_of
 from ..errors import ConfigurationError, KernelError
 from ..kernel.facts import kernel_release
-from ..kernel.ipvs import IpvsSocket, RealServersResource, VirtualServersResource
+from ..kernel.ipvs.servers import IpvsSocket, RealServersResource, VirtualServersResource
 from ..kernel.modules import ModulesResource, available_modules, scheduler_module
 from ..rendering.ipvs.model import (
     MASQUERADE,

@@ -20,7 +20,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 from ..addresses import IPV6, packed
 from ..errors import KernelError
 from ..serviceports.info import ServicePortInfo
-from .netlink import (
+from .netlink.socket import (
     NETLINK_NETFILTER,
     DumpInterrupted,
     Message,

@@ -18,7 +18,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..addresses import FAMILIES, IPV4, IPV6, family_of, unpacked
 from ..errors import KernelError
-from .netlink import NETLINK_ROUTE, NetlinkSocket, parse_attributes
+from .netlink.socket import NETLINK_ROUTE, NetlinkSocket, parse_attributes
 
 # linux/rtnetlink.h, linux/if_addr.h
 _ADDRESS_HEADER = struct.Struct("=BBBBI")

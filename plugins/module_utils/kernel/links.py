@@ -19,7 +19,7 @@ from ..rendering.ipvs.entries import is_link_local
 from ..rendering.ipvs.model import DEVICE
 from ..rendering.ipvs.text import address_line
 from ..resources import Change, Kind, Resource
-from .netlink import (
+from .netlink.socket import (
     NLM_F_CREATE,
     NLM_F_EXCL,
     Message,

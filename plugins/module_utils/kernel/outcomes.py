@@ -14,7 +14,7 @@ import struct
 from typing import List, NamedTuple
 
 from ..errors import KernelError
-from .attributes import attribute_text, parse_attributes
+from .netlink.attributes import attribute_text, parse_attributes
 
 _NLM_F_CAPPED = 0x100
 _NLM_F_ACK_TLVS = 0x200

@@ -11,7 +11,7 @@ import socket
 from ..addresses import FAMILIES
 from .facts import kernel_release, read_text
 from .modules import present_modules
-from .netlink import NETLINK_NETFILTER, NetlinkSocket
+from .netlink.socket import NETLINK_NETFILTER, NetlinkSocket
 from .nftables.listing import nft_chains, nft_tables
 from .xtables.legacy_tables import TableReader
 

@@ -11,8 +11,8 @@ from typing import Dict, Iterable, List, Mapping, Sequence, Tuple
 from ..addresses import IPV6
 from ..errors import KernelError
 from ..kernel import facts, sysctls
-from ..kernel.ipset import IpsetSocket
-from ..kernel.ipvs import IpvsSocket
+from ..kernel.ipset.sets import IpsetSocket
+from ..kernel.ipvs.servers import IpvsSocket
 from ..kernel.modules import ModulesResource, available_modules, present_modules
 from ..kernel.programs import find_program
 from ..kernel.xtables.variant import LEGACY, XtablesVariant, unsupported_reason

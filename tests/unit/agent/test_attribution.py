@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.attribution import (
-    attributed,
-    kind_and_name,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift.attribution import attributed, kind_and_name
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.monitor import author
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey, JumpKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
@@ -16,12 +13,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode
     SetElementKey,
     VirtualServerKey,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.resources import (
-    Change,
-    Kind,
-    PlannedChange,
-    Resource,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, Kind, PlannedChange, Resource
 
 SERVER = VirtualServerKey("tcp", "10.96.0.1", 80)
 

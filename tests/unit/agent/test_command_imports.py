@@ -93,7 +93,7 @@ def test_asking_the_agent_does_not_load_it(archive: str, tmp_path: Path, words: 
         thread.start()
         found, *modules = loaded(archive, *words, "--control", path)
         thread.join()
-    assert found == f"exit {code}" and "kubenode_proxy.convergence.agent_client" in modules
+    assert found == f"exit {code}" and "kubenode_proxy.convergence.runtime.agent_client" in modules
     assert heavy(modules) == set()
 
 

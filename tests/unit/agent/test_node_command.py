@@ -15,23 +15,20 @@ import threading
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.control import (
-    Ask,
-    ControlServer,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.control import Ask, ControlServer
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.command import agent_commands, cli, commands
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.agent_client import NoAgent, ask_agent
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explain import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.explain import (
     desired_family,
     explain,
     explanation_document,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.target import parse_target
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, TableChange
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.target import parse_target
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import NoAgent, ask_agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import identity
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic

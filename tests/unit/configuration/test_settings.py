@@ -9,9 +9,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import Node
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.conntrack import (
-    conntrack_maximum,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.conntrack import conntrack_maximum
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.consistency import check_consistency
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration

@@ -12,9 +12,9 @@ from typing import List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import lock as lock_module
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.ledger import forget, write_ledger
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.lock import ConvergenceLock
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import lock as lock_module
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.ledger import forget, write_ledger
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 
 

@@ -12,8 +12,10 @@ from typing import List, Optional, Tuple
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import ipset_messages, ipvs_messages, netlink
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack import read_entry, udp_frontends
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipset import messages as ipset_messages
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import messages as ipvs_messages
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import socket as netlink
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
     RealServerKey,

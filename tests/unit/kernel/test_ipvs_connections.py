@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs_connections import parse_connections
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.connections import parse_connections
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import RealServerKey, VirtualServerKey
 
 LINES = """\

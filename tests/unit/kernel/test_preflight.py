@@ -21,10 +21,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import (
     limits,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import (
-    ServicePortInfo,
-    ServicePortName,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortInfo, ServicePortName
 
 RELEASE = "6.1.0-13-amd64"
 ALL_RIGHTS = (1 << 40) - 1

@@ -15,10 +15,7 @@ from hypothesis import strategies as st
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import (
-    ServicePortInfo,
-    ServicePortName,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortInfo, ServicePortName
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import (
     NodeContext,
     all_service_ports,

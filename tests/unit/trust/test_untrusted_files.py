@@ -21,10 +21,10 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils import regular_files
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.credentials import TokenFile
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import read_cache
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import ledger, state_directory
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import pending
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import History
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.lock import ConvergenceLock
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import ledger, state_directory
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -17,7 +17,7 @@ from typing import Callable, Dict, List, NamedTuple, Sequence
 from ...convergence.handles import KernelHandles
 from ...convergence.modes.mode import Subsystems
 from ...errors import KernelError
-from ...kernel.ipvs_outline import ServersContent, ServersOutline
+from ...kernel.ipvs.outline import ServersContent, ServersOutline
 from ...kernel.xtables.chains import ChainsResource
 from ...kernel.xtables.variant import LEGACY
 from ..surface.log import Log

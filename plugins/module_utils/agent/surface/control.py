@@ -16,7 +16,7 @@ import socket
 import time
 from typing import Callable
 
-from ...convergence.agent_client import ANSWER_SECONDS, CLIENT_SECONDS, Answer, Question
+from ...convergence.runtime.agent_client import ANSWER_SECONDS, CLIENT_SECONDS, Answer, Question
 from ...errors import KernelError
 from ...regular_files import parse_json
 from ..supervision import Task

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, NamedTuple
 
-from ...convergence.explain import ExplainedFamily, explain, explanation_document
-from ...convergence.target import parse_target
+from ...convergence.explanation.explain import ExplainedFamily, explain, explanation_document
+from ...convergence.explanation.target import parse_target
 from ...errors import ProxyError
 from ...packaging.identity import identity
 from ..source.cluster_source import ClusterSource

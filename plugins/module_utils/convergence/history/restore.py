@@ -17,8 +17,8 @@ from ...addresses import FAMILIES
 from ...configuration.model import IPVS
 from ...errors import HistoryError, KernelError, ProxyError
 from ...kernel.facts import node_facts
-from ...kernel.ipvs import TimeoutsResource
-from ...kernel.ipvs_connections import used_connections
+from ...kernel.ipvs.connections import used_connections
+from ...kernel.ipvs.servers import TimeoutsResource
 from ...kernel.links import AddressesResource, DummyDeviceResource
 from ...kernel.modules import ModulesResource, modules_for
 from ...kernel.nftables.raw import RawTableResource
@@ -31,11 +31,11 @@ from ...preflight.findings import judge
 from ...rendering.ipvs.draining import with_draining
 from ...resources import Kind, PlannedChange, Resource, Stage, apply_plan, never, plan
 from ..handles import KernelHandles
-from ..ledger import write_ledger
 from ..leftovers import StillConnected, replaces_iptables_mode
-from ..lock import ConvergenceLock
 from ..report import Stopwatch, table_changes
 from ..request import TableChange
+from ..runtime.ledger import write_ledger
+from ..runtime.lock import ConvergenceLock
 from ..stages import IpvsResources, OnlyOurServers, ipvs_resources, observed_once, unloaded_ipvs_resources
 from . import units
 from .confirm import withdraw

@@ -15,7 +15,7 @@ from typing import Sequence
 
 from ...errors import ProxyError
 from ..handles import KernelHandles
-from ..lock import ConvergenceLock
+from ..runtime.lock import ConvergenceLock
 from . import pending, units
 from .directory import REVERTED
 from .restore import RollbackReport, RollbackRequest, restore, rollback

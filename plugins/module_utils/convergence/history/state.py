@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 from ...addresses import FAMILIES, Network, family_of
 from ...configuration.model import MODES
 from ...kernel.facts import node_facts
-from ...kernel.ipvs import TimeoutsResource
+from ...kernel.ipvs.servers import TimeoutsResource
 from ...kernel.links import AddressesResource, DummyDeviceResource
 from ...kernel.nftables.raw import RawTableResource
 from ...kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values

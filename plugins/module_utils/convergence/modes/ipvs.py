@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from ...configuration.model import KubeProxyConfiguration
 from ...errors import ProxyError
-from ...kernel.ipvs import RealServersResource
+from ...kernel.ipvs.servers import RealServersResource
 from ...kernel.xtables.restore import RestoreError
 from ...preflight.check import ModeNeeds
 from ...preflight.features import IPVS_EXTENSIONS

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Dict, Iterator, List, NamedTuple, Optional
 
 from ...errors import KernelError
-from ..netlink import NetlinkRefusal, NetlinkSocket, attribute_text, parse_attributes
+from ..netlink.socket import NetlinkRefusal, NetlinkSocket, attribute_text, parse_attributes
 from .attributes import (
     NFTA_CHAIN_HOOK,
     NFTA_CHAIN_NAME,

@@ -29,7 +29,16 @@ from ...rendering.nftables.objects import (
     SetValue,
     key_length,
 )
-from ..netlink import NLA_F_NESTED, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, Message, attribute, nested, text_attribute
+from ..netlink.socket import (
+    NLA_F_NESTED,
+    NLM_F_APPEND,
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    Message,
+    attribute,
+    nested,
+    text_attribute,
+)
 from .attributes import (
     NFTA_CHAIN_HOOK,
     NFTA_CHAIN_NAME,

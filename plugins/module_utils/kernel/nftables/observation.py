@@ -28,8 +28,8 @@ from ...rendering.nftables.objects import (
     Value,
     list_value,
 )
-from ..attributes import NLA_TYPE_MASK
-from ..netlink import (
+from ..netlink.attributes import NLA_TYPE_MASK
+from ..netlink.socket import (
     NetlinkRefusal,
     NetlinkSocket,
     Slice,

@@ -18,7 +18,7 @@ from ...rendering.nftables.objects import RESOURCE, BaseHook, Key, Value
 from ...rendering.settings import DataplaneSettings, LocalTraffic
 from ...resources import Change
 from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName
-from ..netlink import NETLINK_NETFILTER, NetlinkRefusal, NetlinkSocket
+from ..netlink.socket import NETLINK_NETFILTER, NetlinkRefusal, NetlinkSocket
 from ..outcomes import is_forbidden, is_not_understood
 from .messages import BATCH_BEGIN, Encoder
 from .transactions import Labelled, Planner

@@ -26,7 +26,7 @@ from ...errors import KernelError
 from ...rendering.nftables.objects import SET_EVAL, TABLE_NAME, ChainValue, Key, Rule
 from ...rendering.nftables.text import chain_lines, element_texts, table_family
 from ...resources import Change, Kind, Resource
-from ..netlink import (
+from ..netlink.socket import (
     NETLINK_NETFILTER,
     NLM_F_APPEND,
     NLM_F_CREATE,

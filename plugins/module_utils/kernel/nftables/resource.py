@@ -12,7 +12,7 @@ from ...errors import KernelError
 from ...rendering.nftables.objects import TABLE_NAME, Key, Value
 from ...rendering.nftables.text import describe
 from ...resources import Change, Kind, Resource, difference
-from ..netlink import NETLINK_NETFILTER, MessageError, NetlinkSocket, parse_attributes
+from ..netlink.socket import NETLINK_NETFILTER, MessageError, NetlinkSocket, parse_attributes
 from ..outcomes import is_busy, is_transient
 from . import messages
 from .attributes import NFTA_GEN_ID

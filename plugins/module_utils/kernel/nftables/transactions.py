@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Nam
 
 from ...rendering.nftables.objects import Key, Rule, SparseList, Value, index_bytes, list_items
 from ...resources import Change
-from ..netlink import Message
+from ..netlink.socket import Message
 from .messages import Encoder, ListPart
 
 #: The most elements in one transaction (the elements of one frontend are kept together even beyond that).

@@ -16,7 +16,7 @@ from ...rendering.nftables.layout import FRONTENDS
 from ...rendering.nftables.objects import TABLE_NAME, Key
 from ...rendering.nftables.own_names import is_own
 from ...resources import Change, Kind, Resource
-from ..netlink import parse_attributes
+from ..netlink.socket import parse_attributes
 from .attributes import NFTA_DYNSET_SET_NAME, NFTA_IMMEDIATE_DATA, NFTA_LOOKUP_SET, NFTA_SET_ELEM_DATA
 from .observation import parse_data, parse_expression
 from .raw import RawChain, RawSet, RawTable, RawTableResource, rule_expressions

@@ -23,7 +23,7 @@ from ...rendering.iptables.tables import (
     restore_text,
 )
 from ...resources import Change, Kind, Resource
-from ..netlink import NETLINK_NETFILTER, NetlinkSocket
+from ..netlink.socket import NETLINK_NETFILTER, NetlinkSocket
 from ..nftables.listing import nft_chains
 from .restore import DEFAULT_WAIT, restore, save
 from .variant import NFT, XtablesVariant

@@ -15,7 +15,7 @@ from typing import Dict, Iterable, Tuple
 
 from ..facts import kernel_release, read_text
 from ..modules import asking_loads, available_modules, present_modules
-from ..netlink import (
+from ..netlink.socket import (
     NETLINK_NETFILTER,
     NLM_F_CREATE,
     NetlinkRefusal,

@@ -18,7 +18,7 @@ from ...rendering.iptables.canonical import canonical_rule, target_of
 from ...rendering.iptables.restore_input import one_line, tables_in_order, transaction
 from ...rendering.iptables.tables import ChainKey, Ownership
 from ...resources import Change, Kind, Resource
-from ..netlink import NETLINK_NETFILTER, NetlinkSocket
+from ..netlink.socket import NETLINK_NETFILTER, NetlinkSocket
 from ..nftables.listing import nft_chains, nft_tables
 from .chains import KUBELET_CHAINS, Emptied, SavedTables, check_readable, parse_save
 from .restore import DEFAULT_WAIT, restore, save

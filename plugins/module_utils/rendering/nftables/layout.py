@@ -15,18 +15,7 @@ from ...addresses import IPV6, Network, packed, parse_network
 from ..merged import Entry
 from ..settings import DataplaneSettings, LocalTraffic
 from . import expressions as x
-from .objects import (
-    ADDRESS_TYPES,
-    INDEX,
-    PORT,
-    PROTOCOL,
-    RESOURCE,
-    VERDICT,
-    BaseHook,
-    ChainValue,
-    Rule,
-    SetValue,
-)
+from .objects import ADDRESS_TYPES, INDEX, PORT, PROTOCOL, RESOURCE, VERDICT, BaseHook, ChainValue, Rule, SetValue
 
 CLUSTER_IPS = "cluster-ips"
 NODE_PORT_IPS = "nodeport-ips"

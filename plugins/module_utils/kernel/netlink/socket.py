@@ -30,7 +30,8 @@ from array import array
 from itertools import islice
 from typing import Iterable, Iterator, List, Sequence, Tuple, Type, TypeVar, Union
 
-from ..errors import KernelError
+from ...errors import KernelError
+from ..outcomes import MessageError, NetlinkRefusal, Outcome, Reply, errno_text, extended_text
 from .attributes import (
     NLA_F_NESTED,
     NLA_F_NET_BYTEORDER,
@@ -42,7 +43,6 @@ from .attributes import (
     parse_attributes,
     text_attribute,
 )
-from .outcomes import MessageError, NetlinkRefusal, Outcome, Reply, errno_text, extended_text
 
 __all__ = [
     "NLA_F_NESTED",

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
-from ..addresses import address_and_port
-from ..cluster.model import NamespacedName
-from ..cluster.state import ClusterState
-from ..rendering.desired import DesiredTables
-from ..rendering.rendering import Rendering
-from ..rendering.settings import DataplaneSettings
-from ..serviceports.info import Endpoint, ServicePortInfo
-from ..serviceports.selection import NO_TOPOLOGY, SAME_NODE, topology_mode
-from ..serviceports.table import NodeContext, all_service_ports, service_ports_of
-from .family import FamilyContext
+from ...addresses import address_and_port
+from ...cluster.model import NamespacedName
+from ...cluster.state import ClusterState
+from ...rendering.desired import DesiredTables
+from ...rendering.rendering import Rendering
+from ...rendering.settings import DataplaneSettings
+from ...serviceports.info import Endpoint, ServicePortInfo
+from ...serviceports.selection import NO_TOPOLOGY, SAME_NODE, topology_mode
+from ...serviceports.table import NodeContext, all_service_ports, service_ports_of
+from ..family import FamilyContext
 from .target import Destination, ServiceTarget, Target
 
 INTERNAL, EXTERNAL = "internal", "external"

@@ -11,8 +11,8 @@ import socket
 import time
 from typing import Any, Dict
 
-from ..errors import ProxyError
-from ..regular_files import parse_json
+from ...errors import ProxyError
+from ...regular_files import parse_json
 
 #: Most bytes of an answer: an explanation of a Service with a hundred thousand endpoints takes some 20 MB.
 _MOST_ANSWER_BYTES = 64 << 20

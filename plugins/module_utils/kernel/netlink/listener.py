@@ -9,8 +9,8 @@ import errno
 import socket
 from typing import Iterator, NamedTuple, Sequence, Type, TypeVar
 
-from ..errors import KernelError
-from .netlink import HEADER, NETLINK_ADD_MEMBERSHIP, SOL_NETLINK
+from ...errors import KernelError
+from .socket import HEADER, NETLINK_ADD_MEMBERSHIP, SOL_NETLINK
 
 Self = TypeVar("Self", bound="NetlinkListener")
 

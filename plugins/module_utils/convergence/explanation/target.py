@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, Optional, Union
 
-from ..addresses import address_and_port, canonical_address
-from ..errors import ConfigurationError
+from ...addresses import address_and_port, canonical_address
+from ...errors import ConfigurationError
 
 PROTOCOLS = ("tcp", "udp", "sctp")
 # RFC 1123 label: namespaces, Services and the names of their ports.

@@ -12,14 +12,14 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Type
 
-from ..errors import KernelError
-from ..rendering.ipvs.model import SetDefinition, SetElementKey
-from ..rendering.ipvs.sets import BITMAP_PORT
-from ..rendering.ipvs.text import set_line
-from ..resources import Change, Kind, Resource
-from . import ipset_messages as messages
-from .netlink import NETLINK_NETFILTER, MessageError, NetlinkRefusal, NetlinkSocket, Slice
-from .outcomes import is_existing, is_forbidden, is_missing
+from ...errors import KernelError
+from ...rendering.ipvs.model import SetDefinition, SetElementKey
+from ...rendering.ipvs.sets import BITMAP_PORT
+from ...rendering.ipvs.text import set_line
+from ...resources import Change, Kind, Resource
+from ..netlink.socket import NETLINK_NETFILTER, MessageError, NetlinkRefusal, NetlinkSocket, Slice
+from ..outcomes import is_existing, is_forbidden, is_missing
+from . import messages as messages
 
 _TEMPORARY = "KUBENODE-SWAP"
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 import errno
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
 
-from ..addresses import IPV4, family_of
-from ..errors import KernelError
-from ..rendering.ipvs.model import RealServer, RealServerKey, VirtualServer, VirtualServerKey
-from ..rendering.ipvs.text import real_server_line, virtual_server_line
-from ..resources import Change, Kind, Resource
-from . import ipvs_messages as messages
-from .netlink import NETLINK_GENERIC, MessageError, NetlinkRefusal, NetlinkSocket, generic_family
-from .outcomes import is_existing, is_missing
+from ...addresses import IPV4, family_of
+from ...errors import KernelError
+from ...rendering.ipvs.model import RealServer, RealServerKey, VirtualServer, VirtualServerKey
+from ...rendering.ipvs.text import real_server_line, virtual_server_line
+from ...resources import Change, Kind, Resource
+from ..netlink.socket import NETLINK_GENERIC, MessageError, NetlinkRefusal, NetlinkSocket, generic_family
+from ..outcomes import is_existing, is_missing
+from . import messages as messages
 
 # The table of the calling thread's network namespace.
 PROC_TABLE = "/proc/thread-self/net/ip_vs"

@@ -20,8 +20,8 @@ import time
 from types import TracebackType
 from typing import Optional, Type
 
-from ..errors import KernelError
-from ..regular_files import open_regular
+from ...errors import KernelError
+from ...regular_files import open_regular
 from .state_directory import prepare_state_directory
 
 _POLL_SECONDS = 0.05

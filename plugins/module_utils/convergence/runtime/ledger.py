@@ -21,10 +21,10 @@ import json
 import os
 from typing import Any, Dict
 
-from ..cluster.state import ClusterState
-from ..errors import KernelError
-from ..kernel.files import remove_file
-from ..regular_files import open_regular, parse_json, read_regular
+from ...cluster.state import ClusterState
+from ...errors import KernelError
+from ...kernel.files import remove_file
+from ...regular_files import open_regular, parse_json, read_regular
 from .state_directory import CONTROL_SOCKET, control_socket
 
 _VERSION = 1

@@ -11,8 +11,8 @@ import socket
 import sys
 from typing import Callable
 
-from .ipvs import PROC_TABLE
-from .xtables.legacy_tables import kernel_copy
+from ..xtables.legacy_tables import kernel_copy
+from .servers import PROC_TABLE
 
 #: IP_VS_SO_GET_INFO of linux/ip_vs.h; struct ip_vs_getinfo: version, size of the table, number of virtual servers.
 _GET_INFO = 64 + 1024 + 64 + 1

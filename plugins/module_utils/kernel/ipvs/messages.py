@@ -13,11 +13,11 @@ import socket
 import struct
 from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Set, Tuple
 
-from ..addresses import IPV4, IPV6, packed, unpacked
-from ..errors import KernelError
-from ..rendering.ipvs.model import HASHED, RealServer, RealServerKey, VirtualServer, VirtualServerKey
-from .attributes import attribute, attribute_text, parse_attributes, text_attribute
-from .netlink import NLM_F_REQUEST
+from ...addresses import IPV4, IPV6, packed, unpacked
+from ...errors import KernelError
+from ...rendering.ipvs.model import HASHED, RealServer, RealServerKey, VirtualServer, VirtualServerKey
+from ..netlink.attributes import attribute, attribute_text, parse_attributes, text_attribute
+from ..netlink.socket import NLM_F_REQUEST
 
 NEW_SERVICE, SET_SERVICE, DELETE_SERVICE, GET_SERVICE = 1, 2, 3, 4
 NEW_DEST, SET_DEST, DELETE_DEST, GET_DEST = 5, 6, 7, 8

@@ -15,9 +15,9 @@ from __future__ import annotations
 import socket
 from typing import Callable, Dict, Iterable
 
-from ..addresses import IPV4, unpacked
-from ..errors import KernelError
-from ..rendering.ipvs.model import RealServerKey, VirtualServerKey
+from ...addresses import IPV4, unpacked
+from ...errors import KernelError
+from ...rendering.ipvs.model import RealServerKey, VirtualServerKey
 
 # The connections of the calling thread's network namespace.
 PROC_CONNECTIONS = "/proc/thread-self/net/ip_vs_conn"

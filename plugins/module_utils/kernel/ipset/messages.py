@@ -13,10 +13,10 @@ import socket
 import struct
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..addresses import IPV4, IPV6, packed, unpacked
-from ..errors import KernelError
-from ..rendering.ipvs.model import SetDefinition
-from .netlink import (
+from ...addresses import IPV4, IPV6, packed, unpacked
+from ...errors import KernelError
+from ...rendering.ipvs.model import SetDefinition
+from ..netlink.socket import (
     NLA_F_NET_BYTEORDER,
     NLM_F_CREATE,
     Message,
