@@ -36,7 +36,7 @@ KNOWN: Dict[str, str] = {
     "controller/fleet/sources.py": TOOL,
     "controller/libraries.py": TOOL,
     "convergence/history/store.py": PROC,
-    "convergence/runtime/state_directory.py": "the directory, by O_NOFOLLOW, and then what only root can have put there",
+    "convergence/runtime/state_directory.py": "the directory, by O_NOFOLLOW, then what only root can have put there",
     "kernel/facts.py": PROC,
     "kernel/files.py": "files below /etc, by names that root gives",
     "kernel/ipvs/servers.py": PROC,
