@@ -16,10 +16,9 @@ class ModuleDocFragment:
     DOCUMENTATION = r"""
 attributes:
   action_group:
-    support: full
-    description: Use C(group/kubenode.proxy.proxy) in C(module_defaults) to set defaults for this module.
-    membership:
-      - kubenode.proxy.proxy
+    support: none
+    description: Use C(group/NAME) in C(module_defaults) to set defaults for the modules of an action group.
+    membership: []
   check_mode:
     support: full
     description: Can run in C(check_mode) and return the changed status prediction without modifying the node.

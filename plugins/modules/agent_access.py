@@ -57,6 +57,13 @@ options:
     choices: [present, absent]
     default: present
 attributes:
+  action_group:
+    description:
+      - Use C(group/kubenode.proxy.kubernetes_api)
+        in C(module_defaults) to set options that all modules of the group have.
+    support: full
+    membership:
+      - kubenode.proxy.kubernetes_api
   diff_mode:
     description: The result describes the changes in RV(changes).
     support: none

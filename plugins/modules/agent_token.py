@@ -41,6 +41,13 @@ options:
     type: int
     default: 86400
 attributes:
+  action_group:
+    description:
+      - Use C(group/kubenode.proxy.kubernetes_api)
+        in C(module_defaults) to set options that all modules of the group have.
+    support: full
+    membership:
+      - kubenode.proxy.kubernetes_api
   check_mode:
     description: Requests no token and returns none.
     support: full

@@ -60,6 +60,13 @@ options:
     elements: str
     default: []
 attributes:
+  action_group:
+    description:
+      - Use C(group/kubenode.proxy.kubernetes_api)
+        in C(module_defaults) to set options that all modules of the group have.
+    support: full
+    membership:
+      - kubenode.proxy.kubernetes_api
   check_mode:
     description: Reads from the API server and reports whether the file would change, without writing it.
     support: full

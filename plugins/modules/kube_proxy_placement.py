@@ -61,6 +61,13 @@ options:
     type: float
     default: 300
 attributes:
+  action_group:
+    description:
+      - Use C(group/kubenode.proxy.kubernetes_api)
+        in C(module_defaults) to set options that all modules of the group have.
+    support: full
+    membership:
+      - kubenode.proxy.kubernetes_api
   diff_mode:
     description: Shows the affinity of the DaemonSet and the label of the nodes, before and after.
     support: full

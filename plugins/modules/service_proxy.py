@@ -83,6 +83,16 @@ requirements:
   - iptables and iptables-restore, except in mode V(nftables)
   - the Python package PyYAML, only to read a kubeconfig in YAML
   - the Python package kubernetes, only for a kubeconfig with an C(auth-provider)
+attributes:
+  action_group:
+    description:
+      - Use C(group/kubenode.proxy.kubernetes_api), C(group/kubenode.proxy.convergence) or
+        C(group/kubenode.proxy.history) in C(module_defaults) to set options that all modules of the group have.
+    support: full
+    membership:
+      - kubenode.proxy.kubernetes_api
+      - kubenode.proxy.convergence
+      - kubenode.proxy.history
 seealso:
   - module: kubenode.proxy.service_proxy_confirm
   - module: kubenode.proxy.service_proxy_rollback

@@ -43,6 +43,13 @@ options:
     type: float
     default: 15.0
 attributes:
+  action_group:
+    description:
+      - Use C(group/kubenode.proxy.history)
+        in C(module_defaults) to set options that all modules of the group have.
+    support: full
+    membership:
+      - kubenode.proxy.history
   check_mode:
     description: Runs the probes and reports whether a change is pending, without confirming it.
     support: full

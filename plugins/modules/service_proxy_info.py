@@ -21,6 +21,14 @@ extends_documentation_fragment:
   - kubenode.proxy.convergence_options
   - kubenode.proxy.kubernetes_api
 attributes:
+  action_group:
+    description:
+      - Use C(group/kubenode.proxy.kubernetes_api) or C(group/kubenode.proxy.convergence)
+        in C(module_defaults) to set options that all modules of the group have.
+    support: full
+    membership:
+      - kubenode.proxy.kubernetes_api
+      - kubenode.proxy.convergence
   check_mode:
     description: Changes nothing in any mode.
     support: full

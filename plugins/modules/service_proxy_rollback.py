@@ -45,6 +45,15 @@ notes:
   - A rollback cancels a change that is waiting for confirmation; see M(kubenode.proxy.service_proxy_confirm).
 requirements:
   - Python 3.9 or later on the node
+attributes:
+  action_group:
+    description:
+      - Use C(group/kubenode.proxy.convergence) or C(group/kubenode.proxy.history)
+        in C(module_defaults) to set options that all modules of the group have.
+    support: full
+    membership:
+      - kubenode.proxy.convergence
+      - kubenode.proxy.history
 seealso:
   - module: kubenode.proxy.service_proxy
   - module: kubenode.proxy.service_proxy_confirm

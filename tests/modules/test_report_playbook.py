@@ -93,7 +93,7 @@ def test_hosts_that_cannot_be_looked_at_are_in_the_report(reporter):
     kinds = {item["kind"]: item for item in found["exceptions"]}
     assert "refused" in kinds["unreachable"]["items"][0]["words"]
     assert "/nonexistent/python" in kinds["failed"]["items"][0]["words"]
-    assert re.fullmatch("[0-9a-f]{64}", found["collection"]["engine"])
+    assert re.fullmatch(r"\d+\.\d+\.\d+\+[0-9a-f]{12}", found["collection"]["engine"])
     assert list(reporter.place.glob("kubenode-proxy-*")) == []
 
 

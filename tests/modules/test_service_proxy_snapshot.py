@@ -30,7 +30,7 @@ class Controller:
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
 
-    def play(self, *tasks, environment=None):
+    def play(self, *tasks, environment=None, defaults=None):
         """The results of the tasks; a failed one does not end the run."""
         results = self.scratch / "results.json"
         steps = [
@@ -41,6 +41,7 @@ class Controller:
         steps.append({"ansible.builtin.copy": {"content": content, "dest": str(results)}, "diff": False})
         variables = {"ansible_python_interpreter": sys.executable}
         play = {"hosts": "localhost", "gather_facts": False, "vars": variables, "tasks": steps}
+        play["module_defaults"] = defaults or {}
         playbook = self.scratch / "playbook.yml"
         playbook.write_text(json.dumps([play]), encoding="utf-8")
         variables = {key: value for key, value in os.environ.items() if not key.startswith(("K8S_AUTH_", "KUBECONFIG"))}
@@ -149,13 +150,19 @@ def test_where_the_server_comes_from(controller, api):
         (found,) = controller.play({MODULE: target}, environment={variable: kubeconfig})
         assert not found["changed"] and not found.get("failed"), (variable, found)
     environment = {"K8S_AUTH_HOST": api.url, "K8S_AUTH_API_KEY": "test-token", "K8S_AUTH_SSL_CA_CERT": authority}
+    # Options that all modules of an action group have can be set for all of them.
+    group = {"group/kubenode.proxy.kubernetes_api": {"kubeconfig": kubeconfig}}
+    (found,) = controller.play({MODULE: target}, defaults=group)
+    assert not found["changed"] and not found.get("failed"), found
     found, file = controller.play(
         {MODULE: target}, {MODULE: {**target, "source_file": str(SNAPSHOT)}}, environment=environment
     )
     assert not found["changed"] and not found.get("failed"), found
     assert not file.get("failed"), "an API server in the environment must not exclude a source file"
     (nowhere,) = controller.play({MODULE: target}, environment={"HOME": str(controller.scratch)})
-    assert nowhere["failed"] and "kubeconfig" in nowhere["msg"] and "\n" not in nowhere["msg"], nowhere
+    assert nowhere["failed"] and nowhere["msg"].startswith("no source of the cluster state: "), nowhere
+    for remedy in ("KUBECONFIG", "service_proxy_kubeconfig", "service_proxy_snapshot"):
+        assert remedy in nowhere["msg"] and "\n" not in nowhere["msg"], nowhere
 
 
 def test_an_api_server_that_fails_leaves_the_file(controller, api):

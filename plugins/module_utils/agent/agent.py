@@ -23,7 +23,7 @@ from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ..configuration.validate import in_mode
 from ..convergence.handles import KernelHandles
 from ..convergence.request import Request
-from ..convergence.runtime.lock import ConvergenceLock
+from ..convergence.runtime.lock import AGENT, ConvergenceLock
 from ..errors import KernelError, ProxyError
 from ..kernel.presence import holds_dataplane
 from ..serviceports.node import node_name
@@ -170,8 +170,8 @@ class Agent:
     def run(self) -> int:
         """Serve until stopped. Returns 0, or 1 after a failure that only a new start can cure. Raises ProxyError."""
         with contextlib.ExitStack() as stack:
-            holder = "the agent (kubenode-proxy run)"
-            stack.enter_context(ConvergenceLock(self.options.state_directory, LOCK_SECONDS, holder))
+            lock = ConvergenceLock(self.options.state_directory, LOCK_SECONDS, AGENT, outlasts_agent=True)
+            stack.enter_context(lock)
             stack.enter_context(self._handles)
             stack.callback(self.surface.close)
             if self.options.control:

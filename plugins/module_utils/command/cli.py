@@ -69,9 +69,10 @@ def _add_node_options(parser: argparse.ArgumentParser) -> None:
     add("--config", default=_default_configuration(), metavar="FILE", help="a KubeProxyConfiguration")
     add("--kubeconfig", default="", metavar="FILE", help="how to reach the API server (default: the configuration's)")
     add("--node-name", default="", metavar="NAME", help="this node's name (default: hostnameOverride, or the host's)")
+    # The empty value is the default, and not shown as a choice.
     modes = ["", "iptables", "ipvs", "nftables", "auto"]
-    add("--mode", default="", choices=modes, help="in place of the configured one")
-    add("--fallback", default="", choices=["", "iptables"], help="what to use where ipvs is not possible")
+    add("--mode", default="", choices=modes, metavar="MODE", help="iptables, ipvs, nftables or auto (configured one)")
+    add("--fallback", default="", choices=["", "iptables"], metavar="MODE", help="iptables, where ipvs is not possible")
     add("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="lock and memory, gone after a reboot")
     add("--lock-timeout", type=float, default=30.0, metavar="SECONDS", help="how long to wait for another convergence")
     add("--ignore", action="append", default=[], metavar="FINDING", help="go on in spite of a preflight finding")
@@ -118,7 +119,7 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("--cache", default=DEFAULT_CACHE, metavar="FILE", help="where the cluster state is kept")
     run.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket for status and explain")
     _add_token_option(run)
-    run.add_argument("--log-format", default="", choices=["", "text", "json"], help="instead of logging.format")
+    run.add_argument("--log-format", default="", choices=["", "text", "json"], metavar="FORMAT", help="text or json")
     run.add_argument("--verbose", "-v", action="store_true", help="log more")
     converge = command("converge", "bring this node once to what the cluster says")
     converge.add_argument("--check", action="store_true", help="change nothing; exit with 3 if something differs")
@@ -188,6 +189,7 @@ def make_parser() -> argparse.ArgumentParser:
     rollback.add_argument("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="where the lock is")
     rollback.add_argument("--lock-timeout", type=float, default=30.0, metavar="SECONDS", help="how long to wait for it")
     _add_output_option(rollback)
+    command("version", "show the collection's version and the engine's hash, as --version does")
     shells = command("completion", "print the completion script of a shell")
     shells.add_argument("shell", choices=["bash", "zsh"])
     return parser
@@ -239,7 +241,7 @@ def main(argv: Optional[Sequence[str]] = None, streams: Optional[Streams] = None
 
 
 def _dispatch(parser: argparse.ArgumentParser, arguments: argparse.Namespace, streams: Streams) -> int:
-    if arguments.version:
+    if arguments.version or arguments.command == "version":
         streams.output.write(f"kubenode-proxy {identity().text}\n")
         return 0
     if not arguments.command:

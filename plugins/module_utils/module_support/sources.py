@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ansible.module_utils.basic import AnsibleModule
 
 _NO_SERVER = "kubeconfig, context or host, or K8S_AUTH_KUBECONFIG or KUBECONFIG in the environment"
+_DEFAULT_KUBECONFIG = os.path.join("~", ".kube", "config")
 
 
 def read_cluster_objects(module: AnsibleModule) -> List[Any]:
@@ -27,6 +28,13 @@ def read_cluster_objects(module: AnsibleModule) -> List[Any]:
     Raises ConfigurationError if neither names one, ApiError if it cannot be read.
     """
     chosen = api_parameters(module.params, os.environ)
+    has_default = os.environ.get("KUBERNETES_SERVICE_HOST") or os.path.exists(os.path.expanduser(_DEFAULT_KUBECONFIG))
+    if not has_api_source(chosen) and not has_default:
+        raise ConfigurationError(
+            f"no source of the cluster state: there is no {_DEFAULT_KUBECONFIG}; set KUBECONFIG in the environment, or "
+            "give the option kubeconfig, context or host (with the role: service_proxy_kubeconfig, "
+            "service_proxy_context or service_proxy_api_host), or a file (service_proxy_snapshot)"
+        )
     if chosen["api_key"]:
         # Ansible hides a token in the options by itself, but not one from the environment.
         module.no_log_values.add(chosen["api_key"])

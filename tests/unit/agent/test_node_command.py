@@ -253,6 +253,9 @@ def test_help_and_version_go_to_the_output():
     assert run("explain", "--help")[0] == 0
     code, output, _errors = run("--version")
     assert (code, output) == (0, f"kubenode-proxy {identity().text}\n")
+    assert run("version") == (code, output, "")
+    for command in ("run", "converge", "status"):
+        assert "{," not in run(command, "--help")[1]
 
 
 @pytest.mark.parametrize(("check", "changed", "code"), [(False, True, 0), (True, True, 3), (True, False, 0)])

@@ -107,3 +107,28 @@ def test_a_lock_that_cannot_be_had_is_named(tmp_path):
         ConvergenceLock(str(blocked / "state"), 0.1),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("process", "holder", "said"),
+    [
+        (os.getpid(), lock_module.AGENT, "is running and programs the node until it is stopped"),
+        (os.getpid(), "another convergence", "has not ended within 0.3 seconds"),
+        # The agent has ended, and the one that holds the lock now has not written its name yet.
+        (2**22 + 1, lock_module.AGENT, "has not ended within 0.3 seconds"),
+    ],
+)
+def test_only_an_agent_that_runs_is_not_waited_for(tmp_path, monkeypatch, process, holder, said):
+    waits: List[float] = []
+    monkeypatch.setattr(lock_module.time, "sleep", waits.append)
+    clock = iter(number / 10 for number in range(100))
+    monkeypatch.setattr(lock_module.time, "monotonic", lambda: next(clock))
+    with ConvergenceLock(str(tmp_path), 0.1):
+        (tmp_path / "lock").write_text(f"{process} {holder}")
+        with pytest.raises(KernelError, match=said), ConvergenceLock(str(tmp_path), 0.3):
+            pass
+        assert bool(waits) is ("0.3 seconds" in said)
+        with pytest.raises(KernelError, match=r"0\.2 seconds"), ConvergenceLock(
+            str(tmp_path), 0.2, outlasts_agent=True
+        ):
+            pass

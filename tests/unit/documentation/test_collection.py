@@ -49,11 +49,25 @@ def test_modules_say_what_they_support(modules):
     assert {name: absent for name, absent in missing.items() if absent} == {}
 
 
-def test_the_action_group_has_all_modules(modules):
-    assert sorted(collection.runtime()["action_groups"]["proxy"]) == sorted(modules)
+def test_modules_say_which_action_groups_they_are_in(modules):
+    groups = collection.runtime()["action_groups"]
     for name, found in modules.items():
-        group = found["doc"]["attributes"]["action_group"]
-        assert group["membership"] == ["kubenode.proxy.proxy"], name
+        own = [f"kubenode.proxy.{group}" for group, members in groups.items() if name in members]
+        attribute = found["doc"]["attributes"]["action_group"]
+        assert (attribute["membership"], attribute["support"]) == (own, "full" if own else "none"), name
+
+
+@pytest.mark.parametrize(
+    ("group", "options"),
+    [
+        ("kubernetes_api", {"kubeconfig", "context", "host", "api_key", "ca_cert", "validate_certs", "api_timeout"}),
+        ("convergence", {"lock_timeout", "state_directory", "diff_lines"}),
+        ("history", {"history_directory"}),
+    ],
+)
+def test_all_modules_of_an_action_group_have_its_options(modules, group, options):
+    members = collection.runtime()["action_groups"][group]
+    assert sorted(members) == sorted(name for name, item in modules.items() if options <= set(item["doc"]["options"]))
 
 
 def test_modules_have_a_version_and_an_author(modules):

@@ -51,7 +51,8 @@ def revert(number: int, history_directory: str, state_directory: str, directory:
     # The agent holds the lock as long as it runs, so it has to go first.
     running = tuple(units.running_units())
     units.stop(running)
-    with ConvergenceLock(state_directory, _LOCK_SECONDS, "the revert of a change that was not confirmed"):
+    holder = "the revert of a change that was not confirmed"
+    with ConvergenceLock(state_directory, _LOCK_SECONDS, holder, outlasts_agent=True):
         history = History(history_directory)
         request = RollbackRequest(number, history_directory, keep=1_000_000, state_directory=state_directory)
         with KernelHandles() as handles:

@@ -24,6 +24,8 @@ from ...errors import KernelError
 from ...regular_files import open_regular
 from .state_directory import prepare_state_directory
 
+#: What the agent calls itself: it holds the lock for as long as it runs.
+AGENT = "the agent (kubenode-proxy run)"
 _POLL_SECONDS = 0.05
 #: Most bytes of the text in the file that are shown: the process and what it calls itself.
 _HOLDER_BYTES = 200
@@ -32,17 +34,21 @@ _HOLDER_BYTES = 200
 class ConvergenceLock:
     """An exclusive flock on ``<directory>/lock``, held while the context lasts.
 
-    ``holder``: what to call the process that holds it. Raises KernelError, naming the process that holds it, when it is
-    not free within ``timeout`` seconds; when the directory cannot be made, or for root when others can write it; and
-    when the name does not stand for a regular file.
+    ``holder``: what to call the process that holds it. ``outlasts_agent``: wait for a running agent as well, since it
+    is about to end. Raises KernelError, naming the process that holds the lock, when it is not free within ``timeout``
+    seconds, or at once when a running agent holds it; when the directory cannot be made, or for root when others can
+    write it; and when the name does not stand for a regular file.
     """
 
-    def __init__(self, directory: str, timeout: float, holder: str = "another convergence") -> None:
+    def __init__(
+        self, directory: str, timeout: float, holder: str = "another convergence", *, outlasts_agent: bool = False
+    ) -> None:
         self._path = os.path.join(directory, "lock")
         self._directory = directory
         self._timeout = timeout
         self._descriptor = -1
         self._holder = holder
+        self._outlasts_agent = outlasts_agent
 
     def __enter__(self) -> ConvergenceLock:
         deadline = time.monotonic() + self._timeout
@@ -114,9 +120,14 @@ class ConvergenceLock:
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise KernelError(f"{self._path}: cannot be locked: {error.strerror}") from error
+            text = os.pread(self._descriptor, _HOLDER_BYTES, 0).decode("utf-8", "replace")
+            process, _blank, holder = text.partition(" ")
+            if holder == AGENT and not self._outlasts_agent and _is_running(process):
+                raise KernelError(
+                    f"{self._path}: held by process {process}: {holder} of this node is running and programs the node "
+                    "until it is stopped"
+                )
             if time.monotonic() >= deadline:
-                text = os.pread(self._descriptor, _HOLDER_BYTES, 0).decode("utf-8", "replace")
-                process, _blank, holder = text.partition(" ")
                 raise KernelError(
                     f"{self._path}: held by process {process or 'unknown'}: {holder or 'another convergence'} of this "
                     f"node is running and has not ended within {self._timeout:g} seconds"
@@ -130,3 +141,14 @@ class ConvergenceLock:
         traceback: Optional[TracebackType],
     ) -> None:
         os.close(self._descriptor)
+
+
+def _is_running(process: str) -> bool:
+    """Whether there is a process of that number; the text is what the last holder of the lock wrote."""
+    try:
+        os.kill(int(process), 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    return True
