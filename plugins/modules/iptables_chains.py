@@ -234,7 +234,7 @@ def _apply(planned: List[PlannedChange]) -> None:
         except KernelError as error:
             already = f" ({', '.join(done)} already changed)" if done else ""
             raise KernelError(f"{error}{already}") from error
-        done.append(item.resource.name)
+        done.append(item.resource.label)
 
 
 def main() -> None:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import sys
+import tempfile
+from pathlib import Path
+
+import pytest
 
 from tests.lab.background import Background
 from tests.modules.harness import ROOT, UNPRIVILEGED
@@ -265,19 +268,25 @@ def test_ipvs_where_the_kernel_cannot(node):
     assert "-A KUBE-SERVICES" in rules(node)
 
 
-def test_rendered_needs_no_node_and_is_what_iptables_takes(node):
+@pytest.fixture
+def public_snapshot():
+    """Yield the path of a snapshot that every user can read; pytest closes its directories at each start."""
+    with tempfile.TemporaryDirectory(prefix="knp-public-") as directory:
+        path = Path(directory, "cluster.json")
+        path.write_bytes(SNAPSHOT.read_bytes())
+        path.chmod(0o644)
+        path.parent.chmod(0o755)
+        yield path
+
+
+def test_rendered_needs_no_node_and_is_what_iptables_takes(node, public_snapshot):
     before = rules(node)
     options = {**SERVE, "state": "rendered", "node_addresses": ["172.30.0.11"]}
-    public = node.scratch / "cluster.json"
-    public.write_bytes(SNAPSHOT.read_bytes())
-    for directory in (node.scratch, *node.scratch.parents):
-        if directory.stat().st_uid == os.getuid() and str(directory).startswith("/tmp/"):
-            directory.chmod(0o755)
     nameless = {key: value for key, value in options.items() if key != "node_name"}
     iptables, ipvs, unprivileged, no_name, no_mode = node.play(
         {MODULE: options},
         {MODULE: {**options, "mode": "ipvs"}},
-        {MODULE: {**options, "snapshot": str(public)}, **UNPRIVILEGED},
+        {MODULE: {**options, "snapshot": str(public_snapshot)}, **UNPRIVILEGED},
         {MODULE: nameless},
         {MODULE: {**options, "mode": "auto"}},
     )
