@@ -23,7 +23,7 @@ class ServicePortName(NamedTuple):
     protocol: str
 
     def __str__(self) -> str:
-        """``namespace/name:port``, or ``namespace/name`` for an unnamed port; the protocol is not part of it."""
+        """Return ``namespace/name:port``, or ``namespace/name`` for an unnamed port; the protocol is not included."""
         base = f"{self.namespace}/{self.name}"
         return f"{base}:{self.port_name}" if self.port_name else base
 

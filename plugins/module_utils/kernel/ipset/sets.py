@@ -119,7 +119,7 @@ class IpsetSocket:
                 raise KernelError(f"set {wanted[error.position]} cannot be removed: {messages.refusal_text(error)}")
 
     def replace(self, name: str, definition: SetDefinition) -> None:
-        """Resize a set without a moment in which rules miss it: fill a second one and swap the two.
+        """Resize a set without an interval in which rules miss it: fill a second set and swap the two.
 
         Type and family must be the same. Raises KernelError.
         """
@@ -230,5 +230,5 @@ class SetElementsResource(Resource[SetElementKey, bool]):
         self._socket.change_elements(messages.ADD, change.added, self._known)
 
     def describe(self, key: SetElementKey, value: bool) -> List[str]:
-        """One line as ``ipset save`` prints it."""
+        """Return one line as ``ipset save`` prints it."""
         return [f"add {key.set} {key.element}"]
