@@ -25,7 +25,7 @@ SCHEDULER_FLAG_3 = 0x20
 
 MASQUERADE = "masquerade"
 
-# The resource tables of ipvs mode besides the chains.
+# The resource tables of ipvs mode, except the chains.
 DEVICES = Kind.DEVICES
 ADDRESSES = Kind.ADDRESSES
 SETS = Kind.SETS
@@ -53,7 +53,7 @@ class VirtualServer(NamedTuple):
 
     ``flags``: PERSISTENT and scheduler flags of linux/ip_vs.h, without HASHED, which belongs to the kernel.
     ``timeout``: seconds of persistence, 0 without. ``netmask``: prefix length in bits by which persistent clients are
-    grouped (32 or 128: each one for itself).
+    grouped (32 or 128: no grouping).
     """
 
     scheduler: str

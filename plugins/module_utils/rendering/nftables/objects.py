@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the table is made of, as values: keys and values of the one resource table of nftables mode.
+"""The contents of the table as values: keys and values of the one resource table of nftables mode.
 
 ========================  =================================================================================
 key                       value
