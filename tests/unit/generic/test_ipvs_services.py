@@ -56,7 +56,7 @@ def test_settings_in_the_kernels_terms() -> None:
     }
 
 
-def test_others_are_left_alone_unless_purged() -> None:
+def test_other_servers_are_kept_unless_purged() -> None:
     observed = {WEB: VirtualServer("lc", 0, 0, 32), OTHER: PLAIN, FAR: PLAIN}
     assert listed.desired_servers(observed, tables(), (), True) == {WEB: PLAIN, OTHER: PLAIN, FAR: PLAIN}
     assert listed.desired_servers(observed, tables(), ("192.0.2.1",), True) == {WEB: PLAIN, FAR: PLAIN}
@@ -99,7 +99,7 @@ GOOD = listed.ListedServer("192.0.2.1", 80)
         (GOOD._replace(real_servers=(listed.ListedReal("10.0.0.1"),) * 2), "real_servers[1]: real server"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(server: listed.ListedServer, words: str) -> None:
+def test_invalid_fields_are_refused_by_name(server: listed.ListedServer, words: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         listed.listed_tables([server])
     assert words in str(raised.value)

@@ -35,14 +35,14 @@ def kept(found, wanted, chain=SERVICES):
         ((WEB, RIVAL), (WEB, RIVAL), True),
     ],
 )
-def test_only_rules_that_match_different_packets_may_stand_in_another_order(found, wanted, same):
+def test_only_rules_that_match_different_packets_may_be_reordered(found, wanted, same):
     assert kept(found, wanted) is same
 
 
-def test_chains_of_one_service_and_chains_of_others_keep_their_order():
+def test_chains_of_one_service_and_external_chains_keep_their_order():
     assert not kept((DNS, WEB), (WEB, DNS), chain=KUBE_FIREWALL)
 
 
-def test_without_anything_there_the_desired_table_is_the_same_object():
+def test_without_observed_chains_the_desired_table_is_the_same_object():
     desired = {SERVICES: (WEB, TAIL)}
     assert in_found_order(desired, {}) is desired

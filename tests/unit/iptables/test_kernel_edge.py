@@ -149,7 +149,7 @@ def test_failures_are_one_line_that_says_what_and_where(status: int, errors: str
         assert word in message
 
 
-def test_line_breaks_in_comments_of_others_do_not_look_like_rules() -> None:
+def test_line_breaks_in_external_comments_do_not_start_rules() -> None:
     text = (
         "*nat\n:OUTPUT ACCEPT [0:0]\n:MINE - [0:0]\n"
         '-A MINE -m comment --comment "a \\" b\n-A OUTPUT -j KUBE-SERVICES\n:KUBE-SERVICES - [0:0]\n c" -j RETURN\n'

@@ -64,7 +64,7 @@ def test_small_changes_stay_whole(services):
     assert portions(change) == [change]
 
 
-def test_new_chains_come_ahead_and_nothing_meets_them_before_the_last_part():
+def test_new_chains_come_first_and_are_unreachable_before_the_last_part():
     wanted = table(1000)
     parts = portions(Change(added=wanted))
     assert len(parts) > 3000 // PORTION and max(map(len, parts)) <= PORTION
@@ -73,14 +73,14 @@ def test_new_chains_come_ahead_and_nothing_meets_them_before_the_last_part():
     assert not any(map(reachable, earlier))
 
 
-def test_chains_that_go_are_unreachable_first():
+def test_removed_chains_become_unreachable_first():
     before = table(1000)
     parts = portions(Change(removed=before))
     first, *_others, last = applied(parts, before)
     assert JUMP not in first and last == {} and max(map(len, parts)) <= PORTION
 
 
-def test_a_large_change_of_what_is_reachable_happens_at_once():
+def test_a_large_change_of_reachable_chains_is_atomic():
     before, after = table(10), table(1000)
     services = nat("KUBE-SERVICES")
     added = {key: value for key, value in after.items() if key not in before}
@@ -97,7 +97,7 @@ def emptied(chains):
     return {key: () if isinstance(value, tuple) else value for key, value in chains.items() if key != JUMP}
 
 
-def test_emptied_chains_are_filled_in_portions_and_nothing_meets_them_before_the_last():
+def test_flushed_chains_are_filled_in_portions_and_unreachable_before_the_last():
     wanted = table(1000)
     before = emptied(wanted)
     parts = portions(difference(before, wanted))

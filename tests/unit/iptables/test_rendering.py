@@ -165,7 +165,7 @@ def test_fixed_rules_follow_the_node() -> None:
         ("magic", "x"),
     ],
 )
-def test_detectors_that_cannot_be(kind: str, value: str) -> None:
+def test_invalid_detectors(kind: str, value: str) -> None:
     service_ports = by_key(route(endpoints=[endpoint("10.0.0.1")]))
     with pytest.raises(ConfigurationError):
         RENDERING.desired_tables(service_ports, facts(local_traffic=LocalTraffic(kind, value)))

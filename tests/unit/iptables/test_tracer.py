@@ -65,7 +65,7 @@ def test_matches(match: str, hit: bool) -> None:
     assert outcome(f"{match} -j DNAT --to-destination 10.0.0.1:81") == {"10.0.0.1:81" if hit else "-"}
 
 
-def test_first_rule_wins_and_random_choice_goes_both_ways() -> None:
+def test_first_rule_wins_and_random_choice_follows_both_branches() -> None:
     assert outcome(TO_A, TO_B) == {"10.0.0.1:81"}
     statistic = "-m statistic --mode random --probability 0.50000000000 -j"
     tracer = Tracer(table(f"{statistic} A", "-j B", A=(TO_A,), B=(TO_B,)))
@@ -123,6 +123,6 @@ def test_unknown_matches_are_refused(rule: str) -> None:
         Tracer(table(rule))
 
 
-def test_a_jump_to_a_chain_that_is_not_there_is_refused() -> None:
+def test_a_jump_to_a_missing_chain_is_refused() -> None:
     with pytest.raises(UnknownRule):
         outcome("-j NOWHERE")

@@ -30,7 +30,7 @@ def real(server: VirtualServerKey, number: int = 1) -> RealServerKey:
     return RealServerKey(server, f"10.244.1.{number}", 80)
 
 
-def test_a_real_server_without_connections_goes_at_once():
+def test_a_real_server_without_connections_is_removed_at_once():
     assert with_draining({}, {real(TCP): WANTED}, {}, {TCP}) == {}
 
 
@@ -52,7 +52,7 @@ def test_udp_and_sctp_are_not_drained():
     assert with_draining({}, observed, {real(UDP): 5, real(SCTP): 5}, {UDP, SCTP}) == {}
 
 
-def test_real_servers_of_a_virtual_server_that_goes_are_not_drained():
+def test_real_servers_of_a_removed_virtual_server_are_not_drained():
     assert with_draining({}, {real(TCP): WANTED}, {real(TCP): 5}, set()) == {}
 
 
@@ -70,7 +70,7 @@ def test_connections_of_something_not_observed_are_ignored():
     assert with_draining({}, {}, {real(TCP): 1}, {TCP}) == {}
 
 
-def test_excluded_virtual_servers_and_their_real_servers_stay_as_they_are():
+def test_excluded_virtual_servers_and_their_real_servers_are_unchanged():
     foreign = VirtualServerKey("tcp", "10.250.0.1", 80)
     ours = VirtualServerKey("tcp", "10.250.0.2", 80)
     stale = VirtualServerKey("tcp", "10.251.0.1", 80)

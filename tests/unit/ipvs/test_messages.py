@@ -62,7 +62,7 @@ def test_proc_table():
 
 
 @pytest.mark.parametrize("line", ["TCP", "TCP 0A60:X rr", "TCP 0A600001:01BB rr\n  -> 0AF4010B:1F90 Masq x 0 0"])
-def test_proc_table_that_is_not_understood(line):
+def test_invalid_proc_table(line):
     with pytest.raises(KernelError, match="/proc/net/ip_vs: cannot parse line"):
         ipvs_messages.parse_proc(line.splitlines(), "IPv4")
 
@@ -81,7 +81,7 @@ def test_virtual_server_survives_encoding(key, value):
     assert ipvs_messages.decode_service(memoryview(message), 16, len(message)) == (key, value)
 
 
-def test_virtual_servers_of_no_concern_are_not_decoded():
+def test_unsupported_virtual_servers_are_not_decoded():
     key = VirtualServerKey("tcp", "10.96.0.1", 80)
     marked = netlink.nested(1, netlink.attribute(1, struct.pack("=H", socket.AF_INET)), netlink.attribute(5, bytes(4)))
     assert ipvs_messages.decode_service(memoryview(bytes(4) + marked), 0, len(marked) + 4) is None
@@ -160,12 +160,12 @@ def test_many_elements_make_several_messages():
         ("hash:ip,port,net", "10.0.0.1,tcp:80,10.0.0.0/300"),
     ],
 )
-def test_elements_that_are_none(set_type, element):
+def test_invalid_elements(set_type, element):
     with pytest.raises(KernelError, match=r"set KUBE-X: .* is not an element of a set of type"):
         list(ipset_messages.element_batches(7, ipset_messages.ADD, "KUBE-X", set_type, [element]))
 
 
-def test_messages_are_numbered_and_split_and_only_the_last_of_a_send_asks_for_an_answer():
+def test_messages_are_numbered_and_split_and_only_the_last_of_a_send_requests_an_answer():
     with netlink.NetlinkSocket(netlink.NETLINK_ROUTE) as sock:
         sends = sock.encode([(16, 0x400, b"abcde")] * 3, first=7)
         assert [(first, last) for _data, first, last in sends] == [(7, 9)]

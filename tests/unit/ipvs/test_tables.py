@@ -105,7 +105,7 @@ def test_node_port_udp_rules():
     ]
 
 
-def test_node_port_ipv6_leaves_out_loopback_and_link_local():
+def test_node_port_ipv6_skips_loopback_and_link_local():
     assert node_facts(SETTINGS_V6).node_ips == ("2001:db8::1", "2001:db8:1::2")
     tables = render(route(cluster_ip="fd00::41", protocol="SCTP", node_port=3001), settings=SETTINGS_V6)
     assert servers(tables) == {"[fd00::41]:80/SCTP", "[2001:db8::1]:3001/SCTP", "[2001:db8:1::2]:3001/SCTP"}
@@ -141,7 +141,7 @@ def test_a_range_of_length_zero_means_all_addresses():
     assert node_facts(settings).node_ips == ("192.168.0.2", "192.168.1.2", "192.168.99.11")
 
 
-def test_without_any_node_address_the_rest_of_the_port_is_left_out():
+def test_without_any_node_address_the_rest_of_the_port_is_skipped():
     settings = SETTINGS._replace(node_port_cidrs=("10.9.0.0/16",))
     tables = render(route(node_port=3001, health_check_node_port=30999, external_local=True), settings=settings)
     assert servers(tables) == {"172.30.0.41:80/TCP"}
@@ -248,7 +248,7 @@ def test_schedulers(scheduler, flags):
     assert list(tables[model.VIRTUAL_SERVERS].values()) == [model.VirtualServer(scheduler or "rr", flags, 0, 32)]
 
 
-def test_an_address_is_shared_by_ports_and_goes_with_the_last():
+def test_an_address_is_shared_by_ports_and_removed_with_the_last():
     http, https = route(port=80), route(port_name="https", port=443)
     assert set(render(http, https)[model.ADDRESSES]) == {"172.30.0.41"}
     assert servers(render(https)) == {"172.30.0.41:443/TCP"}
@@ -328,7 +328,7 @@ def test_masquerading_of_cluster_ips(changes, expected):
 
 
 @pytest.mark.parametrize(("settings", "source"), [(SETTINGS, "127.0.0.0/8"), (SETTINGS_V6, "::1/128")])
-def test_what_there_is_without_services(settings, source):
+def test_tables_without_services(settings, source):
     tables = render(settings=settings)
     assert list(tables) == list(RENDERING.tables)
     assert tables[model.DEVICES] == {"kube-ipvs0": "dummy"}

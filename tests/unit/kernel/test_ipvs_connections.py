@@ -35,6 +35,6 @@ def test_connections_in_use_are_counted_by_real_server() -> None:
     assert parse_connections(LINES, "IPv6") == {RealServerKey(six, "fd00:10:244::5", 8080): 1}
 
 
-def test_line_that_is_not_understood_is_named() -> None:
+def test_invalid_line_is_named() -> None:
     with pytest.raises(KernelError, match=r"cannot parse line: 'TCP 0A000001 C350 0A600001 port"):
         parse_connections(["TCP 0A000001 C350 0A600001 port 0AF40101 1F90 ESTABLISHED 899"], "IPv4")

@@ -31,7 +31,7 @@ def test_interface_addresses_agree_with_ip_address() -> None:
     assert (loopback.prefix_length, loopback.scope, loopback.family) == (8, "host", "IPv4")
 
 
-def test_local_address_is_taken_on_point_to_point_interfaces() -> None:
+def test_local_address_is_used_on_point_to_point_interfaces() -> None:
     payload = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, 7)
     payload += struct.pack("=HH4s", 8, 1, socket.inet_aton("192.0.2.2"))  # IFA_ADDRESS: the peer
     payload += struct.pack("=HH4s", 8, 2, socket.inet_aton("192.0.2.1"))  # IFA_LOCAL
@@ -40,7 +40,7 @@ def test_local_address_is_taken_on_point_to_point_interfaces() -> None:
     )
 
 
-def test_node_addresses_leave_out_named_interfaces() -> None:
+def test_node_addresses_skip_named_interfaces() -> None:
     addresses = [
         facts.InterfaceAddress("eth0", "192.0.2.1", 24, "global"),
         facts.InterfaceAddress("kube-ipvs0", "10.96.0.1", 32, "global"),
@@ -102,7 +102,7 @@ def test_container_marks(tmp_path: Path) -> None:
     assert facts.in_container(str(tmp_path))
 
 
-def test_read_only_keys_are_told_by_their_mode(tmp_path: Path) -> None:
+def test_read_only_keys_are_recognised_by_their_mode(tmp_path: Path) -> None:
     write(tmp_path, "/proc/sys/net/netfilter/nf_conntrack_max", "1\n")
     path = tmp_path / "proc/sys/net/netfilter/nf_conntrack_max"
     assert not facts.read_only_file(str(path))

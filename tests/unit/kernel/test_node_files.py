@@ -14,7 +14,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.files import
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
 
 
-def test_written_replaced_removed_and_nothing_left_over(tmp_path: Path) -> None:
+def test_files_are_written_replaced_and_removed_without_remains(tmp_path: Path) -> None:
     first, second = str(tmp_path / "new/first.conf"), str(tmp_path / "second.conf")
     Path(second).write_text("old\n")
     Path(second).chmod(0o600)
@@ -45,7 +45,7 @@ def test_symbolic_link_is_followed(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "new"
 
 
-def test_bad_places_are_one_clear_line(tmp_path: Path) -> None:
+def test_invalid_paths_are_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     with pytest.raises(KernelError, match="not a regular file"):
         FilesResource([str(tmp_path / "directory")]).observe()

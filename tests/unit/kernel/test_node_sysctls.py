@@ -64,7 +64,7 @@ def test_values_are_compared_word_by_word(root: Path) -> None:
     assert not difference(resource.observe(), desired)
 
 
-def test_at_least_leaves_larger_alone() -> None:
+def test_at_least_keeps_larger_values() -> None:
     assert sysctls.resolve({"k.a": AtLeast(10)}, {"k.a": "12"}) == {"k.a": "12"}
     assert sysctls.resolve({"k.a": AtLeast(10)}, {"k.a": "9"}) == {"k.a": "10"}
     assert sysctls.resolve({"k.a": AtLeast(10)}, {}) == {"k.a": "10"}
@@ -80,7 +80,7 @@ def test_at_least_leaves_larger_alone() -> None:
         ("0-65535", "0-65535"),
     ],
 )
-def test_reserved_ports_are_added_to_those_of_others(observed: str, desired: str) -> None:
+def test_reserved_ports_are_added_to_existing_ones(observed: str, desired: str) -> None:
     key, wanted = sysctls.RESERVED_PORTS, sysctls.Including("30000-32767")
     assert sysctls.resolve({key: wanted}, {key: observed}) == {key: desired}
     assert sysctls.persistent_values({key: wanted}, {key: observed}, "") == {key: desired}
@@ -88,13 +88,13 @@ def test_reserved_ports_are_added_to_those_of_others(observed: str, desired: str
 
 
 @pytest.mark.parametrize("ports", ["x", "1-", "70000", "5-4", "1;2", "-1"])
-def test_what_is_no_list_of_ports_is_refused(ports: str) -> None:
+def test_invalid_lists_of_ports_are_refused(ports: str) -> None:
     settings = sysctl_profile.ProfileSettings("iptables", (6, 1, 0), reserved_node_ports=ports)
     with pytest.raises(ConfigurationError, match="is not a port or a range"):
         sysctl_profile.profile(settings)
 
 
-def test_what_kube_proxy_does_not_set_has_to_be_asked_for() -> None:
+def test_parameters_that_kube_proxy_does_not_set_are_opt_in() -> None:
     settings = sysctl_profile.ProfileSettings("nftables", (6, 1, 0))
     assert sysctl_profile.profile(settings) == {}
     asked = settings._replace(netdev_max_backlog=16384, reserved_node_ports="30000-32767")
@@ -219,7 +219,7 @@ def test_persistent_value_of_at_least_is_stable_and_never_shrinks() -> None:
     assert sysctls.persistent_values({key: AtLeast(100)}, {key: "512"}, "") == {key: "512"}
 
 
-def test_file_carries_reasons_and_reads_back() -> None:
+def test_file_has_reasons_and_can_be_read_back() -> None:
     text = sysctls.sysctl_file({FORWARD: "1"}, {FORWARD: "because\nof this"})
     assert "# because of this\nnet.ipv4.ip_forward = 1\n" in text
     assert sysctls.parse_settings(text) == {FORWARD: "1"}

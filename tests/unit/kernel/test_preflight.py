@@ -227,7 +227,7 @@ def test_forward_policy_names_chain_and_family() -> None:
     assert "iptables -P FORWARD ACCEPT" in found.remedy
 
 
-def test_everything_is_looked_at_without_rights_or_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_check_runs_with_and_without_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "capabilities", lambda: 0)
     assert names(check.preflight(check.Intention(mode_named("iptables").needs, ("IPv4",)))) == [("rights", "error")]
     monkeypatch.setattr(check, "capabilities", lambda: ALL_RIGHTS)

@@ -55,7 +55,7 @@ def node(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_distribution_is_told_by_the_file_of_the_vendor(node: Path) -> None:
+def test_distribution_is_read_from_the_vendors_file(node: Path) -> None:
     found = facts.distribution(str(node))
     assert found == facts.Distribution("rhel", ("fedora",), "9.5", "Red Hat Enterprise Linux 9.5 (Plow)")
     assert found.is_like("rhel")
@@ -75,14 +75,14 @@ def test_compressed_modules_are_found_and_missing_ones_named_by_package(node: Pa
     assert f"kernel-modules-extra-{RELEASE}" in found.remedy
 
 
-def test_kernel_configuration_lies_beside_the_modules(node: Path) -> None:
+def test_kernel_configuration_is_found_beside_the_modules(node: Path) -> None:
     (node / f"lib/modules/{RELEASE}/modules.builtin").unlink()
     names = ["nf_conntrack", "ip_set", "dummy"]
     (node / "proc/modules").write_text("")
     assert modules.present_modules(names, RELEASE, str(node)) == {"nf_conntrack"}
 
 
-def test_parameters_of_the_vendor_give_way_to_ours(node: Path) -> None:
+def test_our_parameters_override_those_of_the_vendor(node: Path) -> None:
     put(node, "usr/lib/sysctl.d/50-redhat.conf", "net.ipv4.conf.default.rp_filter = 1\n")
     put(node, "usr/lib/sysctl.d/50-default.conf", "net.ipv4.ip_forward = 0\n")
     (node / "etc/sysctl.d").mkdir(parents=True)
@@ -98,7 +98,7 @@ def test_parameters_of_the_vendor_give_way_to_ours(node: Path) -> None:
     assert found == {key: sysctls.BootValue("0", "/etc/sysctl.conf")}
 
 
-def test_firewalld_is_told_of() -> None:
+def test_firewalld_is_reported() -> None:
     process = conflicts.Process(811, "firewalld", ("/usr/bin/python3", "-s", "/usr/sbin/firewalld", "--nofork"))
     (found,) = conflicts.process_findings([process])
     assert (found.name, found.severity) == (findings.FIREWALLD, findings.WARNING)
@@ -130,7 +130,7 @@ def test_the_only_iptables_is_found_outside_of_the_path(system_programs: Path, f
     assert found.restore_waits and found.random_fully
 
 
-def test_legacy_is_refused_where_there_is_none(system_programs: Path) -> None:
+def test_legacy_is_refused_if_not_installed(system_programs: Path) -> None:
     with pytest.raises(KernelError, match="iptables: the legacy variant is not installed"):
         variant.detect_variant(IPV4, variant.LEGACY)
 

@@ -149,7 +149,7 @@ def test_source_ranges() -> None:
     ]
 
 
-def test_a_source_range_with_the_node_lets_the_address_itself_in() -> None:
+def test_a_source_range_with_the_node_allows_the_address_itself() -> None:
     route = sample_route(
         "IPv4", 1, 0, load_balancer_ips=(vip("IPv4"),), source_ranges=("172.18.0.0/16",), externally_accessible=True
     )
@@ -220,7 +220,7 @@ def test_loopback_is_no_node_port_address() -> None:
     assert elements(desired, layout.NODE_PORT_IPS) == ["172.18.0.2"]
 
 
-def test_the_first_service_keeps_an_address_that_two_claim() -> None:
+def test_the_first_of_two_services_keeps_an_address() -> None:
     one = sample_route("IPv4", 1, 3, external_ips=("203.0.113.1",), externally_accessible=True)
     two = sample_route("IPv4", 2, 1, external_ips=("203.0.113.1",), externally_accessible=True)
     desired = RENDERING.desired_tables({one.key: one, two.key: two}, sample_settings("IPv4"))["table objects"]

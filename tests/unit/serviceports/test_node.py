@@ -75,7 +75,7 @@ def test_choice_for_ipv4(values, cidrs, match_all, loopback):
     assert node_port_addresses(values, IPV4)[1:] == (cidrs, match_all, loopback)
 
 
-def test_choice_for_ipv6_knows_no_loopback():
+def test_choice_for_ipv6_has_no_loopback():
     assert node_port_addresses(["127.0.0.0/8", "::1/128"], IPV6)[1:] == (("::1/128",), False, False)
     assert node_port_addresses(["127.0.0.0/8"], IPV6)[1:] == (("::/0",), True, False)
 
@@ -95,7 +95,7 @@ INTERFACES = [
 ]
 
 
-def test_addresses_that_answer():
+def test_addresses_on_which_node_ports_answer():
     every = node_port_addresses([], IPV4).node_ips(INTERFACES)
     assert every == ("127.0.0.1", "192.168.0.2", "192.168.1.2")
     assert node_port_addresses(["192.168.0.0/24"], IPV4).node_ips(INTERFACES) == ("192.168.0.2",)

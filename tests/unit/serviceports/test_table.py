@@ -95,7 +95,7 @@ def test_services_without_anything_for_the_family(spec):
     assert routes(service(**spec)) == []
 
 
-def test_a_dual_stack_service_has_only_what_is_of_the_family():
+def test_a_dual_stack_service_has_only_addresses_of_the_family():
     raw = service(
         "web",
         [{"ip": "198.51.100.4"}, {"ip": "2001:db8::4"}],
@@ -167,7 +167,7 @@ def test_policies(spec, external_local, uses_cluster, uses_local, accessible, he
     assert route.health_check_node_port == health
 
 
-def test_external_ips_can_be_disallowed_but_still_count_as_a_way_in():
+def test_disallowed_external_ips_still_make_the_service_accessible():
     raw = service(externalIPs=["192.0.2.1"], externalTrafficPolicy="Local")
     route = only(raw, endpoint_slice(local("10.0.0.1"), "10.0.0.2"), context=V4._replace(allow_external_ips=False))
     assert route.external_ips == ()
