@@ -171,7 +171,7 @@ def test_absent_leaves_nothing_but_the_dataplane_unless_asked(node, before, inst
     assert node.unit(UNIT, "LoadState")["LoadState"] == "not-found"
     assert dataplane(node) == rules_before
     again = node.role("agent", {**variables, "agent_state": "absent", "agent_remove_dataplane": True})
-    assert again.changed_tasks == ["kubenode.proxy.agent : Remove everything that it has programmed"]
+    assert again.changed_tasks == ["kubenode.proxy.agent : Remove everything that is programmed"]
     assert differences(before, picture(node)) == []
     third = node.role("agent", {**variables, "agent_state": "absent", "agent_remove_dataplane": True})
     assert third.changed_tasks == []

@@ -128,7 +128,7 @@ def test_a_confirmed_change_stays_and_confirming_again_changes_nothing(node):
     path = snapshot(node, *web())
     variables = {"service_proxy_snapshot": path, "service_proxy_confirm_timeout": LONG}
     recap = converge(node, variables)
-    assert any("Keep the change if all that is probed answers" in task for task in recap.changed_tasks)
+    assert any("Confirm the change if all probes succeed" in task for task in recap.changed_tasks)
     assert timer_is(node) != "active"
     assert node.run("test", "-e", PENDING, check=False).returncode != 0
     state = last_state(node)

@@ -189,7 +189,7 @@ def test_a_host_lost_before_the_change_is_confirmed_goes_back_by_itself(fleet, b
     text = fleet.migrate(service_proxy_confirm_timeout=20, failing=True)
     find(first)
     assert "was lost in the middle: no route to host" in text, text
-    assert "its label is gone, so kube-proxy returns as soon as the host works" in text, text
+    assert "its label is removed, so kube-proxy returns as soon as the host works" in text, text
     assert fleet.labelled() == []
     wait_for("the host has gone back", lambda: outcomes(first)[-1] == "reverted", 240)
     assert "is reverted: state" in first.output("journalctl", "--no-pager", "-u", "kubenode-proxy-revert.service")
@@ -202,7 +202,7 @@ def test_a_host_lost_while_others_of_its_batch_go_on_ends_the_rollout(fleet, bef
     lose(second, when=f"/etc/systemd/system/{UNIT}")
     text = fleet.migrate(proxy_serial=[2, 1], failing=True)
     told = (
-        f"No further batch is begun, since these were lost in the middle: {second.name}. kube-proxy is kept off there"
+        f"No further batch is started, since these were lost in the middle: {second.name}. kube-proxy is kept off there"
     )
     assert told in text and f"{first.name}: done" in text, text
     assert fleet.labelled() == [first.name, second.name]
@@ -223,7 +223,7 @@ def test_a_host_lost_again_with_what_may_be_an_agent_keeps_kube_proxy_off(fleet,
     second.run("rm", "/var/lib/kubenode-proxy/snapshot.json.gz")
     text = fleet.migrate(proxy_serial=[2, 1], failing=True)
     find(second)
-    told = "was lost in the middle: no route to host. An agent is or may be there, so kube-proxy is kept off"
+    told = "was lost in the middle: no route to host. It has or may have an agent, so kube-proxy is kept off"
     assert told in text, text
     assert second.name in fleet.labelled() and not kube_proxy_runs(second)
     assert_untouched(fleet, before, third)
