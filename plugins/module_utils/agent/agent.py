@@ -50,7 +50,7 @@ from .sync.node import NodeSync
 from .timers import Timers
 
 LOCK_SECONDS = 30.0
-#: When the service manager is told that the agent is ready although the API server has not answered.
+#: When to report to the service manager that the agent is ready although the API server has not answered.
 READY_PATIENCE_SECONDS = 10.0
 CACHE_SECONDS = 30.0
 
@@ -63,7 +63,7 @@ class Agent:
         self.log = log
         self.limited = LimitedLog(log)
         self.systemd = systemd or Systemd()
-        # As it was read; that of the mode in effect is the one of ``sync``.
+        # As it was read; ``sync`` has the configuration of the mode in effect.
         self._configuration, warnings = load_given(options.configuration, options.mode)
         self._configure_log(self._configuration)
         for warning in warnings:
@@ -134,12 +134,12 @@ class Agent:
     # ---- from other threads and signal handlers
 
     def stop(self) -> None:
-        """End the loop soon; the dataplane stays as it is."""
+        """End the loop soon; the programmed rules are kept."""
         self._stop = True
         self._inbox.wake()
 
     def reload(self) -> None:
-        """Read the configuration again soon."""
+        """Reload the configuration soon."""
         self._reload = True
         self._inbox.wake()
 
@@ -150,7 +150,7 @@ class Agent:
         signal.signal(signal.SIGHUP, lambda _number, _frame: self.reload())
 
     def _connect(self, expect: Callable[[float], None], timeout: float = 30.0) -> ApiClient:
-        """Return a client, for use by one thread; ``expect`` is told how long each request may take."""
+        """Return a client, for use by one thread; it calls ``expect`` with the seconds that each request may take."""
         kubeconfig = self.options.kubeconfig or self.configuration.client_connection.kubeconfig
         client = ApiClient(
             ApiConnection(kubeconfig=kubeconfig or None),
@@ -168,7 +168,7 @@ class Agent:
     # ---- life
 
     def run(self) -> int:
-        """Serve until stopped. Returns 0, or 1 after a failure that only a new start can cure. Raises ProxyError."""
+        """Serve until stopped. Return 0, or 1 after a failure that requires a restart. Raises ProxyError."""
         with contextlib.ExitStack() as stack:
             lock = ConvergenceLock(self.options.state_directory, LOCK_SECONDS, AGENT, outlasts_agent=True)
             stack.enter_context(lock)
@@ -189,7 +189,7 @@ class Agent:
                     self._begin()
                 self._loop()
             except Fatal as error:
-                self.log.error("the agent ends", reason=error)
+                self.log.error("the agent exits", reason=error)
                 return 1
             finally:
                 self._end()
@@ -200,11 +200,11 @@ class Agent:
         try:
             return holds_dataplane()
         except KernelError as error:
-            self.log.debug("whether the kernel serves already is not known", error=error)
+            self.log.debug("cannot determine whether the kernel already serves", error=error)
             return False
 
     def _await_cluster(self) -> None:
-        """Wait for the lists; where the API server is late, use the state kept on disk for what is missing."""
+        """Wait for the lists; if the API server is late, use the state kept on disk for the missing ones."""
         began = self.timers.clock()
         self.systemd.status("waiting for the API server")
         while not self._stop and not self.source.listed:
@@ -261,7 +261,7 @@ class Agent:
         self.events.close()
         self.source.stop()
         self.limited.report(everything=True)
-        self.log.info("stopped; the dataplane stays as it is", syncs=self.sync.syncer.syncs)
+        self.log.info("stopped; the programmed rules are kept", syncs=self.sync.syncer.syncs)
 
     # ---- what the loop does
 
@@ -302,7 +302,7 @@ class Agent:
             self._save_timer.start(CACHE_SECONDS)
 
     def _look_after_threads(self) -> None:
-        """Look after the threads, and tell systemd that the agent is alive unless one of them is stuck."""
+        """Supervise the threads, and feed systemd's watchdog unless one of them is stuck."""
         stuck = self.supervisor.check()
         if not self.surface.server.alive:
             stuck = (*stuck, "http")
@@ -342,14 +342,14 @@ class Agent:
             services = max((len(family.summaries) for family in proxiers.families), default=0)
             endpoints = sum(family.summaries.totals.endpoints for family in proxiers.families)
             away = self.source.from_cache and not self.source.listed
-            origin = "kept on disk, API server away" if away else "of the API server"
+            origin = "kept on disk, API server unreachable" if away else "of the API server"
             text = f"mode {proxiers.configuration.mode}: {services} Services, {endpoints} endpoints (state {origin})"
         self.systemd.status(text)
 
     # ---- configuration
 
     def _configure_log(self, configuration: KubeProxyConfiguration) -> None:
-        """Apply the settings of ``logging``; options of the command line win."""
+        """Apply the settings of ``logging``; command line options take precedence."""
         self.log.as_json = (self.options.log_format or configuration.logging.format) == "json"
         self.log.verbose = self.options.verbose or configuration.debug_logging
 
@@ -380,7 +380,7 @@ class Agent:
             self.systemd.ready()
 
     def _apply_configuration(self, configuration: KubeProxyConfiguration) -> None:
-        """Apply a configuration that was read again. Raises ProxyError; everything stays as it was then."""
+        """Apply a reloaded configuration. Raises ProxyError; nothing is changed in that case."""
         if configuration == self._configuration:
             self.log.info("the configuration has not changed")
             return
@@ -394,7 +394,7 @@ class Agent:
         self.node_name = name
         if name != old_name:
             self.source.follow_node(name, old_name)
-            self.log.info("this node has another name", node=name, before=old_name)
+            self.log.info("the name of this node has changed", node=name, before=old_name)
         self._configuration = configuration
         self._configure_log(configuration)
         self.health.timeout = 2 * self.configuration.sync_period

@@ -7,4 +7,4 @@ from __future__ import annotations
 
 
 class Fatal(Exception):
-    """The agent has to exit for this reason, so that the service manager starts it again."""
+    """The reason why the agent must exit, so that the service manager restarts it."""

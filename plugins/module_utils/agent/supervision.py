@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Background threads that cannot die or hang unnoticed.
 
-Every thread of the agent beside the main one runs under one Supervisor. An exception in it is logged once with its
-traceback, and the thread goes on after a pause. It says until when it will show the next sign of life; the main loop
-checks that, breaks off what a late thread waits for, and reports a thread that does not come back even then, upon which
-/healthz fails and the watchdog is no longer fed.
+Every thread of the agent except the main one runs under one Supervisor. An exception in a thread is logged once with
+its traceback, and the thread resumes after a pause. Each thread announces when its next sign of life is due. The main
+loop checks that and interrupts a late thread; if the thread still does not respond, it counts as stuck: /healthz fails
+and the watchdog is no longer fed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .surface.log import Log
 FIRST_PAUSE_SECONDS = 0.8
 LONGEST_PAUSE_SECONDS = 30.0
 _FORGET_SECONDS = 120.0
-#: How much later than announced a sign of life may come before the thread is interrupted, and after that.
+#: How long a sign of life may be overdue before the thread is interrupted, and after that before it counts as stuck.
 GRACE_SECONDS = 30.0
 STUCK_SECONDS = 60.0
 _FRAMES = 6
 
 
 class Backoff:
-    """Pauses between attempts, in seconds: doubled from 0.8 up to 30, each stretched at random by up to its double.
+    """Pauses between attempts, in seconds: doubled from 0.8 up to 30, each extended at random up to twice its length.
 
-    These are the numbers of client-go's reflectors (k8s.io/client-go/tools/cache).
+    The values are those of client-go's reflectors (k8s.io/client-go/tools/cache).
     """
 
     def __init__(self, jitter: Callable[[], float] = random.random) -> None:
@@ -45,20 +45,20 @@ class Backoff:
         return min(pause, LONGEST_PAUSE_SECONDS)
 
     def reset(self) -> None:
-        """Begin with short pauses again: an attempt was successful."""
+        """Start again with short pauses after a successful attempt."""
         self._next = FIRST_PAUSE_SECONDS
 
 
 def brief_traceback(error: BaseException) -> str:
-    """Return the innermost frames of an exception on one line, the innermost last."""
+    """Format the innermost frames of an exception on one line, the innermost last."""
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
     return " > ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames)
 
 
 class Task:
-    """A supervised thread. ``body`` is called with this object; when it returns the thread has done its work.
+    """A supervised thread. It calls ``body`` with this object and ends when ``body`` returns.
 
-    ``interrupt`` makes the body go on if it hangs; it is called from the main thread.
+    The main thread calls ``interrupt`` to unblock a body that hangs.
     """
 
     def __init__(
@@ -85,16 +85,16 @@ class Task:
         self._thread: Optional[threading.Thread] = None
 
     def busy(self, seconds: float) -> None:
-        """Announce that the next sign of life comes within so many seconds."""
+        """Announce that the next sign of life is due within this many seconds."""
         self._deadline = self._clock() + seconds
 
     def idle(self) -> None:
-        """Announce that the thread waits for work, for as long as it takes."""
+        """Announce that the thread is waiting for work, without a time limit."""
         self._deadline = None
 
     @property
     def deadline(self) -> Optional[float]:
-        """When the next sign of life is due, by the supervisor's clock; None while the thread waits for work."""
+        """Return when the next sign of life is due, by the supervisor's clock; None while the thread waits for work."""
         return self._deadline
 
     @property
@@ -103,7 +103,7 @@ class Task:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the thread, or start it again. Raises RuntimeError if the system allows no more threads."""
+        """Start or restart the thread. Raises RuntimeError if the system allows no more threads."""
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         self._thread.start()
 
@@ -112,7 +112,7 @@ class Task:
         self._closing.set()
 
     def join(self, seconds: float) -> None:
-        """Wait until the thread has ended, at most so long."""
+        """Wait until the thread has ended, at most this many seconds."""
         if self._thread is not None:
             self._thread.join(seconds)
 
@@ -136,7 +136,7 @@ class Task:
         failure = f"{type(error).__name__} {where}"
         if failure != self._known_failure:
             self._log.error(
-                "a thread has failed and goes on after a pause; this is a defect of the agent",
+                "a thread has failed and resumes after a pause; this is a defect of the agent",
                 thread=self.name,
                 error=f"{type(error).__name__}: {error}",
                 traceback=where,
@@ -160,38 +160,38 @@ class Supervisor:
         self._stuck: Dict[Task, float] = {}
 
     def start(self, name: str, body: Callable[[Task], None], interrupt: Callable[[], None] = lambda: None) -> Task:
-        """Run a body in a thread of its own; see :class:`Task`. If no thread can be started now, it is tried again."""
+        """Run a body in its own thread; see :class:`Task`. If the thread cannot be started now, retry later."""
         task = Task(name, body, interrupt, self._log, self._clock, self._backoff)
         self._tasks.append(task)
         self._begin(task)
         return task
 
     def check(self) -> Tuple[str, ...]:
-        """Start dead threads again, interrupt late ones, and return the names of those that are stuck all the same."""
+        """Restart dead threads, interrupt late ones, and return the names of those that are stuck."""
         now = self._clock()
         self._tasks = [task for task in self._tasks if not task.ended]
         for task in self._tasks:
             if not task.alive and not task.ended:
-                self._log.error("a thread has died and is started again", thread=task.name)
+                self._log.error("a thread has died and is restarted", thread=task.name)
                 self._begin(task)
                 continue
             deadline = task.deadline
             if deadline is None or now < deadline + GRACE_SECONDS:
                 if task in self._stuck:
-                    self._log.info("a thread that was stuck goes on", thread=task.name)
+                    self._log.info("a stuck thread has recovered", thread=task.name)
                     del self._stuck[task]
             elif task.interrupted_for != deadline:
                 task.interrupted_for = deadline
-                self._log.warning("a thread shows no sign of life: what it waits for is broken off", thread=task.name)
+                self._log.warning("a thread does not respond; interrupting it", thread=task.name)
                 task.interrupt()
             elif now >= deadline + GRACE_SECONDS + STUCK_SECONDS and task not in self._stuck:
                 self._stuck[task] = now
-                self._log.error("a thread is stuck: the agent counts as unhealthy", thread=task.name)
+                self._log.error("a thread is stuck; the agent is unhealthy", thread=task.name)
         self._stuck = {task: since for task, since in self._stuck.items() if task in self._tasks}
         return tuple(sorted(task.name for task in self._stuck))
 
     def delay(self) -> float:
-        """Return the seconds after which :meth:`check` has to be called next."""
+        """Return the seconds until :meth:`check` must be called next."""
         now = self._clock()
         due = [GRACE_SECONDS]
         for task in self._tasks:
@@ -207,4 +207,4 @@ class Supervisor:
         try:
             task.start()
         except RuntimeError as error:
-            self._log.error("a thread cannot be started, and is tried again", thread=task.name, error=error)
+            self._log.error("a thread cannot be started, retrying", thread=task.name, error=error)

@@ -1,14 +1,14 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An account for the agent at the API server, with the rights that it needs and no others.
+"""An account for the agent in the cluster, with the minimal permissions.
 
-Objects of one name: a ServiceAccount, a ClusterRole and its binding; a Role and its binding by which the account may
-ask for its own next token; and, only where all nodes share one token, a Secret that holds it. The rights are those of
-kube-proxy's ClusterRole ``system:node-proxier`` without what this engine never does.
+It consists of objects with the same name: a ServiceAccount; a ClusterRole and its binding; a Role and its binding,
+which let the account request its own next token; and, only if all nodes share one token, a Secret that contains it. The
+permissions are those of kube-proxy's ClusterRole ``system:node-proxier`` that this engine uses.
 
-A Secret's token is the same whenever it is made for the same ServiceAccount (its uid) and the same name of the Secret:
-deleting the Secret does not revoke it for good. Only another ServiceAccount does.
+Recreating a Secret of the same name for the same ServiceAccount (uid) gives the same token, so deleting the Secret does
+not revoke the token permanently. Only recreating the ServiceAccount does.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ RULES: Tuple[Dict[str, List[str]], ...] = (
     {"apiGroups": ["networking.k8s.io"], "resources": ["servicecidrs"], "verbs": ["list", "watch"]},
     {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
 )
-# RFC 1123, as the API server demands it of namespaces; stricter than it is for ClusterRoles.
+# An RFC 1123 label, which the API server requires for namespaces; its rule for ClusterRoles is less strict.
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _SECRET_TYPE = "kubernetes.io/service-account-token"
 _POLL_SECONDS = 0.2
 _NOT_FOUND = 404
-# An API server that does not know the kind in boundObjectRef, or has that feature switched off.
+# The answer of an API server that does not know the kind in boundObjectRef, or has that feature disabled.
 _NOT_BOUND = (400, 422)
 
 Object = Dict[str, Any]
 
 
 class Account(NamedTuple):
-    """Where the objects are: namespace of those that have one, and the name of all."""
+    """The namespace of the namespaced objects, and the name of all objects."""
 
     namespace: str
     name: str
 
 
 class Wanted(NamedTuple):
-    """An object that shall be there: its collection's path, and its content."""
+    """A desired object: its collection's path, and its content."""
 
     collection: str
     content: Object
@@ -67,10 +67,10 @@ class Wanted(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What was, or would be, changed, in words, and what came of it.
+    """Descriptions of the changes that were, or would be, made, and their result.
 
-    ``token``: the shared one, None where there is none yet or none is asked for. ``uid``: the ServiceAccount's, empty
-    where there is none yet.
+    ``token``: the shared one, None if it does not exist yet or is not requested. ``uid``: the ServiceAccount's, empty
+    if it does not exist yet.
     """
 
     changes: Tuple[str, ...]
@@ -140,7 +140,7 @@ def _read(client: ApiClient, item: Wanted) -> Optional[Object]:
 
 
 def _merged(existing: Object, wanted: Object) -> Object:
-    """The existing object with the wanted fields; what others have put beside them stays."""
+    """Return the existing object with the wanted fields; keep the fields of other programs."""
     merged = dict(existing)
     for key, value in wanted.items():
         both = key in ("metadata", "labels", "annotations") and isinstance(existing.get(key), dict)
@@ -157,7 +157,7 @@ def ensure(
     timeout: float = 15.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Outcome:
-    """Make or correct the objects; with ``shared`` also the Secret, and return its token.
+    """Create or correct the objects; with ``shared`` also the Secret, and return its token.
 
     Raises ApiError, ConfigurationError.
     """
@@ -174,7 +174,7 @@ def ensure(
             continue
         for fixed in ("roleRef", "type"):
             if fixed in item.content and existing.get(fixed) != item.content[fixed]:
-                raise ConfigurationError(f"{item}: {fixed}: is another and cannot be changed: delete the object")
+                raise ConfigurationError(f"{item}: {fixed}: differs and cannot be changed: delete the object")
         changes.append(f"{item} corrected")
         if not check:
             client.send("PUT", item.path, merged, f"update {item}")
@@ -182,7 +182,8 @@ def ensure(
     if shared:
         token = _token(client, account, timeout, sleep, wait=not check)
         secret = wanted_objects(account)[-1]
-        return Outcome(tuple(changes), token, uid, (f"{secret}: its token is the same for all nodes and has no end",))
+        warning = f"{secret}: its token is the same for all nodes and never expires"
+        return Outcome(tuple(changes), token, uid, (warning,))
     return Outcome(tuple(changes), None, uid, _left_secret(client, account))
 
 
@@ -191,17 +192,17 @@ def _uid(item: Optional[Object]) -> str:
 
 
 def _left_secret(client: ApiClient, account: Account) -> Tuple[str, ...]:
-    """A warning if there still is a Secret with a shared token, which other nodes may use."""
+    """Return a warning if there still is a Secret with a shared token, which other nodes may use."""
     secret = wanted_objects(account)[-1]
     if _read(client, secret) is None:
         return ()
-    return (f"{secret}: its token has no end and is still valid: once each node has its own, rotate the access",)
+    return (f"{secret}: its token never expires and is still valid: rotate the access once each node has its own",)
 
 
 def rotate(client: ApiClient, account: Account, *, check: bool = False) -> Tuple[str, ...]:
-    """Delete the ServiceAccount and the Secret, so that every token ends, and return what was, or would be, deleted.
+    """Delete the ServiceAccount and the Secret, which revokes every token, and return descriptions of the deletions.
 
-    :func:`ensure` makes another ServiceAccount then. Raises ApiError; ConfigurationError if they are not ours.
+    :func:`ensure` can then create a new ServiceAccount. Raises ApiError; ConfigurationError if they are not ours.
     """
     objects = wanted_objects(account)
     changes: List[str] = []
@@ -210,7 +211,7 @@ def rotate(client: ApiClient, account: Account, *, check: bool = False) -> Tuple
         if existing is None:
             continue
         if not _is_ours(existing):
-            raise ConfigurationError(f"{item}: has not the label {MANAGED_LABEL}={MANAGED_BY}, so it is not deleted")
+            raise ConfigurationError(f"{item}: lacks the label {MANAGED_LABEL}={MANAGED_BY}, so it is not deleted")
         changes.append(f"{item} deleted")
         if not check:
             client.send("DELETE", item.path, None, f"delete {item}")
@@ -218,17 +219,17 @@ def rotate(client: ApiClient, account: Account, *, check: bool = False) -> Tuple
 
 
 class NodeToken(NamedTuple):
-    """A token for one node; ``warnings`` say in what it is less than asked for."""
+    """A token for one node; ``warnings`` say in which respect it is not as requested."""
 
     token: str
     warnings: Tuple[str, ...] = ()
 
 
 def node_token(client: ApiClient, account: Account, node: str, seconds: int) -> NodeToken:
-    """Return a token of the account that lives ``seconds`` and is bound to the Node of that name.
+    """Return a token of the account with a lifetime of ``seconds``, bound to the Node of that name.
 
-    API servers before 1.31 cannot bind a token to a Node (KEP-4193) and give one that is only the node's own; those
-    without TokenRequest (KEP-1205, before 1.22) have but the Secret's. Raises ApiError, ConfigurationError.
+    API servers before 1.31 cannot bind a token to a Node (KEP-4193), so the token is not bound. For API servers without
+    TokenRequest (KEP-1205, before 1.22) it is the Secret's token. Raises ApiError, ConfigurationError.
     """
     found = unless_absent(lambda: client.get(NODES, node))
     warnings: Tuple[str, ...] = ()
@@ -247,14 +248,14 @@ def node_token(client: ApiClient, account: Account, node: str, seconds: int) -> 
         if error.code != _NOT_FOUND or not ensure(client, account).uid:
             raise
     shared = ensure(client, account, shared=True)
-    text = "the API server has no TokenRequest, so the token is the Secret's: the same for all nodes, and without end"
+    text = "the API server has no TokenRequest, so the token is the Secret's: the same for all nodes; it never expires"
     return NodeToken(shared.token or "", (*warnings, text))
 
 
 def _token(
     client: ApiClient, account: Account, timeout: float, sleep: Callable[[float], None], *, wait: bool
 ) -> Optional[str]:
-    """The token that the cluster's controller writes into the Secret, soon after it was made."""
+    """Return the token that the cluster's controller writes into the Secret soon after its creation."""
     secret = wanted_objects(account)[-1]
     waited = 0.0
     while True:
@@ -278,7 +279,7 @@ def _is_ours(existing: Optional[Object]) -> bool:
 
 
 def remove(client: ApiClient, account: Account, *, check: bool = False) -> Outcome:
-    """Delete those of the objects that carry the label of this collection. Raises ApiError."""
+    """Delete the objects that have the label of this collection. Raises ApiError."""
     changes: List[str] = []
     for item in reversed(wanted_objects(account)):
         existing = _read(client, item)

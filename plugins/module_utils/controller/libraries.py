@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The libraries of the agent for another host's Python, as one archive that only has to be unpacked there.
+"""Bundling of the agent's libraries for another host's Python into one archive that only has to be unpacked there.
 
-pip chooses and fetches the wheels on the controller, for the Python version and machine of the node, and installs them
-into a directory; the node needs neither pip nor a package index nor a route to one.
+On the controller, pip selects and downloads the wheels for the Python version and machine of the node and installs them
+into a directory. The node needs neither pip nor access to a package index.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import List, NamedTuple, Sequence
 
 from ..errors import ConfigurationError, ProxyError
 
-# What the engine imports beside the standard library when it runs on a node.
+# The packages that the engine imports on a node in addition to the standard library.
 REQUIREMENTS = ("PyYAML", "prometheus-client")
 _VERSION = re.compile(r"3\.\d{1,2}\Z")
 _MACHINE = re.compile(r"[a-z0-9_]{2,20}\Z")
-# A requirement with a version at most: what pip understands beyond that (options, URLs, paths) is not for this place.
+# A name, optionally with versions. Other forms that pip accepts (options, URLs, paths) are refused.
 _CLAUSE = r"[<>=!~]=?[A-Za-z0-9.*+!]+"
 _REQUIREMENT = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?({_CLAUSE}(,{_CLAUSE})*)?\Z")
 # Wheels for these C libraries and older ones run on every distribution that the collection supports.
@@ -33,11 +33,11 @@ _PIP_TIMEOUT_SECONDS = 600
 
 
 class LibrariesError(ProxyError):
-    """The libraries cannot be brought together on the controller."""
+    """The libraries cannot be bundled on the controller."""
 
 
 class Target(NamedTuple):
-    """The Python that shall import the libraries: ``version`` such as 3.11, ``machine`` such as x86_64 (glibc)."""
+    """The Python that will import the libraries: ``version`` such as 3.11, ``machine`` such as x86_64 (glibc)."""
 
     version: str
     machine: str
@@ -52,10 +52,10 @@ def platforms(machine: str) -> List[str]:
 def pip_arguments(
     target: Target, requirements: Sequence[str], destination: str, wheelhouse: str = "", pinned: str = ""
 ) -> List[str]:
-    """Return the arguments of pip that install the requirements for the target into the directory.
+    """Return the arguments with which pip installs the requirements for the target into the directory.
 
-    With ``wheelhouse``, a directory of wheels, no index is asked. With ``pinned``, a file of requirements with hashes,
-    these are installed, and no wheel of another content. Raises ConfigurationError.
+    With ``wheelhouse``, a directory of wheels, pip uses no index. With ``pinned``, a file of requirements with hashes,
+    pip installs these and refuses wheels with other hashes. Raises ConfigurationError.
     """
     if not _VERSION.match(target.version):
         raise ConfigurationError(f"python_version: {target.version!r} is not of the form 3.11")
@@ -78,7 +78,7 @@ def pip_arguments(
 
 
 def install(python: str, arguments: Sequence[str]) -> None:
-    """Run pip of an interpreter. Raises LibrariesError with pip's last line of error."""
+    """Run an interpreter's pip. Raises LibrariesError with pip's last error line."""
     environment = {**os.environ, "PIP_ROOT_USER_ACTION": "ignore", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [python, "-m", "pip", *arguments]
     try:
@@ -86,7 +86,7 @@ def install(python: str, arguments: Sequence[str]) -> None:
             command, env=environment, capture_output=True, text=True, timeout=_PIP_TIMEOUT_SECONDS, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise LibrariesError(f"pip has not ended within {_PIP_TIMEOUT_SECONDS} s") from error
+        raise LibrariesError(f"pip did not finish within {_PIP_TIMEOUT_SECONDS} s") from error
     except OSError as error:
         raise LibrariesError(f"{python}: cannot be run: {error.strerror}") from error
     if done.returncode:
@@ -96,11 +96,11 @@ def install(python: str, arguments: Sequence[str]) -> None:
 
 
 def pack_directory(directory: str) -> bytes:
-    """A gzip-compressed tar of the directory's files, reproducible, without programs and caches."""
+    """Return a reproducible, gzip-compressed tar archive of the directory's files without programs and caches."""
     paths: List[str] = []
     for place, directories, files in os.walk(directory):
         if place == directory:
-            # Start scripts carry the path of the controller's interpreter.
+            # Start scripts contain the path of the controller's interpreter.
             directories[:] = [name for name in directories if name != "bin"]
         directories[:] = [name for name in directories if name != "__pycache__"]
         paths += [os.path.relpath(os.path.join(place, name), directory) for name in files]
@@ -118,9 +118,9 @@ def pack_directory(directory: str) -> bytes:
 
 
 def cache_name(target: Target, requirements: Sequence[str], wheelhouse: Sequence[str], pins: bytes = b"") -> str:
-    """Return the name of the archive for a target, its requirements and the names of the wheels it is made from.
+    """Return the name of the archive for a target, its requirements and the names of the wheels in the wheelhouse.
 
-    ``pins``: content of the file with hashes: other pins give another archive.
+    ``pins``: content of the file with hashes; with other pins the archive has another name.
     """
     key = repr((tuple(sorted(requirements)), tuple(sorted(wheelhouse)), *([pins] if pins else []))).encode()
     return f"libraries-{target.version}-{target.machine}-{hashlib.sha256(key).hexdigest()[:16]}.tar.gz"

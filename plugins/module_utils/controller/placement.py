@@ -1,14 +1,14 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where kube-proxy runs: a rule in its DaemonSet that keeps it off nodes with a label, and the label on nodes.
+"""Placement of kube-proxy: a rule in its DaemonSet that keeps it off nodes with a label, and that label on nodes.
 
-The DaemonSet controller removes the pod of a node that no longer fits the pod template's required node affinity, and
-makes one as soon as the node fits again. So after the rule is there, one label takes kube-proxy away from one node and
-brings it back.
+The DaemonSet controller deletes the pod of a node that no longer matches the pod template's required node affinity, and
+creates one as soon as the node matches again. With the rule in place, a label on a node removes kube-proxy from it, and
+removing the label brings it back.
 
-Each change is a merge patch (RFC 7386); that of the DaemonSet names the resourceVersion it was worked out from, so that
-a change by somebody else in between is an error 409 and is worked out again.
+Each change is a merge patch (RFC 7386). That of the DaemonSet contains the resourceVersion on which it is based, so
+that a concurrent change by another client causes an error 409, and the patch is computed again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Placement(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What was, or would be, changed, in words; and what it was before and is after, by object."""
+    """Descriptions of the changes that were, or would be, made, and the state before and after by object."""
 
     changes: Tuple[str, ...]
     before: Object
@@ -61,7 +61,7 @@ class Outcome(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """How long to wait for the cluster to follow, in seconds; 0 not to wait. The rest is for tests."""
+    """How long to wait for the cluster to apply a change, in seconds; 0 not to wait. The other fields are for tests."""
 
     timeout: float = 300.0
     sleep: Callable[[float], None] = time.sleep
@@ -69,7 +69,7 @@ class Waiting(NamedTuple):
 
 
 def check_names(placement: Placement, nodes: Sequence[str]) -> None:
-    """Refuse names that no object can have. Raises ConfigurationError."""
+    """Raise ConfigurationError for names that no object can have."""
     named = [("namespace", placement.namespace), ("name", placement.name), *(("nodes", node) for node in nodes)]
     for field, value in named:
         if not _SUBDOMAIN.match(value) or len(value) > 253:
@@ -111,10 +111,10 @@ def _with_terms(affinity: Object, terms: List[Object]) -> Object:
 
 
 def with_rule(affinity: Object, label: str) -> Object:
-    """An affinity that also wants the label not to be there.
+    """Return an affinity that also excludes nodes with the label.
 
-    A node fits if it fits one of the terms, so the rule goes into each of them; an empty term fits no node and stays
-    as it is.
+    A node matches if it matches one of the terms, so the rule is added to each of them. An empty term matches no node
+    and is not changed.
     """
     expression = {"key": label, "operator": "DoesNotExist"}
     terms = []
@@ -126,7 +126,7 @@ def with_rule(affinity: Object, label: str) -> Object:
 
 
 def without_rule(affinity: Object, label: str) -> Object:
-    """An affinity without the rule; what was there besides stays."""
+    """Return an affinity without the rule; everything else is kept."""
     terms = _terms(affinity)
     if not any(_keeps_off(term, label) for term in terms):
         return affinity
@@ -137,14 +137,14 @@ def without_rule(affinity: Object, label: str) -> Object:
         if expressions:
             rest["matchExpressions"] = expressions
         if _is_empty(rest) and not _is_empty(term):
-            # The rule was all that this term asked for: without it every node fits.
+            # The rule was the only condition of this term: without it every node matches.
             return _with_terms(affinity, [])
         left.append(rest)
     return _with_terms(affinity, left)
 
 
 def merge_patch(before: Object, after: Object) -> Object:
-    """The merge patch (RFC 7386) that makes ``after`` of ``before``."""
+    """Return the merge patch (RFC 7386) that turns ``before`` into ``after``."""
     patch: Object = {key: None for key in before if key not in after}
     for key, value in after.items():
         if key in before and isinstance(before[key], dict) and isinstance(value, dict):
@@ -167,7 +167,7 @@ def _pod_spec(daemon_set: Object) -> Object:
 
 
 class Placer:
-    """Changes and waits at one API server. With ``check`` nothing is sent that changes anything, nor waited for."""
+    """Changes objects of one API server and waits for the effect. With ``check`` it neither changes nor waits."""
 
     def __init__(
         self, client: ApiClient, placement: Placement, check: bool = False, waiting: Optional[Waiting] = None
@@ -181,7 +181,7 @@ class Placer:
         self._after: Object = {}
 
     def keep_off(self, nodes: Sequence[str]) -> Outcome:
-        """Put the rule into the DaemonSet and the label on the nodes; wait until kube-proxy is gone from them.
+        """Add the rule to the DaemonSet, label the nodes, and wait until kube-proxy is gone from them.
 
         Raises ApiError, ConfigurationError.
         """
@@ -196,10 +196,10 @@ class Placer:
         return self._outcome()
 
     def bring_back(self, nodes: Sequence[str], remove_rule: bool = False) -> Outcome:
-        """Take the label away from the nodes and wait until kube-proxy is ready on them again.
+        """Remove the label from the nodes and wait until kube-proxy is ready on them again.
 
-        With ``remove_rule`` the rule goes from the DaemonSet as well, which is refused while other nodes have the
-        label. Raises ApiError, ConfigurationError.
+        With ``remove_rule`` also remove the rule from the DaemonSet, which is refused while other nodes have the label.
+        Raises ApiError, ConfigurationError.
         """
         check_names(self._placement, nodes)
         found = self._find_nodes(nodes)
@@ -227,13 +227,13 @@ class Placer:
         )
         if daemon_set is None:
             raise ConfigurationError(
-                f"{self._placement} is not there: where kube-proxy is no DaemonSet (a unit, a static pod, a part of"
-                " k3s), stop it there"
+                f"{self._placement} does not exist: if kube-proxy is not a DaemonSet (but a unit, a static pod, or part"
+                " of k3s), stop it there"
             )
         return daemon_set
 
     def _set_rule(self, change: Callable[[Object, str], Object]) -> None:
-        """Change the DaemonSet's affinity if need be, and wait until its pods have been replaced."""
+        """Change the DaemonSet's affinity if necessary, and wait until its pods have been replaced."""
         name, label = str(self._placement), self._placement.label
         for attempt in range(1, _CONFLICTS + 1):
             daemon_set = self._read()
@@ -262,7 +262,7 @@ class Placer:
             return
 
     def _find_nodes(self, names: Sequence[str]) -> List[Object]:
-        """The Nodes by name; all have to be there before anything is changed."""
+        """Return the Nodes of these names. Raises ConfigurationError unless all of them exist."""
         found = []
         for name in names:
             node = unless_absent(functools.partial(self._client.get, NODES, name))
@@ -294,7 +294,7 @@ class Placer:
                 " the rule kube-proxy would return to all of them: bring them back first"
             )
 
-    # ---- what is waited for: a sentence about what is missing, or nothing
+    # ---- conditions to wait for: each returns a sentence about what is missing, or empty text
 
     def _wait(self, missing: Callable[[], str]) -> None:
         timeout, sleep, clock = self._waiting
@@ -328,9 +328,10 @@ class Placer:
         return f"kube-proxy is not ready on node {node}"
 
     def _unfinished_rollout(self, available: int) -> str:
-        """The changed pod template makes the DaemonSet replace its pods, a few at a time: rules stay meanwhile.
+        """Return how far the DaemonSet has replaced its pods after a change of the template; empty when it is done.
 
-        ``available``: how many pods were available before; a node that was out of order then may stay so.
+        Rules remain in the kernels meanwhile. ``available``: how many pods were available before the change; pods that
+        were not available then need not become so.
         """
         daemon_set = self._read()
         spec, status = daemon_set.get("spec") or {}, daemon_set.get("status") or {}
@@ -353,7 +354,7 @@ def _is_ready(pod: Object) -> bool:
 
 
 def _label_selector(selector: Object) -> str:
-    """A label selector object as the text of a query."""
+    """Return a label selector object in the syntax of a query."""
     parts = [f"{key}={value}" for key, value in (selector.get("matchLabels") or {}).items()]
     for item in selector.get("matchExpressions") or []:
         key, values = item["key"], ",".join(item.get("values") or [])

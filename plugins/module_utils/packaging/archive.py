@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The engine as one zip application, byte for byte the same for the same source.
+"""Packing of the engine into one zip application, byte for byte the same for the same source.
 
-Inside, it is the package ``kubenode_proxy``: the engine imports itself only relatively, so that it runs under any name.
+In the archive the engine is the package ``kubenode_proxy``. It uses only relative imports, so it runs under any name.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .identity import VERSION_FILE, Identity, source_files, source_identity
 
 PACKAGE = "kubenode_proxy"
 DEFAULT_INTERPRETER = "/usr/bin/python3"
-# The earliest time that a zip archive can hold.
+# The earliest time that a zip archive can represent.
 _TIME = (1980, 1, 1, 0, 0, 0)
-# Libraries that were brought along lie beside the archive and come before those of the system.
+# Libraries shipped with the agent are in a directory beside the archive and take precedence over the system's.
 _MAIN = f"""\
 import os
 import sys
@@ -35,7 +35,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 class Archive(NamedTuple):
-    """A packed engine: which one it is, and the bytes of the zip application."""
+    """A packed engine: its identity, and the bytes of the zip application."""
 
     identity: Identity
     content: bytes
@@ -44,27 +44,27 @@ class Archive(NamedTuple):
 def _entry(name: str) -> zipfile.ZipInfo:
     entry = zipfile.ZipInfo(name, _TIME)
     entry.compress_type = zipfile.ZIP_DEFLATED
-    # Made on Unix, wherever it was made, and readable by all.
+    # Always marked as created on Unix, so that the bytes are reproducible, and readable by all users.
     entry.create_system = 3
     entry.external_attr = 0o100644 << 16
     return entry
 
 
 def interpreter_line(interpreter: str) -> bytes:
-    """The first line of the application. Raises ConfigurationError for what is not one absolute path."""
+    """Return the first line (``#!``) of the application. Raises ConfigurationError unless it is one absolute path."""
     if not interpreter.startswith("/") or not interpreter.isprintable() or " " in interpreter or len(interpreter) > 120:
         raise ConfigurationError(f"interpreter: {interpreter!r} is not an absolute path without blanks")
     return f"#!{interpreter}\n".encode()
 
 
 def zip_application(files: Mapping[str, bytes], main: str, first_line: bytes = b"") -> bytes:
-    """The engine's files, by path below its top package, as one file that runs ``main``, the text of a Python program.
+    """Pack the engine's files, by path below its top package, into one file that runs the Python program ``main``.
 
-    The bytes depend on nothing else.
+    The bytes depend only on the arguments.
     """
     members = {f"{PACKAGE}/{path}": content for path, content in files.items()}
     for path in list(members):
-        # A directory without an __init__.py is a package too, but not for every tool that looks into archives.
+        # A directory without an __init__.py is a package too, but not every tool for archives recognises it.
         parts = path.split("/")
         for depth in range(1, len(parts)):
             members.setdefault("/".join([*parts[:depth], "__init__.py"]), b"")
@@ -78,7 +78,7 @@ def zip_application(files: Mapping[str, bytes], main: str, first_line: bytes = b
 
 
 def pack(directory: str, interpreter: str = DEFAULT_INTERPRETER) -> Archive:
-    """Pack the engine whose top package is the directory. Raises ConfigurationError."""
+    """Pack the engine whose top package is in a directory. Raises ConfigurationError."""
     first_line = interpreter_line(interpreter)
     files = source_files(directory)
     packed = source_identity(directory)

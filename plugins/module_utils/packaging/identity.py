@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which engine this is: the collection's version, and a hash of the engine's source.
+"""The identity of an engine: the collection's version, and a hash of the engine's source.
 
-Both are the same in a clone, in an installed collection and on a node. The hash covers the Python files that are
-shipped in the archive, by name and content. The archive carries both as a file; a source tree works them out. The
-payload of an Ansible module holds only some of the files, and has no identity.
+Both are the same in a clone, in an installed collection and on a node. The hash covers the names and contents of the
+Python files that are shipped in the archive. The archive contains the identity as a file; in a source tree it is
+computed. The payload of an Ansible module contains only some of the files, so it has no identity.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Dict, List, NamedTuple, Optional
 
 from ..errors import ConfigurationError
 
-# Directories that a node does not need: code of Ansible modules, of the controller, and of the general-purpose modules.
+# Directories with code for Ansible modules, the controller and the general-purpose modules, which a node does not need.
 NOT_SHIPPED = ("module_support", "controller", "generic")
 VERSION_FILE = "VERSION"
-# Where the role agent installs the archive, and beside it the identity.
+# The role agent installs the identity beside the archive.
 INSTALLED_VERSION = "/usr/local/lib/kubenode-proxy/VERSION"
 UNKNOWN_VERSION = "0.0.0"
 SHOWN_DIGITS = 12
@@ -43,23 +43,23 @@ class Identity(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Both in short, as a semantic version with build metadata: ``0.1.0+658f7d18e1be``; empty without an engine."""
+        """A short form of both, a semantic version with build metadata: ``0.1.0+658f7d18e1be``. Empty if no engine."""
         return f"{self.version}+{self.engine[:SHOWN_DIGITS]}" if self.engine else ""
 
     @property
     def record(self) -> str:
-        """Both in full, as the file VERSION holds them."""
+        """The full form of both, as in the file VERSION."""
         return f"{self.version}+{self.engine}"
 
 
 def parse_record(text: str) -> Optional[Identity]:
-    """Return the identity that the text of a file VERSION gives, or None if it gives none."""
+    """Parse the text of a file VERSION and return the identity, or None if the text is not valid."""
     found = _RECORD.match(text.strip())
     return Identity(found.group(1), found.group(2)) if found is not None else None
 
 
 def collection_version(directory: str) -> str:
-    """Return the version of the collection whose engine is in a directory; empty if its files do not give one."""
+    """Return the version of the collection whose engine is in a directory; empty if its files do not contain one."""
     top = os.path.join(directory, os.pardir, os.pardir)
     for name, pattern in _COLLECTION_FILES:
         try:
@@ -73,14 +73,14 @@ def collection_version(directory: str) -> str:
 
 
 def source_identity(directory: str) -> Identity:
-    """Return the identity of the engine in a directory. Raises ConfigurationError if it holds none."""
+    """Return the identity of the engine in a directory. Raises ConfigurationError if there is none."""
     return Identity(collection_version(directory) or UNKNOWN_VERSION, content_hash(source_files(directory)))
 
 
 def source_files(directory: str) -> Dict[str, bytes]:
-    """The engine's Python files below its top package: relative path with forward slashes to content, sorted.
+    """Read the engine's Python files below its top package: relative path with forward slashes to content, sorted.
 
-    Raises ConfigurationError if the directory does not hold the engine or a file cannot be read.
+    Raises ConfigurationError if the directory does not contain the engine or a file cannot be read.
     """
     paths: List[str] = []
     for place, directories, files in os.walk(directory):
@@ -97,12 +97,12 @@ def source_files(directory: str) -> Dict[str, bytes]:
         except OSError as error:
             raise ConfigurationError(f"{os.path.join(directory, path)}: {error.strerror}") from error
     if "command/cli.py" not in found:
-        raise ConfigurationError(f"{directory}: does not hold the engine: command/cli.py is missing")
+        raise ConfigurationError(f"{directory}: does not contain the engine: command/cli.py is missing")
     return found
 
 
 def content_hash(files: Dict[str, bytes]) -> str:
-    """SHA-256, in hexadecimal, of the files' names and contents in the order of their names."""
+    """Return the SHA-256, in hexadecimal, of the files' names and contents in the order of their names."""
     digest = hashlib.sha256()
     for path in sorted(files):
         content = files[path]
@@ -113,9 +113,9 @@ def content_hash(files: Dict[str, bytes]) -> str:
 
 @functools.cache
 def identity() -> Identity:
-    """Return the identity of the engine that is running; in the payload of an Ansible module its hash is empty.
+    """Return the identity of the running engine; in the payload of an Ansible module its hash is empty.
 
-    Remembered from the first call, at the start of the agent: later the file may be that of another engine.
+    The result of the first call, at the start of the agent, is kept, because the file may be replaced later.
     """
     top = __name__.rsplit(".", 2)[0]
     try:
@@ -134,12 +134,12 @@ def identity() -> Identity:
 
 
 def engine_hash() -> str:
-    """Return the hash of the engine that is running; empty in the payload of an Ansible module, a part of it."""
+    """Return the hash of the running engine; empty in the payload of an Ansible module, which is only part of it."""
     return identity().engine
 
 
 def installed_identity(path: str = INSTALLED_VERSION) -> Optional[Identity]:
-    """Return the identity of the engine that the role agent has installed on this host; None if it has not."""
+    """Return the identity of the engine that the role agent installed on this host; None if it installed none."""
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             return parse_record(file.read(4096))

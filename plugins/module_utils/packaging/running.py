@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The engine that is running, or as much of it as an Ansible module brought along, as one file that runs by itself.
+"""Packing of the running engine, or the part of it in an Ansible module's payload, into one executable file.
 
-A module's files are gone when its task has ended; what shall act later needs a copy of its own.
+A module's files are removed when its task ends, so a program that runs later needs its own copy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _from_archive(top: str) -> Dict[str, bytes]:
     while archive and not os.path.isfile(archive):
         archive, _slash, _rest = archive.rpartition("/")
     if not archive or not zipfile.is_zipfile(archive):
-        raise ConfigurationError(f"{top}: the source of the engine that is running cannot be found")
+        raise ConfigurationError(f"{top}: the source of the running engine cannot be found")
     prefix = top[len(archive) + 1 :].rstrip("/") + "/"
     with zipfile.ZipFile(archive) as packed:
         names = [name for name in packed.namelist() if name.startswith(prefix) and name.endswith(".py")]
@@ -43,14 +43,14 @@ def _from_archive(top: str) -> Dict[str, bytes]:
 
 
 def running_files(package: str = "") -> Dict[str, bytes]:
-    """Python files of the engine by path below its top package, from a directory, an archive or a module's payload.
+    """Return the Python files of the running engine by path below its top package.
 
-    Raises ConfigurationError if they cannot be found.
+    They are read from a directory, an archive or a module's payload. Raises ConfigurationError if they cannot be found.
     """
     top = package or __name__.rsplit(".", 2)[0]
     places = list(getattr(sys.modules.get(top), "__path__", ()))
     if not places:
-        raise ConfigurationError(f"{top}: the source of the engine that is running cannot be found")
+        raise ConfigurationError(f"{top}: the source of the running engine cannot be found")
     try:
         found = _from_directory(places[0]) if os.path.isdir(places[0]) else _from_archive(places[0])
     except OSError as error:
@@ -59,7 +59,7 @@ def running_files(package: str = "") -> Dict[str, bytes]:
 
 
 def pack_running(entry: str) -> bytes:
-    """A zip application of the running engine that calls ``main(arguments)`` of a module of it, given by its name.
+    """Return a zip application of the running engine that calls ``main(arguments)`` of the engine's module ``entry``.
 
     Raises ConfigurationError.
     """

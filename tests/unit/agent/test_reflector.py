@@ -153,7 +153,7 @@ def test_a_version_that_is_too_old_makes_it_list_again_and_hand_on_differences_o
     setup.up()
     again = setup.next(20)
     assert (names(again.changed), names(again.gone), again.listed) == (["b", "d"], ["c"], True)
-    wait_for(lambda: setup.said[-1].startswith("level=info") and "can be read again" in setup.said[-1])
+    wait_for(lambda: setup.said and setup.said[-1].startswith("level=info") and "can be read again" in setup.said[-1])
 
 
 def test_a_dropped_watch_goes_on_where_it_was_without_a_list(setup):

@@ -286,7 +286,7 @@ def test_items_without_an_identity_are_left_out_by_name_and_the_others_served():
     run = Run(lambda query: page([service("a"), *ODD, service("b")]), lambda query: events())
     run.go(60.0)
     assert run.names == ["a", "b"]
-    left_out = [line for line in run.log.splitlines() if "left out an object of the API server" in line]
+    left_out = [line for line in run.log.splitlines() if "skipped an object of the API server" in line]
     assert len(left_out) == len(set(left_out)) >= 8
     assert any("Service default/pod" in line or "Service pod: kind" in line for line in left_out)
 

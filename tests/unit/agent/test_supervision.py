@@ -149,7 +149,7 @@ def test_a_thread_that_died_is_started_again(supervisor, stream):
     wait_for(lambda: not task.alive)
     assert supervisor.check() == ()
     wait_for(lambda: work.calls == 2)
-    assert "a thread has died and is started again" in stream.getvalue()
+    assert "a thread has died and is restarted" in stream.getvalue()
     work.orders.put(None)
 
 
@@ -206,7 +206,7 @@ def test_a_late_thread_is_interrupted_once_and_a_stuck_one_makes_the_agent_unhea
     wait_for(lambda: task.deadline is None)
     assert check() and health.healthy
     lines = stream.getvalue().splitlines()
-    assert ["no sign of life" in lines[0], "is stuck" in lines[1], "goes on" in lines[2]] == [True] * 3
+    assert ["does not respond" in lines[0], "is stuck" in lines[1], "has recovered" in lines[2]] == [True] * 3
     work.orders.put(None)
 
 

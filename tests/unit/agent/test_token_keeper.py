@@ -122,11 +122,11 @@ def test_a_month_takes_a_renewal_each_half_day_and_the_token_is_valid_at_all_tim
 def test_a_server_that_is_away_for_less_than_half_a_life_costs_nothing_but_a_line(keeper, server, path, log):
     server.away = True
     run(keeper, server, 0.9 * DAY)
-    assert log.getvalue().count("the token for the API server is not renewed") == 1
-    assert "it expires at" in log.getvalue() and "what is programmed stays" in log.getvalue()
+    assert log.getvalue().count("the token for the API server cannot be renewed") == 1
+    assert "it expires at" in log.getvalue() and "the programmed rules are kept" in log.getvalue()
     server.away = False
     run(keeper, server, 2 * PAUSE_SECONDS)
-    assert server.accounts.review(read_token(path)) and "is renewed" in log.getvalue()
+    assert server.accounts.review(read_token(path)) and "was renewed" in log.getvalue()
 
 
 def test_after_expiry_only_another_token_helps_and_it_is_found_by_itself(keeper, server, path, log):

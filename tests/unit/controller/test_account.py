@@ -67,9 +67,9 @@ def test_a_shared_token_comes_with_a_warning_as_long_as_it_is_valid():
     client = MemoryClient()
     made = account.ensure(client, WHO, shared=True)
     assert len(made.changes) == 6 and client.accounts.review(made.token)
-    assert "is the same for all nodes and has no end" in made.warnings[0]
+    assert "is the same for all nodes and never expires" in made.warnings[0]
     (warning,) = account.ensure(client, WHO).warnings
-    assert "Secret kube-system/kubenode-proxy: its token has no end and is still valid" in warning
+    assert "Secret kube-system/kubenode-proxy: its token never expires and is still valid" in warning
     account.rotate(client, WHO)
     assert account.ensure(client, WHO).warnings == ()
 
@@ -134,7 +134,7 @@ def test_rotation_deletes_nothing_of_others():
     client = MemoryClient()
     account.ensure(client, WHO, shared=True)
     del client.objects[ACCOUNT]["metadata"]["labels"]
-    with pytest.raises(ConfigurationError, match=r"ServiceAccount kube-system/kubenode-proxy: has not the label"):
+    with pytest.raises(ConfigurationError, match=r"ServiceAccount kube-system/kubenode-proxy: lacks the label"):
         account.rotate(client, WHO)
     assert ACCOUNT in client.objects
 

@@ -206,7 +206,7 @@ def test_what_does_not_happen_in_time_is_named(cluster):
         (Placement(), ["Node A"], "nodes: 'Node A' is not a name"),
         (Placement(name="a/b"), [], "name: 'a/b' is not a name"),
         (Placement(label="a b"), [], "label: 'a b' is not the key of a label"),
-        (Placement(name="other"), [], "DaemonSet kube-system/other is not there: where kube-proxy is no DaemonSet"),
+        (Placement(name="other"), [], "DaemonSet kube-system/other does not exist: if kube-proxy is not a DaemonSet"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_is_changed(cluster, placement, nodes, message):

@@ -61,7 +61,7 @@ def test_interpreter_that_is_not_a_path_is_refused(tmp_path, interpreter):
 
 
 def test_directory_without_the_engine_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="does not hold the engine"):
+    with pytest.raises(ConfigurationError, match="does not contain the engine"):
         archive.pack(str(tmp_path))
 
 

@@ -56,7 +56,7 @@ def test_a_source_that_cannot_be_found_is_told(monkeypatch):
     package.__path__ = ["/nowhere/at/all"]
     monkeypatch.setitem(sys.modules, "payload_top", package)
     for name in ("payload_top", "not_there"):
-        with pytest.raises(ConfigurationError, match="the source of the engine that is running cannot be found"):
+        with pytest.raises(ConfigurationError, match="the source of the running engine cannot be found"):
             running.running_files(name)
     with pytest.raises(ConfigurationError, match=r"json\.tool: is not a part of"):
         running.pack_running("json.tool")

@@ -27,7 +27,7 @@ PARTIAL_PATIENCE_SECONDS = 60.0
 ASKING_PATIENCE_SECONDS = 30.0
 #: How long the Services wait for a Node that this agent may not be allowed to read.
 NODE_PATIENCE_SECONDS = 10.0
-#: Agents that are restarted together must not all ask the API server at the same moment.
+#: Agents that are restarted together must not all send requests to the API server at the same moment.
 START_JITTER_SECONDS = 1.0
 #: The time limit of a request that the main loop waits for.
 LOOP_REQUEST_SECONDS = 5.0
@@ -37,7 +37,7 @@ _OPTIONAL_KINDS = frozenset((NODES.kind, SERVICE_CIDRS.kind))
 
 
 class Connect(Protocol):
-    """Makes a client for one thread. ``expect`` is told how long each request may take. Raises ProxyError."""
+    """Creates a client for one thread. ``expect`` gets the seconds that each request may take. Raises ProxyError."""
 
     def __call__(self, expect: Callable[[float], None], timeout: float = ...) -> ApiClient:
         """Return the client."""
@@ -45,10 +45,10 @@ class Connect(Protocol):
 
 
 class ClusterSource:
-    """Follows the API server in threads of its own and keeps what it delivered.
+    """Follows the API server in separate threads and saves the cluster state to disk.
 
-    Only the main thread calls its methods. The threads call ``deliver`` with each :class:`Batch`, for the main thread
-    to put into the view. ``node_required``: whether nothing can be served without the Node.
+    Only the main thread calls its methods. The threads call ``deliver`` with each :class:`Batch`, which the main thread
+    applies to the view. ``node_required``: whether nothing can be served without the Node.
     """
 
     def __init__(
@@ -84,26 +84,26 @@ class ClusterSource:
 
     @property
     def listed(self) -> bool:
-        """Whether enough collections are known completely to program the node."""
+        """Whether the collections that the node needs are completely known."""
         missing = _KINDS - self.view.listed
         late = self._clock() - self._started > NODE_PATIENCE_SECONDS and not self._node_required()
         return not missing or (late and missing <= _OPTIONAL_KINDS)
 
     @property
     def error(self) -> str:
-        """What keeps a collection from being read, or an empty text."""
+        """Why a collection cannot be read, or empty text."""
         return next((reflector.error for reflector in self.reflectors if reflector.error), "")
 
     @property
     def lost_for(self) -> float:
-        """Return for how many seconds some collection could not be read; 0 while all are watched."""
+        """Return for how many seconds a collection could not be read; 0 while all are watched."""
         return max((reflector.lost_for for reflector in self.reflectors), default=0.0)
 
     def start(self, node_name: str, serving: bool) -> None:
         """Read the copy on disk and begin to follow the API server.
 
-        ``serving``: the kernel serves Services from before this start. Such a node can wait a moment for the API
-        server; one that serves nothing cannot.
+        ``serving``: whether the kernel already serves Services from before this start. Such a node can wait longer for
+        the API server than one that serves nothing.
         """
         self._serving = serving
         self._cached, known = self.keeper.read()
@@ -127,7 +127,7 @@ class ClusterSource:
             self._run(reflector)
 
     def stop(self) -> None:
-        """End all threads, and write what the copy on disk lacks."""
+        """End all threads, and bring the copy on disk up to date."""
         for reflector in self.reflectors:
             reflector.stop()
         if self.listed:
@@ -163,10 +163,10 @@ class ClusterSource:
         self._run(self.reflectors[-1])
 
     def patience_ends(self) -> Optional[float]:
-        """Return when, by the clock, the copy on disk is to be used for what the API server has not answered.
+        """Return when, by the clock, to use the copy on disk for lists that the API server has not answered.
 
-        None if there is no copy. The time counts from the first request that was sent or failed: the agent may have
-        been busy before that.
+        None if there is no copy. The time counts from the first request that was sent or failed, because the agent may
+        have been busy before that.
         """
         if not self._cached:
             return None
@@ -178,7 +178,7 @@ class ClusterSource:
         return min(asked) + (SERVING_PATIENCE_SECONDS if self._serving else API_PATIENCE_SECONDS)
 
     def use_cache(self) -> None:
-        """Fill the view from the copy on disk where the API server has not answered."""
+        """Fill the view from the copy on disk for collections that the API server has not listed."""
         by_kind: Dict[str, List[Dict[str, Any]]] = {}
         for raw in self._cached:
             by_kind.setdefault(object_key(raw).kind, []).append(raw)
@@ -188,7 +188,7 @@ class ClusterSource:
         self._cached = []
         self.from_cache = True
         self._log.warning(
-            "starting from the cluster state kept on disk, as the API server has not given all of it",
+            "starting from the cluster state kept on disk, because the API server has not answered completely",
             services=len(self.view.state.services),
             reason=self.error or "no answer yet",
         )
@@ -199,5 +199,5 @@ class ClusterSource:
         return self.keeper.is_behind(self.view)
 
     def save(self) -> bool:
-        """Have the copy on disk written if it lacks something; False if the last write is not done yet."""
+        """Start writing the copy on disk if it is out of date; return False if the last write is not done yet."""
         return not self.listed or not self.is_unsaved or self.keeper.write_beside(self.view)

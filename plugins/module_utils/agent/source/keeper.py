@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Keeping the cluster state on disk beside the agent's work: read once at the start, written when it has changed."""
+"""Saving the cluster state to disk in the background: read once at the start, written when it has changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..supervision import Task
 from ..surface.log import Log
 from .view import ClusterView
 
-#: A disk that takes longer is a fault of the node.
+#: A disk that takes longer is faulty.
 _WRITE_SECONDS = 300.0
 
 Names = Dict[str, List[Tuple[str, str]]]
@@ -34,11 +34,11 @@ class CacheKeeper:
         self._waiting: queue.SimpleQueue[Optional[List[bytes]]] = queue.SimpleQueue()
 
     def age(self) -> float:
-        """Seconds since the file was written; 0 if there is none."""
+        """Return the seconds since the file was written; 0 if there is none."""
         return time.time() - self._written if self._written else 0.0
 
     def read(self) -> Tuple[List[Dict[str, Any]], Names]:
-        """The objects of the file, and their (namespace, name) by kind; empty if it is absent or damaged."""
+        """Return the objects of the file, and their (namespace, name) by kind; empty if it is absent or damaged."""
         names: Names = {}
         if not self._path:
             return [], names
@@ -54,11 +54,11 @@ class CacheKeeper:
         return cached.objects, names
 
     def is_behind(self, view: ClusterView) -> bool:
-        """Whether the file should be written."""
+        """Return whether the file should be written."""
         return bool(self._path) and view.revision != self._revision
 
     def write_beside(self, view: ClusterView) -> bool:
-        """Have :meth:`run` write, so that syncs do not wait for the disk; False while the last write is not done."""
+        """Have :meth:`run` write the file, so that syncs do not wait for the disk; False while it is still writing."""
         if self._writing:
             return False
         self._revision = view.revision
@@ -67,7 +67,7 @@ class CacheKeeper:
         return True
 
     def run(self, task: Task) -> None:
-        """Write what is handed over until :meth:`write_now`; the body of a supervised thread."""
+        """Write what :meth:`write_beside` submits until :meth:`write_now`; the body of a supervised thread."""
         while True:
             task.idle()
             objects = self._waiting.get()
@@ -80,7 +80,7 @@ class CacheKeeper:
                 self._writing = False
 
     def write_now(self, view: ClusterView, task: Optional[Task]) -> None:
-        """End the thread, and write what it has not written. A disk that hangs is waited for ten seconds."""
+        """End the thread, and write the latest state if necessary. Wait at most ten seconds for the disk."""
         self._waiting.put(None)
         if task is not None:
             task.join(10)
@@ -93,4 +93,4 @@ class CacheKeeper:
             write_encoded(self._path, objects)
             self._written = time.time()
         except SnapshotError as error:
-            self._log.warning("the cluster state is not kept", error=error)
+            self._log.warning("the cluster state cannot be saved", error=error)

@@ -1,12 +1,12 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Following one collection of the API server: list it, watch it, list again when the watch cannot go on.
+"""Following one collection of the API server: list it, watch it, list again when the watch cannot continue.
 
-A list is compared with what is known already and only the differences are handed on, so that nothing ever looks empty
-in between. Each reflector is the body of a thread with a connection of its own; what it finds goes to a callable as
-:class:`Batch`. Objects without a usable identity are left out here, by name and reason; all other checks of an object
-are those of ``cluster.parse``.
+A list is compared with the known objects and only the differences are delivered, so the agent never acts on a partial
+list. Each reflector is the body of a thread with its own connection, and delivers what it finds to a callable as
+:class:`Batch`. Objects without a usable identity are skipped here, with a warning; all other checks of an object are
+those of ``cluster.parse``.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ...errors import ApiError, ProxyError, Refusal
 from ..supervision import Backoff, Task, brief_traceback
 from ..surface.log import Log
 
-#: A watch that has lasted so long ends a series of failures.
+#: A watch that has lasted this long ends a series of failures.
 STEADY_SECONDS = 10.0
 _SHORTEST_WATCH_SECONDS = 1.0
 _WATCH_SECONDS = (300, 600)
 _NOT_FOUND, _GATEWAY_TIMEOUT, _UNAUTHORIZED = 404, 504, 401
-#: After these answers a watch can go on from where it was: the server is overloaded, restarts, or minds who asks.
+#: After these answers a watch can resume where it was: the server is overloaded, restarting, or throttling the client.
 _RESUMABLE = frozenset((_UNAUTHORIZED, 403, 429, 500, 502, 503))
-#: How often a server without an optional collection is asked for it: it may be upgraded.
+#: How often to request an optional collection that the server does not have; the server may be upgraded.
 _ABSENT_SECONDS = 300.0
 _MOST_NAME_CHARACTERS = 253
 _MOST_REPORTED = 100
@@ -40,9 +40,9 @@ Name = Tuple[str, str]
 
 
 class Batch(NamedTuple):
-    """What changed in a collection: raw objects that are new or different, and those that are gone.
+    """The changes of a collection: raw objects that are new or different, and deleted ones.
 
-    ``listed``: with this batch the collection is known as a whole. Of a gone object only kind and metadata count.
+    ``listed``: with this batch the collection is completely known. Only kind and metadata of a deleted object matter.
     """
 
     kind: str
@@ -57,7 +57,7 @@ def _name(raw: Dict[str, Any]) -> Name:
 
 
 def _older(version: str, than: str) -> bool:
-    """Whether a resourceVersion is smaller (KEP-5504); where one is not a number nothing is concluded."""
+    """Return whether a resourceVersion is smaller (KEP-5504); False if one of them is not a number."""
     return version.isdecimal() and than.isdecimal() and int(version) < int(than)
 
 
@@ -77,19 +77,19 @@ def check_identity(raw: object, kind: str) -> Dict[str, Any]:
 
 
 class Known:
-    """The objects of a collection that have been handed on, by name with their resourceVersion."""
+    """The objects of a collection that have been delivered, by name with their resourceVersion."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._versions: Dict[Name, str] = {}
 
     def assume(self, names: Iterable[Name]) -> None:
-        """Note objects that are known from elsewhere (the state kept on disk), in an unknown version."""
+        """Record objects that are known from the state kept on disk, in an unknown version."""
         for name in names:
             self._versions.setdefault(name, "")
 
     def replace(self, items: Iterable[Dict[str, Any]]) -> Batch:
-        """Note a whole list, and return what differs."""
+        """Record a complete list, and return the differences."""
         before, self._versions = self._versions, {}
         changed = []
         for item in items:
@@ -101,12 +101,12 @@ class Known:
         return Batch(self._kind, changed, gone, True)
 
     def put(self, item: Dict[str, Any]) -> Batch:
-        """Note an object that was added or modified."""
+        """Record an object that was added or modified."""
         self._versions[_name(item)] = version_of(item)
         return Batch(self._kind, [item], [])
 
     def delete(self, item: Dict[str, Any]) -> Batch:
-        """Note an object's deletion."""
+        """Record an object's deletion."""
         self._versions.pop(_name(item), None)
         return Batch(self._kind, [], [item])
 
@@ -118,13 +118,13 @@ class Known:
 class Reflector:
     """Follows one collection until :meth:`stop`; :meth:`run` is the body of a supervised thread.
 
-    ``connect`` makes a client, which announces its requests to the callable given to it; ``hand_on`` takes each Batch;
-    both are called from this thread. ``reduce`` makes each object small as soon as it has come. ``field_selector``
-    takes the place of the resource's own. ``optional``: a server without the collection (404) has an empty one.
-    ``first_pause``: seconds before the first request. ``clock`` and ``wait`` replace the time.
+    ``connect`` creates a client, which announces its requests to the callable that it is given; ``hand_on`` receives
+    each Batch; both are called from this thread. ``reduce`` makes each object small as soon as it is received.
+    ``field_selector`` replaces the resource's own. ``optional``: treat a collection that the server does not have (404)
+    as empty. ``first_pause``: seconds before the first request. ``clock`` and ``wait`` replace the time in tests.
 
-    ``connected``: whether a watch is open. ``error``: what kept it from being so. ``asked``: when the first request
-    was sent or could not be sent, by ``clock``; None before.
+    ``connected``: whether a watch is open. ``error``: why it is not. ``asked``: when the first request was sent or
+    could not be sent, by ``clock``; None before.
     """
 
     def __init__(
@@ -167,23 +167,23 @@ class Reflector:
 
     @property
     def lost_for(self) -> float:
-        """Seconds for which nothing could be read from the API server; 0 while a watch is open, or between two."""
+        """Return for how many seconds the collection could not be read; 0 while a watch is open, or between two."""
         since = self._lost_since
         return 0.0 if since is None or self.connected else max(0.0, self._clock() - since)
 
     def stop(self) -> None:
-        """Have the thread end; it may be called from any thread."""
+        """Have the thread end; may be called from any thread."""
         self._ending.set()
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Break off the request that the thread waits for; it may be called from any thread."""
+        """Abort the request that the thread waits for; may be called from any thread."""
         client = self._client
         if client is not None:
             client.interrupt()
 
     def run(self, task: Task) -> None:
-        """List and watch until stopped; no failure of the server or the connection ends it."""
+        """List and watch until stopped, whatever failures of the server or the connection occur."""
         pause, self._first_pause = self._first_pause, 0.0
         if pause:
             self._rest(task, pause)
@@ -194,7 +194,7 @@ class Reflector:
                 except ProxyError as error:
                     self._failed(task, error)
         except Exception:
-            # Whatever the defect is, it must not meet the same event again.
+            # List again, so that the event that caused the exception does not cause it again.
             self._forget_version()
             raise
         finally:
@@ -211,7 +211,7 @@ class Reflector:
             client.close()
 
     def _forget_version(self) -> None:
-        """Have the next cycle list, whatever the server holds by then."""
+        """Have the next cycle list the collection in any version."""
         self._version = self._minimum = ""
 
     def _give(self, batch: Batch) -> None:
@@ -221,7 +221,7 @@ class Reflector:
 
     def _failed(self, task: Task, error: ProxyError) -> None:
         if not isinstance(error, ApiStatusError) or error.code == _UNAUTHORIZED:
-            # Kubeconfig and certificates are read again: they may be what is wrong.
+            # Read kubeconfig and certificates again, because they may be the cause.
             self._disconnect()
         self.connected = False
         if self._lost_since is None:
@@ -238,7 +238,7 @@ class Reflector:
         self._lost_since = None
 
     def _cycle(self, task: Task) -> None:
-        """List if need be, then watch once; pause where the watch brought nothing. Raises ProxyError."""
+        """List if necessary, then watch once; pause if the watch delivered nothing. Raises ProxyError."""
         if self._client is None:
             try:
                 self._client = self._connect(task.busy)
@@ -265,7 +265,7 @@ class Reflector:
             self.asked = self._clock()
 
     def _list(self, client: ApiClient) -> bool:
-        """List the collection and deliver what differs; return whether the server has it. Raises ProxyError."""
+        """List the collection and deliver the differences; return whether the server has it. Raises ProxyError."""
         self._left_out = 0
         try:
             found = client.list(self.resource, self._field_selector, self._minimum, self._received)
@@ -275,11 +275,11 @@ class Reflector:
                 self._succeeded()
                 return False
             if error.code == _GATEWAY_TIMEOUT and self._minimum:
-                # The server has not got, and may never get, what this node has seen already.
+                # The server does not have, and may never have, the version that this node has already seen.
                 self._minimum = ""
             raise
         if self._left_out and not found.items:
-            raise ApiError(f"list {self.resource.name}: not one of {self._left_out} objects can be used")
+            raise ApiError(f"list {self.resource.name}: none of the {self._left_out} objects is usable")
         self._version = self._minimum = found.resource_version
         self._give(self.known.replace(found.items))
         self._succeeded()
@@ -292,12 +292,12 @@ class Reflector:
         except Invalid as error:
             self._leave_out(raw, error.field, error.reason)
         except Exception as error:
-            # A defect that one object brings out must cost only this object.
+            # A defect that one object triggers must affect only this object.
             self._leave_out(raw, "", f"{type(error).__name__}: {error} ({brief_traceback(error)})")
         return None
 
     def _leave_out(self, raw: object, field: str, reason: str) -> None:
-        """Warn of an object that cannot be used, once for each name and reason."""
+        """Log a warning about an unusable object, once for each name and reason."""
         self._left_out += 1
         key = object_key(raw)
         refusal = str(Refusal(self.resource.kind, key.namespace, key.name, field, reason))
@@ -306,17 +306,17 @@ class Reflector:
         if len(self._reported) >= _MOST_REPORTED:
             self._reported.clear()
         self._reported.add(refusal)
-        self._log.warning("left out an object of the API server", object=refusal)
+        self._log.warning("skipped an object of the API server", object=refusal)
 
     def _watch(self, client: ApiClient) -> None:
-        """Follow a watch until it ends. Without a version afterwards the collection has to be listed again."""
+        """Follow a watch until it ends. If no version is known afterwards, the collection must be listed again."""
         seconds = random.randint(*_WATCH_SECONDS)
         try:
             events = client.watch(self.resource, self._version, self._field_selector, timeout_seconds=seconds)
             self.connected = True
             for event in events:
                 if _older(event.resource_version, self._version):
-                    # A server with another history, say one restored from a backup.
+                    # The server has another history; it was restored from a backup, for example.
                     self._forget_version()
                     return
                 self._take(event)

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The node's own token for the API server, renewed at half its life by whoever uses it.
+"""Renewal of the node's own token for the API server at half its lifetime.
 
-The role agent writes the first one, and the kubeconfig refers to the file. A token that cannot be renewed in time
-expires: the dataplane stays as it is, and the next run of the role writes another one, which is read from the file.
+The role agent writes the first token, and the kubeconfig refers to its file. If the agent cannot renew the token before
+it expires, the programmed rules are kept, and the next run of the role writes a new token to the file.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from ...timestamps import timestamp
 from ..supervision import Task
 from ..surface.log import Log
 
-#: Makes a client; what it is given learns how long each request may take.
+#: Creates a client; it calls its argument with the seconds that each request may take.
 Connect = Callable[[Callable[[float], None]], ApiClient]
-#: How long after a look at the file the next one follows, in seconds: the role may have written another token.
+#: Seconds between checks of the file: the role may have written another token.
 LOOK_SECONDS = 300.0
-#: After a failure, and between two renewals where this node's clock is wrong.
+#: Seconds after a failure, and between two renewals if this node's clock is wrong.
 PAUSE_SECONDS = 60.0
 
 
 class TokenKeeper:
-    """Renews the token in the file at ``path``; does nothing while there is no such file, or its token has no end.
+    """Renews the token in the file at ``path``; does nothing while there is no file, or if its token never expires.
 
-    ``connect`` makes a client that uses the token, and tells the function that it is given how many seconds each
-    request may take. ``clock``: seconds since the epoch.
+    ``connect`` creates a client that uses the token; it calls its argument with the seconds that each request may take.
+    ``clock``: seconds since the epoch.
     """
 
     def __init__(self, path: str, connect: Connect, log: Log, clock: Callable[[], float] = time.time) -> None:
@@ -47,7 +47,7 @@ class TokenKeeper:
         self._said = ""
 
     def run(self, task: Task) -> None:
-        """Renew until :meth:`stop`; the body of a supervised thread."""
+        """Renew the token until :meth:`stop`; the body of a supervised thread."""
         while not self._stop.is_set():
             task.busy(LOOK_SECONDS)
             pause = self.step(task.busy)
@@ -55,11 +55,11 @@ class TokenKeeper:
             self._stop.wait(pause)
 
     def stop(self) -> None:
-        """End the thread soon; a request that is under way is not waited for."""
+        """End the thread soon, without waiting for a request in progress."""
         self._stop.set()
 
     def interrupt(self) -> None:
-        """Break off a request that hangs; called from another thread."""
+        """Abort a request that hangs; called from another thread."""
         client = self._client
         if client is not None:
             client.interrupt()
@@ -69,10 +69,10 @@ class TokenKeeper:
         try:
             return self._step(expect)
         except ProxyError as error:
-            # Once, until it is another one or is over.
+            # Log each error once, until another one occurs or the token is renewed.
             if str(error) != self._said:
                 self._said = str(error)
-                self._log.warning("the token for the API server is not renewed", error=error)
+                self._log.warning("the token for the API server cannot be renewed", error=error)
         return PAUSE_SECONDS
 
     def _step(self, expect: Callable[[float], None]) -> float:
@@ -91,23 +91,23 @@ class TokenKeeper:
         return PAUSE_SECONDS
 
     def _renew(self, token: ServiceToken, expect: Callable[[float], None]) -> None:
-        """Raises ProxyError."""
+        """Request a new token and store it. Raises ProxyError."""
         try:
             text = self._request(token, expect)
             renewed = parse_token(text)
             if renewed.expires <= token.expires:
-                raise ConfigurationError("the API server gives none that lives longer")
+                raise ConfigurationError("the API server issues no token with a later expiry")
             store_token(self._path, text)
         except ProxyError as error:
             if self._clock() < token.expires:
                 end = f"it expires at {timestamp(token.expires)}"
             else:
                 end = f"it has expired at {timestamp(token.expires)}: run the role agent again"
-            raise ConfigurationError(f"{error} ({end}; what is programmed stays)") from error
-        self._log.info("the token for the API server is renewed", until=timestamp(renewed.expires))
+            raise ConfigurationError(f"{error} ({end}; the programmed rules are kept)") from error
+        self._log.info("the token for the API server was renewed", until=timestamp(renewed.expires))
 
     def _request(self, token: ServiceToken, expect: Callable[[float], None]) -> str:
-        """Ask for a token like this one. Raises ApiError."""
+        """Request a token with the same account, lifetime and binding. Raises ApiError."""
         with contextlib.closing(self._connect(expect)) as client:
             self._client = client
             try:

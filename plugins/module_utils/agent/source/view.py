@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the agent knows of the cluster: the state, and each object in small form for the copy on disk."""
+"""The agent's view of the cluster: the state, and each object in small form for the copy on disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_FRACTION_DIGITS = 9
 
 
 def small(raw: Dict[str, Any]) -> Dict[str, Any]:
-    """Return an object with nothing but the fields that are read, and its resourceVersion."""
+    """Return an object with only the fields that the engine reads, and its resourceVersion."""
     kept = prune(raw)
     version = version_of(raw)
     if kept is not raw and version:
@@ -33,7 +33,7 @@ def small(raw: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _trigger_time(raw: Dict[str, Any]) -> float:
-    """Return when the change happened that an EndpointSlice reports, in seconds since the epoch; 0 if unknown."""
+    """Return when the change that led to an EndpointSlice happened, in seconds since the epoch; 0 if unknown."""
     annotations = raw["metadata"].get("annotations")
     text = annotations.get(TRIGGER_TIME_ANNOTATION) if isinstance(annotations, dict) else None
     if not isinstance(text, str) or not text.endswith("Z"):
@@ -55,12 +55,12 @@ def _owner(raw: Dict[str, Any]) -> NamespacedName:
 
 
 class ClusterView:
-    """The cluster as the API server has told it so far.
+    """The cluster as the API server has reported it so far.
 
-    ``dirty``: Services whose ServicePorts may have changed since :meth:`take_dirty`. ``listed``: kinds known as
-    a whole. ``revision`` counts changes of any kind. ``pending_services`` and ``pending_slices``: accepted
-    changes since the last sync. ``trigger_times``: when the changes of endpoints that are not programmed yet were
-    caused, by Service.
+    ``dirty``: Services whose ServicePorts may have changed since :meth:`take_dirty`. ``listed``: kinds that are
+    completely known. ``revision`` counts changes of any kind. ``pending_services`` and ``pending_slices``: accepted
+    changes since the last sync. ``trigger_times``: by Service, the trigger times of endpoint changes that are not
+    programmed yet.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class ClusterView:
         self._started = time.time()
 
     def take(self, batch: Batch) -> Tuple[int, int]:
-        """Take in what a reflector found; returns how many Services and EndpointSlices really changed."""
+        """Apply a reflector's changes; return how many Services and EndpointSlices really changed."""
         services = slices = 0
         for gone, items in ((False, batch.changed), (True, batch.gone)):
             for raw in items:
@@ -120,27 +120,27 @@ class ClusterView:
                 times.append(moment)
 
     def take_dirty(self) -> Set[NamespacedName]:
-        """The Services to be routed anew; the next call gives only later ones."""
+        """Return the Services to be rendered again, and forget them."""
         dirty, self.dirty = self.dirty, set()
         return dirty
 
     def synced(self, now: float) -> List[float]:
-        """All changes so far are programmed; returns the seconds that each one with a known cause took."""
+        """Mark all changes as programmed; return the seconds since each known trigger time."""
         latencies = [now - moment for times in self.trigger_times.values() for moment in times]
         self.trigger_times.clear()
         self.pending_services = self.pending_slices = 0
         return latencies
 
     def objects(self) -> List[bytes]:
-        """Every object as one line of JSON."""
+        """Return every object as one line of JSON."""
         return list(self._objects.values())
 
     def refused_by_kind(self) -> Dict[str, int]:
-        """Return how many objects of each kind are left out because they are wrong."""
+        """Return how many objects of each kind are skipped because they are invalid."""
         return _by_kind(self.state.refusals)
 
     def skipped_by_kind(self) -> Dict[str, int]:
-        """Return how many parts of objects of each kind are left out because they are wrong."""
+        """Return how many parts of objects of each kind are skipped because they are invalid."""
         return _by_kind(self.state.skipped)
 
 
@@ -155,10 +155,10 @@ def _stored(raw: Dict[str, Any]) -> bytes:
     """Return an object as JSON for the copy on disk; empty if it cannot be written."""
     metadata = raw.get("metadata")
     if isinstance(metadata, dict) and "resourceVersion" in metadata:
-        # Versions belong to a server's history; what is kept on disk must not depend on them.
+        # Versions belong to one server's history, so the copy on disk does not contain them.
         raw = {**raw, "metadata": {name: value for name, value in metadata.items() if name != "resourceVersion"}}
     try:
         return json.dumps(raw, separators=(",", ":")).encode()
     except (ValueError, RecursionError):
-        # Nested too deep, or with numbers too long to be written: no such object is valid, so none is kept.
+        # Nested too deep, or with numbers too long to be written. No such object is valid, so it is not saved.
         return b""
