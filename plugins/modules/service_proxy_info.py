@@ -82,6 +82,15 @@ summary:
   type: str
   returned: a source of the cluster state is given
   sample: "IPv4 chains: 1 different; IPv4 real servers: 2 missing"
+difference:
+  description:
+    - The lines that differ, in the syntax of the usual tool of each table, at most O(diff_lines) of a table. C(-) marks
+      lines that only the node has, C(+) lines that it lacks.
+    - The default callback plugin prints C(diff) only for tasks that report a change, which this module never does.
+  type: list
+  elements: str
+  returned: a source of the cluster state is given, in diff mode
+  sample: ["IPv4 chains:", "+-t nat -A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS"]
 programmed:
   description: Current number of entries per table that belong to the service proxy. Empty tables are omitted.
   type: dict
@@ -222,6 +231,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.argu
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.requests import engine_request
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import (
+    difference_lines,
     drift_summary,
     report_result,
     table_differences,
@@ -289,6 +299,7 @@ def inspected(module: AnsibleModule) -> Dict[str, Any]:
     result["summary"] = drift_summary(report.changes)
     if request.describe:
         result["diff"] = table_differences(report.changes, module.params["diff_lines"])
+        result["difference"] = difference_lines(report.changes, module.params["diff_lines"])
     return result
 
 

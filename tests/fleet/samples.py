@@ -92,7 +92,8 @@ def drifted(rng: random.Random, result: Dict[str, Any]) -> None:
     table = rng.choice(TABLES[result["mode"]])
     added, replaced = rng.randrange(1, 40), rng.randrange(0, 12)
     result["drift"] = True
-    result["changes"] = [{"table": table, "added": added, "replaced": replaced, "removed": 0}]
+    names = [f"KUBE-SVC-{number:04d}" for number in range(min(added + replaced, 10))]
+    result["changes"] = [{"table": table, "added": added, "replaced": replaced, "removed": 0, "entries": names}]
     words = [f"{added} missing"] + ([f"{replaced} different"] if replaced else [])
     result["summary"] = f"{table}: {', '.join(words)}"
 

@@ -38,6 +38,12 @@ DRIFT = {
         "real servers: 1 missing",
     ),
 }
+# The beginning of a line that verify prints with --diff.
+MISSING = {
+    "lab-iptables": "+-t nat -A KUBE-SERVICES",
+    "lab-nftables": "+  ip daddr . meta l4proto . th dport vmap @service-frontends",
+    "lab-ipvs": "+-a -t 10.96.0.10:53 -r",
+}
 # Everything that a convergence might leave: rules and chains (empty tables the kernel makes when it is asked for them),
 # sets, virtual servers, addresses, files. /tmp shows the host's files as well, so only what has our name counts.
 LOOK = (
@@ -151,6 +157,9 @@ def test_verify_tells_drift_by_its_status(playbooks):
     assert f"{name} has drifted from the cluster's state: {difference}" in text, text
     for other in others:
         assert f"{other} serves" in text and f"{other} has drifted" not in text
+    assert MISSING[name] not in text
+    status, text, changed = playbooks.run("verify", "--diff", "--limit", name)
+    assert status != 0 and not any(changed.values()) and MISSING[name] in text, text
     assert playbooks.look() == drifted
     status, text, changed = playbooks.run("converge", "--limit", name)
     assert status == 0 and changed[name] and list(changed) == [name], text

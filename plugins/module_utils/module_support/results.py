@@ -108,6 +108,24 @@ def text_difference(name: str, before: Sequence[str], after: Sequence[str], limi
     return difference_entry(name, before, after, limit if limit > 0 else max(len(before), len(after)))
 
 
+def difference_lines(changes: Iterable[TableChange], limit: int) -> List[str]:
+    """Return the lines that differ, each with ``-`` or ``+``, below the name of their table.
+
+    At most ``limit`` lines of each table, all of them if it is 0 or less. Lines that an entry has before and after,
+    such as the other rules of a chain, are left out.
+    """
+    lines = []
+    for change in changes:
+        before, after = set(change.before), set(change.after)
+        differing = [f"-{line.expandtabs(2)}" for line in change.before if line not in after]
+        differing += [f"+{line.expandtabs(2)}" for line in change.after if line not in before]
+        shown = differing[:limit] if limit > 0 else differing
+        lines += [f"{change.table}:", *shown]
+        if len(differing) > len(shown):
+            lines.append(f"... and {len(differing) - len(shown)} more lines")
+    return lines
+
+
 def table_differences(changes: Iterable[TableChange], limit: int) -> List[Dict[str, str]]:
     """Return a result's ``diff``: one entry per table that differs, in the syntax of the table's usual tool."""
     return [text_difference(change.table, change.before, change.after, limit) for change in changes]

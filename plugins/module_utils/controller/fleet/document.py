@@ -13,6 +13,7 @@ from collections import Counter
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 from ...timestamps import timestamp
+from .drift import differences, merged
 from .nodes import AGENT, DIFFERS, DRIFTED, FAILED, OK, STALE, STATES, UNREACHABLE, WARNED, Node, natural_key
 
 # Raised when a field is renamed, removed or changes its meaning; not when one is added.
@@ -147,13 +148,20 @@ def _agent_reasons(node: Node, about: About) -> List[Reason]:
     return found
 
 
+def _drift_reasons(node: Node) -> List[Reason]:
+    """Return how a node has drifted, the most harmful first; its own summary if it does not say which tables."""
+    own = merged(item for change in node.changes for item in differences(change)).values()
+    found = [Reason(DRIFTED, item.table, item.words) for item in own]
+    return found or [Reason(DRIFTED, "", node.summary or "differs from the cluster's state")]
+
+
 def _reasons(node: Node, about: About, majority: Mapping[str, str]) -> Tuple[Reason, ...]:
     if node.failure:
         subject = node.error_kind if node.failure == FAILED else ""
         return (Reason(node.failure, subject, node.message), *_agent_reasons(node, about))
     found = _agent_reasons(node, about)
     if node.drift:
-        found.append(Reason(DRIFTED, "", node.summary or "differs from the cluster's state"))
+        found += _drift_reasons(node)
     found += [Reason(REFUSED, item.object, item.reason) for item in node.refused]
     found += [Reason(WARNED, "", caution) for caution in node.cautions]
     for field, word, value in _COMPARED:
@@ -179,24 +187,30 @@ def _state(reasons: Sequence[Reason], common: FrozenSet[Reason]) -> str:
     return next((state for state in STATES if state in kinds), OK)
 
 
+def _drift_items(nodes: Sequence[Node]) -> List[Item]:
+    """Return one item for each table and kind of difference, the most harmful first, with first names."""
+    own = [(node.name, item) for node in nodes if node.drift for each in node.changes for item in differences(each)]
+    who: Dict[Tuple[str, str], Dict[str, None]] = {}
+    for name, item in own:
+        who.setdefault((item.table, item.kind), {})[name] = None
+    return [Item(found.table, found.words, tuple(who[key])) for key, found in merged(item for _, item in own).items()]
+
+
+def _items(kind: str, nodes: Sequence[Node], reasons: Sequence[Sequence[Reason]]) -> List[Item]:
+    """Return one item for each reason, those of most nodes first."""
+    groups: Dict[Tuple[str, str], Dict[str, None]] = {}
+    for node, own in zip(nodes, reasons):
+        for reason in own:
+            if reason.kind == kind and (kind != DRIFTED or not node.changes):
+                groups.setdefault((reason.subject, reason.words), {})[node.name] = None
+    order = sorted(groups, key=lambda key: (-len(groups[key]), natural_key(key[0]), natural_key(key[1])))
+    return [Item(subject, words, tuple(groups[subject, words])) for subject, words in order]
+
+
 def _exceptions(nodes: Sequence[Node], reasons: Sequence[Sequence[Reason]]) -> Tuple[Exceptions, ...]:
     found = []
     for kind in KINDS:
-        groups: Dict[Tuple[str, str], List[str]] = {}
-        weights: Dict[Tuple[str, str], int] = {}
-        for node, own in zip(nodes, reasons):
-            for reason in own:
-                if reason.kind == kind:
-                    key = (reason.subject, reason.words)
-                    names = groups.setdefault(key, [])
-                    weights[key] = max(weights.get(key, 0), node.drift_entries if kind == DRIFTED else 0)
-                    if not names or names[-1] != node.name:
-                        names.append(node.name)
-        # What most nodes have comes first, then what has drifted most.
-        order = sorted(
-            groups, key=lambda key: (-len(groups[key]), -weights[key], natural_key(key[0]), natural_key(key[1]))
-        )
-        items = [Item(subject, words, tuple(groups[subject, words])) for subject, words in order]
+        items = [*(_drift_items(nodes) if kind == DRIFTED else ()), *_items(kind, nodes, reasons)]
         if items:
             found.append(Exceptions(kind, len({name for item in items for name in item.nodes}), tuple(items)))
     return tuple(found)

@@ -16,6 +16,8 @@ from ...errors import one_line
 
 TEXT_LIMIT = 1000
 NAME_LIMIT = 253
+# Names of differing entries that are read of each table of a node.
+_NAMES_READ = 20
 
 # Why a node is an exception, worst first; the state of a node is the first that holds, or OK.
 UNREACHABLE = "unreachable"
@@ -49,12 +51,13 @@ class Agent(NamedTuple):
 
 
 class TableDrift(NamedTuple):
-    """How many entries of one table are missing, different and too much."""
+    """How many entries of one table are missing, different and unexpected, and the names of the first."""
 
     table: str
     added: int
     replaced: int
     removed: int
+    entries: Tuple[str, ...] = ()
 
 
 class RefusedObject(NamedTuple):
@@ -181,6 +184,7 @@ def _node(name: str, found: Mapping[Any, Any], failure: str, message: str) -> No
             count(item.get("added")) or 0,
             count(item.get("replaced")) or 0,
             count(item.get("removed")) or 0,
+            tuple(text(name, NAME_LIMIT) for name in _list(item.get("entries"))[:_NAMES_READ]),
         )
         for item in map(_mapping, _list(found.get("changes")))
     )

@@ -319,7 +319,7 @@ def _nodes(report: Report) -> str:
         "</div></div></section>"
         '<section class="card" id="table" aria-label="Table of all nodes">'
         '<div class="wide" tabindex="0" role="region" aria-label="Table"><table class="nodes">'
-        "<caption>All nodes. Drift counts entries of kernel tables that are missing, different or too much.</caption>"
+        "<caption>All nodes. Drift counts entries of kernel tables that are missing, different or unexpected.</caption>"
         f'<thead><tr>{heads}</tr></thead><tbody id="rows">\n{rows}\n</tbody></table></div></section>'
         '<div class="tip" id="tip" role="status" aria-hidden="true" hidden></div>'
     )
@@ -346,7 +346,7 @@ def _node_data(node: Node, state: str, reasons: Sequence[Reason]) -> Dict[str, A
         "age": None if node.agent is None else node.agent.last_sync_age,
         "last_sync": _last_sync(node.agent),
         "repaired": 0 if node.agent is None else node.agent.drift_repaired,
-        "changes": node.changes,
+        "changes": [change[:4] for change in node.changes],
         "programmed": list(node.programmed.items()),
         # What is refused is the same on all nodes and listed once, above.
         "reasons": [reason for reason in reasons if reason.kind != REFUSED],

@@ -226,7 +226,7 @@ SCRIPT = """
     pair(facts, 'Kernel', node.kernel, true);
     pair(facts, 'System', node.distribution);
     panel.appendChild(facts);
-    if (node.changes.length) { small('Drift', ['Table', 'missing', 'differ', 'too much'], node.changes); }
+    if (node.changes.length) { small('Drift', ['Table', 'missing', 'different', 'unexpected'], node.changes); }
     if (node.programmed.length) { small('Programmed', ['Table', 'entries'], node.programmed); }
     panel.scrollTop = 0;
   }

@@ -130,6 +130,35 @@ def test_the_worst_makes_the_state():
     }
 
 
+def changed(table, added=0, replaced=0, removed=0, entries=()):
+    return {"table": table, "added": added, "replaced": replaced, "removed": removed, "entries": list(entries)}
+
+
+def test_drift_is_grouped_by_kind_and_the_most_harmful_comes_first():
+    odd = [changed("IPv4 chains", replaced=1, entries=["nat KUBE-POSTROUTING (1 of 3 missing)"])]
+    flushed = [changed("IPv4 chains", replaced=1, removed=2, entries=["nat KUBE-SERVICES (9 of 9 missing)", "x", "y"])]
+    servers = [changed("IPv4 real servers", added=40, removed=1, entries=["10.0.0.1:80", "10.0.0.2:80"])]
+    entries = [good(f"odd-{number}", drift=True, changes=odd) for number in range(5)]
+    entries += [good("flushed", drift=True, changes=flushed), good("servers", drift=True, changes=servers), good("ok")]
+    report = report_of(*entries)
+    (drifted,) = report.exceptions
+    assert drifted.nodes == 7
+    assert [(item.subject, item.words, len(item.nodes)) for item in drifted.items] == [
+        ("IPv4 chains", "1 emptied: nat KUBE-SERVICES", 1),
+        ("IPv4 real servers", "40 missing: 10.0.0.1:80, 10.0.0.2:80, ...", 1),
+        ("IPv4 chains", "5 different: nat KUBE-POSTROUTING (1 of 3 missing)", 5),
+        ("IPv4 chains", "2 unexpected: x, y", 1),
+        ("IPv4 real servers", "1 unexpected", 1),
+    ]
+    own = dict(zip((node.name for node in report.nodes), report.reasons))
+    assert [f"{reason.subject}: {reason.words}" for reason in own["servers"]] == [
+        "IPv4 real servers: 40 missing: 10.0.0.1:80, 10.0.0.2:80, ...",
+        "IPv4 real servers: 1 unexpected",
+    ]
+    (change,) = document(report)["nodes"][0]["changes"]
+    assert list(change["entries"]) == ["nat KUBE-SERVICES (9 of 9 missing)", "x", "y"]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
