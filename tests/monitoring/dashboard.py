@@ -59,19 +59,19 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
         (
             _number(
                 "Nodes down",
-                "Nodes whose service proxy cannot be scraped. They serve what they were last given.",
+                "Nodes whose service proxy cannot be scraped. They continue to serve the last state.",
                 ((f"count({selected('up')} == 0) or vector(0)", ""),),
                 alarm=1,
             ),
             _number(
-                "Cut off from the API server",
-                "Nodes of whose watches not all are open.",
+                "Disconnected from the API server",
+                "Nodes on which not all watches are open.",
                 ((f"count({selected('kubenode_proxy_api_connected')} == 0) or vector(0)", ""),),
                 alarm=1,
             ),
             _number(
                 "Longest wait for a sync",
-                "How long the node that is most behind has waited for a sync to succeed.",
+                "The longest time for which a node has waited for a sync to succeed.",
                 (
                     (
                         f"max(({selected(_SYNC + '_last_queued_timestamp_seconds')}"
@@ -84,20 +84,20 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
             ),
             _number(
                 "Programming latency, p99",
-                "From the change of endpoints to their being programmed, over all chosen nodes.",
+                "Time from a change of endpoints until it is programmed, over all selected nodes.",
                 ((quantile(0.99, _PROGRAMMING), ""),),
                 alarm=30,
                 unit="s",
             ),
             _number(
                 "Repaired in an hour",
-                "Entries that others had changed or removed and that were put back.",
+                "Entries that other programs had changed or removed and that were repaired.",
                 ((f"sum({REPAIRED}) or vector(0)", ""),),
                 alarm=1,
             ),
             _number(
                 "Objects refused",
-                "Objects of the cluster that are left out because they are not valid.",
+                "Objects of the cluster that are skipped because they are invalid.",
                 ((f"sum(max by (kind) ({selected('kubenode_proxy_objects_refused')})) or vector(0)", ""),),
                 alarm=1,
             ),
@@ -108,7 +108,7 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
         (
             Panel(
                 "Duration of a sync",
-                "Median and 99th percentile of all syncs of the chosen nodes.",
+                "Median and 99th percentile of all syncs of the selected nodes.",
                 (
                     (quantile(0.5, _SYNC + "_duration_seconds", "le, ip_family"), "p50 {{ip_family}}"),
                     (quantile(0.99, _SYNC + "_duration_seconds", "le, ip_family"), "p99 {{ip_family}}"),
@@ -132,7 +132,7 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Programming latency",
-                "From the change of endpoints to their being programmed.",
+                "Time from a change of endpoints until it is programmed.",
                 (
                     (quantile(0.5, _PROGRAMMING), "p50"),
                     (quantile(0.9, _PROGRAMMING), "p90"),
@@ -142,7 +142,7 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Changes per second",
-                "Changes of Services and of their endpoints that nodes have seen.",
+                "Changes of Services and endpoints received by nodes.",
                 (
                     (f"max({rate(_SYNC + '_service_changes_total')})", "Services"),
                     (f"max({rate(_SYNC + '_endpoint_changes_total')})", "endpoints"),
@@ -151,7 +151,7 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Changes that wait",
-                "The most changes on any node that no sync has taken up yet.",
+                "The largest number of changes on a node that are not synced yet.",
                 (
                     (f"max({selected(_SYNC + '_service_changes_pending')})", "Services"),
                     (f"max({selected(_SYNC + '_endpoint_changes_pending')})", "endpoints"),
@@ -164,22 +164,22 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
         (
             Panel(
                 "Entries per table",
-                "The most entries on any node, by resource table.",
+                "The largest number of entries on a node, by resource table.",
                 ((f"max by (kind, ip_family) ({selected('kubenode_proxy_table_entries')})", "{{ip_family}} {{kind}}"),),
             ),
             Panel(
                 "Repaired, by table",
-                "Entries found altered or missing and put back, per hour.",
+                "Entries found modified or missing and repaired, per hour.",
                 ((f"sum by (kind, ip_family) ({REPAIRED}) > 0", "{{ip_family}} {{kind}}"),),
             ),
             Panel(
                 "Repaired, by node",
-                "The ten nodes on which others change most, per hour.",
+                "The ten nodes with the most external changes, per hour.",
                 ((f"topk(10, sum by (instance) ({REPAIRED}) > 0)", "{{instance}}"),),
             ),
             Panel(
                 "Failed transactions",
-                "Transactions that the kernel refused, in a quarter of an hour.",
+                "Transactions that the kernel rejected, in 15 minutes.",
                 (
                     (
                         f"sum(increase({selected(_SYNC + '_iptables_restore_failures_total')}[15m]))",
@@ -191,13 +191,13 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Longest kernel call",
-                "The longest single call since the start of the agent, on the ten nodes where it was longest.",
+                "The longest single call since the start of the agent, on the ten nodes with the longest.",
                 ((f"topk(10, {selected('kubenode_proxy_longest_kernel_call_seconds')})", "{{instance}}"),),
                 unit="s",
             ),
             Panel(
                 "Connection tracking",
-                "Stale entries that were deleted per second, and how long the search for them takes.",
+                "Stale entries deleted per second, and the time to search for them.",
                 (
                     (
                         f"sum by (ip_family) ({rate('kubeproxy_conntrack_reconciler_deleted_entries_total')})",
@@ -224,7 +224,7 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Local policy without local endpoints",
-                "The most Service ports on any node that have endpoints but, with a Local traffic policy, none there.",
+                "The largest number of ports with endpoints, none of which is local although the policy is Local.",
                 (
                     (
                         f"max by (traffic_policy, ip_family) ({selected(_SYNC + '_no_local_endpoints_total')})",
@@ -243,24 +243,24 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Age of the state on disk",
-                "Of the ten oldest. It is written when the cluster changes.",
+                "Of the ten nodes with the oldest. It is written when the cluster changes.",
                 ((f"topk(10, {selected('kubenode_proxy_cluster_cache_age_seconds')})", "{{instance}}"),),
                 unit="s",
             ),
             Panel(
                 "Versions",
-                "How many agents run which version of the collection and the engine.",
+                "Number of agents by version of the collection and the engine.",
                 ((f"count by (version) ({selected('kubenode_proxy_build_info')})", "{{version}}"),),
             ),
             Panel(
                 "Requests to the API server",
-                "By the status of the answer, per second; <error> stands for none.",
+                "By status of the answer, per second; <error> means no answer.",
                 ((f"sum by (code) ({rate('rest_client_requests_total')})", "{{code}}"),),
                 unit="reqps",
             ),
             Panel(
                 "Answers of the API server",
-                "Median and 99th percentile of the time until an answer begins, watches aside.",
+                "Median and 99th percentile of the time until an answer begins, without watches.",
                 (
                     (quantile(0.5, "rest_client_request_duration_seconds"), "p50"),
                     (quantile(0.99, "rest_client_request_duration_seconds"), "p99"),
@@ -269,7 +269,7 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Connections to the agent",
-                "The most open ones on any node, and how many were closed per second before they got an answer.",
+                "The largest number on a node, and connections closed per second before an answer.",
                 (
                     (f"max({selected('kubenode_proxy_http_connections')})", "open"),
                     (f"sum by (reason) ({rate('kubenode_proxy_http_connections_closed_total')})", "closed: {{reason}}"),
@@ -283,7 +283,7 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
             ),
             Panel(
                 "Processor of the agent",
-                "Share of one processor, of the ten busiest.",
+                "Share of one processor, of the ten busiest agents.",
                 ((f"topk(10, {rate('process_cpu_seconds_total')})", "{{instance}}"),),
                 unit="percentunit",
             ),
