@@ -147,7 +147,7 @@ mode_reason:
   description: Why this mode was selected.
   type: str
   returned: O(state) is not V(rendered)
-  sample: the configuration says so
+  sample: set in the configuration
 node_name:
   description: The Node name that identified the node's endpoints, zone and addresses.
   type: str

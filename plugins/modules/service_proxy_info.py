@@ -105,7 +105,7 @@ mode_reason:
   description: Why this mode was selected.
   type: str
   returned: a source of the cluster state is given
-  sample: the configuration says so
+  sample: set in the configuration
 node_name:
   description: The Node name that identified the node's endpoints, zone and addresses.
   type: str

@@ -146,7 +146,7 @@ def test_draining_real_servers_of_another_mode_are_tried_again(bench, monkeypatc
     bench.now += node.DRAIN_SECONDS
     bench.timers.run()
     assert "real servers of ipvs mode are kept" in bench.text.getvalue()
-    assert "removed what another mode had left" in bench.text.getvalue()
+    assert "removed leftovers of another mode" in bench.text.getvalue()
     assert next(found, None) is None
 
 

@@ -92,9 +92,9 @@ def test_repairs_are_counted_and_a_refusal_is_logged_once(kernel, tmp_path, monk
     kernel(FORWARD).write_text("0\n")
     for _look in range(3):
         syncer.repair_parameters(WANTED)
-    assert stream.getvalue().count("cannot be put back") == 1 and syncer.drift_repaired == 1
+    assert stream.getvalue().count("cannot be restored") == 1 and syncer.drift_repaired == 1
     kernel(FORWARD).write_text("1\n")
     syncer.repair_parameters(WANTED)
     kernel(FORWARD).write_text("0\n")
     syncer.repair_parameters(WANTED)
-    assert stream.getvalue().count("cannot be put back") == 2
+    assert stream.getvalue().count("cannot be restored") == 2

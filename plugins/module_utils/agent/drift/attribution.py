@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What somebody else did to the tables, in words short enough for one line of the log: kinds, counts and some names."""
+"""Short descriptions of external changes to the tables for one log line: kinds, counts and some names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ...rendering.iptables.tables import ChainKey, JumpKey
 from ...rendering.ipvs.model import RealServerKey, SetElementKey, VirtualServerKey
 from ...resources import Kind, PlannedChange
 
-#: So many names of one kind are written out.
+#: Number of names of one kind to list.
 MOST_NAMES = 4
-#: These come first: without them nothing of ours is reached.
+#: These come first: without them no packet reaches our chains.
 _FIRST = ("KUBE-SERVICES", "services")
 
-#: What one entry is called where the key is a plain text.
+#: The word for one entry of a kind whose keys are plain text.
 _SINGULAR = {
     Kind.SETS: "ipset",
     Kind.TIMEOUTS: "IPVS timeout",
@@ -30,7 +30,7 @@ _PLURALS = {"set or map": "sets and maps", "element of": "elements of", "ipset e
 
 
 def kind_and_name(kind: str, key: Any) -> Tuple[str, str]:
-    """Return what an entry is, in the singular, and what to call it. ``kind``: that of its resource."""
+    """Return the word for an entry, in the singular, and its name. ``kind``: that of its resource."""
     if isinstance(key, ChainKey):
         return f"{key.table} chain", key.chain
     if isinstance(key, JumpKey):
@@ -49,7 +49,8 @@ def kind_and_name(kind: str, key: Any) -> Tuple[str, str]:
 def summary(entries: Iterable[Tuple[str, Any]]) -> str:
     """``2 nat chains (KUBE-SERVICES, KUBE-NODEPORTS), 3 nat jumps (OUTPUT, PREROUTING, POSTROUTING)``.
 
-    ``entries``: kind of the resource, key. Kinds and names are in the order in which they come; the way in comes first.
+    ``entries``: kind of the resource, key. Kinds and names keep their order, except that jumps into our chains and base
+    chains come first.
     """
     counts: Dict[str, int] = {}
     names: Dict[str, Dict[str, None]] = {}
@@ -68,7 +69,7 @@ def summary(entries: Iterable[Tuple[str, Any]]) -> str:
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether a chain has no rules; chains are tuples of rules, or have them in a field."""
+    """Return whether a chain has no rules; chains are tuples of rules, or have them in a field."""
     return value == () or getattr(value, "rules", None) == ()
 
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Detect that another program asks IPVS or ipset to change something: by a netlink monitoring device."""
+"""Detection of other programs' requests to change IPVS or ipsets, with a netlink monitoring device."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .notifications import Watch, suspect
 
 
 class NetlinkTap(Watch):
-    """ipvs mode: changes that other programs ask IPVS or ipset for.
+    """Detects other programs' requests to IPVS and ipset, for ipvs mode.
 
-    ``active``: whether it works here; while it does not, contents have to be read more often. Making one raises
-    KernelError if this kernel has no such devices, or this process may not use packet sockets.
+    ``active``: whether it works; while it does not, contents must be read more often. The constructor raises
+    KernelError if the kernel has no such devices, or if this process may not use packet sockets.
     """
 
     def __init__(self, families: Sequence[str], handles: KernelHandles) -> None:
@@ -37,7 +37,7 @@ class NetlinkTap(Watch):
     def _open(self) -> None:
         handles = self._handles
         ports = (handles.ipvs.netlink.port, handles.ipset.netlink.port)
-        # Added even if it exists: that brings it up, and names a device of another kind.
+        # Add the device even if it exists: that brings it up, and fails for a device of another kind.
         MonitoringDeviceResource(handles.route).apply(Change(added={MONITORING_DEVICE: MONITORING_KIND}))
         try:
             self._tap = RequestTap(MONITORING_DEVICE, handles.ipvs.family_id, ports)
@@ -54,7 +54,7 @@ class NetlinkTap(Watch):
         return -1 if self._tap is None else self._tap.fileno()
 
     def look(self, found: Dict[str, str]) -> None:
-        """See the base class. Makes a device that another program has removed again; raises KernelError on failure."""
+        """See the base class. Recreate a device that another program has removed. Raises KernelError."""
         if self._tap is None:
             return
         try:

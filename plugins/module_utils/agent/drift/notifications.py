@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Detect external changes by the kernel's notifications: nf_tables and routing netlink."""
+"""Detection of external changes from the kernel's notifications: nf_tables and routing netlink."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OUR_CHAINS = b"KUBE-"
 
 
 class Watch:
-    """One way of detecting changes. ``interval``: seconds between calls of :meth:`look`, 0 if its descriptor tells."""
+    """One way to detect changes. ``interval``: seconds between calls of :meth:`look`, 0 to wait for its descriptor."""
 
     interval = 0.0
 
@@ -34,20 +34,20 @@ class Watch:
         """Add families that need to be observed. Raises KernelError."""
 
     def settled(self, changed: bool, observed: bool) -> None:
-        """A sync has ended. ``changed``: we changed something; ``observed``: everything has been observed."""
+        """Handle the end of a sync. ``changed``: it changed something; ``observed``: it observed everything."""
 
     def close(self) -> None:
-        """Stop."""
+        """Stop watching."""
 
 
 def suspect(found: Dict[str, str], families: Iterable[str], reason: str) -> None:
-    """Add families that need to be observed, unless there is a reason already."""
+    """Add families that need to be observed, keeping the reason of those that are already in ``found``."""
     for family in families:
         found.setdefault(family, reason)
 
 
 class NftWatch(Watch):
-    """Transactions of nf_tables that change something of ours and are not our own."""
+    """Detects other programs' nf_tables transactions that change our objects."""
 
     def __init__(self, families: Iterable[str], monitor: NftMonitor) -> None:
         self._families = frozenset(families)
@@ -70,14 +70,14 @@ class NftWatch(Watch):
 
 
 def nftables_watch(families: Sequence[Proxier]) -> Watch:
-    """Return the watch of nftables mode: our tables. Raises KernelError."""
+    """Return a watch on our tables, for nftables mode. Raises KernelError."""
     resources = [stage.resource for family in families for stage in family.stages]
     tables = [item for item in resources if isinstance(item, NftablesResource)]
     return NftWatch([item.family for item in tables], TableMonitor(item.port for item in tables))
 
 
 def xtables_nft_watch(resources: Sequence[ChainsResource]) -> Watch:
-    """Return the watch of iptables-nft: our chains and the jumps to them. Raises KernelError."""
+    """Return a watch on our chains and the jumps to them, for iptables-nft. Raises KernelError."""
     families = {resource.family for resource in resources}
 
     def is_own(process: int) -> bool:
@@ -87,7 +87,7 @@ def xtables_nft_watch(resources: Sequence[ChainsResource]) -> Watch:
 
 
 class AddressWatch(Watch):
-    """Addresses of the node, and in ipvs mode the dummy device and its addresses.
+    """Detects changes of the node's addresses, and in ipvs mode of the dummy device and its addresses.
 
     ``changed``: whether addresses of other interfaces changed; the caller resets it.
     """

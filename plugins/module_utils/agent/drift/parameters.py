@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Putting kernel parameters back that another program has changed.
+"""Restoration of kernel parameters that another program has changed.
 
-The kernel notifies nobody of such changes, so the parameters are read from time to time; that costs less than a
+The kernel sends no notifications of such changes, so the parameters are read regularly; that costs less than a
 millisecond. Programs that change them are, for example, tuned, Docker, and ``sysctl --system`` after an update.
 """
 
@@ -16,14 +16,14 @@ from ...errors import KernelError
 from ...kernel.sysctls import Wanted
 from ...resources import Change, plan
 
-#: Seconds from one look at the parameters to the next.
+#: Seconds between reads of the parameters.
 PARAMETERS_SECONDS = 10.0
 
 
 class RepairedParameters(NamedTuple):
-    """Parameters that were put back, each with the value found and the value wanted; and what the kernel refused.
+    """Parameters that were restored, each with the value found and the value wanted.
 
-    ``refused``: one line for each parameter that still differs.
+    ``refused``: one line for each parameter that the kernel refused to change.
     """
 
     repaired: Dict[str, Tuple[str, str]]
@@ -31,9 +31,9 @@ class RepairedParameters(NamedTuple):
 
 
 def repair_parameters(wanted: Mapping[str, Wanted]) -> RepairedParameters:
-    """Compare kernel parameters with the wanted ones and put those back that differ, each on its own.
+    """Restore each kernel parameter that differs from its wanted value.
 
-    Parameters that cannot be changed in this container or network namespace are left out, as at the start. Raises
+    Parameters that cannot be changed in this container or network namespace are skipped, as at the start. Raises
     KernelError if a parameter cannot be read.
     """
     stage, _unchangeable = sysctl_stage(wanted)

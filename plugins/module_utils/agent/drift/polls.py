@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Detect external changes where the kernel does not notify: legacy iptables, IPVS and ipset are read and compared."""
+"""Detection of external changes without notifications: legacy iptables, IPVS and ipset are read and compared."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ...rendering.ipvs.sets import definitions
 from .notifications import XTABLES_TABLES, Watch, suspect
 
 _SHORTEST_INTERVAL = 1.2
-# Where something else tells of foreign changes.
+# Intervals if something else also detects external changes.
 _NOTIFIED_INTERVAL = 10.0
-# Where nothing tells of foreign changes, reading and comparing contents may take a twentieth of a processor; where
-# something does, it only finds what that has missed, and may take a two-thousandth.
+# If nothing else detects external changes, reading and comparing contents may take 5 % of a CPU. Otherwise it only
+# finds changes that the other means missed, and may take 0.05 %.
 _ALONE, _BESIDE = (20.0, 15.0), (2000.0, 60.0)
-# After changes of our own everything is compared; that costs about ten times as much as reading the content.
+# After our own changes everything is compared, which costs about ten times as much as reading the content.
 _VERIFY_SECONDS, _LONGEST_VERIFY_SECONDS, _VERIFY_FACTOR = 5.0, 60.0, 1000.0
 
 
 class LegacyWatch(Watch):
-    """Legacy iptables: see ``legacy_tables``."""
+    """Detects changes of legacy iptables; see ``kernel.xtables.legacy_tables``."""
 
     interval = _SHORTEST_INTERVAL
 
@@ -57,11 +57,11 @@ class LegacyWatch(Watch):
 
 
 class PollWatch(Watch):
-    """A content that is read again and again, as often as reading it costs little.
+    """Polls a content at an interval that keeps the cost of reading it low.
 
-    ``outline``: something that tells of most changes and costs next to nothing, asked for every time. ``notified``:
-    whether something else tells of foreign changes; then ``read`` only finds what that has missed. Without it, after
-    changes of our own the content counts as right until it is verified.
+    ``outline``: reads a cheap summary that shows most changes; it is called every time. ``notified``: whether something
+    else also detects external changes, so that ``read`` only finds changes that were missed. Without it, the content is
+    assumed to be correct after our own changes until it is verified.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class PollWatch(Watch):
             self._suspect(found, f"check of {self._what} after changes")
 
     def _pause(self) -> float:
-        """Seconds from one reading to the next."""
+        """Return the seconds between two reads."""
         factor, longest = _BESIDE if self._notified() else _ALONE
         return min(factor * self._cost, longest)
 
@@ -139,9 +139,9 @@ class PollWatch(Watch):
 
 
 def sets_digest(handles: KernelHandles, families: Sequence[str], header_only: bool) -> Callable[[], bytes]:
-    """A function that gives a digest of all our ipsets and their elements.
+    """Return a function that computes a digest of all our ipsets and their elements.
 
-    With ``header_only`` it is of definitions, numbers of elements and memory sizes.
+    With ``header_only`` the digest covers definitions, numbers of elements and memory sizes.
     """
     names = frozenset(name for family in families for name in definitions(family))
     return lambda: handles.ipset.content_digest(names, header_only)

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Detect external changes to what the agent programmed, by the best means that each subsystem offers.
+"""Detection of external changes to what the agent programmed, by the best means that each subsystem offers.
 
-nf_tables (nftables mode, and iptables-nft) and routing netlink send notifications. IPVS and ipset have none: requests
-of other programs to them are listened to (``netlink_tap``), and what they hold is read and compared (``polls``). For
+nf_tables (nftables mode, and iptables-nft) and routing netlink send notifications. IPVS and ipset do not: the agent
+listens to other programs' requests to them (``netlink_tap``), and reads and compares their contents (``polls``). For
 legacy iptables see ``kernel.xtables.legacy_tables``. Detection only makes a family suspect: the agent then observes it
 and repairs what differs.
 """
@@ -26,9 +26,9 @@ from .netlink_tap import NetlinkTap
 from .notifications import AddressWatch, Watch, nftables_watch, xtables_nft_watch
 from .polls import LegacyWatch, PollWatch, sets_digest
 
-# A burst of changes (iptables -F, ipvsadm -C) is waited for, and then repaired at once.
+# The agent waits for the end of a burst of changes (iptables -F, ipvsadm -C) and then repairs all of them together.
 _SETTLE_SECONDS = 0.1
-# What is due so soon is done now, so that the agent wakes up once for all of it.
+# Watches that are due within this time are polled now, so that the agent wakes up only once.
 _TOGETHER_SECONDS = 0.3
 
 
@@ -40,7 +40,7 @@ class Found(NamedTuple):
 
 
 class DriftWatch:
-    """Everything that is watched in the subsystems of a mode.
+    """All watches on the subsystems of a mode.
 
     Wait for :meth:`filenos` and :meth:`delay`, then call :meth:`look`.
     """
@@ -66,7 +66,7 @@ class DriftWatch:
         try:
             tap = NetlinkTap(families, handles)
         except KernelError as error:
-            self._log.info("IPVS and ipsets are only polled for changes of others", reason=error)
+            self._log.info("external changes to IPVS and ipsets are only detected by polling", reason=error)
         else:
             self._watches.append(tap)
 
@@ -89,11 +89,11 @@ class DriftWatch:
             self._watches.append(LegacyWatch([item.variant.family for item in legacy]))
 
     def filenos(self) -> List[int]:
-        """Descriptors to wait for."""
+        """Return the descriptors to wait for."""
         return [number for number in (watch.fileno() for watch in self._watches) if number >= 0]
 
     def delay(self, now: float) -> float:
-        """Seconds until :meth:`look` should be called even if nothing becomes readable."""
+        """Return the seconds until :meth:`look` should be called even if nothing becomes readable."""
         times = list(self._due.values())
         if self._suspects:
             times.append(self._ripe)
@@ -101,7 +101,7 @@ class DriftWatch:
         return max(0.0, min(times) - now) if times else float("inf")
 
     def look(self, now: float) -> Found:
-        """What has been noticed; suspicions are given out when the burst that raised them is over."""
+        """Return the detected changes, once the burst of changes is over."""
         fresh: Dict[str, str] = {}
         for watch in self._watches:
             if watch.interval and now + _TOGETHER_SECONDS < self._due.get(watch, 0.0) and watch.fileno() < 0:
@@ -123,7 +123,7 @@ class DriftWatch:
         return Found(ripe, addresses)
 
     def settled(self, changed: bool, observed: bool) -> None:
-        """A sync has ended well. ``changed``: we changed something; ``observed``: the whole kernel was looked at."""
+        """Handle the end of a good sync. ``changed``: it changed something; ``observed``: it observed everything."""
         for watch in self._watches:
             try:
                 watch.settled(changed, observed)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Events (events.k8s.io/v1) about this node and its Services, posted beside the agent's loop."""
+"""Events (events.k8s.io/v1) about this node and its Services, posted in the background."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Post = Callable[[Optional[Dict[str, str]], str, str, str, str], None]
 
 
 def node_reference(name: str) -> Dict[str, str]:
-    """The object that an event about the node regards."""
+    """Return the reference to the node that an event regards."""
     return {"kind": "Node", "name": name, "uid": name}
 
 
 def service_reference(namespace: str, name: str) -> Dict[str, str]:
-    """The object that an event about a Service regards."""
+    """Return the reference to the Service that an event regards."""
     return {"kind": "Service", "apiVersion": "v1", "namespace": namespace, "name": name}
 
 
 def make_event(
     host: str, regarding: Dict[str, str], kind: str, reason: str, action: str, note: str
 ) -> Dict[str, Any]:
-    """An Event object. ``host``: this node's host name; ``kind``: NORMAL or WARNING."""
+    """Return an Event object. ``host``: this node's host name; ``kind``: NORMAL or WARNING."""
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
     namespace = regarding.get("namespace", "default")
     return {
@@ -55,10 +55,10 @@ def make_event(
 
 
 class EventPoster:
-    """Posts events one after the other; one that the server does not take is logged and forgotten.
+    """Posts events one after the other; an event that the server refuses is logged and dropped.
 
-    :meth:`run` is the body of a supervised thread. ``connect`` makes a client that announces its requests to the
-    callable given to it.
+    :meth:`run` is the body of a supervised thread. ``connect`` creates a client that announces its requests to the
+    callable that it is given.
     """
 
     def __init__(self, connect: Callable[[Callable[[float], None]], ApiClient], host: str, log: Log) -> None:
@@ -69,14 +69,14 @@ class EventPoster:
         self._waiting: queue.Queue[Optional[Dict[str, Any]]] = queue.Queue(maxsize=100)
 
     def post(self, regarding: Dict[str, str], kind: str, reason: str, action: str, note: str) -> None:
-        """Have an event posted soon; with too many waiting it is dropped."""
+        """Queue an event; drop it if the queue is full."""
         try:
             self._waiting.put_nowait(make_event(self._host, regarding, kind, reason, action, note))
         except queue.Full:
             self._log.debug("event dropped", reason=reason)
 
     def run(self, task: Task) -> None:
-        """Post what is waiting until :meth:`close`."""
+        """Post queued events until :meth:`close`."""
         while True:
             task.idle()
             event = self._waiting.get()
@@ -98,13 +98,13 @@ class EventPoster:
             client.close()
 
     def interrupt(self) -> None:
-        """Break off the request under way; called from the main thread."""
+        """Abort the current request; called from the main thread."""
         client = self._client
         if client is not None:
             client.interrupt()
 
     def close(self) -> None:
-        """Have the thread end after what is waiting; does not wait for it."""
+        """Have the thread end after the queued events, without waiting for it."""
         try:
             self._waiting.put_nowait(None)
         except queue.Full:

@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Is this proxy healthy: the answers of /healthz and /livez, and of the Services' health check node ports.
+"""Health of the proxy: the answers of /healthz and /livez, and of the Services' health check node ports.
 
-State and bodies only; the sockets are in ``http_server``. Semantics, header and body formats are those of kube-proxy
-1.36 (KEP-3836 for the node's eligibility): a family is unhealthy when a change has been waiting for longer than the
-timeout; an agent to which nothing happens stays healthy. An agent with a stuck thread is unhealthy.
+This file has the state and the bodies; the sockets are in ``http_server``. Semantics, header and body formats are those
+of kube-proxy 1.36 (KEP-3836 for the node's eligibility): a family is unhealthy if a change has been pending for longer
+than the timeout; an idle agent is healthy. In addition, an agent with a stuck thread is unhealthy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JSON_HEADERS = (("Content-Type", "application/json"), ("X-Content-Type-Options",
 
 
 def timestamp(seconds: Optional[float]) -> str:
-    """RFC 3339 text in UTC of seconds since the epoch; the zero time of Go for None."""
+    """Format seconds since the epoch as RFC 3339 in UTC; None as Go's zero time."""
     if seconds is None:
         return "0001-01-01T00:00:00Z"
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat().replace("+00:00", "Z")
@@ -33,7 +33,7 @@ def timestamp(seconds: Optional[float]) -> str:
 class ProxyHealth:
     """Health per family and the eligibility of the node; safe to use from several threads.
 
-    ``timeout`` is in seconds (kube-proxy: twice the syncPeriod). ``clock`` gives seconds since the epoch.
+    ``timeout`` is in seconds (kube-proxy: twice the syncPeriod). ``clock`` returns seconds since the epoch.
     """
 
     def __init__(self, timeout: float, clock: Callable[[], float] = time.time) -> None:
@@ -46,23 +46,23 @@ class ProxyHealth:
         self._stuck: Tuple[str, ...] = ()
 
     def threads_stuck(self, names: Tuple[str, ...]) -> None:
-        """Note the agent's threads that no longer go on: with one of them the agent is unhealthy."""
+        """Record the agent's stuck threads; with any of them the agent is unhealthy."""
         with self._lock:
             self._stuck = names
 
     def updated(self, family: str) -> None:
-        """The loop of the family has started, or a sync of it has succeeded."""
+        """Record that the loop of the family has started, or that a sync of it has succeeded."""
         with self._lock:
             self._updated[family] = self._clock()
             self._oldest_pending.pop(family, None)
 
     def queued(self, family: str) -> None:
-        """A sync of the family has been asked for."""
+        """Record that a sync of the family was requested."""
         with self._lock:
             self._oldest_pending.setdefault(family, self._clock())
 
     def node_seen(self, node: Node) -> None:
-        """The Node object as it is now; a deleted Node keeps what was known of it, so it is not reported here."""
+        """Record the current Node object. Do not call this for a deleted Node, whose last state stays in effect."""
         with self._lock:
             self._node_eligible = not node.deleting and DELETION_TAINT not in node.taint_keys
 
@@ -74,12 +74,12 @@ class ProxyHealth:
 
     @property
     def healthy(self) -> bool:
-        """Whether no thread is stuck and no family has a change that waits for longer than the timeout."""
+        """Return whether no thread is stuck and no family has a change pending for longer than the timeout."""
         with self._lock:
             return not self._stuck and all(self._families(self._clock()).values())
 
     def answer(self, with_eligibility: bool) -> Answer:
-        """The answer of /healthz (with the node's eligibility) or /livez (without)."""
+        """Return the answer of /healthz (with the node's eligibility) or /livez (without)."""
         with self._lock:
             now = self._clock()
             families = self._families(now)
@@ -102,7 +102,7 @@ class ProxyHealth:
 
 
 def service_health_answer(service: NamespacedName, local_endpoints: int, proxy_healthy: bool) -> Answer:
-    """The answer of one Service's health check node port, on any path (KEP-1860's endpoint weight header included)."""
+    """Return the answer of a Service's health check node port, on any path, with KEP-1860's endpoint weight header."""
     body = {
         "service": {"namespace": service.namespace, "name": service.name},
         "localEndpoints": local_endpoints,

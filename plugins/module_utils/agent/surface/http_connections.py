@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The connections of the agent's HTTP server: who may have how many, which one goes first, and how one is served.
+"""The connections of the agent's HTTP server: their limits, which one to close first, and how to serve one.
 
-No clock, no selector and no thread in here: the server (``http_server``) supplies all three.
+This file uses no clock, selector or thread; the server (``http_server``) supplies all three.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DEFAULT_LIMITS = Limits()
 
 
 def limits_of(files: int) -> Limits:
-    """Return the bounds that fit a process that may open ``files`` files."""
+    """Return the limits for a process that may open ``files`` files."""
     most = DEFAULT_LIMITS
     connections = min(most.connections, max(16, files // 4))
     return most._replace(
@@ -51,7 +51,7 @@ def raise_open_files() -> int:
     """Raise the soft limit of open files to the hard one, as Go programs do; return the limit in effect."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        # Where the service manager forbids the call, it has set the limit itself.
+        # A service manager that forbids the call has set the limit itself.
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
@@ -59,7 +59,7 @@ def raise_open_files() -> int:
 
 
 def client_of(address: str) -> str:
-    """Return who counts as one client: an IPv4 address, mapped ones included, or the /64 of an IPv6 address."""
+    """Return the identity of a client: its IPv4 address (also if mapped), or the /64 of its IPv6 address."""
     if ":" not in address:
         return address
     raw = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
@@ -71,7 +71,7 @@ def client_of(address: str) -> str:
 class Connection:
     """One connection: reads a request's head, sends the answer, and lets the client read it before it closes.
 
-    ``idle``: nothing has come yet. ``deadline``: when it is closed whatever it does, by the server's clock.
+    ``idle``: nothing has been received yet. ``deadline``: when to close it in any case, by the server's clock.
     """
 
     def __init__(self, sock: socket.socket, client: str, responder: Responder, deadline: float) -> None:
@@ -88,13 +88,13 @@ class Connection:
 
     @property
     def writing(self) -> bool:
-        """Whether it waits for room to send."""
+        """Whether it waits for space in the send buffer."""
         return bool(self._sending)
 
     def proceed(self) -> bool:
-        """Go on as far as possible without waiting; return whether the connection is still needed.
+        """Proceed without blocking; return whether the connection is still needed.
 
-        Raises what the responder raises, with an answer 500 under way, and OSError if the client has gone.
+        Raises what the responder raises, while an answer 500 is sent, and OSError if the client has disconnected.
         """
         if not self._answered and not self._receive():
             return False
@@ -107,7 +107,7 @@ class Connection:
         return False
 
     def _receive(self) -> bool:
-        """Read; return False if the client has gone without a request."""
+        """Read; return False if the client has disconnected without a request."""
         while not self._answered:
             try:
                 data = self.sock.recv(_READ_BYTES)
@@ -155,7 +155,7 @@ class Connection:
             self.sock.shutdown(socket.SHUT_WR)
 
     def _drain(self) -> bool:
-        """Read what is of no use: closing with unread data would reset the connection and lose the answer."""
+        """Read and discard data: closing with unread data would reset the connection and lose the answer."""
         while True:
             try:
                 if not self.sock.recv(_READ_BYTES):
@@ -165,7 +165,7 @@ class Connection:
 
 
 class _Crowd:
-    """Connections that share a bound; ``idle`` has those on which nothing has come yet, the oldest first."""
+    """Connections that share a limit; ``idle`` has those on which nothing has been received yet, oldest first."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -188,19 +188,19 @@ class Connections:
         return len(self._all)
 
     def get(self, number: int) -> Optional[Connection]:
-        """Return the connection with this file descriptor, None if there is none any more."""
+        """Return the connection with this file descriptor, or None if it no longer exists."""
         return self._all.get(number)
 
     @property
     def full(self) -> bool:
-        """Whether another connection has no place, and none can be closed for it."""
+        """Return whether there is no room for another connection, and none can be closed for it."""
         return self._everybody.count >= self.limits.connections and not self._everybody.idle
 
     def make_room(self, client: str) -> Tuple[bool, Optional[Connection]]:
-        """Return whether a new connection of a client may be had, and which one has to be closed for it, if any.
+        """Return whether to accept a new connection of a client, and which one to close for it, if any.
 
-        A client at its own bound pays with a connection of its own. Only connections on which nothing has come yet
-        are given up, the oldest first: never a request before its deadline.
+        For a client at its own limit, this is one of its own connections. Only connections on which nothing has been
+        received yet are closed, oldest first; never a request before its deadline.
         """
         own = self._clients.get(client)
         if own is not None and own.count >= self.limits.per_client:
@@ -212,7 +212,7 @@ class Connections:
         return victim is not None, victim
 
     def add(self, connection: Connection) -> None:
-        """Take a new connection."""
+        """Add a new connection."""
         number = connection.sock.fileno()
         self._all[number] = connection
         for crowd in (self._everybody, self._clients.setdefault(connection.client, _Crowd())):
@@ -220,7 +220,7 @@ class Connections:
             crowd.idle[number] = connection
 
     def settle(self, connection: Connection) -> None:
-        """Take note that something may have come on a connection."""
+        """Record that data may have been received on a connection."""
         if not connection.idle:
             number = connection.sock.fileno()
             self._everybody.idle.pop(number, None)

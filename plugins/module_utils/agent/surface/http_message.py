@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 
 
 class HttpRequest(NamedTuple):
-    """What a responder may look at: the method, the path without its query, and the Accept header or ``""``."""
+    """The parts of a request that a responder gets: method, path without its query, and Accept header or ``""``."""
 
     method: str
     path: str
@@ -56,9 +56,9 @@ def text_answer(code: int, text: str) -> Answer:
 
 
 def head_length(data: bytes) -> int:
-    """Return the length of a complete head, its empty line included, or 0 while the head is incomplete.
+    """Return the length of a complete head including its empty line, or 0 while the head is incomplete.
 
-    Raises BadRequest when it cannot become complete within MOST_HEAD_BYTES.
+    Raises BadRequest if it is longer than MOST_HEAD_BYTES.
     """
     found = _END_OF_HEAD.search(data, 0, MOST_HEAD_BYTES)
     if found is not None:
@@ -69,7 +69,7 @@ def head_length(data: bytes) -> int:
 
 
 def parse_head(head: bytes) -> HttpRequest:
-    """Return the request that a complete head stands for. Raises BadRequest."""
+    """Parse a complete head and return the request. Raises BadRequest."""
     lines = head.decode("latin-1").split("\n")
     words = lines[0].rstrip("\r").split(" ")
     if len(words) != 3:
@@ -84,7 +84,7 @@ def parse_head(head: bytes) -> HttpRequest:
         raise BadRequest(405, "only GET and HEAD are served")
     path = target.partition("?")[0]
     if path.startswith("http://"):
-        # The absolute form, which a proxy is asked with (RFC 9112, section 3.2.2).
+        # The absolute form, which clients send to a proxy (RFC 9112, section 3.2.2).
         path = "/" + path[len("http://") :].partition("/")[2]
     if not path.startswith("/"):
         raise BadRequest(400, "the target of the request is not a path")
@@ -101,7 +101,7 @@ def _header(lines: List[str], name: str) -> str:
 
 
 def encode(answer: Answer, with_body: bool = True) -> bytes:
-    """Return the bytes of an answer that is the last one on its connection; without its body for HEAD."""
+    """Encode an answer that is the last one on its connection; without its body for HEAD."""
     try:
         phrase = http.HTTPStatus(answer.code).phrase
     except ValueError:

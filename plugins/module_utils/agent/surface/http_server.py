@@ -29,14 +29,14 @@ _ACCEPT_AT_ONCE = 64
 _EVENTS_AT_ONCE = 512
 _BACKLOG = 1024
 _OUT_OF_FILES_SECONDS = 0.2
-#: A thread that has not taken up an order for so long is stuck.
+#: A thread that has not processed a command for this long is stuck.
 STUCK_SECONDS = 10.0
 
 DEADLINE, IDLE, REFUSED = "deadline", "idle", "refused"
 
 
 class OpenPort:
-    """A listening socket of the server. ``port``: its number, also where 0 was asked for."""
+    """A listening socket of the server. ``port``: its actual number, even if 0 was requested."""
 
     def __init__(self, server: HttpServer, sock: socket.socket, responder: Responder) -> None:
         self.sock = sock
@@ -45,7 +45,7 @@ class OpenPort:
         self._server = server
 
     def close(self) -> None:
-        """Refuse new connections from now on; requests under way are answered."""
+        """Refuse new connections from now on; requests in progress are answered."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         self._server.forget(self)
@@ -75,7 +75,7 @@ class HttpServer:
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         self._poll = select.epoll()
-        # Listening sockets have a selector of their own inside the other one, so that all can be left alone at once.
+        # Listening sockets have a separate selector inside the main one, so that all can be disabled at once.
         self._poll_ports = select.epoll()
         self._poll.register(self._wake_reader.fileno(), select.EPOLLIN)
         self._poll.register(self._poll_ports.fileno(), select.EPOLLIN)
@@ -87,7 +87,7 @@ class HttpServer:
     def open(self, address: str, port: int, responder: Responder, both_families: bool = False) -> OpenPort:
         """Listen on an address and port, and answer requests there with ``responder``, in the server's thread.
 
-        ``both_families``: ``::`` stands for IPv4 as well, as Go's listeners do where no family is asked for. Raises
+        ``both_families``: ``::`` includes IPv4, as with Go's listeners without an explicit family. Raises
         KernelError.
         """
         if self._opened >= self._limits.ports:
@@ -107,13 +107,13 @@ class HttpServer:
         return opened
 
     def forget(self, port: OpenPort) -> None:
-        """Let go of a port that was closed."""
+        """Stop serving a port that was closed."""
         self._opened -= 1
         self._order(lambda: self._release(port))
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs and takes up orders; True before it is needed. Each call gives it an order."""
+        """Return whether the thread processes commands; True before it is needed. Each call sends a command."""
         thread = self._thread
         if thread is None:
             return True
@@ -184,13 +184,13 @@ class HttpServer:
                 if connection is not None:
                     self._proceed(connection)
         self._expire()
-        # Last, so that requests which have come are never closed to make room.
+        # Accept last, so that a request that has arrived is never closed to make room.
         if acceptable and self._accepting:
             self._accept()
         self._choose_to_accept()
 
     def _timeout(self) -> float:
-        """Seconds to wait for events, -1 for ever."""
+        """Return the seconds to wait for events, -1 for no limit."""
         moments = [self._connections.first_deadline(), self._accept_again]
         known = [moment for moment in moments if moment is not None]
         return max(0.0, min(known) - self._clock()) if known else -1
@@ -234,7 +234,7 @@ class HttpServer:
                 self._log.write("accept", WARNING, "no connection can be accepted", error=error.strerror)
                 self._accept_again = self._clock() + _OUT_OF_FILES_SECONDS
                 return False
-            # The client has gone again, or the port was closed a moment ago.
+            # The client has disconnected, or the port was just closed.
             return error.errno == errno.ECONNABORTED
         sock.setblocking(False)
         client = client_of(address[0])
@@ -248,7 +248,7 @@ class HttpServer:
         connection = Connection(sock, client, port.responder, self._clock() + self._limits.seconds)
         self._connections.add(connection)
         self._poll.register(sock.fileno(), select.EPOLLIN)
-        # A request often comes along with its connection.
+        # A request often arrives together with its connection.
         self._proceed(connection)
         return True
 
@@ -257,7 +257,7 @@ class HttpServer:
         try:
             needed = connection.proceed()
         except OSError as error:
-            # Its client has hung up.
+            # The client has disconnected.
             self._log.write("client", DEBUG, "connection lost", client=connection.client, error=error.strerror)
             self._drop(connection)
             return
@@ -284,7 +284,7 @@ class HttpServer:
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
-        # Not by closing alone: a helper program that is being started may still hold the connection.
+        # Closing is not enough: a helper program that is being started may have inherited the connection.
         self._poll.unregister(connection.sock.fileno())
         self._connections.remove(connection)
 
@@ -293,11 +293,11 @@ class HttpServer:
         if reason != DEADLINE:
             text = "too many connections: idle ones are closed"
             if reason == REFUSED:
-                text = "too many requests under way: a connection is refused"
+                text = "too many requests in progress: a connection is refused"
             self._log.write(reason, WARNING, text, client=client, connections=len(self._connections))
 
     def _choose_to_accept(self) -> None:
-        """Leave the listening sockets alone while there is no place, or no file, for a connection."""
+        """Stop accepting while the limit of connections or of open files is reached."""
         if self._accept_again is not None and self._clock() >= self._accept_again:
             self._accept_again = None
         wanted = not self._connections.full and self._accept_again is None

@@ -50,7 +50,7 @@ class Log:
         self._lock = threading.Lock()
 
     def write(self, level: str, message: str, **fields: Any) -> None:
-        """One line: level, message, and fields in their order."""
+        """Write one line: level, message, and fields in their order."""
         if level == DEBUG and not self.verbose:
             return
         if self.as_json:
@@ -65,19 +65,19 @@ class Log:
             self._stream.flush()
 
     def info(self, message: str, **fields: Any) -> None:
-        """Something ordinary that is worth a line."""
+        """Log a normal event."""
         self.write(INFO, message, **fields)
 
     def warning(self, message: str, **fields: Any) -> None:
-        """Something that a person should look at when there is time."""
+        """Log a condition that an operator should check at some time."""
         self.write(WARNING, message, **fields)
 
     def error(self, message: str, **fields: Any) -> None:
-        """Something that does not work."""
+        """Log a failure."""
         self.write(ERROR, message, **fields)
 
     def debug(self, message: str, **fields: Any) -> None:
-        """Something for finding faults."""
+        """Log details for troubleshooting."""
         self.write(DEBUG, message, **fields)
 
 
@@ -126,7 +126,7 @@ class LimitedLog:
         return self.write(key, WARNING, message, **fields)
 
     def _forget(self, now: float) -> None:
-        """Make room: first the keys that nothing was suppressed of, else the oldest one."""
+        """Make room: remove the keys without suppressed lines, or else the oldest key."""
         for key in [key for key, item in self._keys.items() if now >= item.until and not item.suppressed]:
             del self._keys[key]
         if len(self._keys) >= _MOST_KEYS:

@@ -53,17 +53,17 @@ _FAMILY = ("ip_family",)
 
 
 class Sampled:
-    """A registry as kube-proxy shows one.
+    """A registry that exposes metrics as kube-proxy does.
 
-    Left out are metrics without any sample yet, and the times at which counters and histograms were made, which
-    prometheus_client shows as further gauges; versions before 0.17 cannot be told not to.
+    It omits metrics without any sample yet, and the creation times of counters and histograms, which prometheus_client
+    exposes as additional gauges; versions before 0.17 cannot disable them.
     """
 
     def __init__(self, registry: Any) -> None:
         self._registry = registry
 
     def collect(self) -> Iterator[Any]:
-        """Yield what there is."""
+        """Yield the metrics that have samples."""
         for metric in self._registry.collect():
             if metric.type != "gauge":
                 metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
@@ -72,13 +72,13 @@ class Sampled:
 
 
 class PacketCounters:
-    """The packets of nfacct counters, read from the kernel whenever the metrics are asked for."""
+    """The packets of nfacct counters, read from the kernel whenever the metrics are requested."""
 
     def __init__(self, read: Callable[[], Mapping[str, int]]) -> None:
         self._read = read
 
     def collect(self) -> Iterator[Any]:
-        """One metric for each counter that exists."""
+        """Yield one metric for each counter that exists."""
         packets = self._read()
         for counter, name, text in _PACKET_COUNTERS:
             if counter in packets:
@@ -86,7 +86,7 @@ class PacketCounters:
 
 
 class CountedElsewhere:
-    """A counter whose values another part of the agent keeps, by the value of one label."""
+    """A counter whose values another part of the agent maintains, by the value of one label."""
 
     def __init__(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, int]]) -> None:
         self._name = name
@@ -95,7 +95,7 @@ class CountedElsewhere:
         self._read = read
 
     def collect(self) -> Iterator[Any]:
-        """Yield the counter with its values now."""
+        """Yield the counter with its current values."""
         found = prometheus_client.core.CounterMetricFamily(self._name, self._text, labels=[self._label])
         for value, count in self._read().items():
             found.add_metric([value], count)
@@ -194,7 +194,7 @@ class Metrics:
         )
 
     def _kubernetes(self) -> None:
-        """Make what all components of Kubernetes have."""
+        """Create the metrics that all components of Kubernetes have."""
         self.rest_requests = self._counter(
             "rest_client_requests_total", "Requests to the API server", ("code", "host", "method")
         )
@@ -209,7 +209,7 @@ class Metrics:
         )
 
     def observe_request(self, method: str, host: str, code: str, seconds: Optional[float]) -> None:
-        """Count a request to the API server; ``seconds`` is None where a duration says nothing."""
+        """Count a request to the API server; ``seconds`` is None if its duration is meaningless."""
         self.rest_requests.labels(code, host, method).inc()
         if seconds is not None:
             self.rest_duration.labels(host, method).observe(seconds)
@@ -224,7 +224,7 @@ class Metrics:
         self.build_info.labels(identity.text, identity.engine).set(1)
 
     def expect_repairs(self, tables: Iterable[Resource[Any, Any]]) -> None:
-        """Show repairs of these tables from the start: a first one that makes a series is no increase of it."""
+        """Expose the repair counters of these tables from the start, because a new series shows no increase."""
         for table in tables:
             self.drift_repaired.labels(table.kind, table.family)
 
@@ -242,13 +242,13 @@ class Metrics:
             ("kind", "ip_family"),
         )
         self.objects_refused = self._gauge(
-            "kubenode_proxy_objects_refused", "Objects of the cluster left out", ("kind",)
+            "kubenode_proxy_objects_refused", "Invalid objects of the cluster that are skipped", ("kind",)
         )
         self.parts_skipped = self._gauge(
-            "kubenode_proxy_parts_skipped", "Addresses and endpoints of objects of the cluster left out", ("kind",)
+            "kubenode_proxy_parts_skipped", "Invalid addresses and endpoints that are skipped", ("kind",)
         )
         self.conflicts = self._gauge(
-            "kubenode_proxy_conflicts", "Addresses with port and node ports that another Service claims, too"
+            "kubenode_proxy_conflicts", "Addresses with port, and node ports, that several Services claim"
         )
         self.losses = self._counter(
             "kubenode_proxy_losses_total", "Times that most Services of the node lost their endpoints at once"
@@ -279,16 +279,16 @@ class Metrics:
         )
 
     def observe_health(self, kind: str, good: bool) -> None:
-        """A health check (``kind``: healthz or livez) has been answered; KEP-3466."""
+        """Record the result of a health check (``kind``: healthz or livez; KEP-3466)."""
         self.health_check.labels("proxy", kind).set(int(good))
         self.health_checks.labels("proxy", kind, "success" if good else "error").inc()
 
     def reset_slis(self) -> None:
-        """Forget the health checks so far."""
+        """Reset the results of health checks."""
         self._service_levels()
 
     def text(self, slis: bool = False) -> bytes:
-        """Everything in the Prometheus text format, or the service level indicators alone."""
+        """Return all metrics in the Prometheus text format, or only the service level indicators."""
         shown: Any = Sampled(self.slis if slis else self.registry)
         result: bytes = prometheus_client.generate_latest(shown)
         return result

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The health check node ports of Services (contract 7.4): which are open, and what they answer.
 
-A port is open for each address and port number. It stays open while both are wanted, whatever else changes: the
-Service that it belongs to is looked up with each request.
+There is an open port for each address and port number. It is kept open while both are wanted, whatever else changes,
+because the Service that it belongs to is looked up with each request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class FailedPort(NamedTuple):
 
 
 class ServiceHealthPorts:
-    """The health check node ports of one family. What fails concerns one address of one Service and is tried again."""
+    """The health check node ports of one family. A failure concerns one address of one Service and is retried."""
 
     def __init__(self, server: HttpServer, health: ProxyHealth) -> None:
         self._server = server
@@ -55,7 +55,7 @@ class ServiceHealthPorts:
     ) -> List[FailedPort]:
         """Serve these ports on these addresses with these counts of ready local endpoints.
 
-        Returns the failures that are new, or have another reason than before.
+        Return the failures that are new, or have another reason than before.
         """
         self._counts = dict(counts)
         wanted = tuple(dict.fromkeys(addresses))
@@ -70,7 +70,7 @@ class ServiceHealthPorts:
         return self.retry()
 
     def retry(self) -> List[FailedPort]:
-        """Open what is wanted and not open; returns failures as :meth:`sync` does."""
+        """Open the wanted ports that are not open; return failures as :meth:`sync` does."""
         before = self._failed
         self._failed = {
             service: f"port {port} is the health check node port of {self._service_of[port]}"

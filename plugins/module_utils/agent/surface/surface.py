@@ -44,7 +44,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Optional[Address]:
-    """``1.2.3.4:80``, ``[::1]:80`` or ``:80`` taken apart; None for an empty text or port 0, which mean no server."""
+    """Parse ``1.2.3.4:80``, ``[::1]:80`` or ``:80``; return None for empty text or port 0, which mean no server."""
     host, _colon, port = text.rpartition(":")
     if not port.isdecimal() or not int(port):
         return None
@@ -64,7 +64,7 @@ class Listener:
 
     @property
     def pending(self) -> bool:
-        """Whether it should be open and is not."""
+        """Whether the port should be open and is not."""
         return self.address is not None and self._open is None
 
     @property
@@ -73,14 +73,14 @@ class Listener:
         return 0 if self._open is None else self._open.port
 
     def move(self, address: Optional[Address]) -> None:
-        """Listen elsewhere; nothing is closed if that is where it listens already."""
+        """Change the address; the port is not closed if it already listens there."""
         if address != self.address:
             self.close()
             self.address = address
             self.failure = ""
 
     def open(self) -> bool:
-        """Try to open it; returns whether it is open or not wanted. ``failure`` says why not."""
+        """Try to open the port; return whether it is open or not wanted. ``failure`` is the reason of a failure."""
         if self._open is None and self.address is not None:
             try:
                 self._open = self._server.open(*self.address, self._respond, both_families=True)
@@ -99,7 +99,7 @@ class Listener:
 class Surface:
     """Everything that one agent serves over HTTP, by one thread.
 
-    ``log`` takes what clients cause. ``flags``: the options of the command line, for /flagz. ``started``: when the
+    ``log`` is for lines that clients cause. ``flags``: the command line options, for /flagz. ``started``: when the
     agent was started, in seconds since the epoch.
     """
 
@@ -143,7 +143,7 @@ class Surface:
         self._service_health: Dict[str, ServiceHealthPorts] = {}
 
     def configure(self, configuration: KubeProxyConfiguration) -> None:
-        """Take the configuration in effect; a port whose address stays is not closed."""
+        """Apply the configuration in effect; a port whose address does not change is not closed."""
         self._configuration = configuration
         self._metrics.show_gates(configuration)
         for listener, address in zip(self.listeners, _own_addresses(configuration)):
@@ -189,7 +189,7 @@ class Surface:
         return zpages.statusz(request.accept, identity(), self._started, listed, time.time())
 
     def sync_service_health(self, family: Proxier) -> List[FailedPort]:
-        """Open, close and update the health check node ports of a family; returns failures that are new."""
+        """Open, close and update the health check node ports of a family; return new failures."""
         ports = self._service_health.get(family.family)
         if ports is None:
             ports = self._service_health[family.family] = ServiceHealthPorts(self.server, self.health)
@@ -197,7 +197,7 @@ class Surface:
         return ports.sync(health_addresses(family.settings), summaries.health_ports, summaries.health_counts)
 
     def retry_service_health(self) -> List[FailedPort]:
-        """Try again to open what could not be opened; returns failures that are new."""
+        """Retry to open ports that could not be opened; return new failures."""
         return [failure for ports in self._service_health.values() if ports.failed for failure in ports.retry()]
 
     @property
@@ -226,7 +226,7 @@ def _own_addresses(configuration: KubeProxyConfiguration) -> Tuple[Optional[Addr
 def health_addresses(settings: DataplaneSettings) -> Tuple[str, ...]:
     """Where health check node ports of a family listen: everywhere, or on the addresses that serve node ports.
 
-    Link-local IPv6 addresses are left out: they cannot be listened on without naming an interface.
+    Link-local IPv6 addresses are omitted, because listening on them requires an interface.
     """
     if not settings.node_port_cidrs:
         return ("::",) if settings.family == IPV6 else ("0.0.0.0",)

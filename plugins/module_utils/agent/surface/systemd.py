@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Telling systemd how the agent is (sd_notify(3)): ready, status, watchdog, reloading, stopping."""
+"""Notification of systemd about the agent's state (sd_notify(3)): ready, status, watchdog, reloading, stopping."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Systemd:
         self._last_progress = 0.0
 
     def send(self, *lines: str) -> None:
-        """Send assignments such as ``READY=1``. A manager that does not listen is not the agent's concern."""
+        """Send assignments such as ``READY=1``. Ignore failures, which do not affect the agent."""
         if not self._address:
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
@@ -42,25 +42,25 @@ class Systemd:
                 return
 
     def ready(self) -> None:
-        """Started, or reloaded."""
+        """Report that the agent has started or reloaded."""
         self._in_transition = False
         self.send("READY=1")
 
     def status(self, text: str) -> None:
-        """The line that ``systemctl status`` shows; sent when it differs from the last one."""
+        """Set the line that ``systemctl status`` shows; it is sent if it differs from the last one."""
         if text != self._status:
             self._status = text
             self.send(f"STATUS={text}")
 
     def alive(self) -> None:
-        """Keep the watchdog quiet."""
+        """Feed the watchdog."""
         self.send("WATCHDOG=1")
 
     def progress(self) -> None:
-        """Report that long work goes on; at most one message a second.
+        """Report progress of long work; send at most one message a second.
 
-        The watchdog counts from here, and a start or reload gets that much more time (``EXTEND_TIMEOUT_USEC``). Work
-        that stops calling this is ended by systemd like any other.
+        It feeds the watchdog and extends the time limit of a start or reload (``EXTEND_TIMEOUT_USEC``). If the work
+        hangs and no longer calls this, systemd kills the agent.
         """
         now = time.monotonic()
         if now - self._last_progress < 1.0:
@@ -70,10 +70,10 @@ class Systemd:
         self.send("WATCHDOG=1", *extension)
 
     def reloading(self) -> None:
-        """The configuration is being read again; ``ready`` ends it."""
+        """Report that the configuration is being reloaded, until ``ready`` is called."""
         self._in_transition = True
         self.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """The agent ends."""
+        """Report that the agent is stopping."""
         self.send("STOPPING=1")

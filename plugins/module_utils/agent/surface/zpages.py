@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The pages /statusz, /flagz and /version in the formats of kube-proxy 1.36 (KEP-4827 and KEP-4828).
 
-Plain text for people; JSON for programs that ask for it with
+The pages are plain text, or JSON for clients that request it with
 ``Accept: application/json;v=v1beta1;g=config.k8s.io;as=Statusz`` (or ``as=Flagz``).
 """
 
@@ -98,7 +98,7 @@ def version_answer(identity: Identity) -> Answer:
 
 
 def negotiated(accept: str, kind: str) -> Optional[str]:
-    """Return the version of the JSON form that is asked for, ``""`` for plain text, None for what there is not.
+    """Return the requested version of the JSON form, ``""`` for plain text, None for an unsupported type.
 
     JSON needs all of v, g and as: the form without them is not acceptable, as upstream.
     """

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Notices when most Services of the node lose their endpoints within a short time, at a cost of O(change).
+"""Detection of a loss: most Services of the node lose their endpoints within a short time. The cost is O(change).
 
-A real outage must be followed, so this is reported and not refused; only where the operator asks for it are the
-Services concerned served as before for a while.
+The agent must follow a real outage, so a loss is reported and not refused. Only if the operator requests it, the agent
+continues to serve the affected Services as before for a while.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _NAMED = 5
 
 
 class Loss(NamedTuple):
-    """What a sync is about to do: the Services that lose their endpoints by it, ``text`` in one line.
+    """The Services that are about to lose their endpoints in a sync; ``text`` describes the loss in one line.
 
-    ``is_new``: the node was not in this condition before. ``held``: the Services are to be served as before for now.
+    ``is_new``: whether the loss has just begun. ``held``: whether to serve the Services as before for now.
     """
 
     services: Set[NamespacedName]
@@ -32,10 +32,10 @@ class Loss(NamedTuple):
 
 
 class LossWatch:
-    """Remembers which Services have endpoints on this node, as programmed.
+    """Keeps track of the Services that are programmed with endpoints on this node.
 
-    ``max_percent``: a loss of more than this share is reported; 100 reports none. ``hold_seconds``: for how long at
-    most it is held back. ``held_until``: when (by ``clock``) what is held back will be made, 0 if nothing is.
+    ``max_percent``: report a loss of more than this percentage; 100 reports none. ``hold_seconds``: maximum time for
+    which to hold back a loss. ``held_until``: when (by ``clock``) a held-back loss will be applied, 0 if there is none.
     """
 
     def __init__(self, max_percent: float, hold_seconds: float, clock: Callable[[], float]) -> None:
@@ -48,9 +48,9 @@ class LossWatch:
         self.held_until = 0.0
 
     def judge(self, dirty: Iterable[NamespacedName], has_endpoints: Callable[[NamespacedName], bool]) -> Loss:
-        """Return what the change of these Services loses; no Services in it if that is not too much.
+        """Return the loss that the change of these Services causes; without Services if it is within the limit.
 
-        ``has_endpoints`` is asked only where so many Services change that it could be.
+        ``has_endpoints`` is called only if enough Services change to exceed the limit.
         """
         now = self._clock()
         self._lost = {name: moment for name, moment in self._lost.items() if now - moment < WINDOW_SECONDS}
@@ -78,7 +78,7 @@ class LossWatch:
         return (len(self._lost) + more) * 100 > self.max_percent * before
 
     def programmed(self, services: Iterable[NamespacedName], has_endpoints: Callable[[NamespacedName], bool]) -> None:
-        """Take note of what has been programmed for these Services."""
+        """Record what has been programmed for these Services."""
         now = self._clock()
         for name in services:
             if has_endpoints(name):
@@ -89,7 +89,7 @@ class LossWatch:
                 self._lost[name] = now
 
     def forget(self) -> None:
-        """Begin anew: all Services are about to be programmed again."""
+        """Reset the records, because all Services are about to be programmed again."""
         self._served.clear()
         self._lost.clear()
         self._since = self.held_until = 0.0

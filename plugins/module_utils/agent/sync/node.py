@@ -38,7 +38,7 @@ GAUGES_SECONDS = 30.0
 ADDRESS_PAUSE_SECONDS = 0.5
 #: kube-proxy 1.36 syncs at least this often in iptables and nftables mode.
 LONGEST_INTERVAL_SECONDS = 3600.0
-#: A full check costs O(cluster): it may take a hundredth of a processor, however short the periods are.
+#: A full check costs O(cluster): it may take 1 % of a CPU, however short the periods are.
 CHECK_PAUSE_FACTOR = 100.0
 
 
@@ -173,7 +173,7 @@ class NodeSync:
         try:
             found = remove_leftovers(self.proxiers, self._handles.progress)
             if found.removed:
-                self._log.info("removed what another mode had left", entries=found.removed)
+                self._log.info("removed leftovers of another mode", entries=found.removed)
             if found.draining:
                 text = "real servers of ipvs mode are kept until their connections end"
                 self._log.info(text, real_servers=found.draining)
@@ -185,7 +185,7 @@ class NodeSync:
         trim_memory()
 
     def look(self) -> None:
-        """Ask the drift watch what other programs have changed."""
+        """Poll the drift watch for changes by other programs."""
         if self.drift is None:
             return
         found = self.drift.look(self._clock())
@@ -209,15 +209,15 @@ class NodeSync:
 
     @property
     def is_due(self) -> bool:
-        """Whether the schedule wants a sync now."""
+        """Whether a sync is due by the schedule."""
         return self.schedule.delay(self._clock()) <= 0
 
     def refresh_addresses_soon(self) -> None:
-        """Look at the node's addresses and the ServiceCIDRs when the burst of changes is over."""
+        """Refresh the node's addresses and the ServiceCIDRs when the burst of changes is over."""
         self._addresses.start(ADDRESS_PAUSE_SECONDS)
 
     def note_queued(self) -> None:
-        """Note that the view has changed, for the schedule, the health check and the metrics."""
+        """Record that the view has changed, for the schedule, the health check and the metrics."""
         if self.proxiers is None:
             return
         self.schedule.request()
@@ -228,7 +228,7 @@ class NodeSync:
     def node_changed(self, name: str, rebuild: Callable[[], None]) -> None:
         """Follow a change of this node's Node object.
 
-        ``rebuild`` sets the node up again, where it was not known before. Raises Fatal where only a new start helps.
+        ``rebuild`` sets the node up again if the Node was not known before. Raises Fatal if a restart is necessary.
         """
         node = self._view.state.nodes.get(name)
         if node is None:
@@ -244,7 +244,7 @@ class NodeSync:
         for difference in differences:
             self._log.warning("Node changed; restart the agent to apply it", node=name, change=difference)
         if self._node is None:
-            self._log.info("the Node object of this node is known now", node=name)
+            self._log.info("the Node object of this node is available now", node=name)
             rebuild()
         elif node.zone != self._zone(self.proxiers):
             self._log.info("the zone of this node changed", zone=node.zone)
@@ -258,7 +258,7 @@ class NodeSync:
         return proxiers.families[0].context.node.zone
 
     def _check_everything(self) -> None:
-        """Have the next sync compare every family with the kernel, whether or not a change was noticed."""
+        """Have the next sync compare every family with the kernel, even if no change was detected."""
         for family in self.proxiers.families if self.proxiers is not None else ():
             self.syncer.suspects.setdefault(family.family, "regular check")
         self.schedule.request()
@@ -282,7 +282,7 @@ class NodeSync:
                 self.syncer.count_rules(self.proxiers, family)
 
     def _refresh_addresses(self) -> None:
-        """Apply changes of the node's addresses and of ServiceCIDRs; only what depends on them is programmed."""
+        """Apply changes of the node's addresses and of ServiceCIDRs; program only what depends on them."""
         proxiers = self.proxiers
         if proxiers is None:
             return
@@ -304,6 +304,6 @@ def _schedule(configuration: KubeProxyConfiguration) -> Schedule:
 
 
 def trim_memory() -> None:
-    """Return memory that the start needed to the system, where the C library can do that."""
+    """Return memory that the start needed to the system, if the C library supports that."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

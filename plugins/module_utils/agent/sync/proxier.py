@@ -34,14 +34,14 @@ _SERVICES_BETWEEN_PROGRESS = 500
 
 
 def _is_external(service: Service) -> bool:
-    """Whether a Service can be reached by addresses of the node, or by addresses that may be the node's as well."""
+    """Return whether a Service can be reached at addresses of the node, or at addresses that may also be the node's."""
     return bool(
         service.external_ips or service.load_balancer_ips or any(port.node_port for port in service.ports)
     )
 
 
 class SyncResult(NamedTuple):
-    """What a sync did: entries added, replaced, removed; seconds by label of the resource; the changes."""
+    """The result of a sync: entries added, replaced, removed; seconds by label of the resource; the changes."""
 
     added: int
     replaced: int
@@ -63,7 +63,7 @@ def result_of(planned: Iterable[PlannedChange], seconds: Dict[str, float]) -> Sy
 
 
 class Proxier:
-    """Keeps one family up to date. ``needs_full``: the next sync has to observe the kernel."""
+    """Keeps one family in sync. ``needs_full``: whether the next sync must observe the kernel."""
 
     def __init__(
         self, configuration: KubeProxyConfiguration, mode: Mode, context: FamilyContext, handles: KernelHandles
@@ -98,18 +98,18 @@ class Proxier:
 
     @property
     def draining(self) -> int:
-        """How many entries are kept until their connections have ended."""
+        """The number of entries that are kept until their connections have ended."""
         return self._adjustments.draining
 
     def set_zone(self, zone: str) -> None:
-        """Change the zone of the node; the Services that depend on it have to be applied again."""
+        """Change the zone of the node. The caller must apply the Services that depend on it again."""
         self.context = self.context._replace(node=self.context.node._replace(zone=zone))
 
     def follow(self, settings: DataplaneSettings, state: ClusterState) -> bool:
-        """Take settings whose addresses or ServiceCIDRs may be others; return whether this changed desired tables.
+        """Adopt settings with new addresses or ServiceCIDRs; return whether this changed desired tables.
 
-        Only what depends on them is rendered again, and the next sync applies the difference. The kernel is not
-        touched.
+        Only entries that depend on them are rendered again, and the next sync applies the difference. The kernel is not
+        changed.
         """
         before = self.context.settings
         self.context = self.context._replace(settings=settings)
@@ -123,7 +123,7 @@ class Proxier:
     def apply_services(
         self, state: ClusterState, services: Iterable[NamespacedName], totals: Optional[Totals] = None
     ) -> None:
-        """Bring the desired tables up to date with these Services; the kernel is not touched.
+        """Bring the desired tables up to date with these Services; the kernel is not changed.
 
         ``totals``: as for :meth:`.rendering.desired.DesiredTables.apply`.
         """
@@ -139,7 +139,7 @@ class Proxier:
                 self._udp_changed.add(service)
 
     def totals(self, state: ClusterState) -> Totals:
-        """Return the sums over all Services of the family, without working out any ServicePort."""
+        """Return the totals over all Services of the family, without computing any ServicePort."""
         return Totals(sum(count_endpoints(state, service, self.family) for service in state.services))
 
     def found_served(self) -> Set[str]:
@@ -147,15 +147,15 @@ class Proxier:
         return {address for address in self._found or () if family_of(address) == self.family}
 
     def would_serve(self, state: ClusterState, service: NamespacedName) -> bool:
-        """Whether a Service would have an endpoint to choose after :meth:`apply_services`."""
+        """Return whether a Service would have an endpoint to choose after :meth:`apply_services`."""
         return any(info.reachable for info in service_ports_of(state, service, self.context.node))
 
     def is_cold(self) -> bool:
-        """Whether the kernel holds nothing of ours yet. Raises KernelError."""
+        """Return whether the kernel contains none of our entries yet. Raises KernelError."""
         return not any(stage.resource.observe() for stage in self.stages if stage.resource.family)
 
     def full(self) -> SyncResult:
-        """Observe everything and repair what differs. Raises KernelError; the next sync is full then, too."""
+        """Observe everything and apply the difference. Raises KernelError; the next sync is then full, too."""
         self.needs_full = True
         self.tables.pop_changes()
         planned = plan(self.stages)
@@ -167,7 +167,7 @@ class Proxier:
         return result_of(planned, seconds)
 
     def partial(self) -> SyncResult:
-        """Apply what changed in the desired tables. Raises KernelError; the next sync is full then."""
+        """Apply the changes of the desired tables. Raises KernelError; the next sync is then full."""
         changes = self.tables.pop_changes()
         self.needs_full = True
         self._adjustments.adjust(changes)
@@ -184,7 +184,7 @@ class Proxier:
     def clean_conntrack(self, state: ClusterState) -> Tuple[int, float]:
         """Delete stale UDP entries of the Services whose serving UDP endpoints changed since the last call.
 
-        Returns how many, and the seconds it took (0 if nothing was looked at). Raises KernelError.
+        Return their number and the seconds it took (0 if no Service changed). Raises KernelError.
         """
         services, self._udp_changed = self._udp_changed, set()
         if not services:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When the agent syncs: bounded frequency, as kube-proxy 1.36's runner does it.
+"""When the agent syncs: with bounded frequency, like kube-proxy 1.36's runner.
 
 Requests while a run is queued are merged; requests during a run or the cool-down after it wait for its end. The
 cool-down counts from the end of a run. Without requests a run happens ``max_interval`` after the last one, and after a
@@ -28,24 +28,24 @@ class Schedule:
 
     @property
     def requested(self) -> bool:
-        """Whether a run has been asked for that has not started yet."""
+        """Whether a requested run has not started yet."""
         return self._requested
 
     def request(self) -> None:
-        """Ask for a run as soon as the cool-down allows."""
+        """Request a run as soon as the cool-down allows."""
         self._requested = True
 
     def delay(self, now: float) -> float:
-        """Seconds until the next run should start: 0 if it is due, infinity if nothing is planned."""
+        """Return the seconds until the next run should start: 0 if it is due, infinity if none is planned."""
         wanted = min(now if self._requested else math.inf, self._retry_at, self._force_at)
         return max(0.0, max(wanted, self._last_end + self.min_interval) - now)
 
     def started(self) -> None:
-        """A run takes up everything that was requested so far."""
+        """Record the start of a run, which covers all requests so far."""
         self._requested = False
 
     def ended(self, now: float, succeeded: bool) -> None:
-        """A run is over; a failed one is tried again."""
+        """Record the end of a run; a failed run is retried."""
         self._last_end = now
         self._force_at = now + self.max_interval
         self._retry_at = math.inf if succeeded else now + self.retry_interval

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a configuration and the cluster state to the proxiers of the node."""
+"""Creation of the node's proxiers from a configuration and the cluster state."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Proxiers(NamedTuple):
 
 
 def set_up(request: Request, handles: KernelHandles) -> Proxiers:
-    """Look at the node, load modules, set kernel parameters, and make proxiers without any Service yet.
+    """Inspect the node, load modules, set kernel parameters, and create proxiers without any Service yet.
 
-    Raises PreflightError if the mode cannot work here (nothing has been touched then), ConfigurationError, KernelError.
+    Raises PreflightError if the mode cannot work here (before anything is changed), ConfigurationError, KernelError.
     """
     chosen = choose_mode(request)
     mode = chosen.mode
@@ -57,7 +57,7 @@ def set_up(request: Request, handles: KernelHandles) -> Proxiers:
     nothing = [FamilyServices(context, {}) for context in contexts]
     warnings = [*chosen.warnings, *view.warnings]
     warnings += check_node(configuration, mode, nothing, request.ignore_findings)
-    # The Node may come later, so that it is missing is no reason not to serve.
+    # A missing Node is no reason not to serve, because it may be created later.
     warnings += [str(finding) for finding in missing_node(request, view)]
     apply_plan(plan([node_modules(configuration, view)]))
     if mode.make_counters():
@@ -75,14 +75,14 @@ def _contexts(request: Request, configuration: KubeProxyConfiguration, view: Nod
 
 
 class Leftovers(NamedTuple):
-    """What other modes left: entries that were removed, and real servers that are kept until connections end."""
+    """Leftovers of other modes: entries that were removed, and real servers that are kept until connections end."""
 
     removed: int
     draining: int
 
 
 def remove_leftovers(proxiers: Proxiers, progress: Progress) -> Leftovers:
-    """Remove what other modes left on the node, calling ``progress`` between the parts. Raises KernelError."""
+    """Remove leftovers of other modes from the node, calling ``progress`` between the steps. Raises KernelError."""
     with KernelHandles(progress) as handles:
         stages = leftover_stages(proxiers.mode, handles, leftover_contexts(proxiers.mode, proxiers.view.families))
         stages += proxiers.mode.extra_stages([proxier.context for proxier in proxiers.families])
@@ -97,7 +97,7 @@ def remove_leftovers(proxiers: Proxiers, progress: Progress) -> Leftovers:
 
 
 def look_again(proxiers: Proxiers, cluster: ClusterState) -> Tuple[Proxiers, Dict[str, DataplaneSettings]]:
-    """Return the node with the addresses that it has now, and the settings that follow for each family.
+    """Return the node with its current addresses, and the resulting settings for each family.
 
     Raises ConfigurationError, KernelError.
     """
@@ -111,7 +111,7 @@ def look_again(proxiers: Proxiers, cluster: ClusterState) -> Tuple[Proxiers, Dic
 
 
 def node_differences(before: Optional[Node], now: Node) -> List[str]:
-    """What changed in a Node that only takes effect with a restart, in words."""
+    """Describe the changes of a Node that take effect only with a restart."""
     if before is None:
         return []
     found = []

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the agent remembers of each Service besides its entries: what gauges, health ports and conntrack need."""
+"""Summaries of the Services, which gauges, health check node ports and conntrack clean-up need."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Summaries:
         return len(self._services)
 
     def serves(self, service: NamespacedName) -> bool:
-        """Whether a Service has an endpoint to choose."""
+        """Return whether a Service has an endpoint to choose."""
         summary = self._services.get(service)
         return summary is not None and summary.served > 0
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One sync after the other: all families, with metrics, health and one log line each."""
+"""Syncs of all families, with metrics, health and one log line each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .losses import LossWatch
 from .proxier import Proxier, SyncResult
 from .setup import Proxiers
 
-#: What a new node needs first: the way to the API server, and name resolution.
+#: What a new node needs first: access to the API server, and name resolution.
 FIRST_SERVICES = (
     NamespacedName("default", "kubernetes"),
     NamespacedName("kube-system", "kube-dns"),
@@ -51,8 +51,10 @@ class Outcome(NamedTuple):
 
 
 def cold_batches(services: Sequence[NamespacedName], size: int) -> Iterator[List[NamespacedName]]:
-    """All Services in the order in which an empty node is programmed: first nothing but the static part, then those
-    that everything else depends on, then the others in portions of ``size``.
+    """Yield all Services in the order in which to program an empty node.
+
+    The first batch is empty, to program only the static part. Then come the Services that everything else depends on,
+    then the others in batches of ``size``.
     """
     yield []
     known = set(services)
@@ -65,9 +67,9 @@ def cold_batches(services: Sequence[NamespacedName], size: int) -> Iterator[List
 
 
 class Syncer:
-    """Brings the families of a node to what the cluster view says.
+    """Brings the families of a node in sync with the cluster view.
 
-    ``suspects``: families in whose tables somebody else may have changed something; they are observed.
+    ``suspects``: families whose tables another program may have changed, with the reason; they are observed.
     ``last_error`` is empty after a sync that succeeded.
     """
 
@@ -96,12 +98,12 @@ class Syncer:
         self.losses = losses or LossWatch(50.0, 0.0, time.monotonic)
         self._held: Set[NamespacedName] = set()
         self._filling: Dict[str, float] = {}
-        # Families whose repair failed, because others went on changing things in the middle of it; and what told of it.
+        # Families whose repair failed because another program made changes meanwhile, with the reason for the repair.
         self._unrepaired: Dict[str, str] = {}
         self._refused_parameters: List[str] = []
 
     def start(self, proxy: Proxiers) -> Outcome:
-        """The first sync of a node: adopt what is there, or fill an empty kernel in the order of importance."""
+        """Sync a node for the first time: adopt the current state, or fill an empty kernel in order of importance."""
         self.view.take_dirty()
         services = list(self.view.state.services)
         try:
@@ -124,7 +126,7 @@ class Syncer:
         return outcome._replace(loss=self._loss_of_start(proxy))
 
     def _loss_of_start(self, proxy: Proxiers) -> str:
-        """Return what the first sync took from what the kernel held before, if that is most of it."""
+        """Describe the loss by the first sync compared with what the kernel served before; empty if it is small."""
         services = self.view.state.services
         names = {ip: str(key) for key, item in services.items() for ip in (item.cluster_ip_v4, item.cluster_ip_v6)}
         for family in proxy.families:
@@ -143,9 +145,9 @@ class Syncer:
         return any(family.summaries.serves(service) for family in proxy.families)
 
     def _hold_back(self, proxy: Proxiers, dirty: Set[NamespacedName]) -> str:
-        """Judge what the change of these Services loses; those to be served as before for now leave ``dirty``.
+        """Check the change of these Services for a loss; remove held-back Services from ``dirty``.
 
-        Returns the loss in words where it is a new one.
+        Return a description of the loss if it is a new one.
         """
         state = self.view.state
         loss = self.losses.judge(
@@ -164,10 +166,9 @@ class Syncer:
         self._log.warning("most Services of this node lose their endpoints", loss=text, held_back=held)
 
     def _fill(self, proxy: Proxiers, services: List[NamespacedName]) -> Set[str]:
-        """Program an empty kernel step by step; return the families whose tables have every Service then.
+        """Program an empty kernel step by step; return the families whose tables then contain every Service.
 
-        A failure is left to the full sync that follows. That sync counts in the metrics with the time that this has
-        taken.
+        The full sync that follows handles a failure. Its duration in the metrics includes the time of this call.
         """
         started = time.monotonic()
         state = self.view.state
@@ -192,7 +193,7 @@ class Syncer:
         return {family.family for family in proxy.families}
 
     def sync(self, proxy: Proxiers) -> Outcome:
-        """Route what is dirty anew and bring every family's tables into the kernel."""
+        """Render dirty Services again and apply every family's tables to the kernel."""
         dirty = self.view.take_dirty() | self._held
         self._held = set()
         loss = self._hold_back(proxy, dirty)
@@ -255,13 +256,13 @@ class Syncer:
         return changed + repaired
 
     def _repair(self, family: Proxier, suspicion: str) -> int:
-        """Observe a family in which nothing of ours is pending: whatever differs was changed by somebody else."""
+        """Observe a family without pending changes, in which every difference is an external change; repair it."""
         started = time.monotonic()
         result = family.full()
         return self._tell_of_repair(family, suspicion, result, time.monotonic() - started)
 
     def _tell_of_repair(self, family: Proxier, suspicion: str, result: SyncResult, seconds: float) -> int:
-        """Count what was repaired and say in one line what it was; returns the number of entries."""
+        """Count the repaired entries and log them in one line; return their number."""
         count = sum(len(item.change) for item in result.changes)
         self.drift_repaired += count
         for item in result.changes:
@@ -281,7 +282,7 @@ class Syncer:
         return count
 
     def repair_parameters(self, wanted: Mapping[str, Wanted]) -> None:
-        """Put kernel parameters back that another program has changed, and count them as drift.
+        """Restore kernel parameters that another program has changed, and count them as drift.
 
         What the kernel refuses is logged once, until something else is refused.
         """
@@ -293,18 +294,18 @@ class Syncer:
             self.drift_repaired += len(repaired)
             self._metrics.drift_repaired.labels(SysctlsResource.kind, SysctlsResource.family).inc(len(repaired))
             what = ", ".join(f"{key} from {old} to {new}" for key, (old, new) in repaired.items())
-            text = "put kernel parameters back that another program had changed"
+            text = "restored kernel parameters that another program had changed"
             self._limited.warning("parameters", text, parameters=what)
         if refused and refused != self._refused_parameters:
-            self._log.warning("kernel parameters cannot be put back", reason="; ".join(refused))
+            self._log.warning("kernel parameters cannot be restored", reason="; ".join(refused))
         self._refused_parameters = refused
 
     def _clean_conntrack(self, family: Proxier) -> int:
-        """Services work without it, so a failure is only logged; the next sync tries again."""
+        """Delete stale entries. Services work without it, so a failure is only logged and the next sync retries."""
         try:
             deleted, seconds = family.clean_conntrack(self.view.state)
         except KernelError as error:
-            self._log.warning("stale connection tracking entries stay", family=family.family, error=error)
+            self._log.warning("stale connection tracking entries cannot be deleted", family=family.family, error=error)
             return 0
         if seconds:
             self._metrics.conntrack_duration.labels(family.family).observe(seconds)
@@ -334,12 +335,12 @@ class Syncer:
         self._count_written(proxy, family, kind, result)
 
     def count_rules(self, proxy: Proxiers, family: Proxier) -> None:
-        """Bring the gauge of iptables rules up to date; it costs O(cluster), so it is not done with every sync."""
+        """Update the gauge of iptables rules; it costs O(cluster), so it is not done with every sync."""
         for table, rules in proxy.mode.rule_counts(family.tables.desired).items():
             self._metrics.iptables_rules.labels(table, family.family).set(rules)
 
     def _count_written(self, proxy: Proxiers, family: Proxier, kind: str, result: SyncResult) -> None:
-        """Set the gauges of the rules that the last sync wrote; a full one answers for all of them."""
+        """Set the gauges of the rules that the last sync wrote; a full sync counts all rules."""
         written: Mapping[str, Mapping[Any, Any]] = family.tables.desired
         if kind != FULL:
             written = {
@@ -383,7 +384,7 @@ class Syncer:
         self._warn_of_conflicts()
 
     def _warn_of_conflicts(self) -> None:
-        """Name the Services that claim what another one gets, once each; an address may come and go."""
+        """Log each conflict between Services that claim the same address or node port once."""
         conflicts = self.view.state.conflicts
         if conflicts is self._conflicts:
             return
@@ -394,7 +395,7 @@ class Syncer:
         self._metrics.conflicts.set(len(conflicts))
 
     def drain(self, families: Sequence[Proxier]) -> Tuple[int, int]:
-        """Let go of real servers that have no connections any more; returns how many went and how many stay."""
+        """Remove real servers whose connections have ended; return how many were removed and how many are kept."""
         gone = 0
         for family in families:
             try:

@@ -22,13 +22,13 @@ AUTO = "auto"
 
 
 _MODES: Dict[str, Mode] = {mode.name: mode for mode in (IPTABLES_MODE, IPVS_MODE, NFTABLES_MODE)}
-#: What ``auto`` tries, in this order, before it takes the last one.
+#: The modes that ``auto`` tries, in this order; if none is possible, it selects the last one.
 _PREFERRED: Tuple[Mode, ...] = (NFTABLES_MODE, IPVS_MODE)
 _LAST_RESORT: Mode = IPTABLES_MODE
 
 
 class ChosenMode(NamedTuple):
-    """The mode in effect, the reason in words, and warnings."""
+    """The mode in effect, why it was selected, and warnings."""
 
     mode: Mode
     reason: str
@@ -44,7 +44,7 @@ def mode_named(name: str) -> Mode:
 
 
 def _obstacles(mode: Mode, request: Request) -> List[str]:
-    """Return what this node lacks for the mode; reads only. Other managers on the node do not count: they can stop."""
+    """Return what this node lacks for the mode, without changing it. Conflicts with other programs are ignored."""
     schedulers = request.configuration._replace(mode=mode.name).effective_schedulers
     intention = Intention(needs=mode.needs, families=supported_families(), schedulers=schedulers)
     return [
@@ -57,9 +57,9 @@ def _obstacles(mode: Mode, request: Request) -> List[str]:
 def choose_mode(request: Request) -> ChosenMode:
     """Return the mode that the request, or else the configuration, names.
 
-    ``auto`` takes the first of nftables, ipvs and iptables that this node can run in; for nftables the kernel
-    is asked to check, and not to keep, everything the mode is made of. With a fallback, ipvs on a node that cannot
-    run it becomes iptables, with a warning that says why. Raises ConfigurationError for an unknown mode or fallback.
+    ``auto`` selects the first of nftables, ipvs and iptables that this node can run; for nftables the kernel validates
+    a table with everything that the mode uses, without keeping it. With a fallback, iptables replaces ipvs on a node
+    that cannot run it, with a warning that says why. Raises ConfigurationError for an unknown mode or fallback.
     """
     wanted = request.mode or request.configuration.mode
     if request.fallback not in ("", IPTABLES_MODE.name):
@@ -68,7 +68,7 @@ def choose_mode(request: Request) -> ChosenMode:
         return _automatic(request)
     if wanted not in _MODES:
         raise ConfigurationError(f"mode: {wanted!r} is not one of {', '.join((*MODES, AUTO))}")
-    asked = "asked for" if request.mode else "the configuration says so"
+    asked = "requested" if request.mode else "set in the configuration"
     mode = mode_named(wanted)
     if mode is IPVS_MODE and request.fallback:
         obstacles = _obstacles(mode, request)
