@@ -15,6 +15,12 @@ description:
   - Counts what the service proxy has programmed into the kernel of a node, table by table.
   - Given a snapshot of the cluster or an API server, it also reports how the node differs from it.
   - Changes nothing. It never fails because of drift; check RV(drift) or use the playbook kubenode.proxy.verify.
+options:
+  history_directory:
+    description:
+      - Directory on the node in which states are saved before a change, such as V(/var/lib/kubenode-proxy-history). If
+        given, RV(states) lists them.
+    type: path
 extends_documentation_fragment:
   - kubenode.proxy.attributes
   - kubenode.proxy.proxy_options
@@ -23,12 +29,13 @@ extends_documentation_fragment:
 attributes:
   action_group:
     description:
-      - Use C(group/kubenode.proxy.kubernetes_api) or C(group/kubenode.proxy.convergence)
-        in C(module_defaults) to set options that all modules of the group have.
+      - Use C(group/kubenode.proxy.kubernetes_api), C(group/kubenode.proxy.convergence) or
+        C(group/kubenode.proxy.history) in C(module_defaults) to set options that all modules of the group have.
     support: full
     membership:
       - kubenode.proxy.kubernetes_api
       - kubenode.proxy.convergence
+      - kubenode.proxy.history
   check_mode:
     description: Changes nothing in any mode.
     support: full
@@ -200,6 +207,44 @@ cautions:
   elements: str
   returned: success
   sample: []
+states:
+  description: The saved states, newest first.
+  type: list
+  elements: dict
+  returned: O(history_directory) is given
+  contains:
+    number:
+      description: Number of the state.
+      type: int
+      sample: 12
+    created:
+      description: When it was saved, in UTC.
+      type: str
+      sample: "2026-05-04T03:02:01Z"
+    reason:
+      description: Why it was saved.
+      type: str
+      sample: before a convergence
+    mode:
+      description: The detected mode, V(iptables), V(ipvs) or V(nftables). Empty if nothing was programmed.
+      type: str
+      sample: iptables
+    counts:
+      description: Number of entries of each kind.
+      type: dict
+      sample: {chains: 512, nftables_objects: 0, virtual_servers: 0, real_servers: 0, set_elements: 0, addresses: 0}
+    size_bytes:
+      description: Size of its file.
+      type: int
+      sample: 20480
+    outcome:
+      description: Outcome of the change after it, if that change had to be confirmed.
+      type: str
+      sample: confirmed
+    problem:
+      description: Why the file cannot be used. Empty if it can.
+      type: str
+      sample: ""
 durations:
   description: Seconds spent per stage.
   type: dict
@@ -219,6 +264,7 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import inspect
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import History
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import ask_agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.state_directory import control_socket
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
@@ -229,6 +275,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.argu
     source_spec,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.history import states_result
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.requests import engine_request
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import (
     difference_lines,
@@ -293,6 +340,8 @@ def inspected(module: AnsibleModule) -> Dict[str, Any]:
         "cautions": list(dict.fromkeys([*warnings, *report.warnings])),
         **report_result(report),
     }
+    if module.params["history_directory"] is not None:
+        result["states"] = states_result(History(module.params["history_directory"]))
     if not compare:
         return {key: value for key, value in result.items() if key not in COMPARED}
     result["drift"] = report.changed
@@ -306,7 +355,7 @@ def inspected(module: AnsibleModule) -> Dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
-        argument_spec={**source_spec(), **proxy_spec()},
+        argument_spec={**source_spec(), **proxy_spec(), "history_directory": {"type": "path"}},
         mutually_exclusive=SOURCES_EXCLUDE,
         supports_check_mode=True,
     )

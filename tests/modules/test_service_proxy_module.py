@@ -127,7 +127,10 @@ def test_info_counts_and_finds_drift(node):
     empty, missing = node.play({INFO: {}}, {INFO: SERVE})
     assert empty["programmed"] == {} and "drift" not in empty and "changes" not in empty
     assert missing["drift"] is True and missing["changed"] is False and missing["counts"]["added"] > 50
-    _done, same = node.play({MODULE: SERVE}, {INFO: SERVE})
+    history = {"history_directory": "/run/test-history"}
+    done, same = node.play({MODULE: {**SERVE, **history}}, {INFO: {**SERVE, **history}})
+    assert [item["number"] for item in same["states"]] == [done["saved_state"]], same
+    assert "states" not in missing
     assert same["drift"] is False and same["changes"] == [] and sum(same["programmed"].values()) > 50
     before = rules(node)
     node.run("iptables", "-t", "nat", "-A", "KUBE-SERVICES", "-d", "192.0.2.77", "-j", "ACCEPT")
