@@ -103,3 +103,12 @@ def test_no_page_names_a_machine():
     wrong = re.compile(r"(?<![\w./])/(?:work|root/\.|home/(?!user\b))[\w./-]*")
     pages = [*PAGES, *(path for path in ROOT.glob("examples/**/*") if path.is_file())]
     assert {str(page.relative_to(ROOT)) for page in pages if wrong.search(page.read_text(encoding="utf-8"))} == set()
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_source_files_that_are_named_exist(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    named = re.findall(r"`([\w./*-]+/[\w./*-]*\.py)`", text)
+    homes = (ROOT, ROOT / "plugins" / "module_utils")
+    assert len(named) > 5
+    assert [path for path in named if not any(list(home.glob(path)) for home in homes)] == []
