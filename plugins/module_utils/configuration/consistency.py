@@ -18,18 +18,21 @@ def check_consistency(
     primary_family: str,
     supported_families: Sequence[str],
     pod_cidrs: Sequence[str] = (),
+    *,
+    has_node_ports: bool = True,
 ) -> Tuple[str, ...]:
     """Return warnings about options that do not fit the node's IP families, one line each.
 
-    ``supported_families``: those that the node can serve; ``pod_cidrs``: spec.podCIDRs of the Node (canonical). Raises
-    ConfigurationError where kube-proxy would not start: the node does not support the primary family, or it is
-    single-stack and the pod CIDRs for detectLocalMode are all of the other family.
+    ``supported_families``: those that the node can serve; ``pod_cidrs``: spec.podCIDRs of the Node (canonical).
+    ``has_node_ports``: whether any Service has a node port. Raises ConfigurationError where kube-proxy would not start:
+    the node does not support the primary family, or it is single-stack and the pod CIDRs for detectLocalMode are all of
+    the other family.
     """
     if primary_family not in supported_families:
         raise ConfigurationError(f"bindAddress: the primary IP family {primary_family} is not supported by this node")
     dual_stack = len(set(supported_families)) == 2
     warnings = _pod_range_warnings(configuration, primary_family, dual_stack, pod_cidrs)
-    warnings += _node_port_warnings(configuration, primary_family)
+    warnings += _node_port_warnings(configuration, primary_family, has_node_ports)
     if not dual_stack:
         warnings += _other_family_warnings(configuration, primary_family)
     return tuple(warnings)
@@ -56,8 +59,10 @@ def _pod_range_warnings(
     return warnings
 
 
-def _node_port_warnings(configuration: KubeProxyConfiguration, primary_family: str) -> List[str]:
+def _node_port_warnings(configuration: KubeProxyConfiguration, primary_family: str, has_node_ports: bool) -> List[str]:
     values = configuration.effective_node_port_addresses
+    if not values and not has_node_ports:
+        return []
     if not values:
         return ["nodePortAddresses: is not set, so node ports answer on all addresses of the node; consider primary"]
     if PRIMARY in values:

@@ -60,7 +60,9 @@ def view_node(request: Request, configuration: KubeProxyConfiguration, mode: Mod
         raise PreflightError(f"{primary}: {missing[primary]}")
     families = tuple(sorted((f for f in facts.families if f not in missing), key=lambda family: family != primary))
     warnings = [f"{family} is not served: {reason}" for family, reason in missing.items()]
-    warnings += check_consistency(configuration, primary, families, node.pod_cidrs if node else ())
+    used = any(port.node_port for service in request.cluster.services.values() for port in service.ports)
+    pod_cidrs = node.pod_cidrs if node else ()
+    warnings += check_consistency(configuration, primary, families, pod_cidrs, has_node_ports=used)
     return NodeView(name, node, addresses, facts, families, variants, tuple(warnings), mode.counters())
 
 

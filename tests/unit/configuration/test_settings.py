@@ -153,6 +153,11 @@ def test_consistency_warnings(fields, families, expected):
     assert all(text.startswith(start) for text, start in zip(warnings, expected)), warnings
 
 
+def test_open_node_ports_are_no_matter_where_no_service_has_one():
+    assert check_consistency(configured(), IPV4, DUAL, has_node_ports=False) == ()
+    assert check_consistency(configured(), IPV4, DUAL, has_node_ports=True) != ()
+
+
 def test_consistency_errors():
     with pytest.raises(ConfigurationError, match="IPv6 is not supported by this node"):
         check_consistency(KubeProxyConfiguration(), IPV6, ONLY_V4)
