@@ -107,10 +107,10 @@ class EndpointSlice(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A Node, as far as it matters here.
+    """The fields of a Node that the proxy uses.
 
     ``internal_ips`` and ``external_ips`` keep the order of status.addresses; ``zone`` is empty without the label.
-    ``taint_keys`` are the keys of spec.taints; ``deleting`` tells of a metadata.deletionTimestamp.
+    ``taint_keys`` are the keys of spec.taints; ``deleting``: it has a metadata.deletionTimestamp.
     ``hostname`` is the label kubernetes.io/hostname, empty without it.
     """
 

@@ -45,7 +45,7 @@ def _status_lines(document: Dict[str, Any]) -> List[str]:
         lines.append(f"{family}:       {text}{draining}")
         entries = ", ".join(f"{count} {table}" for table, count in item["entries"].items() if count)
         lines.append(f"            {entries}")
-    lines.append(f"syncs:      {document['syncs']}, foreign changes repaired: {document['driftRepaired']}")
+    lines.append(f"syncs:      {document['syncs']}, external changes repaired: {document['driftRepaired']}")
     if document["lastError"]:
         lines.append(f"last error: {document['lastError']}")
     lines += [f"left out:   {refusal}" for refusal in document["refused"]]

@@ -164,7 +164,7 @@ def show_diff(arguments: argparse.Namespace) -> Outcome:
 
 
 def clean_up(arguments: argparse.Namespace) -> Outcome:
-    """``cleanup``: take away all that any mode made."""
+    """``cleanup``: remove everything that any mode programmed."""
     return _converged(arguments, arguments.check, describe=False, absent=True)
 
 

@@ -1,0 +1,74 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Keep phrases that readers have to decode out of code and documentation."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.conftest import ROOT
+
+#: Each phrase, and what to write instead.
+BANNED = {
+    "anew": "again, or: recreate",
+    "as far as it": "if, where, or: to the extent that",
+    "are looked at": "are read, checked, compared",
+    "is looked at": "is read, checked, compared",
+    "foreign": "external, or: of other programs",
+    "somebody": "name the actor: another program, the user",
+    "take away": "remove",
+    "taken away": "removed",
+    "takes away": "removes",
+    "taken up": "applied, added",
+    "takes up": "applies, adds",
+    "told by": "identified by",
+    "told of": "reported",
+    "tells of": "reports",
+    "what is there": "the current state",
+}
+
+PLACES = ("plugins", "roles", "playbooks", "docs", "README.md", "CONTRIBUTING.md")
+KINDS = frozenset((".css", ".html", ".j2", ".js", ".json", ".md", ".py", ".sh", ".yaml", ".yml"))
+
+#: Folders whose texts have not been revised yet.
+UNREVISED = ("plugins/module_utils/convergence/",)
+
+# A phrase may continue on the next line, behind the mark of a comment or a quotation.
+_PHRASES = {
+    phrase: re.compile(r"\b" + phrase.replace(" ", r"(?:\s|#:?|>)+") + r"\b", re.IGNORECASE) for phrase in BANNED
+}
+
+
+def banned_phrases(text: str) -> list[str]:
+    """Return ``LINE: PHRASE`` for each banned phrase in a text, in the order of the lines."""
+    found = [
+        (text.count("\n", 0, match.start()) + 1, phrase)
+        for phrase, pattern in _PHRASES.items()
+        for match in pattern.finditer(text)
+    ]
+    return [f"{line}: {phrase}" for line, phrase in sorted(found)]
+
+
+def files():
+    for place in PLACES:
+        path = ROOT / place
+        yield from sorted(path.rglob("*")) if path.is_dir() else [path]
+
+
+def test_no_file_has_a_banned_phrase():
+    found = []
+    for path in files():
+        name = path.relative_to(ROOT).as_posix()
+        if path.suffix in KINDS and path.is_file() and not name.startswith(UNREVISED):
+            found += [f"{name}:{hit} ({BANNED[hit.partition(': ')[2]]})" for hit in banned_phrases(path.read_text())]
+    assert not found, "\n".join(["write it in plain English:", *found])
+
+
+@pytest.mark.parametrize("phrase", sorted(BANNED))
+def test_the_check_finds_a_phrase_across_lines_and_comments(phrase):
+    broken = phrase.replace(" ", "\n    # ").capitalize()
+    assert banned_phrases(f"first line\n# {broken}.") == [f"2: {phrase}"]
+    assert banned_phrases(f"x{phrase}x") == []
