@@ -33,11 +33,11 @@ from .stages import release_stages
 
 
 def run_convergence(request: Request, make_guard: Callable[[Request, KernelHandles], Guard] = Guard) -> Report:
-    """Make the node what the request says, or with ``request.check`` only report what would change.
+    """Converge the node to the request, or with ``request.check`` only report what would change.
 
-    ``make_guard``: what keeps the way back; see ``history.converged`` for the one that saves states. A check changes
-    nothing at all: no module is loaded, no file or lock is made. Raises ProxyError: PreflightError if the node lacks
-    something or another manager is in the way, before anything is touched; KernelError if the kernel refuses a change;
+    ``make_guard``: creates the rollback hooks; see ``history.converged`` for those that save states. A check changes
+    nothing at all: no module is loaded, no file or lock is created. Raises ProxyError: PreflightError, before anything
+    is changed, if the node lacks something or another program conflicts; KernelError if the kernel refuses a change;
     ConfigurationError.
     """
     # Before anything else, the lock included: what is not allowed looks like what is missing.
@@ -117,7 +117,7 @@ class _Convergence:
         return [*stages, *mode.extra_stages([item.context for item in families])]
 
     def remove(self) -> Report:
-        """Take away all that any mode made."""
+        """Remove everything that any mode programmed."""
         self.warnings += self.guard.begin()
         with self.watch.stage("facts"):
             contexts = removal_contexts()
@@ -125,7 +125,7 @@ class _Convergence:
         return self._report(None, "", contexts, ())
 
     def release(self) -> Report:
-        """Remove what was left for kube-proxy to take over and that it does not use."""
+        """Remove objects that were left for kube-proxy and that it does not use."""
         self.warnings += self.guard.begin()
         self._run(release_stages(self.handles))
         return self._report(None, "", (), ())
@@ -140,9 +140,9 @@ class _Convergence:
     def _run(
         self, stages: Sequence[Stage], judge_plan: Callable[[Sequence[PlannedChange]], None] = lambda _planned: None
     ) -> None:
-        """Plan the stages, apply the plan unless this is a check, and remember it for the report.
+        """Plan the stages, apply the plan unless this is a check, and record it for the report.
 
-        ``judge_plan`` sees the plan before it is applied, and raises if it must not be.
+        ``judge_plan`` is called with the plan before it is applied, and raises if it must not be applied.
         """
         with self.watch.stage("observe"):
             planned = plan(stages)
@@ -161,8 +161,8 @@ class _Convergence:
     def _delete_stale_conntrack(self, families: Sequence[FamilyServices]) -> None:
         """Delete stale UDP entries if the endpoints of a UDP Service changed since the last convergence.
 
-        The Services work without it, so a kernel that refuses it gives a warning, and so does a ledger that cannot be
-        written; the next run tries again, since what is remembered is only brought up to date after success.
+        The Services work without it, so a failure, also to write the ledger, only causes a warning. The next run tries
+        again, because the ledger is updated only after success.
         """
         directory = self.request.state_directory
         now = udp_endpoints(self.request.cluster)

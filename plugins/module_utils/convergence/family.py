@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One IP family on one node: what rendering and the kernel resources need to know of it."""
+"""One IP family on one node: the data that rendering and the kernel resources need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..serviceports.table import NodeContext
 
 
 class FamilyContext(NamedTuple):
-    """What is known of the node for one family.
+    """The node's data for one family.
 
     ``settings``: for rendering. ``node``: by which ServicePorts are worked out. ``variant``: the
     iptables in use, None where the mode needs none.
@@ -31,7 +31,7 @@ class FamilyContext(NamedTuple):
 
 
 class FamilyServices(NamedTuple):
-    """A family and the ServicePorts that the node has to serve in it."""
+    """A family and the ServicePorts that the node must serve in it."""
 
     context: FamilyContext
     service_ports: ServicePorts

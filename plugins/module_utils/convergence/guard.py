@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The way back of a convergence, as far as it is none: nothing is saved, and nothing has to be confirmed."""
+"""Rollback hooks of a convergence without rollback: nothing is saved, and nothing needs to be confirmed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .request import Request
 
 
 class Guard:
-    """What a convergence calls around its changes; ``history.guard`` saves the state of the node.
+    """Hooks that a convergence calls around its changes; those of ``history.guard`` save the state of the node.
 
-    ``saved_state``: the number of the state that was saved, None if none was. ``confirm_until``: when the node goes
-    back to it unless the change is confirmed; empty if it does not.
+    ``saved_state``: the number of the saved state, None if none was saved. ``confirm_until``: when the node rolls back
+    to it unless the change is confirmed; empty if it needs no confirmation.
     """
 
     def __init__(self, request: Request, handles: KernelHandles) -> None:
@@ -25,17 +25,17 @@ class Guard:
         self.confirm_until = ""
 
     def begin(self) -> List[str]:
-        """Check before anything is touched; return warnings."""
+        """Check for obstacles before anything is changed; return warnings."""
         return []
 
     def target(self, configuration: KubeProxyConfiguration) -> None:
-        """Take the configuration that the node is about to be converged to."""
+        """Record the configuration to which the node is about to be converged."""
 
     def before_change(self) -> List[str]:
-        """Save the present state; return warnings."""
+        """Save the current state; return warnings."""
         return []
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Say, when a change fails half way, how the node gets back."""
+        """Add to the error of a change that fails half way how to roll back."""
         yield

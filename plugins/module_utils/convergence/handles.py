@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The sockets of one convergence, opened when first needed and closed together.
 
-Opening a socket to IPVS or ipset can make the kernel load a module. A check must not do that, so it asks first whether
-the subsystem is there.
+Opening a socket to IPVS or ipset can make the kernel load a module. A check must not do that, so it first tests whether
+the subsystem is loaded.
 """
 
 from __future__ import annotations

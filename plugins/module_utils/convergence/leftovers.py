@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What another mode has left, and what of it has to stay for a while so that no connection is lost."""
+"""State left by another proxy mode, and which parts must be kept until existing connections drain."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ def node_ports(elements: Mapping[Any, bool]) -> FrozenSet[Tuple[str, int]]:
 
 
 class StillConnected:
-    """What of ipvs mode still has connections in use, of one family: the desired tables of its leftovers.
+    """The parts of ipvs mode that still have active connections, of one family: the desired tables of its leftovers.
 
-    New connections no longer get there once another mode serves. Those that are open go through IPVS to their end, and
-    would be reset without their virtual server, and lost without its address. Its node port stays in its set, by which
-    the server is known as ours. ``listed`` counts the listed ones in use; ``counted`` tells which real servers IPVS
-    itself counts some for, as of the last observation of real servers: the list has gaps while connections come and go,
-    and the counts leave out those that are being made. ``draining`` False: nothing stays.
+    New connections no longer reach IPVS once another mode serves. Open connections pass through IPVS until they end;
+    they would be reset without their virtual server, and lost without its address. The server's node port is kept in
+    its set, which identifies the server as ours. ``listed`` counts the active connections in the kernel's list;
+    ``counted`` returns the real servers with connections by IPVS's own counters, as of the last observation. Both are
+    needed: the list has gaps while connections come and go, and the counters do not include connections that are being
+    established. With ``draining`` False nothing is kept.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class StillConnected:
 
     def _real_servers(self) -> Dict[ipvs.RealServerKey, Any]:
         if self._kept is None:
-            # The list first: what is being made then is established when the real servers are observed.
+            # Read the list first: connections that it lacks are established when the real servers are observed.
             listed = self._listed() if self._draining else {}
             observed = self._resource.observe() if self._draining else {}
             used = {*listed, *self._counted()}
@@ -56,35 +57,35 @@ class StillConnected:
         return self._kept
 
     def any(self) -> bool:
-        """Whether anything stays. Raises KernelError, as all of these do."""
+        """Return whether anything must be kept. Raises KernelError, like all methods of this class."""
         return bool(self._real_servers())
 
     def real_servers(self, observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """Real servers with connections."""
+        """Return the real servers with connections."""
         kept = self._real_servers()
         return {key: value for key, value in observed.items() if key in kept}
 
     def servers(self, observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """The virtual servers of these."""
+        """Return the virtual servers of the real servers with connections."""
         kept = {key.server for key in self._real_servers()}
         return {key: value for key, value in observed.items() if key in kept}
 
     def addresses(self, observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """The addresses of these on the dummy device."""
+        """Return the addresses of these virtual servers on the dummy device."""
         kept = {key.server.address for key in self._real_servers()}
         return {key: value for key, value in observed.items() if key in kept}
 
     def elements(self, observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """The elements of sets by which node ports of these are known."""
+        """Return the set elements that identify the node ports of these virtual servers."""
         kept = {(key.server.protocol, key.server.port) for key in self._real_servers()}
         return {key: value for key, value in observed.items() if kept and kept & node_ports({key: value})}
 
     def sets(self, observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """The sets that hold such elements."""
+        """Return the sets that contain such elements."""
         kept = {name for name, _element in self.elements(self._elements.observe())} if self.any() else set()
         return {key: value for key, value in observed.items() if key in kept}
 
 
 def replaces_iptables_mode(change: Change[Any, Any]) -> bool:
-    """Whether a change of chains takes away those that lead to endpoints, which only iptables mode has."""
+    """Return whether a change removes chains that lead to endpoints, which only iptables mode has."""
     return any(key.chain.startswith("KUBE-SEP-") for key in change.removed)

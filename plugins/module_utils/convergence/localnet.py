@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Loopback addresses must not become reachable from outside when iptables mode leaves a node.
+"""Protection of loopback addresses when iptables mode is removed from a node.
 
-For node ports on 127.0.0.1 kube-proxy sets ``route_localnet``, and a rule in KUBE-FIREWALL drops what others send to
-loopback addresses (CVE-2020-8558). The one must not stay without the other, so this parameter is the only one that is
-put back when that rule goes.
+For node ports on 127.0.0.1 kube-proxy sets ``route_localnet``, and a rule in KUBE-FIREWALL drops packets from other
+hosts to loopback addresses (CVE-2020-8558). The parameter must not remain set without the rule, so it is the only
+parameter that is reset, when that rule is removed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ ROUTE_LOCALNET = "net.ipv4.conf.all.route_localnet"
 
 
 class LocalnetRouting(Resource[str, str]):
-    """``route_localnet``, where it is on and the rule that makes it safe is about to go; else nothing.
+    """``route_localnet``, if it is set and the rule that makes it safe is about to be removed; else empty.
 
-    ``chains``: the chains of IPv4 that go. A node whose administrator has set the parameter in a file keeps it.
+    ``chains``: the IPv4 chains that are removed. If the administrator has set the parameter in a file, it is kept.
     """
 
     kind = Kind.SYSCTLS
@@ -33,7 +33,7 @@ class LocalnetRouting(Resource[str, str]):
         self._sysctls = SysctlsResource([ROUTE_LOCALNET])
 
     def observe(self) -> Dict[str, str]:
-        """The running value. Raises KernelError."""
+        """Return the running value. Raises KernelError."""
         running = self._sysctls.observe()
         if running.get(ROUTE_LOCALNET) != "1" or not self._chains.observe().get(KUBE_FIREWALL):
             return {}
@@ -42,7 +42,7 @@ class LocalnetRouting(Resource[str, str]):
         return {} if by_others or unchangeable([ROUTE_LOCALNET]) else running
 
     def apply(self, change: Change[str, str]) -> None:
-        """Switch it off. Raises KernelError."""
+        """Disable it. Raises KernelError."""
         self._sysctls.apply(change)
 
     def describe(self, key: str, value: str) -> List[str]:
@@ -55,5 +55,5 @@ def _is_ours(path: str) -> bool:
 
 
 def localnet_stage(chains: Resource[Any, Any]) -> Stage:
-    """The stage that switches ``route_localnet`` off; it belongs before the one that takes the chains away."""
+    """Return the stage that disables ``route_localnet``; it must come before the one that removes the chains."""
     return Stage(LocalnetRouting(chains), lambda observed: dict.fromkeys(observed, "0"))

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What would be programmed, as text in the syntax of the usual tools: pure, no node is needed or looked at."""
+"""Rendering of what would be programmed in the syntax of the usual tools. It is pure: no node is needed or read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOOPBACK = (("lo", "127.0.0.1"), ("lo", "::1"))
 
 
 def render(request: Request) -> Dict[str, str]:
-    """The texts that make up the node's dataplane, by the tool that takes them as input.
+    """Return the node's desired rules as text, by the tool that accepts it as input.
 
     Keys: ``iptables-restore`` and ``ip6tables-restore``, or ``nft FAMILY``; in ipvs mode also ``ipset FAMILY``,
     ``ipvsadm FAMILY`` and ``ip FAMILY``. The node's addresses are those of the request, else those of its Node.
@@ -35,7 +35,7 @@ def render(request: Request) -> Dict[str, str]:
     rendering = mode_named(mode).rendering
     given = request.node_name or configuration.hostname_override
     if not given:
-        raise ConfigurationError("node_name: is needed to render, since no node is looked at")
+        raise ConfigurationError("node_name: is required to render, because no node is inspected")
     name = node_name(given, "")
     node = request.cluster.nodes.get(name)
     addresses = _addresses(request.node_addresses, node)

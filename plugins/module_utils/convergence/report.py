@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From planned changes to what a report says of them."""
+"""Conversion of planned changes to the entries of a report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time what is done inside; the same name adds up."""
+        """Time the body of a ``with`` statement; times of the same name are added up."""
         started = time.monotonic()
         try:
             yield
@@ -56,7 +56,7 @@ _NAME_CHARACTERS = 120
 
 
 def _entry_name(resource: Resource[Any, Any], key: Any, value: Any) -> str:
-    """Return a key in words: its parts where they are text, else the first line that describes its entry."""
+    """Return the name of an entry: the parts of its key if they are text, else the first line that describes it."""
     parts = key if isinstance(key, tuple) else (key,)
     if all(isinstance(part, str) for part in parts):
         return " ".join(parts)[:_NAME_CHARACTERS]
@@ -66,8 +66,8 @@ def _entry_name(resource: Resource[Any, Any], key: Any, value: Any) -> str:
 def entry_names(planned: PlannedChange) -> Tuple[str, ...]:
     """Return the names of the first few entries that differ, the most harmful first.
 
-    Of an entry with parts, such as a chain of rules, it matters how many of them are missing: a chain that somebody has
-    flushed comes before one with a rule too much. Then come entries that are missing, and last those in excess.
+    Entries with parts, such as a chain of rules, are ordered by how many of them are missing: a chain that another
+    program has flushed comes before one with an additional rule. Then come missing entries, and last unexpected ones.
     """
     resource, change = planned.resource, planned.change
     ranked: List[Tuple[int, str]] = []
@@ -83,7 +83,7 @@ def entry_names(planned: PlannedChange) -> Tuple[str, ...]:
 
 
 def table_change(planned: PlannedChange, describe: bool) -> TableChange:
-    """Counts of one planned change, and with ``describe`` the lines of its entries before and after."""
+    """Return the counts of one planned change, and with ``describe`` the lines of its entries before and after."""
     resource, change = planned.resource, planned.change
     before: List[str] = []
     after: List[str] = []
@@ -104,12 +104,12 @@ def table_change(planned: PlannedChange, describe: bool) -> TableChange:
 
 
 def table_changes(planned: Sequence[PlannedChange], describe: bool) -> Tuple[TableChange, ...]:
-    """The tables that differ."""
+    """Return the tables that differ."""
     return tuple(table_change(item, describe) for item in planned if item.change)
 
 
 def counts(families: Sequence[ServicePorts], changes: Sequence[TableChange]) -> Dict[str, int]:
-    """Return how many Services, ServicePorts and endpoints are served (over all families), and entries changed.
+    """Count the Services, ServicePorts and endpoints that are served (over all families), and the changed entries.
 
     A Service is without endpoints if none of its ServicePorts has one in any family.
     """

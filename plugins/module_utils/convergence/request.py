@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a convergence is asked to do, and what it reports."""
+"""The request to a convergence, and its report."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class Request(NamedTuple):
 
     ``cluster``: the Services, EndpointSlices, Nodes and ServiceCIDRs. ``node_name``: empty for the rule of the
     configuration (hostnameOverride, else the host's name). ``mode``: empty for the configuration's. ``state``: present,
-    absent, or released (kube-proxy has taken the node over). ``fallback``: ``iptables`` to use that where ipvs is not
-    possible, with a warning. ``check``: change nothing at all. ``describe``: fill in the lines of every changed table.
-    ``state_directory``: where the lock and the memory of what was last programmed live; it should not outlive a
-    reboot. ``lock_timeout``: seconds to wait for another convergence. ``ignore_findings``: names of preflight findings
-    to go on in spite of. ``node_addresses``: those the node is taken to have where none is looked at (rendering).
+    absent, or released (kube-proxy has replaced us on the node). ``fallback``: ``iptables`` to use that mode, with a
+    warning, if ipvs is not possible. ``check``: change nothing at all. ``describe``: include the lines of every changed
+    table. ``state_directory``: contains the lock and the ledger; it should not survive a reboot. ``lock_timeout``:
+    seconds to wait for another convergence. ``ignore_findings``: names of preflight findings to ignore.
+    ``node_addresses``: addresses to assume for the node when rendering, which inspects no node.
 
-    ``history_directory``: where the node's state is saved before it is changed; empty to save nothing.
-    ``keep_states``: how many saved states are kept. ``confirm_timeout``: seconds within which the change has to be
-    confirmed, else the node goes back to the saved state by itself; 0 for a change that stays (see ``history``).
+    ``history_directory``: where to save the node's state before a change; empty to save nothing. ``keep_states``:
+    number of saved states to keep. ``confirm_timeout``: seconds within which the change must be confirmed, otherwise
+    the node rolls back automatically; 0 for a change that needs no confirmation (see ``history``).
 
-    ``whole_cluster``: the cluster state is that of a whole cluster to which the node belongs; one that is incomplete or
-    without the node's Node is refused. ``outside_host``: the node is a host outside the cluster, without a Node.
-    ``max_loss_percent``: a change that leaves more of the Services served now without endpoints is refused (100: none
-    is). ``unattended``: nobody watches the run, so it refuses such a change once, and makes it if the next complete
-    cluster state says the same.
+    ``whole_cluster``: the cluster state is that of a complete cluster to which the node belongs; an incomplete one, or
+    one without the node's Node, is refused. ``outside_host``: the node is a host outside the cluster, without a Node.
+    ``max_loss_percent``: refuse a change that leaves more than this percentage of the Services that are currently
+    served without endpoints (100: never). ``unattended``: no person watches the run, so it refuses such a change once,
+    and applies it if the next complete cluster state is the same.
     """
 
     cluster: ClusterState
@@ -56,9 +56,9 @@ class Request(NamedTuple):
 
 
 class TableChange(NamedTuple):
-    """How one resource table differs from what is desired: counts of keys, and lines before and after if asked for.
+    """How one resource table differs from the desired one: counts of keys, and lines before and after if requested.
 
-    ``entries``: names of the first few, those first that lack most.
+    ``entries``: names of the first few entries, those with the most missing first.
     """
 
     table: str
@@ -71,16 +71,15 @@ class TableChange(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a convergence found and did.
+    """The result of a convergence.
 
-    ``changed``: something differed (and was changed, unless checking). ``changes`` holds only tables that differ.
+    ``changed``: something differed (and was changed, unless checking). ``changes`` contains only tables that differ.
     ``counts``: services, without_endpoints (of these), service_ports, endpoints, added, replaced, removed.
-    ``programmed``: entries per table as they are afterwards (in a check: as they are).
+    ``programmed``: entries per table after the convergence (in a check: the current ones).
     ``durations``: seconds per stage and per table. ``mode_reason`` and ``xtables_variant`` say what was chosen and why.
-    ``skipped``: parts of objects that are left out. ``saved_state``: the number of the state saved before the change,
-    None if none was. ``confirm_until``: when the node
-    goes back to it unless the change is confirmed (UTC, RFC 3339), empty if it stays. ``probes``: how to see whether
-    the API server and DNS are served, for whoever confirms.
+    ``skipped``: invalid parts of objects. ``saved_state``: the number of the state saved before the change, None if
+    none was saved. ``confirm_until``: when the node rolls back to it unless the change is confirmed (UTC, RFC 3339),
+    empty if it needs no confirmation. ``probes``: probes of the API server and DNS, to run before confirming.
     """
 
     mode: str

@@ -38,7 +38,7 @@ Desired = Union[Mapping[Any, Any], Callable[[Mapping[Any, Any]], Mapping[Any, An
 
 
 class NotThereYet(Resource[Any, Any]):
-    """Stands for a resource whose kernel subsystem is not loaded, in a check: there is nothing in it."""
+    """Check-mode stand-in for a resource whose kernel module is not loaded; always empty."""
 
     def __init__(self, resource: Resource[Any, Any]) -> None:
         self.kind, self.family = resource.kind, resource.family
@@ -46,19 +46,19 @@ class NotThereYet(Resource[Any, Any]):
         self.describe = resource.describe  # type: ignore[method-assign]
 
     def observe(self) -> Dict[Any, Any]:
-        """Nothing."""
+        """Return an empty table."""
         return {}
 
     def apply(self, change: Change[Any, Any]) -> None:
-        """Never called: a check applies nothing."""
+        """Do nothing; never called, because a check applies nothing."""
 
 
 class OnlyOurServers(Resource[Any, Any]):
-    """Virtual or real servers that belong to Services, seen without a record of them: for taking them away.
+    """Virtual or real servers that belong to Services, identified without a record of them, for removal.
 
-    IPVS has no mark of ownership. Those are ours whose address is on the dummy device, or is one of the node's own and
-    the port is one of the node ports that our sets hold. All others stay, except ``others``: virtual servers that are
-    known to be ours.
+    IPVS does not mark ownership. A server is ours if its address is on the dummy device, or if its address is one of
+    the node's own and its port is one of the node ports in our sets. All others are kept, except ``others``: virtual
+    servers that are known to be ours.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class OnlyOurServers(Resource[Any, Any]):
         self._others = others
 
     def observe(self) -> Dict[Any, Any]:
-        """The servers that are ours. Raises KernelError."""
+        """Return the servers that are ours. Raises KernelError."""
         addresses = self._addresses.observe()
         known_ports = node_ports(self._elements.observe())
 
@@ -91,12 +91,12 @@ class OnlyOurServers(Resource[Any, Any]):
         self._resource.apply(change)
 
     def describe(self, key: Any, value: Any) -> List[str]:
-        """As the resource itself describes it."""
+        """Describe an entry as the wrapped resource does."""
         return self._resource.describe(key, value)
 
 
 def chain_ownership(settings: DataplaneSettings, with_shared: bool) -> Ownership:
-    """Chains of iptables mode and of ipvs mode alike: both write to the same tables, under one set of names."""
+    """Return the ownership of chains for iptables and ipvs mode: both write to the same tables with the same names."""
     ours = iptables_ownership(settings)
     both = ours._replace(fixed=ours.fixed | ipvs_chains.ownership().fixed)
     return both if with_shared else both._replace(shared=frozenset(), presence_only=frozenset())
@@ -131,7 +131,7 @@ def xtables_families(families: Sequence[str]) -> Tuple[Dict[str, XtablesVariant]
 class IpvsResources(NamedTuple):
     """The resources of ipvs mode for one family.
 
-    ``connections`` and ``used`` are what the last observation of real servers told.
+    ``connections`` and ``used`` are results of the last observation of real servers.
     """
 
     sets: Resource[Any, Any]
@@ -144,7 +144,7 @@ class IpvsResources(NamedTuple):
 
 
 def ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
-    """The resources of ipvs mode for a family. Raises KernelError."""
+    """Return the resources of ipvs mode for a family. Raises KernelError."""
     known = definitions(family)
     real_servers = RealServersResource(handles.ipvs, family)
     return IpvsResources(
@@ -159,7 +159,7 @@ def ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
 
 
 def observed_once(resources: IpvsResources) -> IpvsResources:
-    """The same for one plan, in which several stages look at them."""
+    """Return resources that are observed only once, for one plan in which several stages use them."""
     return resources._replace(
         elements=ObservedOnce(resources.elements),
         servers=ObservedOnce(resources.servers),
@@ -169,7 +169,7 @@ def observed_once(resources: IpvsResources) -> IpvsResources:
 
 
 def unloaded_ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
-    """The same for a check where IPVS or ipset is not loaded: a resource without a socket can still describe."""
+    """Return resources without a socket, which can only describe, for a check while IPVS or ipset is not loaded."""
     known, nowhere = definitions(family), cast(Any, None)
     return IpvsResources(
         NotThereYet(SetsResource(nowhere, known, family)),
@@ -198,9 +198,9 @@ def timeouts_stage(handles: KernelHandles, timeouts: Mapping[str, int], loaded: 
 
 
 def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[Stage]:
-    """Stages that take away what ipvs mode made, chains aside, in both families; nothing if IPVS was never loaded.
+    """Return stages that remove what ipvs mode made except chains, in both families; none if IPVS was never loaded.
 
-    With ``draining``, what connections in use go through stays as long as they are. Raises KernelError.
+    With ``draining``, servers with active connections are kept until these end. Raises KernelError.
     """
     device = DummyDeviceResource(handles.route)
     # An agent that was killed leaves it behind.
@@ -237,23 +237,23 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
 
 
 def nftables_removal_stages(handles: KernelHandles) -> List[Stage]:
-    """Stages that take away the tables of nftables mode; nothing if the kernel has no nf_tables loaded."""
+    """Return stages that remove the tables of nftables mode; none if nf_tables is not loaded."""
     if not handles.has_nftables():
         return []
     return [Stage(handles.nftables(family), {}) for family in FAMILIES]
 
 
 def release_stages(handles: KernelHandles) -> List[Stage]:
-    """Return stages that remove what kube-proxy, which has taken the node over in nftables mode, does not use."""
+    """Return stages that remove objects that kube-proxy, now in charge in nftables mode, does not use."""
     if not handles.has_nftables():
         return []
     return [Stage(UnusedResource(family, functools.partial(handles.nftables, family)), {}) for family in FAMILIES]
 
 
 def chain_removal_stages(contexts: Sequence[FamilyContext]) -> List[Stage]:
-    """Stages that take away the chains of iptables and ipvs mode, and the jumps to them, of each family.
+    """Return stages that remove the chains of iptables and ipvs mode, and the jumps to them, of each family.
 
-    Tables of iptables-nft that are empty afterwards go as well.
+    Tables of iptables-nft that are empty afterwards are removed as well.
     """
     stages: List[Stage] = []
     for context in contexts:
@@ -270,7 +270,7 @@ def chain_removal_stages(contexts: Sequence[FamilyContext]) -> List[Stage]:
 
 
 def shared_chain_stages(contexts: Sequence[FamilyContext]) -> List[Stage]:
-    """Stages that take away the chain that iptables mode shares with kubelet, where kubelet does not use it."""
+    """Return stages that remove the chain that iptables mode shares with kubelet, unless kubelet uses it."""
     stages = []
     for context in contexts:
         if context.variant is None:

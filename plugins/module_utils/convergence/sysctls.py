@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The kernel parameters that a configuration asks for on this node."""
+"""The kernel parameters that a configuration requires on this node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _whole_seconds(seconds: float) -> int | None:
 
 
 def localhost_node_ports(configuration: KubeProxyConfiguration) -> bool:
-    """Return whether node ports answer on 127.0.0.1: in iptables mode, unless nodePortAddresses leave loopback out.
+    """Return whether node ports answer on 127.0.0.1: in iptables mode, unless nodePortAddresses excludes loopback.
 
     Addresses of the node itself (``primary``) never include loopback. Raises ConfigurationError.
     """
@@ -36,7 +36,7 @@ def localhost_node_ports(configuration: KubeProxyConfiguration) -> bool:
 def profile_settings(
     configuration: KubeProxyConfiguration, kernel_version: Tuple[int, int, int], cores: int, localhost: bool
 ) -> ProfileSettings:
-    """Return what decides the parameters of a node, as kube-proxy 1.36 reads it out of its configuration.
+    """Return the settings that determine a node's parameters, as kube-proxy 1.36 derives them from its configuration.
 
     ``localhost``: node ports answer on 127.0.0.1 (iptables mode).
     """
@@ -63,10 +63,10 @@ def wanted_sysctls(configuration: KubeProxyConfiguration, facts: NodeFacts, loca
 
 
 def sysctl_stage(wanted: Mapping[str, Wanted]) -> Tuple[Stage, List[str]]:
-    """The stage that sets the parameters, and warnings about those that cannot be changed on this node.
+    """Return the stage that sets the parameters, and warnings about those that cannot be changed on this node.
 
-    A parameter that differs and is read-only here (a container, or a network namespace other than the host's) is left
-    out with a warning: it has to be set on the host. Raises KernelError if a parameter cannot be read.
+    A parameter that differs and is read-only here (in a container, or a network namespace other than the host's) is
+    skipped with a warning: it must be set on the host. Raises KernelError if a parameter cannot be read.
     """
     resource = SysctlsResource(wanted)
     desired = resolve(wanted, resource.observe())

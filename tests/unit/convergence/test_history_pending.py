@@ -127,7 +127,7 @@ def test_another_convergence_is_refused_while_the_timer_runs(waiting, place, mon
         with pytest.raises(HistoryError, match=r"confirm it .* roll it back, or wait"):
             arm.refuse_if_pending()
     else:
-        assert "its timer is gone" in (arm.refuse_if_pending() or "")
+        assert "has lost its timer" in (arm.refuse_if_pending() or "")
         assert pending.read() is None
         assert arm.refuse_if_pending() is None
 

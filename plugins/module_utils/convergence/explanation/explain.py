@@ -28,14 +28,14 @@ CLUSTER_IP, EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT = "cluster IP", "external I
 
 
 class ExplainedFamily(NamedTuple):
-    """One family: what is known of the node, and the tables that it is programmed with."""
+    """One family: the node's context, and the tables that are programmed."""
 
     context: FamilyContext
     tables: DesiredTables
 
 
 def desired_family(state: ClusterState, rendering: Rendering[Any], context: FamilyContext) -> ExplainedFamily:
-    """Return a family with the tables that a mode makes of the cluster state, for use without an agent."""
+    """Return a family with the tables that a mode renders from the cluster state, for use without an agent."""
     tables = DesiredTables(rendering, context.settings)
     ports = {service: service_ports_of(state, service, context.node) for service in state.services}
     tables.apply(ports, lambda service: ports[service])
@@ -76,7 +76,7 @@ class Explanation(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """All ServicePorts that a target means on a node, in a mode."""
+    """All ServicePorts that match a target on a node, in a mode."""
 
     target: Target
     node: str
@@ -112,7 +112,7 @@ def _frontends(port: ServicePortInfo, settings: DataplaneSettings) -> Iterator[_
 def _answering(
     port: ServicePortInfo, settings: DataplaneSettings, destination: Destination
 ) -> Tuple[_Frontend, ...]:
-    """Return the frontend that a destination is, if it is one of the ServicePort."""
+    """Return the frontend that matches a destination, if the ServicePort has it."""
     if destination.protocol not in ("", port.protocol):
         return ()
     place = (destination.address, destination.port)
@@ -130,7 +130,7 @@ def _is_port(port: ServicePortInfo, target: ServiceTarget) -> bool:
 def _found(
     state: ClusterState, family: FamilyContext, target: Target
 ) -> Iterator[Tuple[ServicePortInfo, Tuple[_Frontend, ...]]]:
-    """Yield the ServicePorts that a target means, each with frontends for one kind of traffic."""
+    """Yield the ServicePorts that match a target, each with frontends for one kind of traffic."""
     settings, node = family.settings, family.node
     if isinstance(target, Destination):
         for port in all_service_ports(state, node).values():
@@ -201,7 +201,7 @@ def _source(port: ServicePortInfo, traffic: str, settings: DataplaneSettings, re
 
 
 def explain(state: ClusterState, families: Sequence[ExplainedFamily], mode: str, target: Target) -> Explained:
-    """Return what serves a target on this node."""
+    """Explain how this node serves a target."""
     found: List[Explanation] = []
     node, zone = "", ""
     for context, tables in families:
@@ -250,7 +250,7 @@ def _explanation(
 def _programmed(
     port: ServicePortInfo, frontends: Tuple[_Frontend, ...], tables: DesiredTables
 ) -> Iterator[str]:
-    """Yield the lines that the desired table has for the frontends of a ServicePort."""
+    """Yield the lines in the desired table for the frontends of a ServicePort."""
     rendering = tables.rendering
     places = [(frontend.address, frontend.port) for frontend in frontends]
     for entry in tables.programmed(port.key):
@@ -259,7 +259,7 @@ def _programmed(
 
 
 def explanation_document(explained: Explained) -> Dict[str, Any]:
-    """An explanation as plain JSON values."""
+    """Return an explanation as plain JSON values."""
     return {
         "destination": str(explained.target),
         "node": explained.node,

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a person asks ``explain`` about: an address and port, or a Service by its name."""
+"""The target of ``explain``: an address and port, or a Service by its name."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Target = Union[Destination, ServiceTarget]
 
 
 def parse_target(text: str) -> Target:
-    """Return what a text means.
+    """Parse the text of a target.
 
     ``10.96.0.10:53/udp`` and ``[fd00::1]:80`` are destinations; ``shop/web``, ``shop/web:http``, ``web.shop`` and
     ``web.shop.svc.cluster.local:80`` name a Service. Raises ConfigurationError.

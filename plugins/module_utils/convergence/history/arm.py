@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Before a change: save the state, and arm the timer that goes back to it unless the change is confirmed in time."""
+"""Before a change: arm the timer that rolls back to the saved state unless the change is confirmed in time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONGEST_SECONDS = 86_400.0
 
 
 def check_timeout(seconds: float) -> None:
-    """See whether changes can be reverted after that many seconds. Raises PreflightError."""
+    """Check that changes can be reverted after that many seconds. Raises PreflightError."""
     if not 1 <= seconds <= _LONGEST_SECONDS:
         raise PreflightError(f"confirm_timeout: {seconds:g} is not between 1 and {_LONGEST_SECONDS:g} seconds")
     reason = units.why_not_systemd()
@@ -32,9 +32,9 @@ def check_timeout(seconds: float) -> None:
 
 
 def refuse_if_pending(check: bool = False) -> Optional[str]:
-    """Raise HistoryError if a change waits to be confirmed; returns a warning if one waits whose timer is gone.
+    """Raise HistoryError if a change waits to be confirmed; return a warning if its timer no longer exists.
 
-    With ``check`` only warn, and leave the file of the latter.
+    With ``check`` only warn, and keep the file of the pending change.
     """
     waiting = pending.read()
     if waiting is None:
@@ -47,14 +47,14 @@ def refuse_if_pending(check: bool = False) -> Optional[str]:
                 f"{waiting}: confirm it (service_proxy_confirm or kubenode-proxy confirm), roll it back, or wait"
             )
         pending.clear()
-        return f"the change after state {waiting.state} was never confirmed, and its timer is gone: it counts as kept"
+        return f"the change after state {waiting.state} was never confirmed and has lost its timer: it is kept"
     raise HistoryError(
-        f"{waiting}: {pending.DIRECTORY} has to be removed by hand, since its timer cannot be seen from here"
+        f"{waiting}: remove {pending.DIRECTORY} manually, because the timer is not visible to this process"
     )
 
 
 def arm(number: int, seconds: float, history_directory: str, state_directory: str) -> Pending:
-    """Have systemd go back to the saved state after that many seconds; before that, see that it can.
+    """Have systemd roll back to the saved state after that many seconds, after checking that this will work.
 
     The caller holds the convergence lock. Nothing is armed if it raises HistoryError, PreflightError or
     ConfigurationError.

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After a change: confirm it, so that the node keeps it, or learn that it has gone back already."""
+"""Confirmation of a pending change, so that the node keeps it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .directory import CONFIRMED, DEFAULT_DIRECTORY, REVERTED, WITHDRAWN, Histor
 
 
 class ConfirmReport(NamedTuple):
-    """What a confirmation found and did.
+    """The result of a confirmation.
 
-    ``state``: the number of the state saved before the change, None if nothing was waiting. ``changed``: it waited and
-    is confirmed now. ``remaining``: seconds that were left.
+    ``state``: the number of the state saved before the change, None if no change was pending. ``changed``: a change was
+    pending and is now confirmed. ``remaining``: seconds that were left.
     """
 
     state: Optional[int]
@@ -28,10 +28,10 @@ class ConfirmReport(NamedTuple):
 def confirm(
     state: Optional[int] = None, check: bool = False, history_directory: str = DEFAULT_DIRECTORY
 ) -> ConfirmReport:
-    """Keep the change that waits to be confirmed; confirming again changes nothing.
+    """Confirm the pending change; confirming again changes nothing.
 
-    ``state``: the number that the convergence reported; it is an error then if that change is not there any more,
-    because it was reverted, rolled back, or ended with a reboot. Raises HistoryError, KernelError.
+    ``state``: the number that the convergence reported; if given, it is an error if that change is no longer in effect,
+    because it was reverted, rolled back, or lost in a reboot. Raises HistoryError, KernelError.
     """
     waiting = pending.read()
     if waiting is None or (state is not None and waiting.state != state):
@@ -42,14 +42,14 @@ def confirm(
     if check:
         return report
     if not pending.claim(pending.DECIDED):
-        raise HistoryError(f"the change after state {waiting.state}: its time ran out just now")
+        raise HistoryError(f"the change after state {waiting.state}: its timeout has just expired")
     HistoryDirectory(waiting.history_directory).note(waiting.state, CONFIRMED)
     pending.clear()
     return report._replace(warnings=_stop_timer())
 
 
 def _stop_timer() -> Tuple[str, ...]:
-    """Stop the timer; a warning if that fails, which does no harm: its program finds nothing to revert."""
+    """Stop the timer; return a warning on failure, which is harmless: the timer's program finds nothing to revert."""
     if units.why_not_systemd():
         return ()
     done = units.systemctl("stop", f"{pending.UNIT}.timer")

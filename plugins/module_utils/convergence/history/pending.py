@@ -63,14 +63,14 @@ def _trusted(directory: str) -> bool:
     except OSError as error:
         raise HistoryError(f"{directory}: {error.strerror}") from error
     if os.geteuid() and not found.st_uid:
-        raise HistoryError(f"a change that root has made waits to be confirmed ({directory} is there)")
+        raise HistoryError(f"a change that root has made waits to be confirmed ({directory} exists)")
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise HistoryError(f"{directory}: is not a directory of user {os.geteuid()} alone")
     return True
 
 
 def read(directory: str = DIRECTORY) -> Optional[Pending]:
-    """The change that waits, None if there is none. Raises HistoryError."""
+    """Return the pending change, None if there is none. Raises HistoryError."""
     if not _trusted(directory):
         return None
     for name in (_FILE, REVERTING):
@@ -97,7 +97,7 @@ def _parsed(document: Any, reverting: bool) -> Pending:
 
 
 def claim(name: str, directory: str = DIRECTORY) -> bool:
-    """Decide what becomes of the change that waits: REVERTING or DECIDED; False if somebody else was faster.
+    """Claim the decision on the pending change, REVERTING or DECIDED; return False if another process was faster.
 
     Raises HistoryError.
     """
@@ -111,7 +111,7 @@ def claim(name: str, directory: str = DIRECTORY) -> bool:
 
 
 def write(pending: Pending, engine: bytes, directory: str = DIRECTORY) -> str:
-    """Write down the change that waits, and the program that reverts it; returns its path. Raises HistoryError."""
+    """Write the pending change, and the program that reverts it; return its path. Raises HistoryError."""
     path = os.path.join(directory, ENGINE)
     try:
         with contextlib.suppress(FileExistsError):
@@ -133,7 +133,7 @@ def clear(directory: str = DIRECTORY) -> None:
     if not _trusted(directory):
         return
     try:
-        # The file that says so first: without it the program does nothing.
+        # Remove the file of the change first: without it the program does nothing.
         unfinished = [name for name in os.listdir(directory) if name.startswith((f".{_FILE}.", f".{ENGINE}."))]
         for name in (_FILE, REVERTING, DECIDED, ENGINE, *unfinished):
             with contextlib.suppress(FileNotFoundError):

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rollback: the difference between the node and a saved state, shown or applied.
+"""Rollback: show or apply the difference between the node and a saved state.
 
-It is the mechanism of a convergence with what was observed before as the desired tables: what comes back is there
-before what goes, each of nftables and iptables changes in one transaction per table, and nothing of others is touched.
+It uses the mechanism of a convergence, with the saved state as the desired tables: entries are restored before others
+are removed, nftables and iptables change in one transaction per table, and nothing of other programs is changed.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class RollbackRequest(NamedTuple):
 
 
 class RollbackReport(NamedTuple):
-    """What a rollback found and did.
+    """The result of a rollback.
 
-    ``record``: the state it went back to. ``changed``: something differed (and was changed, unless checking).
+    ``record``: the restored state. ``changed``: something differed (and was changed, unless checking).
     ``saved``: the number under which the state before was saved, None if nothing was changed. ``stopped``: units that
     were, or would be, stopped. ``durations``: seconds per stage and table.
     """
@@ -86,7 +86,7 @@ class RollbackReport(NamedTuple):
 
 
 def _sysctl_stage(state: NodeState) -> Tuple[Stage, List[str]]:
-    """The stage that sets back kernel parameters, and warnings about those that stay."""
+    """Return the stage that restores kernel parameters, and warnings about those that are kept."""
     observed = SysctlsResource(state.sysctls).observe()
     desired = {key: value for key, value in state.sysctls.items() if key in observed}
     differing = [key for key, value in desired.items() if observed[key] != value]
@@ -117,7 +117,7 @@ def _ipvs_stages(state: NodeState, resources: IpvsResources, family: str, loaded
     owned = resources.addresses, resources.elements
 
     def touched(resource: Resource[Any, Any]) -> Resource[Any, Any]:
-        """Those that belong to Services now, or were saved: what others have made since then stays."""
+        """Return those that belong to Services now, or were saved; later additions of other programs are kept."""
         return OnlyOurServers(resource, *owned, state.virtual_servers) if loaded else resource
 
     going = touched(resources.real_servers)
@@ -146,10 +146,10 @@ def _ipvs_stages(state: NodeState, resources: IpvsResources, family: str, loaded
 
 
 def restore_stages(state: NodeState, handles: KernelHandles, check: bool) -> Tuple[List[Stage], List[str]]:
-    """The stages that make the node what the state says, in order, and warnings. Raises KernelError.
+    """Return the stages that restore a state, in order, and warnings. Raises KernelError.
 
-    Kernel parameters go first to a state of ipvs mode and last to another: without net.ipv4.vs.conntrack, IPVS would
-    not masquerade what it still serves.
+    Kernel parameters come first if the state is one of ipvs mode, otherwise last: without net.ipv4.vs.conntrack, IPVS
+    would not masquerade the connections that it still serves.
     """
     sysctls, warnings = _sysctl_stage(state)
     tables = _table_stages(state, handles, warnings)
@@ -202,7 +202,7 @@ def _table_stages(state: NodeState, handles: KernelHandles, warnings: List[str])
     for item in state.chains:
         if item.chains and (item.family, item.variant) not in known:
             warnings.append(
-                f"{len(item.chains)} {item.family} chains cannot come back: no {item.variant} iptables here"
+                f"{len(item.chains)} {item.family} chains cannot be restored: no {item.variant} iptables here"
             )
     return [*nftables, *chains] if any(state.nftables.values()) else [*chains, *nftables]
 
@@ -216,12 +216,12 @@ def _module_stages(state: NodeState) -> List[Stage]:
 
 
 def _staying(state: NodeState, planned: Sequence[PlannedChange]) -> List[str]:
-    """A warning if real servers stay behind for their connections."""
+    """Return a warning if real servers are kept for their connections."""
     servers = [item for item in planned if item.resource.kind == Kind.REAL_SERVERS]
     count = sum(item.entries - len(item.change.removed) for item in servers)
     if state.virtual_servers or not count:
         return []
-    text = "stay with their virtual servers until their connections have ended; go back to the same state again then"
+    text = "are kept with their virtual servers until their connections end; then roll back to the same state again"
     return [f"{count} real servers of IPVS {text}"]
 
 
@@ -230,10 +230,10 @@ def _differs(planned: Sequence[PlannedChange]) -> bool:
 
 
 def rollback(request: RollbackRequest) -> RollbackReport:
-    """Make the node what a saved state says, or with ``request.check`` only tell what would change.
+    """Restore a saved state of the node, or with ``request.check`` only report what would change.
 
-    The state before is saved in turn. Raises HistoryError if there is no such state or its file cannot be used;
-    PreflightError without the rights; KernelError if the kernel refuses a change.
+    The current state is saved first. Raises HistoryError if there is no such state or its file cannot be used;
+    PreflightError without the necessary privileges; KernelError if the kernel refuses a change.
     """
     warnings = judge(rights_findings(capabilities()))
     history = History(request.history_directory, request.keep)
@@ -250,7 +250,7 @@ def rollback(request: RollbackRequest) -> RollbackReport:
             return restore(request, record, history, handles, running, list(warnings))
     except ProxyError as error:
         if running and not request.check:
-            raise type(error)(f"{error} ({', '.join(running)} had been stopped before, and is not started)") from error
+            raise type(error)(f"{error} ({', '.join(running)} was stopped before and is not restarted)") from error
         raise
 
 
@@ -280,7 +280,7 @@ def restore(
             except HistoryError as error:
                 more.append(f"the state before is not saved, so this rollback cannot be undone: {error}")
         with watch.stage("apply"):
-            # What goes is looked at again when what comes is there: connections that began meanwhile are seen.
+            # Plan removals after everything has been restored, so that connections that began meanwhile are seen.
             watch.add(apply_plan(planned, removals=False))
             rest = plan(restore_stages(state, handles, check)[0])
             watch.add(apply_plan(rest))

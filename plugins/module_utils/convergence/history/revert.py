@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the timer runs when a change was not confirmed in time: nothing but this, so that it works when all else fails.
+"""The program that the timer runs when a change was not confirmed in time. It is minimal, to work when all else fails.
 
 Exit status 0: reverted, or there was nothing to revert any more; 1: it failed, with one line on standard error.
 """
@@ -21,15 +21,15 @@ from .directory import REVERTED
 from .restore import RollbackReport, RollbackRequest, restore, rollback
 from .store import History
 
-# Something may be in the way for a moment: the lock of iptables, a table that somebody else is writing.
+# A failure may be temporary: another program holds the xtables lock, or is writing the same table.
 _ATTEMPTS = 10
 _PAUSE_SECONDS = 3.0
-# A convergence that is under way is waited for.
+# How long to wait for a convergence in progress.
 _LOCK_SECONDS = 600.0
 
 
 def report_text(report: RollbackReport) -> str:
-    """One line that tells what was done."""
+    """Summarise a rollback in one line."""
     counts = ", ".join(
         f"{change.table}: {change.added} added, {change.replaced} replaced, {change.removed} removed"
         for change in report.changes
@@ -39,7 +39,7 @@ def report_text(report: RollbackReport) -> str:
 
 
 def revert(number: int, history_directory: str, state_directory: str, directory: str = pending.DIRECTORY) -> str:
-    """Go back to a saved state if the change after it still waits to be confirmed; returns what was done in words.
+    """Roll back to a saved state if the change after it still waits to be confirmed; return a description.
 
     Raises ProxyError.
     """
@@ -48,7 +48,7 @@ def revert(number: int, history_directory: str, state_directory: str, directory:
         return "nothing waits to be confirmed"
     if not waiting.reverting and not pending.claim(pending.REVERTING, directory):
         return "confirmed or rolled back just now"
-    # The agent holds the lock as long as it runs, so it has to go first.
+    # The agent holds the lock while it runs, so it must be stopped first.
     running = tuple(units.running_units())
     units.stop(running)
     holder = "the revert of a change that was not confirmed"
@@ -63,7 +63,7 @@ def revert(number: int, history_directory: str, state_directory: str, directory:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Go back to a saved state unless the change was confirmed.")
+    parser = argparse.ArgumentParser(description="Roll back to a saved state unless the change was confirmed.")
     parser.add_argument("--to", type=int, required=True)
     parser.add_argument("--history", required=True)
     parser.add_argument("--state-directory", required=True)
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Revert, with ``--check`` only see whether that is possible; returns the exit status."""
+    """Revert, or with ``--check`` only check that it is possible; return the exit status."""
     arguments = _parser().parse_args(list(argv))
     for attempt in range(1, _ATTEMPTS + 1):
         try:

@@ -62,7 +62,7 @@ class NodeState(NamedTuple):
     exclude_cidrs: Tuple[str, ...] = ()
 
     def counts(self) -> Dict[str, int]:
-        """How much of each kind there is: for a list of saved states."""
+        """Return the number of entries of each kind, for a list of saved states."""
         return {
             "chains": sum(key.kind == "chain" for item in self.chains for key in item.chains),
             "nftables_objects": sum(len(table) for table in self.nftables.values()),
@@ -87,7 +87,7 @@ class NodeState(NamedTuple):
 
 
 def sysctl_keys() -> List[str]:
-    """The kernel parameters that any mode may set on this node. Raises KernelError."""
+    """Return the kernel parameters that any mode may set on this node. Raises KernelError."""
     version = node_facts().kernel_version
     conntrack = ConntrackProfile(1, 1, 1, 1, 1, True)
     keys: Dict[str, None] = {}
@@ -155,7 +155,7 @@ def _observed_ipvs(
 def observe_state(
     handles: KernelHandles, all_servers: bool = False, exclude_cidrs: Sequence[str] = ()
 ) -> NodeState:
-    """Return what is programmed on the node now. Reads only, and loads no module.
+    """Return what is currently programmed on the node. Change nothing, and load no module.
 
     ``all_servers``: the node is about to be converged to a mode with IPVS, which owns all virtual servers outside
     ``exclude_cidrs``, so all of them are observed; else only those that evidently belong to Services.

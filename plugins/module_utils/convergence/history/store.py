@@ -25,7 +25,7 @@ from .state import NodeState
 
 DEFAULT_KEEP = 5
 
-#: What a state was saved before: these are what ``rollback`` goes back to when no number is given.
+#: The reasons for saving a state. Without a number, ``rollback`` restores the newest one before a convergence.
 BEFORE_CONVERGENCE = "before a convergence"
 BEFORE_ROLLBACK = "before a rollback"
 
@@ -55,7 +55,7 @@ class SavedState(NamedTuple):
 
 
 def boot_identity() -> str:
-    """The kernel's identity of the boot; empty where it tells none."""
+    """Return the kernel's boot ID; empty if it is not available."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -79,7 +79,7 @@ class History(HistoryDirectory):
         return os.path.join(self.directory, f"state-{number:06d}.json.gz")
 
     def numbers(self) -> List[int]:
-        """The numbers of the saved states, oldest first."""
+        """Return the numbers of the saved states, oldest first."""
         if not self.check():
             return []
         try:
@@ -89,7 +89,7 @@ class History(HistoryDirectory):
         return sorted(int(found.group(1)) for found in map(_NAME.match, names) if found)
 
     def save(self, state: NodeState, reason: str = BEFORE_CONVERGENCE, kept: Iterable[int] = ()) -> StateRecord:
-        """Save a state, and forget the oldest beyond ``keep``, except those with the numbers ``kept``."""
+        """Save a state, and remove the oldest ones beyond ``keep``, except those with the numbers ``kept``."""
         self._make()
         numbers = self.numbers()
         number = max([*numbers, *self.outcomes()], default=0) + 1
@@ -108,7 +108,7 @@ class History(HistoryDirectory):
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
         except OSError as error:
-            raise HistoryError(f"{self.directory}: cannot be made: {error.strerror}") from error
+            raise HistoryError(f"{self.directory}: cannot be created: {error.strerror}") from error
 
     def check_writable(self) -> None:
         """Write a file as large as a small state and remove it. Raises HistoryError if that is not possible."""
@@ -123,7 +123,7 @@ class History(HistoryDirectory):
             raise HistoryError(f"{self.directory}: cannot be written: {error.strerror}") from error
 
     def _remove_unfinished(self) -> None:
-        """Remove what writers that were killed have left. A file that is gone already, or stays, does no harm."""
+        """Remove temporary files of writers that were killed. Ignore failures, which are harmless."""
         with contextlib.suppress(OSError):
             for name in filter(_UNFINISHED.match, os.listdir(self.directory)):
                 path = os.path.join(self.directory, name)
@@ -131,7 +131,7 @@ class History(HistoryDirectory):
                     os.unlink(path)
 
     def load(self, number: int) -> StateRecord:
-        """The saved state of that number. Raises HistoryError if there is none or its file cannot be used."""
+        """Return the saved state of that number. Raises HistoryError if it does not exist or cannot be used."""
         numbers = self.numbers()
         if number not in numbers:
             known = ", ".join(map(str, numbers)) or "none"
@@ -148,14 +148,14 @@ class History(HistoryDirectory):
         return record
 
     def newest(self) -> int:
-        """The number of the newest state that was saved before a convergence. Raises HistoryError if there is none."""
+        """Return the number of the newest state saved before a convergence. Raises HistoryError if there is none."""
         for number in reversed(self.numbers()):
             if self.load(number).reason == BEFORE_CONVERGENCE:
                 return number
         raise HistoryError(f"{self.directory}: there is no state saved before a convergence")
 
     def list(self) -> List[SavedState]:
-        """All saved states, newest first; files that cannot be used are listed with the reason."""
+        """Return all saved states, newest first; files that cannot be used are listed with the reason."""
         outcomes = self.outcomes()
         found = []
         for number in reversed(self.numbers()):

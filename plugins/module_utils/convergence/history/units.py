@@ -17,7 +17,7 @@ _TIMEOUT_SECONDS = 120.0
 
 
 def why_not_systemd() -> str:
-    """Why systemd cannot act for this process, in words; empty if it can.
+    """Return why systemd cannot act for this process; empty if it can.
 
     It must have booted the node, and what it starts must be in the network namespace of this process.
     """
@@ -27,9 +27,9 @@ def why_not_systemd() -> str:
         return "the programs systemd-run and systemctl are not installed"
     try:
         if os.stat("/proc/self/ns/net").st_ino != os.stat("/proc/1/ns/net").st_ino:
-            return "this process is in another network namespace than systemd"
+            return "this process is in a different network namespace from systemd"
     except OSError as error:
-        return f"the network namespace of systemd cannot be told: {error.strerror}"
+        return f"the network namespace of systemd cannot be determined: {error.strerror}"
     return ""
 
 
@@ -39,19 +39,19 @@ def systemctl(*arguments: str) -> Completed:
 
 
 def is_active(unit: str) -> bool:
-    """Whether a unit runs, or is about to."""
+    """Return whether a unit is active or activating."""
     return systemctl("is-active", unit).output.strip() in ("active", "activating", "reloading", "deactivating")
 
 
 def running_units() -> List[str]:
-    """Those of our units that run and would undo a rollback; none where there is no systemd."""
+    """Return those of our running units that would undo a rollback; none without systemd."""
     if why_not_systemd():
         return []
     return [unit for unit in CONVERGING_UNITS if is_active(unit)]
 
 
 def stop(units: Sequence[str]) -> None:
-    """Stop units; whether they start at the next boot stays as it is. Raises KernelError."""
+    """Stop units without disabling them. Raises KernelError."""
     if units:
         done = systemctl("stop", *units)
         if done.status:
@@ -71,4 +71,4 @@ def start_timer(unit: str, seconds: float, description: str, command: Sequence[s
     ]
     done = run([find_program("systemd-run") or "systemd-run", *options, "--", *command], timeout=_TIMEOUT_SECONDS)
     if done.status:
-        raise HistoryError(f"the timer {unit}.timer cannot be made: {' '.join(done.errors.split())}")
+        raise HistoryError(f"the timer {unit}.timer cannot be created: {' '.join(done.errors.split())}")

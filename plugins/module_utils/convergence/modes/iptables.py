@@ -24,7 +24,7 @@ from ..handles import KernelHandles
 from ..stages import chain_stages, xtables_families
 from .mode import Families, Mode, Subsystems
 
-#: Made at the start of iptables mode where the kernel can have them, as kube-proxy does; nothing ever removes them.
+#: Created at the start of iptables mode if the kernel supports them, as by kube-proxy; nothing ever removes them.
 NFACCT_COUNTERS = (INVALID_COUNTER, LOCALHOST_COUNTER)
 
 

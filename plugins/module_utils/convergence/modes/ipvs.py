@@ -135,7 +135,7 @@ def _family_stages(
 
 
 class ServersInUse(Adjustments):
-    """Real servers that drain, and virtual servers in excluded ranges, in partial syncs of one family."""
+    """Keeps draining real servers, and virtual servers in excluded ranges, in partial syncs of one family."""
 
     def __init__(self, context: FamilyContext, resource: RealServersResource, handles: KernelHandles) -> None:
         self._excluded = networks_of(context.settings.exclude_cidrs)
@@ -145,7 +145,7 @@ class ServersInUse(Adjustments):
 
     @property
     def draining(self) -> int:
-        """How many real servers are kept at weight 0 until their last connection has ended."""
+        """The number of real servers that are kept at weight 0 until their last connection has ended."""
         return len(self._draining)
 
     def adjust(self, changes: Changes) -> None:

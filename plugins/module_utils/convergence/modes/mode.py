@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a mode is: one object with everything that differs between modes.
+"""The base class of the modes: one object with everything that differs between modes.
 
-Nothing else asks which mode is in effect. The pure half, from ServicePorts to desired tables, is the mode's
+No other code checks which mode is in effect. The pure half, from ServicePorts to desired tables, is the mode's
 ``rendering``; the rest is what the mode needs of the node, the resources that hold its tables, and how the agent
-watches and measures it. :mod:`.choose` chooses the object by the name in the configuration.
+watches and measures it. :mod:`.choose` selects the object by the name in the configuration.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..handles import KernelHandles
 
 
 class Subsystems(NamedTuple):
-    """The parts of the kernel in which a mode makes something.
+    """The parts of the kernel in which a mode creates objects.
 
     ``chains``: iptables; ``ipvs``: IPVS, ipsets and the dummy device; ``nftables``: a table of its own in nf_tables.
     """
@@ -50,22 +50,21 @@ class Deprecation(NamedTuple):
 
 
 class Adjustments:
-    """How the tables of one family depend on what the kernel holds, for the agent's syncs; here they do not.
+    """Adjustments of one family's tables to the state of the kernel, for the agent's syncs; none in this base class.
 
-    A sync in full goes through the stages, which observe the kernel; a partial sync does not, so its changes are
-    adjusted here.
+    A full sync runs the stages, which observe the kernel. A partial sync does not, so its changes are adjusted here.
     """
 
     @property
     def draining(self) -> int:
-        """How many entries are kept until their connections have ended."""
+        """The number of entries that are kept until their connections have ended."""
         return 0
 
     def adjust(self, changes: Changes) -> None:
         """Adjust the changes of a partial sync before they are applied. Raises KernelError."""
 
     def observed(self, desired: Mapping[str, Mapping[Any, Any]]) -> None:
-        """Remember what a full sync, which has just ended, has found out."""
+        """Record the state that a full sync has just observed."""
 
     def drain(self) -> int:
         """Remove entries whose connections have ended; return their number. Raises KernelError."""
@@ -75,10 +74,10 @@ class Adjustments:
 class Mode:
     """A mode.
 
-    ``subsystems``: where it makes something; what other modes left in the other subsystems is removed. ``needs``: for
-    preflight. ``cold_batch``: ServicePorts of so many Services are programmed at a time on an empty node.
-    ``measures_kinds``: kube-proxy has metrics of its own for full and partial syncs of this mode. ``deprecation``: None
-    for a mode that is not deprecated.
+    ``subsystems``: where it creates objects; leftovers of other modes in the other subsystems are removed. ``needs``:
+    for preflight. ``cold_batch``: number of Services to program at a time on an empty node. ``measures_kinds``: whether
+    kube-proxy has separate metrics for full and partial syncs of this mode. ``deprecation``: None for a mode that is
+    not deprecated.
     """
 
     rendering: Rendering[Any]
@@ -98,7 +97,7 @@ class Mode:
         raise KeyError(self.name)
 
     def unsupported_reasons(self, families: Sequence[str]) -> List[str]:
-        """Return why the kernel cannot run the mode, beyond what preflight asks; changes nothing."""
+        """Return why the kernel cannot run the mode, beyond the preflight checks. Change nothing."""
         return []
 
     def counters(self) -> Tuple[str, ...]:
@@ -106,11 +105,11 @@ class Mode:
         return ()
 
     def make_counters(self) -> bool:
-        """Make the nfacct counters that kube-proxy makes at its start; return whether any was made."""
+        """Create the nfacct counters that kube-proxy creates at its start; return whether any was created."""
         return False
 
     def set_contributions(self, families: Iterable[FamilyServices]) -> Iterable[SetContribution]:
-        """Return what ServicePorts put into ipsets of limited size."""
+        """Return the elements that ServicePorts add to ipsets of limited size."""
         return ()
 
     def stages(
@@ -130,7 +129,7 @@ class Mode:
         raise KeyError(self.name)
 
     def is_loaded(self, handles: KernelHandles) -> bool:
-        """Whether every subsystem of the mode can be opened without loading a module."""
+        """Return whether every subsystem of the mode can be opened without loading a module."""
         return True
 
     def extra_stages(self, families: Sequence[FamilyContext]) -> List[Stage]:

@@ -28,7 +28,7 @@ class NftablesMode(Mode):
     needs = ModeNeeds("nftables", kernel=(5, 13, 0))
 
     def find_families(self, families: Sequence[str]) -> Families:
-        """Ask the kernel to check, and not to keep, a table with everything the mode is made of."""
+        """Have the kernel validate a table with everything that the mode uses, without keeping it."""
         reasons = {family: unsupported_reason(family) for family in families}
         return Families({}, {family: reason for family, reason in reasons.items() if reason})
 

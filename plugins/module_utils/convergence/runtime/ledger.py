@@ -1,15 +1,15 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one convergence has to tell the next one, and the kernel does not show: the endpoints of UDP Services.
+"""Data that one convergence leaves for the next because the kernel does not have it: the endpoints of UDP Services.
 
 kube-proxy 1.36 looks for stale conntrack entries only after a sync in which the endpoints of a Service changed that
-has, or had, a UDP port with endpoints. A one-shot convergence has to remember those endpoints from one run to the next.
+has, or had, a UDP port with endpoints. A one-shot convergence must save those endpoints from one run to the next.
 
-An unattended run also records that it has refused a loss of Services, because the next one makes it (see ``loss``).
+An unattended run also records that it has refused a loss of Services, because the next one applies it (see ``loss``).
 
-The file is written in place, because unprivileged runs may write the file but not its directory. A run that is killed
-meanwhile leaves a text that is no JSON, which counts as no record: the next run looks for stale entries once more.
+The file is written in place, because unprivileged runs may write the file but not its directory. If a run is killed
+while writing, the file is not valid JSON and counts as missing: the next run looks for stale entries once more.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_BYTES = 64 << 20
 
 
 def udp_endpoints(cluster: ClusterState) -> Dict[str, str]:
-    """Per Service (``namespace/name``) with UDP endpoints, a digest of the UDP ports and endpoints of its slices."""
+    """Map each Service (``namespace/name``) with UDP endpoints to a digest of its slices' UDP ports and endpoints."""
     digests = {}
     for service, slices in cluster.slices.items():
         udp = [
@@ -77,12 +77,12 @@ def write_ledger(directory: str, endpoints: Dict[str, str]) -> None:
 
 
 def loss_was_refused(directory: str) -> bool:
-    """Whether the last unattended run has refused a loss of Services."""
+    """Return whether the last unattended run refused a loss of Services."""
     return _read(directory).get("loss_refused") is True
 
 
 def record_loss(directory: str, refused: bool) -> None:
-    """Record whether an unattended run has refused a loss; the caller holds the lock. Raises KernelError."""
+    """Record whether an unattended run refused a loss; the caller holds the lock. Raises KernelError."""
     if refused != loss_was_refused(directory):
         remark = "the next run does not know of it"
         _write(directory, {**_read(directory), "loss_refused": refused}, remark)
@@ -101,11 +101,11 @@ def _write(directory: str, record: Dict[str, Any], remark: str) -> None:
 
 
 def forget(directory: str) -> None:
-    """Remove what is remembered, and what a run or an agent that was killed left beside it. Raises KernelError."""
+    """Remove the record, and temporary files of runs and agents that were killed. Raises KernelError."""
     socket = control_socket(directory)
     names = [os.path.join(directory, _FILE), os.path.join(directory, CONTROL_SOCKET), socket]
     for path in [*names, *glob.glob(os.path.join(glob.escape(directory), f"{_TEMPORARY}*"))]:
         remove_file(path)
-    # Something else is in it, or there is none.
+    # The directory contains other files, or does not exist.
     with contextlib.suppress(OSError):
         os.rmdir(os.path.dirname(socket))

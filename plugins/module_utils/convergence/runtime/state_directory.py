@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The directory of the lock and the ledger: root's, and what the agent's user may write is in a directory below it.
+"""The directory of the lock and the ledger. It belongs to root; the agent's user may only write to a subdirectory.
 
-Earlier versions gave the whole directory to the agent's user. Root takes such a directory over before it opens
-anything in it: whoever owns a directory decides what a name in it stands for.
+Earlier versions gave the whole directory to the agent's user. Root changes the owner of such a directory before opening
+anything in it, because the owner of a directory controls what its names refer to.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ DEFAULT_TOKEN = "/var/lib/kubenode-proxy/agent/token"
 
 
 def prepare_state_directory(directory: str) -> None:
-    """Make the directory if it is missing; as root, see to it that only root can write it.
+    """Create the directory if it is missing; as root, ensure that only root can write to it.
 
-    Another user's directory at the usual place is taken over, as an earlier version left it; anywhere else it is
+    Another user's directory at the default path, left by an earlier version, is given to root; at any other path it is
     refused. Raises OSError.
     """
     os.makedirs(directory, mode=0o755, exist_ok=True)
@@ -50,7 +50,7 @@ def prepare_state_directory(directory: str) -> None:
             return
         if directory != DEFAULT_DIRECTORY:
             owner = f"its directory belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}"
-            raise PermissionError(1, f"{owner}, and root trusts only what nobody else can write", directory)
+            raise PermissionError(1, f"{owner}; root trusts only directories that no other user can write", directory)
         os.fchown(descriptor, 0, 0)
         os.fchmod(descriptor, 0o755)
         _remove_untrusted(directory, descriptor, {0, found.st_uid})
