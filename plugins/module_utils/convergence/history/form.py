@@ -147,7 +147,7 @@ def _decode_chains(reader: _Reader, document: Any) -> ChainsState:
         kind, table, chain, rules = inner.row(row, (str, str, str, list))
         if kind not in (CHAIN, BUILTIN) or not chain or not table or " " in table + chain:
             raise inner.fail(f"a list of chains: {row[:3]!r}")
-        # A comment in a rule of somebody else may hold a line break; such a rule is never written.
+        # A comment in a rule of another program may hold a line break; such a rule is never written.
         if not all(isinstance(rule, str) for rule in rules):
             raise inner.fail("a list of chains with rules as text")
         chains[SavedChainKey(kind, table, chain)] = tuple(rules)
