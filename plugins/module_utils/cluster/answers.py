@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Taking bytes of an API server apart: whole answers and lines of a watch of bounded size, and the events in them."""
+"""Parsing of an API server's bytes: whole answers and lines of a watch of bounded size, and the events in them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def event(line: bytes, kind: str, what: str) -> WatchEvent:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidAnswer(f"{what}: an event is not valid: {type(error).__name__}: {error}") from error
     if not isinstance(item, dict):
-        raise InvalidAnswer(f"{what}: an event holds no object")
+        raise InvalidAnswer(f"{what}: an event has no object")
     if name != "ERROR":
         with_kind([item], f"{kind}List", item.get("apiVersion"))
     return WatchEvent(name if isinstance(name, str) else "", item)

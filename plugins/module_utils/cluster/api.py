@@ -62,11 +62,11 @@ class ApiStatusError(ApiError):
 
 
 class Expired(ApiStatusError):
-    """What was asked for is too old (410): the list must be started again."""
+    """The requested resourceVersion is too old (410): the list must be restarted."""
 
 
 class WatchFailed(ApiStatusError):
-    """The server ended a watch by an event of type ERROR: the list must be started again."""
+    """The server ended a watch with an event of type ERROR: the collection must be listed again."""
 
 
 class ResourceType(NamedTuple):
@@ -206,7 +206,7 @@ class ApiClient:
         raise ApiError(f"{where}: the list has more than {_MOST_PAGES} pages")
 
     def _drops_selector(self, resource: ResourceType, field_selector: str, error: ApiStatusError) -> bool:
-        """Whether to ask again without the resource's field selector, because this server does not know its field.
+        """Return whether to retry without the resource's field selector, because this server does not know its field.
 
         Services can be selected by ``spec.clusterIP`` since Kubernetes 1.31; before, the answer is 400.
         """
@@ -226,7 +226,7 @@ class ApiClient:
         return query
 
     def get(self, resource: ResourceType, name: str, namespace: str = "") -> Dict[str, Any]:
-        """One object, raw. Raises ApiStatusError with code 404 if there is none, ApiError otherwise."""
+        """Return one raw object. Raises ApiStatusError with code 404 if it does not exist, ApiError otherwise."""
         path = resource.path
         if namespace:
             base, _slash, plural = path.rpartition("/")
@@ -290,7 +290,7 @@ class ApiClient:
         purpose: str,
         content_type: str = "application/json",
     ) -> Dict[str, Any]:
-        """One request with or without an object, and the answer. Raises ApiError, with a code if the server answers."""
+        """Send a request, with or without an object, and return the answer. Raises ApiError."""
         text = None if body is None else json.dumps(body).encode("utf-8")
         answer = self._request(method, path, {}, purpose, self._patience, text, content_type)
         return self._json_of(answer, purpose)
@@ -371,7 +371,7 @@ class ApiClient:
 
 
 def unless_absent(read: Callable[[], Item]) -> Optional[Item]:
-    """What ``read`` returns, or None if the API server answers that there is no such object. Raises ApiError."""
+    """Return the result of ``read``, or None if the API server has no such object. Raises ApiError."""
     try:
         return read()
     except ApiStatusError as error:
@@ -381,7 +381,7 @@ def unless_absent(read: Callable[[], Item]) -> Optional[Item]:
 
 
 def list_objects(connection: ApiConnection, timeout: float = 30.0) -> List[Dict[str, Any]]:
-    """All Services, EndpointSlices, Nodes and ServiceCIDRs that a service proxy reads, raw.
+    """Return all Services, EndpointSlices, Nodes and ServiceCIDRs that a service proxy reads, raw.
 
     ``timeout``: seconds for each answer. A cluster too old to have ServiceCIDRs has none. Raises ApiError,
     ConfigurationError.

@@ -1,11 +1,12 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which Service gets an address and port that several Services claim.
+"""Assignment of an address and port that several Services claim to one of them.
 
-kube-proxy leaves that to chance (contract, section 12), so whoever may write spec.externalIPs could take over the
-cluster IP of another tenant (CVE-2020-8554). Here a cluster IP wins over a load balancer address, and that over an
-external IP; then the older Service wins, and at last the first by namespace and name. Node ports go by age alike.
+In kube-proxy the result is arbitrary (contract, section 12), so anyone who may write spec.externalIPs could take over
+the cluster IP of another tenant (CVE-2020-8554). Here a cluster IP wins over a load balancer address, and that over an
+external IP; then the older Service wins, and finally the first by namespace and name. Node ports are also assigned by
+age.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .model import NamespacedName, Service
 
 _CLUSTER_IP, _LOAD_BALANCER, _EXTERNAL_IP, _NODE_PORT = range(4)
 _KINDS = ("cluster IP", "load balancer address", "external IP", "node port")
-#: Sorts after every time: a Service that does not tell its age counts as the youngest.
+#: Sorts after every time: a Service without a creation time counts as the youngest.
 _YOUNGEST = "~"
 
 
@@ -66,7 +67,7 @@ _NOTHING: Mapping[Claim, Conflict] = {}
 
 
 def claims_of(service: Optional[Service]) -> Dict[Claim, _Claimant]:
-    """Return what a Service claims in the families in which it has a cluster IP."""
+    """Return the claims of a Service in the families in which it has a cluster IP."""
     claims: Dict[Claim, _Claimant] = {}
     if service is None:
         return claims

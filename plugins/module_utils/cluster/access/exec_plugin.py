@@ -48,7 +48,7 @@ def exec_settings(user: Mapping[str, Any], folder: str, cluster: Mapping[str, An
     if not isinstance(command, str) or not command:
         raise ConfigurationError(f"{source}: exec.command is missing")
     if user.get("interactiveMode") == "Always":
-        raise ConfigurationError(f"{source}: exec.interactiveMode is Always, and nobody sits at a terminal here")
+        raise ConfigurationError(f"{source}: exec.interactiveMode is Always, but there is no terminal")
     arguments = user.get("args") or []
     if not isinstance(arguments, list) or not all(isinstance(word, str) for word in arguments):
         raise ConfigurationError(f"{source}: exec.args is not a list of strings")

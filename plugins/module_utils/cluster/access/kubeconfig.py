@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reading kubeconfig files: which cluster and user a context means, checked, with paths made absolute.
+"""Reading kubeconfig files: the checked cluster and user of a context, with absolute paths.
 
-Several files are merged as kubectl does it: the first one that sets a name or the current context wins.
+Several files are merged as by kubectl: the first file that sets a name or the current context wins.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def default_files() -> str:
 
 
 def read_choice(files: str, context: str = "") -> Choice:
-    """Return what a context of the kubeconfig means; an empty ``context`` stands for the current one.
+    """Return the cluster and user of a context of the kubeconfig; an empty ``context`` means the current one.
 
     ``files``: paths joined by colons. Raises ConfigurationError, which names the file and the field.
     """
