@@ -10,10 +10,11 @@ import re
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.drift import differences
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import STATES
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page
 from tests.fleet import samples
-from tests.unit.fleet.test_fleet_page import HOSTILE, hostile_report
+from tests.unit.controller.fleet.test_fleet_page import HOSTILE, hostile_report
 
 NODES = 1000
 VISIBLE = "[...document.querySelectorAll('{}')].filter(item => item.offsetParent !== null).length"
@@ -121,7 +122,9 @@ def test_a_click_shows_what_is_known_of_a_node(opened, report):
     opened.run(f"document.querySelector('#matrix [data-node=\"{place}\"]').click()")
     node = report.nodes[place]
     text = opened.run("document.getElementById('panel').innerText")
-    for words in (node.name, node.summary, node.kernel, node.distribution, node.changes[0].table):
+    drift = [f"{item.table}: {item.words}" for change in node.changes for item in differences(change)]
+    assert drift
+    for words in (node.name, node.kernel, node.distribution, *drift):
         assert words in text
     assert opened.run("document.querySelectorAll('[aria-current]').length") == 1
     opened.run("document.querySelector('#kind-unreachable [data-node]').click()")
