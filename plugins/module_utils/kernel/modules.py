@@ -79,6 +79,11 @@ _OPTIONS: Mapping[str, str] = {
     "nft_chain_nat": "CONFIG_NFT_NAT",
     "xt_set": "CONFIG_NETFILTER_XT_SET",
     **{f"ip_vs_{scheduler}": f"CONFIG_IP_VS_{scheduler.upper()}" for scheduler in SCHEDULERS},
+    **{
+        f"{module}table_{table}": f"CONFIG_{option}_NF_{table.upper()}"
+        for module, option in (("ip", "IP"), ("ip6", "IP6"))
+        for table in ("filter", "mangle", "nat", "raw", "security")
+    },
 }
 
 

@@ -188,7 +188,8 @@ def run_save(program: str, variant: str, family: str, progress: Progress = unhee
 
 def _asked_table_names(family: str, prefix: str) -> List[str]:
     modules = {f"{prefix}table_{table}": table for table in _LEGACY_TABLES}
-    present = present_modules(modules, kernel_release())
+    # A kernel without modules has its tables built in, and a query cannot load anything.
+    present = present_modules(modules, kernel_release()) if os.path.exists("/proc/modules") else set(modules)
     try:
         reader = TableReader(family)
     except OSError:
