@@ -221,10 +221,9 @@ class Agent:
             self.ports.open()
 
     def _begin(self) -> None:
-        self.sync.set_up(self._request(self._configuration))
+        proxiers = self.sync.set_up(self._request(self._configuration))
         self._post(None, NORMAL, "Starting", "StartKubeProxy", "")
-        assert self.sync.proxiers is not None
-        deprecation = self.sync.proxiers.mode.deprecation
+        deprecation = proxiers.mode.deprecation
         if deprecation is not None:
             self._post(None, WARNING, deprecation.reason, "StartKubeProxy", deprecation.note)
         self._sync(first=True)

@@ -41,7 +41,6 @@ class Connect(Protocol):
 
     def __call__(self, expect: Callable[[float], None], timeout: float = ...) -> ApiClient:
         """Return the client."""
-        ...
 
 
 class ClusterSource:

@@ -219,6 +219,10 @@ class Metrics:
         for name, gate in GATES.items():
             self.features.labels(name, gate.stage).set(int(configuration.gate(name)))
 
+    def _closed_connections(self) -> Mapping[str, int]:
+        # The surface sets the function after the metrics were created.
+        return self.http_closed()
+
     def show_identity(self, identity: Identity) -> None:
         """Show which version of the collection and of the engine this is."""
         self.build_info.labels(identity.text, identity.engine).set(1)
@@ -235,7 +239,7 @@ class Metrics:
         self.http_connections = self._gauge("kubenode_proxy_http_connections", "Connections that are open")
         closed = "kubenode_proxy_http_connections_closed_total"
         text = "Connections closed before they got an answer"
-        self.registry.register(CountedElsewhere(closed, text, "reason", lambda: self.http_closed()))
+        self.registry.register(CountedElsewhere(closed, text, "reason", self._closed_connections))
         self.drift_repaired = self._counter(
             "kubenode_proxy_drift_repaired_total",
             "Entries found altered or missing in the kernel and repaired",

@@ -88,10 +88,10 @@ class NodeSync:
         self._gauges = timers.add("refresh gauges", self._refresh_gauges)
         self._check = timers.add("check everything", self._check_everything)
         self._parameters = timers.add("repair kernel parameters", self._repair_parameters)
-        self._held = timers.add("apply a change that was held back", lambda: self.schedule.request())
+        self._held = timers.add("apply a change that was held back", self._apply_held)
 
-    def set_up(self, request: Request) -> None:
-        """Prepare the kernel and create proxiers without any Service yet.
+    def set_up(self, request: Request) -> Proxiers:
+        """Prepare the kernel, and create and return proxiers without any Service yet.
 
         Raises PreflightError if the mode cannot work here, before anything is changed; ConfigurationError; KernelError.
         """
@@ -119,6 +119,7 @@ class NodeSync:
             reason=proxiers.mode_reason,
             families=",".join(family.family for family in proxiers.families),
         )
+        return proxiers
 
     def rebuild(self, request: Request) -> None:
         """Set up again because the node's identity or the configuration changed; the next sync applies the difference.
@@ -256,6 +257,10 @@ class NodeSync:
     @staticmethod
     def _zone(proxiers: Proxiers) -> str:
         return proxiers.families[0].context.node.zone
+
+    def _apply_held(self) -> None:
+        # The schedule may be another one by then: a new configuration replaces it.
+        self.schedule.request()
 
     def _check_everything(self) -> None:
         """Have the next sync compare every family with the kernel, even if no change was detected."""

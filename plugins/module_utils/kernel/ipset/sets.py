@@ -19,7 +19,7 @@ from ...rendering.ipvs.text import set_line
 from ...resources import Change, Kind, Resource
 from ..netlink.socket import NETLINK_NETFILTER, MessageError, NetlinkRefusal, NetlinkSocket, Slice
 from ..outcomes import is_existing, is_forbidden, is_missing
-from . import messages as messages
+from . import messages
 
 _TEMPORARY = "KUBENODE-SWAP"
 

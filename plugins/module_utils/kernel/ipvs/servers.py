@@ -20,7 +20,7 @@ from ...rendering.ipvs.text import real_server_line, virtual_server_line
 from ...resources import Change, Kind, Resource
 from ..netlink.socket import NETLINK_GENERIC, MessageError, NetlinkRefusal, NetlinkSocket, generic_family
 from ..outcomes import is_existing, is_missing
-from . import messages as messages
+from . import messages
 
 # The table of the calling thread's network namespace.
 PROC_TABLE = "/proc/thread-self/net/ip_vs"
