@@ -117,6 +117,7 @@ def test_a_lock_that_cannot_be_had_is_named(tmp_path):
         # The agent has ended, and the one that holds the lock now has not written its name yet.
         (2**22 + 1, lock_module.AGENT, "has not ended within 0.3 seconds"),
     ],
+    ids=["agent", "convergence", "ended agent"],
 )
 def test_only_an_agent_that_runs_is_not_waited_for(tmp_path, monkeypatch, process, holder, said):
     waits: List[float] = []

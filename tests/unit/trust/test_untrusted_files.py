@@ -96,7 +96,7 @@ def link_to_nothing(path: Path, victim: Path) -> None:
 
 
 def hard_link(path: Path, victim: Path) -> None:
-    path.hardlink_to(victim)
+    os.link(victim, path)
 
 
 def fifo(path: Path, _victim: Path) -> None:

@@ -193,7 +193,8 @@ def _drift_items(nodes: Sequence[Node]) -> List[Item]:
     who: Dict[Tuple[str, str], Dict[str, None]] = {}
     for name, item in own:
         who.setdefault((item.table, item.kind), {})[name] = None
-    return [Item(found.table, found.words, tuple(who[key])) for key, found in merged(item for _name, item in own).items()]
+    found = merged(item for _name, item in own)
+    return [Item(item.table, item.words, tuple(who[key])) for key, item in found.items()]
 
 
 def _items(kind: str, nodes: Sequence[Node], reasons: Sequence[Sequence[Reason]]) -> List[Item]:
