@@ -294,7 +294,7 @@ def test_what_cannot_be_replaced_can_still_be_locked_and_written(tmp_path):
     if os.geteuid():
         pytest.skip("only root can become another user")
     tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:-2]:
+    for parent in list(tmp_path.parents)[:-2]:
         if not parent.stat().st_mode & 0o005:
             parent.chmod(0o755)
     run = tmp_path / "run"
