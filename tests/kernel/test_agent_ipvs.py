@@ -119,7 +119,7 @@ def test_without_a_monitoring_device_contents_are_read(node):
     output("ip", "link", "add", "kube-nlmon0", "type", "dummy")
     try:
         node.start()
-        assert "only polled" in node.log
+        assert "only detected by polling" in node.log
         before = content()
         for what, commands in by_hand().items():
             if commands[-1][0] in ("ipvsadm", "ipset"):
