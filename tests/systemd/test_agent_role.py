@@ -215,4 +215,4 @@ def test_as_root_and_with_modules_it_works_in_the_same_sandbox(node, before, var
 
 def test_without_a_way_to_the_api_server_nothing_is_started(node):
     result = node.role("agent", {}, failing=True)
-    assert "give agent_kubeconfig" in " ".join(result.output.split())
+    assert "set agent_kubeconfig" in " ".join(result.output.split())

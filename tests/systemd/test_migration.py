@@ -169,7 +169,7 @@ def assert_untouched(fleet: Fleet, before: Dict[str, List[str]], *nodes: Node) -
 
 def test_without_access_for_the_agent_no_host_is_touched(fleet, before):
     text = fleet.migrate(agent_kubeconfig="", failing=True)
-    assert "give agent_kubeconfig" in text, text
+    assert "set agent_kubeconfig" in text, text
     assert fleet.server.patched == []
     assert_untouched(fleet, before, *fleet.members)
 
