@@ -119,7 +119,7 @@ class Accounts:
         return False
 
     def answer(self, method: str, path: str, body: Optional[Object]) -> Answer:
-        """Carry out a request of somebody who may do it."""
+        """Carry out a request of an authorized client."""
         place = _PATH.match(path)
         assert place is not None
         if place["token"]:

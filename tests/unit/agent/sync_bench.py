@@ -71,7 +71,7 @@ class DictMode(Mode):
 
 
 class Drift:
-    """Stands for the drift watch: notes what it was told of syncs."""
+    """Stand in for the drift watch, and record the arguments of ``settled``."""
 
     def __init__(self, *_arguments):
         self.syncs = []

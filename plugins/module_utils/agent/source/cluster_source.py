@@ -93,11 +93,6 @@ class ClusterSource:
         """Why a collection cannot be read, or empty text."""
         return next((reflector.error for reflector in self.reflectors if reflector.error), "")
 
-    @property
-    def lost_for(self) -> float:
-        """Return for how many seconds a collection could not be read; 0 while all are watched."""
-        return max((reflector.lost_for for reflector in self.reflectors), default=0.0)
-
     def start(self, node_name: str, serving: bool) -> None:
         """Read the copy on disk and begin to follow the API server.
 
