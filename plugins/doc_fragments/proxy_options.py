@@ -38,13 +38,18 @@ options:
     type: str
   config:
     description:
-      - Path on the node of a KubeProxyConfiguration file, C(kubeproxy.config.k8s.io/v1alpha1). YAML needs PyYAML on
-        the node.
+      - Path on the node of a KubeProxyConfiguration file, C(kubeproxy.config.k8s.io/v1alpha1). A second document of
+        the file may be a NodeProxyConfiguration, C(kubenode.proxy/v1alpha1). YAML needs PyYAML on the node.
     type: path
   configuration:
     description:
       - A KubeProxyConfiguration as data. C(apiVersion) and C(kind) are optional. Missing fields have kube-proxy's
         defaults.
+    type: dict
+  node_configuration:
+    description:
+      - A NodeProxyConfiguration, C(kubenode.proxy/v1alpha1), as data, with settings that kube-proxy does not have.
+        C(apiVersion) and C(kind) are optional. It replaces the one in the file O(config).
     type: dict
   fallback:
     description:

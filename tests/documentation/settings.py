@@ -23,6 +23,16 @@ def fields() -> str:
     return "\n".join(lines)
 
 
+def node_fields() -> str:
+    """Return the table of all fields of a NodeProxyConfiguration."""
+    from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import FIELDS
+
+    lines = ["| Field | Default | Used by | What it does |", "|---|---|---|---|"]
+    used_by = {"yes": "all", "agent": "agent"}
+    lines += [f"| `{row.name}` | {row.default} | {used_by[row.effect]} | {row.text} |" for row in FIELDS]
+    return "\n".join(lines)
+
+
 def gates() -> str:
     """Return the table of all feature gates."""
     from ansible_collections.kubenode.proxy.plugins.module_utils.configuration import feature_gates
@@ -38,7 +48,7 @@ def gates() -> str:
 
 def page(text: str) -> str:
     """Return the page ``text`` with its tables replaced. Raises ValueError if the place for one is missing."""
-    for name, table in (("fields", fields()), ("gates", gates())):
+    for name, table in (("fields", fields()), ("node fields", node_fields()), ("gates", gates())):
         begin, end = f"<!-- {name}: written by make docs -->\n", f"<!-- end of {name} -->\n"
         before, found, rest = text.partition(begin)
         _old, closed, after = rest.partition(end)

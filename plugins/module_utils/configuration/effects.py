@@ -3,40 +3,20 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The effect of each field of a KubeProxyConfiguration: one row per field, for warnings and for the documentation.
 
-A test compares the rows with the code: only fields that have an effect are read outside this package.
+A test compares the rows with the code: only fields that have an effect are read outside this package. The rows of a
+NodeProxyConfiguration are in ``node_proxy``.
 """
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, NamedTuple, Tuple
+from typing import Any, List, Mapping, Tuple
 
 from .feature_gates import GATES, LATER_GATES, REMOVED_GATES
+from .field import AGENT, HONOURED, NOTHING, PARTLY, Field
 from .model import KubeProxyConfiguration
-
-HONOURED = "yes"
-PARTLY = "partly"
-AGENT = "agent"
-NOTHING = "no effect"
 
 _ALL, _IPTABLES, _IPVS, _NFTABLES, _NONE = "all", "iptables", "ipvs", "nftables", "-"
 _JSON = "application/json"
-
-
-class Field(NamedTuple):
-    """One field of the configuration file.
-
-    ``name``: with dots, as in the file. ``attribute``: with dots, in the model; empty for a field that the model does
-    not have. ``effect``: HONOURED, PARTLY (``text`` explains), AGENT (only the agent uses it), NOTHING (``text`` says
-    why). ``harmless``: values that cause no warning although they differ from the default of a field without effect.
-    """
-
-    name: str
-    attribute: str
-    default: str
-    modes: str
-    effect: str
-    text: str
-    harmless: Tuple[Any, ...] = ()
 
 
 FIELDS: Tuple[Field, ...] = (

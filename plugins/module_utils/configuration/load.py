@@ -1,16 +1,16 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Loading of a KubeProxyConfiguration from a file, text or a mapping."""
+"""Loading of a configuration from a file, text or mappings: a KubeProxyConfiguration and a NodeProxyConfiguration."""
 
 from __future__ import annotations
 
-import json
-from typing import Any, Dict, List, Mapping, NamedTuple, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from ..addresses import address_and_port, canonical_address, canonical_network, family_of
 from ..cluster.fields import shown
 from ..errors import ConfigurationError
+from .documents import Documents, check_type, parse_documents
 from .effects import without_effect
 from .feature_gates import LATER_GATES, REMOVED_GATES, expanded, is_known, locked_problem
 from .model import (
@@ -26,7 +26,9 @@ from .model import (
     Logging,
     NFTablesConfiguration,
 )
-from .reader import Findings, Section
+from .node_proxy import KIND as NODE_KIND
+from .node_proxy import read_node_proxy
+from .reader import Findings, Section, raise_all
 from .validate import validate
 
 _HEALTHZ_PORT = 10256
@@ -46,31 +48,38 @@ class LoadedConfiguration(NamedTuple):
     warnings: Tuple[str, ...]
 
 
-def load(source: Union[str, bytes, Mapping[str, Any]], mode: str = "") -> LoadedConfiguration:
+def load(
+    source: Union[str, bytes, Mapping[str, Any]], mode: str = "", node_source: Optional[Mapping[str, Any]] = None
+) -> LoadedConfiguration:
     """Read a configuration from the text of a file (YAML or JSON), or from a mapping of its fields.
 
-    Unknown and duplicate fields cause warnings, as with kube-proxy, and so do unknown feature gates and settings that
-    have no effect here. In a mapping apiVersion and kind may be absent. A ``mode`` replaces the one in the source.
-    Raises ConfigurationError, which names every invalid field.
+    ``node_source``: the fields of a NodeProxyConfiguration, which replaces the one in a file. Unknown and duplicate
+    fields cause warnings, as with kube-proxy, and so do unknown feature gates and settings that have no effect here. In
+    a mapping apiVersion and kind may be absent. A ``mode`` replaces the one in the source. Raises ConfigurationError,
+    which names every invalid field.
     """
-    findings = Findings()
+    warnings: List[str] = []
     if isinstance(source, Mapping):
-        values: Dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND, **source}
+        documents = Documents({"apiVersion": API_VERSION, "kind": KIND, **source}, {})
     else:
-        values = _parse(source, findings)
-    _check_type(values)
-    root = Section(values, "", findings)
+        documents = parse_documents(source, warnings)
+    findings, node_findings = Findings(KIND), Findings(NODE_KIND)
+    root = Section(documents.kube_proxy, "", findings)
+    check_type(documents.kube_proxy, KIND, API_VERSION)
     root.text("apiVersion")
     root.text("kind")
     configuration = _read(root, mode)
     root.finish()
     validate(configuration, findings)
-    findings.raise_problems()
-    findings.warnings += [f"{_PREFIX}{text}" for text in without_effect(configuration, values)]
-    return LoadedConfiguration(configuration, tuple(findings.warnings))
+    node_proxy = read_node_proxy(documents.node_proxy if node_source is None else node_source, node_findings)
+    raise_all(findings, node_findings)
+    warnings += findings.warnings
+    warnings += [f"{_PREFIX}{text}" for text in without_effect(configuration, documents.kube_proxy)]
+    warnings += node_findings.warnings
+    return LoadedConfiguration(configuration._replace(node_proxy=node_proxy), tuple(warnings))
 
 
-def load_file(path: str, mode: str = "") -> LoadedConfiguration:
+def load_file(path: str, mode: str = "", node_source: Optional[Mapping[str, Any]] = None) -> LoadedConfiguration:
     """Read the configuration file ``path``; see :func:`load`. Raises ConfigurationError, which names the file."""
     try:
         with open(path, "rb") as stream:
@@ -78,7 +87,7 @@ def load_file(path: str, mode: str = "") -> LoadedConfiguration:
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}") from error
     try:
-        return load(content, mode)
+        return load(content, mode, node_source)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from error
 
@@ -90,77 +99,6 @@ def load_given(path: str, mode: str = "") -> LoadedConfiguration:
     """
     mode = mode if mode != "auto" else ""
     return load_file(path, mode) if path else load({}, mode)
-
-
-def _check_type(values: Mapping[str, Any]) -> None:
-    for name, expected in (("kind", KIND), ("apiVersion", API_VERSION)):
-        value = values.get(name)
-        if value is None or value == "":
-            raise ConfigurationError(f"{_PREFIX}{name}: is missing; it must be {expected}")
-        if value != expected:
-            raise ConfigurationError(f"{_PREFIX}{name}: {shown(value)} is not {expected}")
-
-
-def _parse(source: Union[str, bytes], findings: Findings) -> Dict[str, Any]:
-    try:
-        text = source.decode("utf-8-sig") if isinstance(source, bytes) else source
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{_PREFIX}not UTF-8 text at byte {error.start}") from error
-
-    def note_duplicates(pairs: List[Tuple[Any, Any]]) -> Dict[Any, Any]:
-        result: Dict[Any, Any] = {}
-        for name, value in pairs:
-            if name in result:
-                findings.warnings.append(f"{_PREFIX}duplicate field {shown(name)}; the last one counts")
-            result[name] = value
-        return result
-
-    try:
-        document = json.loads(text, object_pairs_hook=note_duplicates)
-    except (ValueError, RecursionError):
-        findings.warnings.clear()
-        document = _parse_yaml(text, note_duplicates)
-    if not isinstance(document, dict):
-        raise ConfigurationError(f"{_PREFIX}{shown(document)} is not an object with fields")
-    return document
-
-
-def _parse_yaml(text: str, construct: Any) -> Any:
-    try:
-        import yaml
-    except ImportError as error:
-        raise ConfigurationError(f"{_PREFIX}is not JSON, and reading YAML needs PyYAML: {error}") from error
-
-    class Loader(yaml.SafeLoader):
-        """Report duplicate keys, and do not convert text that looks like a date."""
-
-        yaml_implicit_resolvers = {
-            first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
-
-    def construct_mapping(loader: Any, node: Any) -> Any:
-        loader.flatten_mapping(node)
-        pairs = []
-        for key, value in node.value:
-            name = loader.construct_object(key, True)
-            pairs.append((name if isinstance(name, str) else str(name), loader.construct_object(value, True)))
-        return construct(pairs)
-
-    Loader.add_constructor("tag:yaml.org,2002:map", construct_mapping)
-    try:
-        documents = [item for item in yaml.load_all(text, Loader=Loader) if item is not None]
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f" at line {mark.line + 1} column {mark.column + 1}" if mark is not None else ""
-        raise ConfigurationError(f"{_PREFIX}not valid YAML: {error.problem or error}{where}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{_PREFIX}not valid YAML: {error}") from error
-    if len(documents) > 1:
-        raise ConfigurationError(f"{_PREFIX}contains {len(documents)} YAML documents instead of one")
-    if not documents:
-        raise ConfigurationError(f"{_PREFIX}is empty")
-    return documents[0]
 
 
 def _read(root: Section, mode: str) -> KubeProxyConfiguration:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Dict, NamedTuple, Tuple, Union
 
 from .feature_gates import DEFAULTS
+from .node_proxy import NodeProxyConfiguration
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
@@ -129,8 +130,9 @@ class KubeProxyConfiguration(NamedTuple):
     """A complete configuration. ``KubeProxyConfiguration()`` equals that of an empty file.
 
     ``mode`` and ``detect_local_mode`` are never empty. ``node_port_addresses`` holds CIDRs and perhaps the word
-    ``primary``; see ``effective_node_port_addresses``. ``cluster_cidrs`` are the elements of clusterCIDR. All addresses
-    and CIDRs are canonical.
+    ``primary``; see ``effective_node_port_addresses``. ``cluster_cidrs`` are the elements of clusterCIDR.
+    ``node_proxy`` is the other document of the file, which kube-proxy does not know. All addresses and CIDRs are
+    canonical.
     """
 
     mode: str = IPTABLES
@@ -155,6 +157,7 @@ class KubeProxyConfiguration(NamedTuple):
     conntrack: ConntrackConfiguration = ConntrackConfiguration()
     config_sync_period: float = 900.0
     port_range: str = ""
+    node_proxy: NodeProxyConfiguration = NodeProxyConfiguration()
 
     @property
     def sync_period(self) -> float:

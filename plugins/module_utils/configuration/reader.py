@@ -13,9 +13,13 @@ from .duration import parse_duration
 
 
 class Findings:
-    """Problems, which make the configuration invalid, and warnings, which do not."""
+    """Problems, which make a document of the configuration invalid, and warnings, which do not.
 
-    def __init__(self) -> None:
+    ``kind``: that of the document, with which each line starts.
+    """
+
+    def __init__(self, kind: str = "KubeProxyConfiguration") -> None:
+        self.kind = kind
         self.problems: List[str] = []
         self.warnings: List[str] = []
 
@@ -25,8 +29,14 @@ class Findings:
 
     def raise_problems(self) -> None:
         """Raise ConfigurationError with all problems if there are any."""
-        if self.problems:
-            raise ConfigurationError("KubeProxyConfiguration: " + "; ".join(self.problems))
+        raise_all(self)
+
+
+def raise_all(*findings: Findings) -> None:
+    """Raise one ConfigurationError with the problems of all documents if there are any."""
+    found = [f"{item.kind}: {'; '.join(item.problems)}" for item in findings if item.problems]
+    if found:
+        raise ConfigurationError("; ".join(found))
 
 
 class Section:
@@ -133,4 +143,4 @@ class Section:
         """Record a warning for each unknown field, that is each non-null field that no method has read."""
         for name, value in self._values.items():
             if name not in self._known and value is not None:
-                self.findings.warnings.append(f"KubeProxyConfiguration: unknown field {shown(self.field(str(name)))}")
+                self.findings.warnings.append(f"{self.findings.kind}: unknown field {shown(self.field(str(name)))}")

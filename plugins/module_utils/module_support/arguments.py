@@ -65,6 +65,7 @@ def proxy_spec() -> Spec:
         "node_name": {"type": "str"},
         "config": {"type": "path"},
         "configuration": {"type": "dict"},
+        "node_configuration": {"type": "dict"},
         "fallback": {"type": "str", "choices": ["iptables"]},
         "ignore_findings": {"type": "list", "elements": "str", "default": []},
         "outside_host": {"type": "bool", "default": False},

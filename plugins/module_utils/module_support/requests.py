@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 
 
 def proxy_configuration(parameters: Mapping[str, Any]) -> LoadedConfiguration:
-    """Return the KubeProxyConfiguration from the file or the fields in the options, and its warnings.
+    """Return the configuration from the file or the fields in the options, and its warnings.
 
-    A mode in the options replaces that of the configuration before validation.
-    Raises ConfigurationError.
+    A mode in the options replaces that of the configuration before validation, and ``node_configuration`` the
+    NodeProxyConfiguration of the file. Raises ConfigurationError.
     """
     mode = parameters["mode"] or ""
     known = mode if mode in MODES else ""
+    node_source = parameters["node_configuration"] or None
     if parameters["config"] is not None:
-        return load_file(parameters["config"], known)
-    return load(parameters["configuration"] or {}, known)
+        return load_file(parameters["config"], known, node_source)
+    return load(parameters["configuration"] or {}, known, node_source)
 
 
 def engine_request(module: AnsibleModule, source: str) -> Tuple[Request, Tuple[str, ...]]:

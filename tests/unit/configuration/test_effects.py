@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration import effects, feature_gates
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration import effects, feature_gates, node_proxy
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.reader import Section
@@ -19,6 +19,7 @@ from tests.conftest import ROOT
 ENGINE = ROOT / "plugins" / "module_utils"
 PACKAGE = ENGINE / "configuration"
 FIELDS = {field.name: field for field in effects.FIELDS}
+NODE_FIELDS = {field.name: field for field in node_proxy.FIELDS}
 # Names that other objects have as well: only reads from the right object count.
 COMMON = {"format", "kubeconfig", "min", "mode", "scheduler"}
 
@@ -74,8 +75,8 @@ def test_every_field_that_is_read_has_one_row(monkeypatch):
     for method in ("text", "flag", "integer", "number", "duration", "strings", "rest", "items"):
         monkeypatch.setattr(Section, method, noted(getattr(Section, method)))
     load({})
-    assert len(FIELDS) == len(effects.FIELDS)
-    assert known - {"apiVersion", "kind"} == set(FIELDS)
+    assert len(FIELDS) == len(effects.FIELDS) and len(NODE_FIELDS) == len(node_proxy.FIELDS)
+    assert known - {"apiVersion", "kind"} == set(FIELDS) | set(NODE_FIELDS)
 
 
 def attributes(value, path=""):
@@ -90,10 +91,11 @@ def attributes(value, path=""):
 
 def test_every_attribute_of_the_model_belongs_to_one_field():
     rows = [field.attribute for field in effects.FIELDS if field.attribute]
+    rows += [f"node_proxy.{field.attribute}" for field in node_proxy.FIELDS]
     assert sorted(rows) == sorted(set(attributes(KubeProxyConfiguration())) - {"logging.rest"})
 
 
-@pytest.mark.parametrize("field", effects.FIELDS, ids=lambda field: field.name)
+@pytest.mark.parametrize("field", (*effects.FIELDS, *node_proxy.FIELDS), ids=lambda field: field.name)
 def test_a_field_is_used_where_the_table_says_so(field, used, derived):
     if field.name == "oomScoreAdj":
         units = [path.read_text(encoding="utf-8") for path in (ROOT / "roles" / "agent" / "templates").iterdir()]

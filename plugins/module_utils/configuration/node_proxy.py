@@ -1,0 +1,40 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The NodeProxyConfiguration (kubenode.proxy/v1alpha1): settings that kube-proxy does not have.
+
+It is the second document of the configuration file, so that the first one stays a KubeProxyConfiguration that
+kube-proxy loads. Each section has a module of its own in ``sections``, with its model, a function that reads and
+validates it, and one row for each field. To add a section, add it in three places here: an attribute of the model, a
+line in :func:`read_node_proxy`, and its rows in ``FIELDS``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple, Tuple
+
+from ..cluster.fields import shown
+from .field import Field
+from .reader import Findings, Section
+
+API_VERSION = "kubenode.proxy/v1alpha1"
+KIND = "NodeProxyConfiguration"
+
+
+class NodeProxyConfiguration(NamedTuple):
+    """All sections. ``NodeProxyConfiguration()`` equals that of a file without this document."""
+
+
+FIELDS: Tuple[Field, ...] = ()
+
+
+def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyConfiguration:
+    """Return the configuration of the fields ``values``; record what is invalid or unknown in ``findings``."""
+    root = Section({"apiVersion": API_VERSION, "kind": KIND, **values}, "", findings)
+    for name, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
+        value = root.text(name)
+        if value != expected:
+            findings.problem(name, f"{shown(value)} is not {expected}")
+    configuration = NodeProxyConfiguration()
+    root.finish()
+    return configuration

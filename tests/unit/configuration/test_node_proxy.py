@@ -1,0 +1,104 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The second document of the configuration file, a NodeProxyConfiguration: where it is read, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load, load_file
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import NodeProxyConfiguration
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
+
+FIRST = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n"
+SECOND = "apiVersion: kubenode.proxy/v1alpha1\nkind: NodeProxyConfiguration\n"
+
+
+def problem(text, **more):
+    with pytest.raises(ConfigurationError) as caught:
+        load(text, **more)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("text", [FIRST, f"{FIRST}---\n", f"{FIRST}---\n{SECOND}", f"---\n{SECOND}---\n{FIRST}"])
+def test_the_document_may_be_absent_first_or_second(text):
+    configuration, warnings = load(text)
+    assert configuration == KubeProxyConfiguration(mode="ipvs") and warnings == ()
+    assert configuration.node_proxy == NodeProxyConfiguration()
+
+
+def test_json_objects_can_be_two_documents_too():
+    text = "\n---\n".join(json.dumps(yaml.safe_load(part)) for part in (FIRST, SECOND))
+    assert load(text) == (KubeProxyConfiguration(mode="ipvs"), ())
+
+
+def test_kube_proxy_finds_its_document_first():
+    # kube-proxy decodes the first document of the file, as a strict reader of one document does.
+    assert next(yaml.safe_load_all(f"{FIRST}---\n{SECOND}"))["kind"] == "KubeProxyConfiguration"
+
+
+def test_unknown_fields_are_named_with_their_document():
+    _configuration, warnings = load(f"{FIRST}noSuchField: 1\n---\n{SECOND}another: 2\nnothing: null\n")
+    assert warnings == (
+        'KubeProxyConfiguration: unknown field "noSuchField"',
+        'NodeProxyConfiguration: unknown field "another"',
+    )
+
+
+def test_a_duplicate_field_is_named():
+    (warning,) = load(f"{FIRST}mode: ipvs\n---\n{SECOND}").warnings
+    assert warning == 'KubeProxyConfiguration or NodeProxyConfiguration: duplicate field "mode"; the last one counts'
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (SECOND, "KubeProxyConfiguration: is missing; a file with only a NodeProxyConfiguration is not complete"),
+        (
+            f"{FIRST}---\n{SECOND}---\n{SECOND}",
+            "NodeProxyConfiguration: contains 2 YAML documents instead of one, of kind "
+            '"NodeProxyConfiguration", "NodeProxyConfiguration"',
+        ),
+        (
+            f"{FIRST}---\nkind: Service\n",
+            "KubeProxyConfiguration: contains 2 YAML documents instead of one, of kind "
+            '"KubeProxyConfiguration", "Service"',
+        ),
+        (
+            f"{FIRST}---\nkind: NodeProxyConfiguration\n",
+            "NodeProxyConfiguration: apiVersion: is missing; it must be kubenode.proxy/v1alpha1",
+        ),
+        (
+            f"{FIRST}---\n{SECOND.replace('v1alpha1', 'v7')}",
+            'NodeProxyConfiguration: apiVersion: "kubenode.proxy/v7" is not kubenode.proxy/v1alpha1',
+        ),
+        (f"{FIRST}---\n- a list\n", "KubeProxyConfiguration: a list is not an object with fields"),
+    ],
+)
+def test_files_with_other_documents_are_refused(text, reason):
+    assert problem(text) == reason
+
+
+def test_problems_of_both_documents_are_reported_together(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{FIRST}oomScoreAdj: 5000\n---\n{SECOND}", encoding="utf-8")
+    with pytest.raises(ConfigurationError) as caught:
+        load_file(str(path), node_source={"kind": "Other"})
+    assert str(caught.value) == (
+        f"{path}: KubeProxyConfiguration: oomScoreAdj: 5000 is not between -1000 and 1000; "
+        'NodeProxyConfiguration: kind: "Other" is not NodeProxyConfiguration'
+    )
+
+
+def test_data_replaces_the_document_of_the_file():
+    assert problem(f"{FIRST}---\n{SECOND}", node_source={"apiVersion": "v1"}) == (
+        'NodeProxyConfiguration: apiVersion: "v1" is not kubenode.proxy/v1alpha1'
+    )
+    assert load({"mode": "ipvs"}, node_source={"unknown": 1}).warnings == (
+        'NodeProxyConfiguration: unknown field "unknown"',
+    )

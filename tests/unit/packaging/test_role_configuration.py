@@ -1,0 +1,78 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The configuration file that the role agent writes: which variables it comes from, and that the engine loads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load_file
+from tests.conftest import ROOT
+
+KUBE_PROXY = {"mode": "nftables", "clientConnection": {"qps": 5}}
+NODE = {"fromVariable": 1}
+FILE = "mode: ipvs\n---\napiVersion: kubenode.proxy/v1alpha1\nkind: NodeProxyConfiguration\nfromFile: 1\n"
+
+
+def written(directory: Path, variables):
+    """The documents of the file that the role's own task writes with these variables."""
+    defaults = {
+        "agent_configuration": {},
+        "agent_configuration_file": "",
+        "agent_node_configuration": {},
+        "agent_node_name": "n1",
+        "agent_user": "root",
+        "ansible_python_interpreter": sys.executable,
+        # Facts have precedence over the role's own variables.
+        "__agent_settings": str(directory / "etc"),
+    }
+    play = {
+        "hosts": "localhost",
+        "connection": "local",
+        "gather_facts": False,
+        "vars_files": [str(ROOT / "roles/agent/vars/main.yml")],
+        "tasks": [{"ansible.builtin.include_tasks": str(ROOT / "roles/agent/tasks/configure.yml")}],
+        "handlers": [{"name": "Reload the agent", "ansible.builtin.meta": "noop"}],
+    }
+    (directory / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
+    (directory / "variables.yml").write_text(json.dumps({**defaults, **variables}), encoding="utf-8")
+    command = [str(Path(sys.executable).parent / "ansible-playbook"), "-e", "@variables.yml", "play.yml"]
+    environment = {**os.environ, "ANSIBLE_LOCAL_TEMP": str(directory), "ANSIBLE_HOME": str(directory)}
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    path = directory / "etc" / "config.yaml"
+    load_file(str(path))
+    first, *rest = yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    assert first["kind"] == "KubeProxyConfiguration" and first["hostnameOverride"] == "n1"
+    assert first["clientConnection"]["kubeconfig"] == f"{directory}/etc/kubeconfig"
+    assert [item["kind"] for item in rest] in ([], ["NodeProxyConfiguration"])
+    heads = ("apiVersion", "kind")
+    return first["mode"], *({name: item[name] for name in item if name not in heads} for item in rest)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"agent_configuration": KUBE_PROXY}, ("nftables",)),
+        ({"agent_configuration": KUBE_PROXY, "agent_node_configuration": NODE}, ("nftables", NODE)),
+        ({"agent_configuration_file": "in.yaml"}, ("ipvs", {"fromFile": 1})),
+        ({"agent_configuration_file": "in.yaml", "agent_node_configuration": NODE}, ("ipvs", NODE)),
+        (
+            {"service_proxy_configuration": KUBE_PROXY, "service_proxy_node_configuration": NODE},
+            ("nftables", NODE),
+        ),
+    ],
+)
+def test_the_documents_come_from_the_variables_or_the_file(tmp_path, variables, expected):
+    (tmp_path / "in.yaml").write_text(FILE, encoding="utf-8")
+    if "agent_configuration_file" in variables:
+        variables = {**variables, "agent_configuration_file": str(tmp_path / "in.yaml")}
+    assert written(tmp_path, variables) == expected
