@@ -14,8 +14,8 @@ author:
 description:
   - With O(kubenode.proxy.service_proxy#module:confirm_timeout), a change by M(kubenode.proxy.service_proxy) is
     provisional. The node rolls it back automatically unless this module confirms it in time.
-  - The probes run on the node. If one of them fails, the change is not confirmed, and the node rolls it back when the
-    timeout expires.
+  - The probes run on the node. If one of them fails, the module fails and has the node roll the change back at once.
+    It does not wait for the end of the rollback, whose result is in the journal of C(kubenode-proxy-revert.service).
   - Run the module over a new connection, after the meta task C(reset_connection). The confirmation then proves that
     the node can still be reached. The role P(kubenode.proxy.service_proxy#role) does all of this.
 extends_documentation_fragment:
@@ -131,8 +131,7 @@ from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import pending
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.confirm import confirm
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.confirm import confirm, reject
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.directory import DEFAULT_DIRECTORY
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probes import (
     ProbeResult,
@@ -150,14 +149,15 @@ def confirmed(module: AnsibleModule) -> Dict[str, Any]:
     """Run the probes, confirm the pending change, and return the result."""
     parameters: Dict[str, Any] = module.params
     probes = [parse_probe(text) for text in parameters["probes"]]
-    waiting = pending.read()
     results = run_probes(probes, parameters["probe_timeout"]) if probes else []
     failed = [item for item in results if not item.answered]
     if failed:
         reasons = "; ".join(f"{item.probe}: {item.reason} (tried {item.attempts} times)" for item in failed)
-        left = f"; {waiting}, then the node rolls back" if waiting is not None else ""
+        outcome = "" if module.check_mode else reject(parameters["state"])
         module.fail_json(
-            msg=f"not confirmed, since probes failed: {reasons}{left}", error_kind="history", probes=_records(results)
+            msg="; ".join(filter(None, (f"not confirmed, since probes failed: {reasons}", outcome))),
+            error_kind="history",
+            probes=_records(results),
         )
     report = confirm(parameters["state"], bool(module.check_mode), parameters["history_directory"])
     warn(module, report.warnings, ())

@@ -177,7 +177,7 @@ agent:
     - C(running) is whether the agent answered; C(error) is why it did not, or its last error.
     - C(last_sync_age) is in seconds, V(null) before the first sync. C(version) is the version of the running engine; it
       differs from RV(agent_version) if the agent was not restarted after an update. C(api_server) is the state of each
-      watch.
+      watch, C(api_server_lost_seconds) for how long it has been interrupted, 0 if it is open.
   type: dict
   returned: always
   sample:
@@ -191,6 +191,7 @@ agent:
     drift_repaired: 0
     started_from_cache: false
     api_server: {services: watching, endpointslices: watching, nodes: watching}
+    api_server_lost_seconds: {services: 0.0, endpointslices: 0.0, nodes: 0.0}
 kernel:
   description: Release of the running kernel, as C(uname -r) prints it.
   type: str
@@ -313,6 +314,7 @@ def agent_state(state_directory: str, installed: bool) -> Dict[str, Any]:
         "drift_repaired": answer.get("driftRepaired", 0),
         "started_from_cache": answer.get("startedFromCache", False),
         "api_server": answer.get("apiServer", {}),
+        "api_server_lost_seconds": answer.get("apiServerLostSeconds", {}),
     }
 
 

@@ -83,6 +83,7 @@ def found(rng: random.Random, name: str) -> Dict[str, Any]:
             "drift_repaired": 0,
             "started_from_cache": False,
             "api_server": {"services": "watching", "endpointslices": "watching", "nodes": "watching"},
+            "api_server_lost_seconds": {"services": 0.0, "endpointslices": 0.0, "nodes": 0.0},
         },
     }
 

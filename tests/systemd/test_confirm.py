@@ -95,7 +95,8 @@ def timer_is(node: Node) -> str:
     return node.run("systemctl", "is-active", TIMER, check=False).stdout.strip()
 
 
-def test_a_change_that_cuts_the_controller_off_is_reverted_by_the_node(node):
+def test_a_change_that_cuts_the_controller_off_is_reverted_at_once(node):
+    """The controller's probe fails, and the node rolls back although most of the timeout is left."""
     before = programmed(node)
     # The Service takes the node's own address and management port for its endpoints, which do not exist.
     captured = service("captured", "10.96.0.77")
@@ -106,14 +107,14 @@ def test_a_change_that_cuts_the_controller_off_is_reverted_by_the_node(node):
         node,
         {
             "service_proxy_snapshot": path,
-            "service_proxy_confirm_timeout": 25,
+            "service_proxy_confirm_timeout": LONG,
             # What the controller would do by itself: see whether it can still connect.
             "service_proxy_probes": [f"tcp://{address_of(node)}:{MANAGEMENT_PORT}"],
             "service_proxy_probe_timeout": 3,
         },
         failing=True,
     )
-    assert "not confirmed, since probes failed" in failed.output
+    assert "not confirmed, since probes failed" in failed.output and "the node rolls back to state" in failed.output
     wait_for("the node is reachable again", lambda: reachable(node), 240)
     wait_for("the revert is over", lambda: node.run("test", "-e", PENDING, check=False).returncode, 120)
     assert programmed(node) == before
@@ -121,7 +122,20 @@ def test_a_change_that_cuts_the_controller_off_is_reverted_by_the_node(node):
     assert outcome_of(node, state) == "reverted"
     assert "is reverted: state" in node.output("journalctl", "--no-pager", "-u", SERVICE)
     late = play([node], [{"kubenode.proxy.service_proxy_confirm": {"state": state}}], {}, failing=True)[node.name]
-    assert "was not confirmed in time: the node has gone back to it" in late.output
+    assert "was not confirmed: the node has rolled back to it" in late.output
+    wait_for("the timer is stopped", lambda: timer_is(node) == "inactive")
+    wait_for("the unit has ended", lambda: node.unit(SERVICE, "ActiveState") == {"ActiveState": "inactive"})
+
+
+def test_a_change_that_nobody_confirms_is_reverted_when_its_timeout_expires(node):
+    before = programmed(node)
+    snapshot(node, *web())
+    node.copy(node.scratch / "snapshot.json", "/srv/snapshot.json")
+    options = {"snapshot": "/srv/snapshot.json", "mode": "nftables", "node_name": node.name, "confirm_timeout": 10}
+    assert play([node], [{"kubenode.proxy.service_proxy": options}], {})[node.name].changed == 1
+    wait_for("the revert is over", lambda: node.run("test", "-e", PENDING, check=False).returncode, 120)
+    assert programmed(node) == before
+    assert outcome_of(node, last_state(node) - 1) == "reverted"
 
 
 def test_a_confirmed_change_stays_and_confirming_again_changes_nothing(node):

@@ -1,14 +1,14 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``confirm``: keeping a change that waits."""
+"""``confirm``: keep the pending change, or have it reverted if a probe fails."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, List, Sequence
 
-from ..convergence.history.confirm import confirm
+from ..convergence.history.confirm import confirm, reject
 from ..errors import HistoryError
 from .outcome import OK, Outcome
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 
 def confirm_change(arguments: argparse.Namespace) -> Outcome:
-    """``confirm``: probe, then keep the change that waits. Raises HistoryError if a probe fails."""
+    """Probe, then keep the pending change (``confirm``). If a probe fails, have it reverted and raise HistoryError."""
     results = _probed(arguments.probe, arguments.probe_timeout) if arguments.probe else []
     failed = [item for item in results if not item.answered]
     if failed:
         reasons = "; ".join(f"{item.probe}: {item.reason}" for item in failed)
-        raise HistoryError(f"not confirmed, since probes failed: {reasons}")
+        outcome = reject(arguments.state)
+        raise HistoryError("; ".join(filter(None, (f"not confirmed, since probes failed: {reasons}", outcome))))
     report = confirm(arguments.state, history_directory=arguments.history)
     lines = [f"{item.probe}: answers" for item in results]
     if report.changed:

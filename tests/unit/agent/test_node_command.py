@@ -307,6 +307,21 @@ def test_the_control_socket_answers_and_is_private(tmp_path):
         ControlServer("/proc/nowhere/agent.sock", deliver)
 
 
+@pytest.mark.parametrize("mode", ["iptables", "ipvs", "nftables"])
+def test_what_the_agent_explains_is_readable_in_the_syntax_of_each_mode(tmp_path, mode):
+    path = str(tmp_path / "agent.sock")
+    document = {"found": explained("shop/web", mode)["found"]}
+    server = ControlServer(path, lambda ask: ask.reply(document))
+    Supervisor(Log(io.StringIO())).start("control", server.run)
+    try:
+        answer = ask_agent(path, {"command": "explain"})
+    finally:
+        server.close()
+    for sent, received in zip(document["found"], answer["found"]):
+        assert received["programmed"] == [line.expandtabs() for line in sent["programmed"]] != []
+        assert not any("?" in line for line in received["programmed"])
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [

@@ -16,10 +16,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history
     confirm,
     directory,
     pending,
+    revert,
     store,
+    units,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import NodeState
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError, PreflightError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import Completed
 
 
 @pytest.fixture
@@ -34,7 +37,7 @@ def place(tmp_path, monkeypatch) -> str:
     """The directory of what waits, for the functions that everybody calls without naming it."""
     directory = str(tmp_path / "waits")
     for name in ("read", "claim", "clear"):
-        monkeypatch.setattr(pending, name, functools.partial(getattr(pending, name), directory=directory))
+        monkeypatch.setattr(getattr(pending, name), "__defaults__", (directory,))
     monkeypatch.setattr(pending, "DIRECTORY", directory)
     return directory
 
@@ -67,16 +70,21 @@ def test_confirming_ends_the_waiting_and_again_changes_nothing(waiting, place, h
 def test_only_one_of_those_who_decide_succeeds(waiting):
     assert pending.claim(pending.REVERTING)
     assert not pending.claim(pending.DECIDED)
-    with pytest.raises(HistoryError, match="is being reverted since it was not confirmed by 2030"):
+    with pytest.raises(HistoryError, match="the change after state 1 is being reverted"):
         confirm.confirm(1)
-    with pytest.raises(HistoryError, match="is being reverted"):
-        confirm.withdraw()
+
+
+def test_a_rollback_takes_over_from_a_revert_that_waits_for_the_lock_or_has_failed(waiting, place, history):
+    assert pending.claim(pending.REVERTING)
+    assert confirm.withdraw() == 1
+    assert history.outcome(1) == "rolled back"
+    assert pending.read() is None and not os.path.exists(place)
 
 
 @pytest.mark.parametrize(
     ("outcome", "reason"),
     [
-        (directory.REVERTED, "was not confirmed in time: the node has gone back to it"),
+        (directory.REVERTED, "was not confirmed: the node has rolled back to it"),
         (directory.WITHDRAWN, "was rolled back before it was confirmed"),
         ("", "the node was rebooted, or never made one"),
     ],
@@ -100,6 +108,78 @@ def test_a_rollback_withdraws_what_waits(waiting, place, history):
     assert history.outcome(1) == "rolled back"
     assert not os.path.exists(place)
     assert confirm.withdraw() is None
+
+
+class Systemctl:
+    """Records what systemctl is asked, and answers with one exit status."""
+
+    def __init__(self, status: int = 0, errors: str = "") -> None:
+        self.asked = []
+        self._done = Completed(status, "", errors)
+
+    def __call__(self, *arguments: str) -> Completed:
+        self.asked.append(arguments)
+        return self._done
+
+
+@pytest.fixture
+def systemctl(monkeypatch):
+    """Pretend that systemd booted this machine; return what is asked of it."""
+
+    def install(found: Systemctl) -> Systemctl:
+        monkeypatch.setattr(units, "why_not_systemd", lambda: "")
+        monkeypatch.setattr(units, "systemctl", found)
+        return found
+
+    return install
+
+
+def test_a_rejected_change_is_reverted_at_once_by_the_unit_of_the_timer(waiting, systemctl):
+    found = systemctl(Systemctl())
+    assert confirm.reject(1) == "the node rolls back to state 1 now; kubenode-proxy-revert.service logs the result"
+    assert found.asked == [("start", "--no-block", "kubenode-proxy-revert.service")]
+    assert pending.read() == waiting, "the decision is the unit's"
+
+
+@pytest.mark.parametrize(("status", "errors"), [(5, "Unit kubenode-proxy-revert.service not found."), (1, "")])
+def test_where_the_unit_cannot_be_started_the_timer_still_reverts_the_change(waiting, systemctl, status, errors):
+    systemctl(Systemctl(status, errors))
+    text = confirm.reject()
+    assert text.startswith("the change after state 1 waits to be confirmed until 2030") and errors in text
+    assert "then the node rolls back (kubenode-proxy-revert.service: cannot be started" in text
+
+
+def test_without_systemd_a_rejected_change_waits_for_its_timeout(waiting, monkeypatch):
+    monkeypatch.setattr(units, "why_not_systemd", lambda: "this process is in a different network namespace")
+    assert confirm.reject(1).endswith("then the node rolls back (this process is in a different network namespace)")
+
+
+def test_nothing_is_reverted_for_another_change_than_the_one_that_is_rejected(waiting, systemctl):
+    found = systemctl(Systemctl())
+    assert confirm.reject(2) == ""
+    assert pending.claim(pending.REVERTING)
+    assert confirm.reject(1) == "the change after state 1 is being reverted"
+    assert pending.claim(pending.REVERTING) is False and not found.asked
+
+
+def test_the_program_reverts_nothing_once_a_rollback_has_taken_over(waiting, place, history, tmp_path, monkeypatch):
+    monkeypatch.setattr(units, "running_units", list)
+
+    class RollbackFirst:
+        """The convergence lock, which a rollback held until now."""
+
+        def __init__(self, *_arguments, **_options) -> None:
+            assert confirm.withdraw() == 1
+
+        def __enter__(self) -> None:
+            return None
+
+        def __exit__(self, *_exception) -> None:
+            return None
+
+    monkeypatch.setattr(revert, "ConvergenceLock", RollbackFirst)
+    assert revert.revert(1, history.directory, str(tmp_path / "run"), place) == "rolled back just now"
+    assert history.outcome(1) == "rolled back"
 
 
 def test_a_directory_that_is_not_ours_alone_is_not_trusted(waiting, place):

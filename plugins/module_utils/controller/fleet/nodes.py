@@ -35,7 +35,7 @@ class Agent(NamedTuple):
     """What the agent of a node says; ages are in seconds by the node's own clock, None where it never happened.
 
     ``running``: it answered. ``trouble``: why it did not, or its last error. ``version``: of the engine that runs.
-    ``disconnected``: the kinds of objects whose watch is not open, with the reason.
+    ``disconnected``: the kinds of objects whose watch is not open, with the reason. ``lost_seconds``: for how long.
     """
 
     running: bool
@@ -48,6 +48,7 @@ class Agent(NamedTuple):
     drift_repaired: int
     from_cache: bool
     disconnected: Dict[str, str]
+    lost_seconds: Dict[str, float]
 
 
 class TableDrift(NamedTuple):
@@ -154,7 +155,7 @@ def _agent(value: Any) -> Optional[Agent]:
     item = _mapping(value)
     if not item:
         return None
-    watches = _mapping(item.get("api_server"))
+    watches, lost = _mapping(item.get("api_server")), _mapping(item.get("api_server_lost_seconds"))
     return Agent(
         running=item.get("running") is True,
         healthy=item.get("healthy") is True,
@@ -167,6 +168,11 @@ def _agent(value: Any) -> Optional[Agent]:
         from_cache=item.get("started_from_cache") is True,
         disconnected={
             text(kind): text(state) for kind, state in sorted(watches.items(), key=str) if state != "watching"
+        },
+        lost_seconds={
+            text(kind): seconds
+            for kind, seconds in ((kind, _seconds(value)) for kind, value in sorted(lost.items(), key=str))
+            if seconds and watches.get(kind) not in (None, "watching")
         },
     )
 

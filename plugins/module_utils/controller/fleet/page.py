@@ -117,7 +117,9 @@ def _agent_words(agent: Optional[Agent], engine: str) -> str:
     if not agent.running:
         return "does not answer"
     started = ", started from the state on disk" if agent.from_cache else ""
-    return f"{'healthy' if agent.healthy else 'not healthy'}, {_plural(agent.syncs, 'sync', 'syncs')}{started}"
+    lost = max(agent.lost_seconds.values(), default=0.0)
+    alone = f", disconnected from the API server for {duration(lost)}" if lost else ""
+    return f"{'healthy' if agent.healthy else 'not healthy'}{alone}, {_plural(agent.syncs, 'sync', 'syncs')}{started}"
 
 
 def _last_sync(agent: Optional[Agent]) -> str:

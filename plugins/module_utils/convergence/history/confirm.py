@@ -1,13 +1,13 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Confirmation of a pending change, so that the node keeps it."""
+"""The decision on a pending change: keep it, revert it now, or withdraw it since it is being rolled back."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, Optional, Tuple
 
-from ...errors import HistoryError
+from ...errors import HistoryError, KernelError
 from . import pending, units
 from .directory import CONFIRMED, DEFAULT_DIRECTORY, REVERTED, WITHDRAWN, HistoryDirectory
 
@@ -45,15 +45,30 @@ def confirm(
         raise HistoryError(f"the change after state {waiting.state}: its timeout has just expired")
     HistoryDirectory(waiting.history_directory).note(waiting.state, CONFIRMED)
     pending.clear()
-    return report._replace(warnings=_stop_timer())
+    return report._replace(warnings=units.stop_timer(pending.UNIT))
 
 
-def _stop_timer() -> Tuple[str, ...]:
-    """Stop the timer; return a warning on failure, which is harmless: the timer's program finds nothing to revert."""
-    if units.why_not_systemd():
-        return ()
-    done = units.systemctl("stop", f"{pending.UNIT}.timer")
-    return (f"{pending.UNIT}.timer: {' '.join(done.errors.split())}",) if done.status else ()
+def reject(state: Optional[int] = None) -> str:
+    """Have the pending change reverted now instead of when its timeout expires; return what becomes of it.
+
+    ``state``: as for :func:`confirm`. The text is a clause for an error message, empty if that change is not pending.
+    The revert is left to the unit of the timer, which needs neither this process nor its connection. Where the unit
+    cannot be started, the timer still reverts the change. Raises HistoryError.
+    """
+    waiting = pending.read()
+    if waiting is None or (state is not None and waiting.state != state):
+        return ""
+    if waiting.reverting:
+        return str(waiting)
+    later = f"{waiting}, then the node rolls back"
+    reason = units.why_not_systemd()
+    if reason:
+        return f"{later} ({reason})"
+    try:
+        units.start_now(f"{pending.UNIT}.service")
+    except KernelError as error:
+        return f"{later} ({error})"
+    return f"the node rolls back to state {waiting.state} now; {pending.UNIT}.service logs the result"
 
 
 def _nothing_waits(
@@ -65,7 +80,7 @@ def _nothing_waits(
     if outcome == CONFIRMED:
         return ConfirmReport(state, False, 0.0)
     if outcome == REVERTED:
-        raise HistoryError(f"the change after state {state} was not confirmed in time: the node has gone back to it")
+        raise HistoryError(f"the change after state {state} was not confirmed: the node has rolled back to it")
     if outcome == WITHDRAWN:
         raise HistoryError(f"the change after state {state} was rolled back before it was confirmed")
     if waiting is not None:
@@ -74,16 +89,18 @@ def _nothing_waits(
 
 
 def withdraw() -> Optional[int]:
-    """Forget a change that waits, since it is being rolled back; the caller holds the convergence lock.
+    """Forget the pending change, since it is being rolled back; the caller holds the convergence lock.
 
-    Returns the number of its state. Raises HistoryError.
+    A revert that waits for that lock, or has failed and is about to be retried, finds nothing to revert afterwards.
+    Returns the number of its state, None if no change was pending. Raises HistoryError.
     """
     waiting = pending.read()
+    if waiting is not None and not waiting.reverting and not pending.claim(pending.DECIDED):
+        # It was just confirmed, or its revert has just begun.
+        waiting = pending.read()
     if waiting is None:
         return None
-    if waiting.reverting or not pending.claim(pending.DECIDED):
-        raise HistoryError(str(waiting))
     HistoryDirectory(waiting.history_directory).note(waiting.state, WITHDRAWN)
     pending.clear()
-    _stop_timer()
+    units.stop_timer(pending.UNIT)
     return waiting.state

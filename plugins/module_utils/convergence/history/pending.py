@@ -34,7 +34,7 @@ class Pending(NamedTuple):
 
     ``state``: the number of the state saved before it. ``armed``: when its timer began, in seconds of the monotonic
     clock; ``timeout``: its length in seconds; ``deadline``: its end by the wall clock, UTC in the form of RFC 3339.
-    ``reverting``: the time is up and it is being reverted.
+    ``reverting``: the time is up, or a probe has failed, and it is being reverted.
     """
 
     state: int
@@ -51,8 +51,8 @@ class Pending(NamedTuple):
         return self.armed + self.timeout - time.monotonic()
 
     def __str__(self) -> str:
-        what = "is being reverted since it was not confirmed by" if self.reverting else "waits to be confirmed until"
-        return f"the change after state {self.state} {what} {self.deadline}"
+        until = f"waits to be confirmed until {self.deadline}"
+        return f"the change after state {self.state} {'is being reverted' if self.reverting else until}"
 
 
 def _trusted(directory: str) -> bool:

@@ -1,7 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The program that the timer runs when a change was not confirmed in time. It is minimal, to work when all else fails.
+"""The program that reverts a change that was not confirmed; it is minimal, to work when all else fails.
+
+systemd runs it when the timeout expires, or at once when a probe has failed.
 
 Exit status 0: reverted, or there was nothing to revert any more; 1: it failed, with one line on standard error.
 """
@@ -53,13 +55,17 @@ def revert(number: int, history_directory: str, state_directory: str, directory:
     units.stop(running)
     holder = "the revert of a change that was not confirmed"
     with ConvergenceLock(state_directory, _LOCK_SECONDS, holder, outlasts_agent=True):
+        if pending.read(directory) is None:
+            return "rolled back just now"
         history = History(history_directory)
         request = RollbackRequest(number, history_directory, keep=1_000_000, state_directory=state_directory)
         with KernelHandles() as handles:
             report = restore(request, history.load(number), history, handles, running)
         history.note(number, REVERTED)
         pending.clear(directory)
-    return f"the change was not confirmed in time and is reverted: {report_text(report)}"
+    # It still runs if a failed probe started this program before the timeout expired.
+    units.stop_timer(pending.UNIT)
+    return f"the change was not confirmed and is reverted: {report_text(report)}"
 
 
 def _parser() -> argparse.ArgumentParser:

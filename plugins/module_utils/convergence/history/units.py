@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import List, Sequence
+from typing import List, Sequence, Tuple
 
 from ...errors import HistoryError, KernelError
 from ...kernel.programs import Completed, find_program, run
@@ -58,6 +58,13 @@ def stop(units: Sequence[str]) -> None:
             raise KernelError(f"{', '.join(units)}: cannot be stopped: {' '.join(done.errors.split())}")
 
 
+def start_now(unit: str) -> None:
+    """Start a unit without waiting until it has started. Raises KernelError."""
+    done = systemctl("start", "--no-block", unit)
+    if done.status:
+        raise KernelError(f"{unit}: cannot be started: {' '.join(done.errors.split())}")
+
+
 def start_timer(unit: str, seconds: float, description: str, command: Sequence[str]) -> None:
     """Have systemd run a command once, that many seconds from now, as ``UNIT.service``. Raises HistoryError."""
     options = [
@@ -72,3 +79,14 @@ def start_timer(unit: str, seconds: float, description: str, command: Sequence[s
     done = run([find_program("systemd-run") or "systemd-run", *options, "--", *command], timeout=_TIMEOUT_SECONDS)
     if done.status:
         raise HistoryError(f"the timer {unit}.timer cannot be created: {' '.join(done.errors.split())}")
+
+
+def stop_timer(unit: str) -> Tuple[str, ...]:
+    """Stop the timer of a command that is no longer needed; return a warning on failure, which is harmless.
+
+    The command finds nothing to do then.
+    """
+    if why_not_systemd() or not is_active(f"{unit}.timer"):
+        return ()
+    done = systemctl("stop", f"{unit}.timer")
+    return (f"{unit}.timer: {' '.join(done.errors.split())}",) if done.status else ()

@@ -70,9 +70,12 @@ def _ask(path: str, question: bytes) -> bytes:
 
 
 def _printable(value: Any) -> Any:
-    """Return a JSON value with a question mark for each character of its texts that cannot be printed."""
+    """Return a JSON value with a question mark for each character of its texts that cannot be printed.
+
+    Tabs, with which nft indents rules, become spaces.
+    """
     if isinstance(value, str):
-        return "".join(character if character.isprintable() else "?" for character in value)
+        return "".join(character if character.isprintable() else "?" for character in value.expandtabs())
     if isinstance(value, list):
         return [_printable(item) for item in value]
     if isinstance(value, dict):

@@ -27,6 +27,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.no
     read_node,
     read_nodes,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.sources import read_entries
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import collection_version
@@ -175,6 +176,22 @@ def test_agents_in_trouble(changes, words):
     assert kinds(report)["agent"] == [(words, ("a",))]
 
 
+def test_how_long_an_agent_is_without_the_api_server_is_on_its_node_and_not_in_its_reason():
+    """Nodes that lose the API server one after the other remain one exception."""
+    lost = {"services": "connection refused", "nodes": "watching"}
+    entries = [
+        good("a", agent={"api_server": lost, "api_server_lost_seconds": {"services": 30.5, "nodes": 0.0}}),
+        good("b", agent={"api_server": lost, "api_server_lost_seconds": {"services": 7300, "nodes": 12.0, "x": 3}}),
+        good("c", agent={"api_server": lost, "api_server_lost_seconds": {"services": "long", "nodes": -1}}),
+    ]
+    report = report_of(*entries)
+    assert kinds(report)["agent"] == [("does not follow services: connection refused", ("a", "b", "c"))]
+    found = [node["agent"]["lost_seconds"] for node in document(report)["nodes"]]
+    assert found == [{"services": 30.5}, {"services": 7300.0}, {}]
+    words = page(report)
+    assert "healthy, disconnected from the API server for 30 s" in words and "for 2 h 1 min" in words
+
+
 def test_a_last_sync_long_ago_is_stale():
     entries = [good("a", agent={"last_sync_age": 90000.0}), good("b", agent={"last_sync_age": None}), good("c")]
     report = report_of(*entries)
@@ -281,7 +298,8 @@ def _keys(value, path=""):
 
 def test_the_documentation_names_every_field():
     found = document(samples.report(samples.fleet(400)))
-    open_ended = {"states", "modes", "engines", "kernels", "distributions", "programmed", "disconnected"}
+    open_ended = {"states", "modes", "engines", "kernels", "distributions", "programmed"}
+    open_ended |= {"disconnected", "lost_seconds"}
     keys = {key for key in _keys(found) if not open_ended.intersection(key.split(".")[:-1])}
     text = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
     written = set(re.findall(r"`([a-z_.]+)`", text))
