@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parsing of an API server's bytes: whole answers and lines of a watch of bounded size, and the events in them."""
+"""Parsing of responses of an API server: whole documents and lines of a watch, both of bounded size, and events."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any, Dict, Iterable, Iterator, NamedTuple
 from ..errors import ApiError
 from .snapshot import with_kind
 
-#: One page of a list, decompressed. 500 objects of the largest size that etcd takes by default are 750 MiB, but a
-#: page of Services or EndpointSlices as clusters have them is 1 to 5 MiB.
+#: Limit of one page of a list, decompressed. 500 objects of the largest size that etcd accepts by default would be
+#: 750 MiB, but a page of real Services or EndpointSlices is 1 to 5 MiB.
 PAGE_BYTES = 64 << 20
-#: One event of a watch. etcd takes objects of 1.5 MiB by default.
+#: Limit of one event of a watch. etcd accepts objects of up to 1.5 MiB by default.
 LINE_BYTES = 8 << 20
-#: The answer to a request that failed is shown, so it need not be read any further.
+#: Limit of the answer to a failed request, of which only the beginning is shown.
 FAILURE_BYTES = 1 << 16
 _SHOWN_CHARACTERS = 500
 _VERSION_CHARACTERS = 128
 
 
 class InvalidAnswer(ApiError):
-    """What the API server sent is not what its API defines, or is larger than any answer may be."""
+    """The API server's response does not conform to the API, or exceeds a size limit."""
 
 
 class WatchEvent(NamedTuple):
@@ -34,7 +34,7 @@ class WatchEvent(NamedTuple):
 
     @property
     def resource_version(self) -> str:
-        """From where a watch goes on after this event; empty if the object does not say it."""
+        """The version at which a watch resumes after this event; empty if the object has none."""
         return version_of(self.object)
 
 
@@ -48,7 +48,7 @@ def version_of(raw: Dict[str, Any]) -> str:
 
 
 def whole(pieces: Iterable[bytes], most: int, what: str) -> bytes:
-    """Return the pieces together. Raises InvalidAnswer, naming the bound, if they are more than ``most`` bytes."""
+    """Return the pieces joined. Raises InvalidAnswer, naming the limit, if they are more than ``most`` bytes."""
     content = bytearray()
     for piece in pieces:
         content += piece
@@ -58,7 +58,7 @@ def whole(pieces: Iterable[bytes], most: int, what: str) -> bytes:
 
 
 def beginning(pieces: Iterable[bytes], most: int) -> bytes:
-    """Return at most about ``most`` bytes of the pieces and read no more of them."""
+    """Read about ``most`` bytes of the pieces at most, and return them joined."""
     content = bytearray()
     for piece in pieces:
         content += piece
@@ -70,7 +70,7 @@ def beginning(pieces: Iterable[bytes], most: int) -> bytes:
 def lines(pieces: Iterable[bytes], most: int, what: str) -> Iterator[bytes]:
     """Yield each line that is not blank.
 
-    Raises InvalidAnswer for a line of more than ``most`` bytes, ApiError if the last one is cut.
+    Raises InvalidAnswer for a line of more than ``most`` bytes, ApiError if the last one is truncated.
     """
     held = bytearray()
     for piece in pieces:
@@ -91,11 +91,11 @@ def lines(pieces: Iterable[bytes], most: int, what: str) -> Iterator[bytes]:
 
 
 def document(content: bytes, what: str) -> Dict[str, Any]:
-    """Return the JSON object that is the whole content. Raises InvalidAnswer."""
+    """Return the content parsed as one JSON object. Raises InvalidAnswer."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        # RecursionError: nested some thousand levels deep.
+        # RecursionError: the JSON is nested thousands of levels deep.
         raise InvalidAnswer(f"{what}: the answer is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidAnswer(f"{what}: the answer is not an object")
@@ -103,7 +103,7 @@ def document(content: bytes, what: str) -> Dict[str, Any]:
 
 
 def event(line: bytes, kind: str, what: str) -> WatchEvent:
-    """Return the event in a line, kind and apiVersion of its object filled in. Raises InvalidAnswer."""
+    """Return the event in a line, with kind and apiVersion of its object filled in. Raises InvalidAnswer."""
     try:
         value = json.loads(line)
         name, item = value["type"], value["object"]
@@ -117,13 +117,13 @@ def event(line: bytes, kind: str, what: str) -> WatchEvent:
 
 
 def status_code(status: Dict[str, Any]) -> int:
-    """Return the HTTP status that a Status object holds, 500 if it holds none."""
+    """Return the HTTP status in a Status object, 500 if it has none."""
     code = status.get("code")
     return code if isinstance(code, int) and 100 <= code <= 599 else 500
 
 
 def status_text(status: Dict[str, Any]) -> str:
-    """Return why a request failed, as a Status object says it, not too long."""
+    """Return the message or reason of a Status object, truncated to a reasonable length."""
     for name in ("message", "reason"):
         text = status.get(name)
         if isinstance(text, str) and text:
@@ -132,7 +132,7 @@ def status_text(status: Dict[str, Any]) -> str:
 
 
 def status_of(content: bytes) -> Dict[str, Any]:
-    """Return the Status object of a failed request; content that is none becomes its message."""
+    """Return the Status object of a failed request; other content becomes the message of one."""
     try:
         status = json.loads(content)
     except (ValueError, RecursionError):

@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reading from an API server as plain JSON: lists in pages, single objects, watches.
+"""Client of an API server that returns plain JSON: lists in pages, single objects, watches.
 
-Model classes of the kubernetes package are not used: they cost several times the time and memory of plain JSON.
+The model classes of the kubernetes package are not used: they need several times the time and memory of plain JSON.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from .parse_slice import HEADLESS_LABEL
 from .snapshot import with_kind
 
 PAGE_SIZE = 500
-#: A million objects, far above the sizes that Kubernetes is tested with.
+#: A million objects, far above the cluster sizes that Kubernetes is tested with.
 _MOST_PAGES = 2000
-#: Pages with fewer objects than were asked for that are followed by yet another page: API servers fill them up.
+#: Limit of pages with fewer objects than requested that are not the last one: API servers return full pages.
 _MOST_SHORT_PAGES = 50
 _LIST_ATTEMPTS = 3
 _BUSY_ATTEMPTS = 3
 _BUSY = (429, 503)
 _LONGEST_PAUSE_SECONDS = 5.0
 _WATCH_GRACE_SECONDS = 15.0
-#: An answer may take this many times the time in which its first byte has to come.
+#: Timeout of a whole answer, as a multiple of the timeout of its first byte.
 _WHOLE_ANSWER_FACTOR = 10.0
 _BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN, _GONE = 400, 401, 403, 410
 
@@ -70,7 +70,7 @@ class WatchFailed(ApiStatusError):
 
 
 class ResourceType(NamedTuple):
-    """A collection of objects: its path on the server, the plural name, and what to ask for of it by default."""
+    """A collection of objects: its path on the server, plural name, kind, and default selectors."""
 
     path: str
     name: str
@@ -90,26 +90,26 @@ SERVICE_CIDRS = ResourceType("/apis/networking.k8s.io/v1/servicecidrs", "service
 
 
 class ListResult(NamedTuple):
-    """Raw objects, kind and apiVersion filled in, and the resourceVersion from which a watch goes on."""
+    """Raw objects with kind and apiVersion filled in, and the resourceVersion at which a watch continues."""
 
     items: List[Dict[str, Any]]
     resource_version: str
 
 
-#: Takes a request's method, the server's host and port, the status of the answer ("<error>" for none) and the seconds
-#: until it began, None for a watch.
+#: Called with a request's method, the server's host and port, the status of the answer ("<error>" for none) and the
+#: seconds until it began (None for a watch).
 Observer = Callable[[str, str, str, Optional[float]], None]
 
 
 class ApiClient:
-    """A connection to one API server. ``timeout``: seconds for connecting, and for each answer to begin.
+    """A connection to one API server. ``timeout``: seconds to connect, and for each answer to begin.
 
-    ``unsupported``: paths of collections whose field selector the server has refused; several clients may share it, so
-    that the next one does not ask again. ``expect`` is called before each request with the seconds after which it has
-    surely ended. ``observe`` is called after each request. ``dial`` and ``clock`` replace the network and the time.
+    ``unsupported``: paths of collections whose field selector the server does not support; clients may share the set,
+    so that each server is asked only once. ``expect`` is called before each request with an upper limit of its duration
+    in seconds. ``observe`` is called after each request. ``dial`` and ``clock`` replace the network and the clock.
 
-    Not to be used by several threads at once, :meth:`interrupt` aside. Raises ConfigurationError or ApiError from the
-    start.
+    Must not be used by several threads concurrently, except for :meth:`interrupt`. The constructor raises
+    ConfigurationError or ApiError if the connection's options cannot be used.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class ApiClient:
         self._transport.close()
 
     def interrupt(self) -> None:
-        """Make the request under way fail; may be called from any thread."""
+        """Abort the current request; may be called from any thread."""
         self._transport.interrupt()
 
     def list(
@@ -150,12 +150,12 @@ class ApiClient:
         resource_version: str = "",
         reduce: Callable[[Any], Optional[Dict[str, Any]]] = lambda item: item,
     ) -> ListResult:
-        """Return all objects of a collection that its selectors leave, in pages that belong to one resourceVersion.
+        """Return all objects of a collection that its selectors match, read in pages of one resourceVersion.
 
-        ``field_selector`` takes the place of the resource's own. ``resource_version`` ``"0"`` takes what the server
-        has in its cache, another one what is not older than that. ``reduce`` is applied to each object when its page
-        has come, so that no more than a page is held in full; an object for which it returns None is left out. Pages
-        that expire underway make the list start again. Raises ApiError.
+        ``field_selector`` replaces the resource's own. With ``resource_version`` ``"0"`` the server answers from its
+        cache; with another version it answers with a state that is not older. ``reduce`` is applied to each object as
+        its page arrives, so that at most one page is held unreduced; objects for which it returns None are dropped. If
+        the pages expire during the list, it is restarted. Raises ApiError.
         """
         for attempt in range(1, _LIST_ATTEMPTS + 1):
             try:
@@ -199,16 +199,16 @@ class ApiClient:
                 return ListResult(items, version)
             short += len(complete) < PAGE_SIZE
             if short > _MOST_SHORT_PAGES:
-                raise ApiError(f"{where}: more than {_MOST_SHORT_PAGES} pages are not full and yet not the last")
-            # A page after the first one carries the resourceVersion in its token and must not name one.
+                raise ApiError(f"{where}: more than {_MOST_SHORT_PAGES} pages are incomplete without being the last")
+            # After the first page the continue token contains the resourceVersion; sending both is an error.
             query.pop("resourceVersion", None)
             query["continue"] = str(token)
         raise ApiError(f"{where}: the list has more than {_MOST_PAGES} pages")
 
     def _drops_selector(self, resource: ResourceType, field_selector: str, error: ApiStatusError) -> bool:
-        """Return whether to retry without the resource's field selector, because this server does not know its field.
+        """Return whether to retry without the resource's field selector, because this server does not support it.
 
-        Services can be selected by ``spec.clusterIP`` since Kubernetes 1.31; before, the answer is 400.
+        Services can be selected by ``spec.clusterIP`` since Kubernetes 1.31; older servers answer 400.
         """
         own = resource.field_selector and not field_selector and resource.path not in self._unsupported
         if own and error.code == _BAD_REQUEST and "field label not supported" in str(error):
@@ -241,12 +241,11 @@ class ApiClient:
         timeout_seconds: int = 300,
         read_timeout: Optional[float] = None,
     ) -> Iterator[WatchEvent]:
-        """Open a watch and return its events after ``resource_version``, bookmarks included, until the server ends it.
+        """Open a watch and return its events after ``resource_version``, including bookmarks, until the server ends it.
 
-        The server ends it after ``timeout_seconds`` or earlier; that is no error. ``read_timeout``: seconds without any
-        data after which the connection counts as dead. Raises Expired when the version is too old (list again),
-        WatchFailed or InvalidAnswer when the stream cannot be followed, ApiError when the connection breaks; the
-        events may raise them as well.
+        The server ends it after ``timeout_seconds`` or earlier; that is not an error. ``read_timeout``: seconds without
+        data after which the connection is considered dead. Raises Expired if the version is too old (list again),
+        WatchFailed or InvalidAnswer if the stream is invalid, ApiError if the connection breaks; so does the iterator.
         """
         query = self._selectors(resource, field_selector)
         query.update(
@@ -272,13 +271,13 @@ class ApiClient:
                     raise failure if isinstance(failure, Expired) else WatchFailed(str(failure), failure.code)
                 yield found
         finally:
-            # The rest of the stream is of no use: the connection cannot serve another request.
+            # The connection cannot be reused before the end of the stream, so close it.
             answer.close()
 
     def post(self, path: str, body: Mapping[str, Any], purpose: str) -> Dict[str, Any]:
         """Create an object at ``path`` and return it as the server stored it. Raises ApiError.
 
-        ``purpose`` is what errors say was tried.
+        ``purpose`` describes the request in errors.
         """
         return self.send("POST", path, body, purpose)
 
@@ -347,7 +346,7 @@ class ApiClient:
         body: Optional[bytes] = None,
         content_type: str = "application/json",
     ) -> Answer:
-        """Send any request: the one place through which all of them go."""
+        """Send a request. All requests are sent here."""
         headers = [("Accept", "application/json"), ("User-Agent", "kubenode-proxy")]
         if self._access.compress:
             headers.append(("Accept-Encoding", "gzip"))
@@ -365,7 +364,7 @@ class ApiClient:
         except TransportError as error:
             raise ApiError(f"API server {self.host}: {purpose}: {error}") from error
         finally:
-            # How long a watch takes to begin depends on what happens in the cluster.
+            # The answer to a watch may begin only with the first event, so its time is not a latency of the server.
             seconds = None if "watch" in query else self._clock() - started
             self._observe(method, urllib.parse.urlsplit(self.host).netloc, code, seconds)
 
@@ -381,9 +380,9 @@ def unless_absent(read: Callable[[], Item]) -> Optional[Item]:
 
 
 def list_objects(connection: ApiConnection, timeout: float = 30.0) -> List[Dict[str, Any]]:
-    """Return all Services, EndpointSlices, Nodes and ServiceCIDRs that a service proxy reads, raw.
+    """Return all Services, EndpointSlices, Nodes and ServiceCIDRs that a service proxy reads, as raw objects.
 
-    ``timeout``: seconds for each answer. A cluster too old to have ServiceCIDRs has none. Raises ApiError,
+    ``timeout``: seconds for each answer. Clusters that are too old for ServiceCIDRs return none. Raises ApiError,
     ConfigurationError.
     """
     client = ApiClient(connection, timeout)

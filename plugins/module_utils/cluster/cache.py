@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The last good cluster state, kept on disk, so that a node boots with its Services before the API server answers.
+"""The cache file of the last good cluster state, with which a node boots before it can reach the API server.
 
-The file is one header line of JSON (format, version, SHA-256 of what follows, time written) and then the
+The file is one header line of JSON (format, version, SHA-256 of the payload, time written) followed by the
 gzip-compressed objects, as a List that ``cluster.snapshot`` reads. It is written to a temporary file, synced and
-renamed, so it is whole or absent.
+renamed, so it is either complete or absent.
 """
 
 from __future__ import annotations
@@ -24,24 +24,19 @@ from ..whole_files import write_whole
 
 FORMAT = "kubenode-proxy-cluster-state"
 VERSION = 1
-#: Most bytes of a file, and of the objects in it: ten thousand Services with fifty thousand endpoints take some 40 MB.
+#: Limits in bytes of a file, and of the objects in it: 10,000 Services with 50,000 endpoints take about 40 MB.
 MOST_BYTES, _MOST_TEXT = 256 << 20, 1 << 30
 
 
 class CachedState(NamedTuple):
-    """Objects as the API server gave them, and when they were written (seconds since the epoch)."""
+    """Objects as the API server sent them, and when they were written (seconds since the epoch)."""
 
     objects: List[Dict[str, Any]]
     written: float
 
 
-def write_cache(path: str, objects: Iterable[Dict[str, Any]]) -> None:
-    """Write the objects, replacing an older cache atomically. Raises SnapshotError, naming the file."""
-    write_encoded(path, [json.dumps(item, separators=(",", ":")).encode() for item in objects])
-
-
-def write_encoded(path: str, objects: Iterable[bytes]) -> None:
-    """The same for objects that are JSON text already."""
+def write_cache(path: str, objects: Iterable[bytes]) -> None:
+    """Write objects, each encoded as JSON, replacing an older cache atomically. Raises SnapshotError."""
     document = b'{"apiVersion":"v1","kind":"List","items":[' + b",".join(objects) + b"]}"
     payload = gzip.compress(document, compresslevel=1, mtime=0)
     header = {
@@ -54,15 +49,15 @@ def write_encoded(path: str, objects: Iterable[bytes]) -> None:
         os.makedirs(os.path.dirname(path), mode=0o750, exist_ok=True)
         write_whole(path, json.dumps(header).encode() + b"\n" + payload)
     except OSError as error:
-        raise SnapshotError(f"{path}: the cluster state cannot be kept: {error.strerror}") from error
+        raise SnapshotError(f"{path}: the cluster state cannot be written: {error.strerror}") from error
 
 
 def read_cache(path: str) -> CachedState:
-    """The objects of an intact cache. Raises SnapshotError, naming the file and what is wrong with it."""
+    """Return the objects of an intact cache. Raises SnapshotError, naming the file and the fault."""
     try:
         first, _newline, payload = read_regular(path, MOST_BYTES).partition(b"\n")
     except OSError as error:
-        raise SnapshotError(f"{path}: no kept cluster state: {error.strerror}") from error
+        raise SnapshotError(f"{path}: no cached cluster state: {error.strerror}") from error
     try:
         header = parse_json(first)
         known, version = header["format"], header["version"]
@@ -70,15 +65,17 @@ def read_cache(path: str) -> CachedState:
         if not math.isfinite(written):
             raise ValueError("the time of writing is not finite")
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise SnapshotError(f"{path}: the kept cluster state has no valid header") from error
+        raise SnapshotError(f"{path}: the cached cluster state has no valid header") from error
     if known != FORMAT or version != VERSION:
-        raise SnapshotError(f"{path}: the kept state has format {known!r} version {version!r}, not {FORMAT} {VERSION}")
+        raise SnapshotError(
+            f"{path}: the cached state has format {known!r} version {version!r}, not {FORMAT} {VERSION}"
+        )
     if hashlib.sha256(payload).hexdigest() != digest:
-        raise SnapshotError(f"{path}: the kept cluster state is damaged: its SHA-256 does not match")
+        raise SnapshotError(f"{path}: the cached cluster state is damaged: its SHA-256 does not match")
     try:
         items = parse_json(gunzip(payload, _MOST_TEXT))["items"]
     except (ValueError, KeyError, TypeError) as error:
-        raise SnapshotError(f"{path}: the kept cluster state cannot be read: {error}") from error
+        raise SnapshotError(f"{path}: the cached cluster state cannot be read: {error}") from error
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise SnapshotError(f"{path}: the kept cluster state is not a list of objects")
+        raise SnapshotError(f"{path}: the cached cluster state is not a list of objects")
     return CachedState(items, written)

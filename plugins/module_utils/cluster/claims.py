@@ -24,9 +24,9 @@ _YOUNGEST = "~"
 
 
 class Claim(NamedTuple):
-    """What at most one Service can be served on: an address, a port and a protocol.
+    """An address, port and protocol, on which at most one Service can be served.
 
-    For a node port, ``address`` is the family (IPv4, IPv6), since it is one port of all addresses of the node.
+    For a node port, ``address`` is the family (IPv4 or IPv6): a node port is the same on all addresses of the node.
     """
 
     address: str
@@ -40,7 +40,7 @@ class Claim(NamedTuple):
 
 
 class _Claimant(NamedTuple):
-    """A Service that makes a claim; the smallest one wins."""
+    """A Service that makes a claim; of several the smallest one wins."""
 
     kind: int
     created: str
@@ -92,7 +92,7 @@ class Claims:
     """The claims of all Services, kept up to date one Service at a time at a cost of O(its claims)."""
 
     def __init__(self) -> None:
-        # A claim that one Service makes, as nearly all are, needs no list.
+        # Nearly all claims are made by one Service; these are stored without a list.
         self._claimants: Dict[Claim, _Claimants] = {}
         self._lost: Dict[NamespacedName, Dict[Claim, Conflict]] = {}
         self._conflicts: Optional[Tuple[Conflict, ...]] = ()
@@ -103,17 +103,19 @@ class Claims:
 
     @property
     def conflicts(self) -> Tuple[Conflict, ...]:
-        """All claims that a Service makes and another one gets, in order of claim and winner; the same object until
-        one of them changes.
+        """All claims that a Service makes and another one gets, in order of claim and winner.
+
+        The same object until one of them changes.
         """
         if self._conflicts is None:
             self._conflicts = tuple(sorted(conflict for lost in self._lost.values() for conflict in lost.values()))
         return self._conflicts
 
     def replace(self, before: Optional[Service], now: Optional[Service]) -> Set[NamespacedName]:
-        """Take the claims of a Service in place of its earlier ones (None: it was not there, or is gone).
+        """Replace the claims of a Service by those of its new version, and return the other Services affected.
 
-        Returns the other Services that lose a claim by it, or get one that they had lost.
+        ``before`` is None for a new Service, ``now`` for a deleted one. Affected are Services that lose a claim, or get
+        one that they had lost.
         """
         old, new = claims_of(before), claims_of(now)
         affected: Set[NamespacedName] = set()
@@ -147,7 +149,7 @@ class Claims:
         return losers ^ losers_before
 
     def _record(self, claim: Claim, before: Set[NamespacedName], claimants: List[_Claimant]) -> None:
-        """Bring up to date who has lost the claim."""
+        """Record the conflicts of a claim; ``before`` are the names of its claimants before the change."""
         self._conflicts = None
         for name in before:
             lost = self._lost.get(name)

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where an API server is and how to authenticate to it: options, kubeconfig files, or a pod's own account.
+"""How to reach an API server and authenticate to it: from options, kubeconfig files, or a pod's ServiceAccount.
 
-Nothing is imported for it but the standard library, and PyYAML for a kubeconfig that is not JSON; only a kubeconfig
-with an ``auth-provider`` needs the Python package kubernetes.
+Only the standard library is imported, and PyYAML for a kubeconfig that is not JSON. A kubeconfig with an
+``auth-provider`` needs the Python package kubernetes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _PORTS = {"https": 443, "http": 80}
 
 
 class ApiConnection(NamedTuple):
-    """Options of a connection; None stands for what the kubeconfig or the default says.
+    """Options of a connection; None selects the kubeconfig's value or the default.
 
     ``kubeconfig``: path of the file. ``context``: name in it. ``host``: URL of the server. ``api_key``: bearer token.
-    ``ca_cert``, ``client_cert``, ``client_key``: paths of PEM files. ``validate_certs``: check the server's
-    certificate. With neither ``kubeconfig``, ``context`` nor ``host``, a pod's own credentials are used, or else the
-    user's kubeconfig.
+    ``ca_cert``, ``client_cert``, ``client_key``: paths of PEM files. ``validate_certs``: verify the server's
+    certificate. Without ``kubeconfig``, ``context`` and ``host``, the ServiceAccount of the pod is used; outside a pod,
+    the user's default kubeconfig.
     """
 
     kubeconfig: Optional[str] = None
@@ -46,12 +46,12 @@ class ApiConnection(NamedTuple):
 
 
 class Access(NamedTuple):
-    """A connection with all its parts known.
+    """A connection with all its settings resolved.
 
-    ``server``: URL without a slash at its end. ``authority``, ``authority_file``: PEM of the authority that signs the
-    server's certificate; the system's authorities where both are empty. ``server_name``: the name in the server's
-    certificate, where it differs from the host of the URL. ``proxy_url``: the kubeconfig's proxy, which comes before
-    those of the environment. ``warnings``: lines that a person should see.
+    ``server``: URL without a trailing slash. ``authority``, ``authority_file``: PEM certificates of the authority that
+    signs the server's certificate; if both are empty, the system's authorities are used. ``server_name``: the name in
+    the server's certificate, if it differs from the host of the URL. ``proxy_url``: the kubeconfig's proxy, which takes
+    precedence over those of the environment. ``warnings``: lines to show to the user.
     """
 
     server: str
@@ -66,7 +66,7 @@ class Access(NamedTuple):
     warnings: Tuple[str, ...] = ()
 
     def authority_pem(self) -> bytes:
-        """Return the certificates of the server's authority, empty if it is one of the system's.
+        """Return the certificates of the server's authority, empty if the system's authorities are used.
 
         Raises ConfigurationError.
         """
@@ -97,9 +97,9 @@ class Access(NamedTuple):
         return environment_proxy(*self.address(), os.environ)
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return the settings of a TLS connection: TLS 1.2 at least, the server's certificate and name verified.
+        """Return the settings of a TLS connection: at least TLS 1.2, with the server's certificate and name verified.
 
-        Files are read here, so that renewed certificates count from the next connection on. Raises ConfigurationError.
+        Files are read on each call, so that the next connection uses renewed certificates. Raises ConfigurationError.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -117,10 +117,10 @@ class Access(NamedTuple):
 
 
 def resolve(connection: ApiConnection) -> Access:
-    """Return how to reach the API server; nothing is sent.
+    """Return how to reach the API server, without sending anything to it.
 
-    Raises ConfigurationError for a kubeconfig or a file that cannot be used, ApiError where an auth-provider needs
-    the Python package kubernetes.
+    Raises ConfigurationError for a kubeconfig or a file that cannot be used, ApiError if an auth-provider needs the
+    Python package kubernetes and it is not installed.
     """
     if connection.kubeconfig or connection.context or not connection.host:
         if not connection.kubeconfig and not connection.context and os.environ.get(_IN_CLUSTER_HOST):
@@ -149,8 +149,8 @@ def _of_choice(choice: Choice, files: str) -> Access:
     if not authority:
         file = text_field(cluster, "certificate-authority", files)
     if insecure and (authority or file):
-        raise ConfigurationError(f"{files}: a certificate-authority and insecure-skip-tls-verify exclude each other")
-    warning = f"{files}: insecure-skip-tls-verify: whoever is between this host and {server} can pose as the API server"
+        raise ConfigurationError(f"{files}: certificate-authority and insecure-skip-tls-verify are mutually exclusive")
+    warning = f"{files}: insecure-skip-tls-verify: anyone between this host and {server} can impersonate the API server"
     return Access(
         server=server,
         credentials=_credentials(choice, files),
@@ -166,7 +166,7 @@ def _of_choice(choice: Choice, files: str) -> Access:
 
 
 def _credentials(choice: Choice, files: str) -> Credentials:
-    """Return the user's credentials; as in client-go a token file comes before a token, and both before a plugin."""
+    """Return the user's credentials; as in client-go, a token file is preferred to a token, and both to a plugin."""
     user = choice.user
     certificate = _client_certificate(user, files)
     if text_field(user, "tokenFile", files):
@@ -193,7 +193,7 @@ def _client_certificate(user: Dict[str, Any], files: str) -> Optional[ClientCert
     )
     has_certificate, has_key = found.certificate or found.certificate_file, found.key or found.key_file
     if bool(has_certificate) != bool(has_key):
-        raise ConfigurationError(f"{files}: a client certificate and its key come only together")
+        raise ConfigurationError(f"{files}: a client certificate and its key must be set together")
     return found if has_certificate else None
 
 
@@ -238,19 +238,19 @@ def _load_authority(context: ssl.SSLContext, pem: bytes, source: str) -> None:
     try:
         context.load_verify_locations(cadata=pem.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
-        raise ConfigurationError(f"{source}: holds no certificates in PEM form: {error}") from error
+        raise ConfigurationError(f"{source}: contains no PEM certificates: {error}") from error
 
 
 def _load_certificate(context: ssl.SSLContext, given: ClientCertificate) -> None:
     name = given.certificate_file or "client-certificate-data"
     with tempfile.TemporaryDirectory() as folder:
-        # OpenSSL reads certificates and keys from files only; this folder is for its owner only, and gone at once.
+        # OpenSSL reads certificates and keys from files only. Only the owner can read this folder.
         try:
             certificate = _as_file(given.certificate, given.certificate_file, os.path.join(folder, "certificate"))
             key = _as_file(given.key, given.key_file, os.path.join(folder, "key")) or None
             context.load_cert_chain(certificate, key, password=_no_password)
         except OSError as error:
-            # SSLError is an OSError too, without a file name of its own.
+            # SSLError is an OSError, too, but has no file name.
             raise ConfigurationError(
                 f"{error.filename or name}: the client certificate cannot be used: {error.strerror or error}"
             ) from error
@@ -259,7 +259,7 @@ def _load_certificate(context: ssl.SSLContext, given: ClientCertificate) -> None
 
 
 def _no_password() -> str:
-    """Keep OpenSSL from asking for the password of an encrypted key at a terminal."""
+    """Raise ValueError, so that OpenSSL does not prompt for the password of an encrypted key."""
     raise ValueError("the key is encrypted")
 
 

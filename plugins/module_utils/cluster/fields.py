@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Checked access to the fields of raw objects: every wrong type or value becomes one :class:`Invalid`.
+"""Checked access to the fields of raw objects: every wrong type or value raises :class:`Invalid`.
 
-Fields that are absent and fields that are null read the same, as they do on the API server.
+An absent field and a null field are the same, as they are to the API server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SHOWN_CHARACTERS = 60
 
 
 class Invalid(Exception):
-    """A field that makes its object unusable: path of the field, and the reason."""
+    """A field that makes its object unusable: the path of the field, and the reason."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(field, reason)
@@ -28,13 +28,13 @@ class Invalid(Exception):
         self.reason = reason
 
     def under(self, parent: str) -> Invalid:
-        """The same with ``parent`` put before the path."""
+        """Return the same error with ``parent`` prefixed to the path."""
         joint = "" if not self.field or self.field.startswith("[") else "."
         return Invalid(f"{parent}{joint}{self.field}", self.reason)
 
 
 def shown(value: object) -> str:
-    """A value from outside as printable, short text on one line."""
+    """Return an untrusted value as short printable text on one line."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
@@ -46,7 +46,7 @@ def shown(value: object) -> str:
 
 
 def mapping(value: object, field: str) -> Dict[str, Any]:
-    """The object ``value``, empty when it is null. Raises Invalid."""
+    """Return an object, empty if ``value`` is null. Raises Invalid."""
     if isinstance(value, dict):
         return value
     if value is None:
@@ -55,7 +55,7 @@ def mapping(value: object, field: str) -> Dict[str, Any]:
 
 
 def sequence(value: object, field: str) -> List[Any]:
-    """The list ``value``, empty when it is null. Raises Invalid."""
+    """Return a list, empty if ``value`` is null. Raises Invalid."""
     if isinstance(value, list):
         return value
     if value is None:
@@ -64,7 +64,7 @@ def sequence(value: object, field: str) -> List[Any]:
 
 
 def text(value: object, field: str) -> str:
-    """The string ``value``, empty when it is null. Raises Invalid."""
+    """Return a string, empty if ``value`` is null. Raises Invalid."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -73,7 +73,7 @@ def text(value: object, field: str) -> str:
 
 
 def flag(value: object, field: str, default: bool) -> bool:
-    """The truth value ``value``, or ``default`` when it is null. Raises Invalid."""
+    """Return true or false, ``default`` if ``value`` is null. Raises Invalid."""
     if value is True or value is False:
         return value is True
     if value is None:
@@ -82,7 +82,7 @@ def flag(value: object, field: str, default: bool) -> bool:
 
 
 def integer(value: object, field: str, low: int, high: int, default: Optional[int] = None) -> int:
-    """The integer ``value`` of ``low`` to ``high``, or ``default`` when it is null. Raises Invalid."""
+    """Return an integer from ``low`` to ``high``, ``default`` if ``value`` is null. Raises Invalid."""
     if value is None and default is not None:
         return default
     if value is None:
@@ -95,12 +95,12 @@ def integer(value: object, field: str, low: int, high: int, default: Optional[in
 
 
 def is_dns_label(value: str) -> bool:
-    """Whether ``value`` is an RFC 1123 label in lower case: the form of namespaces, Service names and port names."""
+    """Return whether ``value`` is an RFC 1123 label in lower case, as namespaces, Services and ports are named."""
     return _DNS_LABEL.fullmatch(value) is not None
 
 
 def dns_label(value: object, field: str) -> str:
-    """The RFC 1123 label ``value``. Raises Invalid."""
+    """Return an RFC 1123 label. Raises Invalid."""
     if isinstance(value, str) and _DNS_LABEL.fullmatch(value) is not None:
         return value
     if value is None or value == "":
@@ -109,7 +109,7 @@ def dns_label(value: object, field: str) -> str:
 
 
 def dns_subdomain(value: object, field: str) -> str:
-    """The RFC 1123 subdomain ``value``. Raises Invalid."""
+    """Return an RFC 1123 subdomain. Raises Invalid."""
     if isinstance(value, str) and len(value) <= 253 and _DNS_SUBDOMAIN.fullmatch(value) is not None:
         return value
     if value is None or value == "":
@@ -118,7 +118,7 @@ def dns_subdomain(value: object, field: str) -> str:
 
 
 def protocol(value: object, field: str) -> str:
-    """``TCP``, ``UDP`` or ``SCTP``; TCP when it is null or empty, the API server's default. Raises Invalid."""
+    """Return ``TCP``, ``UDP`` or ``SCTP``; TCP, the API server's default, for null or empty. Raises Invalid."""
     if value == "TCP" or value is None or value == "":
         return "TCP"
     if value == "UDP" or value == "SCTP":
@@ -127,7 +127,7 @@ def protocol(value: object, field: str) -> str:
 
 
 def address(value: object, field: str) -> str:
-    """The address ``value`` in canonical form. Raises Invalid."""
+    """Return an address in canonical form. Raises Invalid."""
     canonical = canonical_address(text(value, field))
     if canonical is None:
         raise Invalid(field, f"{shown(value)} is not an IP address")
@@ -135,17 +135,17 @@ def address(value: object, field: str) -> str:
 
 
 def ip_family(value: object, field: str) -> str:
-    """``IPv4`` or ``IPv6``. Raises Invalid."""
+    """Return ``IPv4`` or ``IPv6``. Raises Invalid."""
     if value == "IPv4" or value == "IPv6":
         return str(value)
     raise Invalid(field, f"{shown(value)} is not IPv4 or IPv6")
 
 
 def special_use(canonical: str) -> str:
-    """Return why a canonical address cannot be that of a Service or a pod: ``a loopback address`` and so on, or "".
+    """Return why a canonical address cannot belong to a Service or a pod (``a loopback address`` ...), or "".
 
     The classes are those that the API server forbids for endpoints and external IPs (of multicast only the link-local
-    scope), and the broadcast address, which the traffic of other programs on the node needs.
+    scope), and the broadcast address, which other programs on the node need.
     """
     if family_of(canonical) == "IPv6":
         head = canonical.partition(":")[0]

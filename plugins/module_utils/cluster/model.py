@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The objects of the cluster that decide what a node is programmed with, as immutable values.
+"""The cluster objects from which a node is programmed, as immutable values.
 
-They hold only what kube-proxy 1.36 reads. All addresses and CIDRs are canonical (see ``addresses``); whatever
-kube-proxy skips silently (an external IP that is not an address, a hostname-only ingress, an ``ipMode: Proxy``
-address) is already left out.
+They hold only the fields that kube-proxy 1.36 reads. All addresses and CIDRs are canonical (see ``addresses``). Parts
+that kube-proxy skips silently (an external IP that is not an address, a hostname-only ingress, an ``ipMode: Proxy``
+address) have been dropped by the parser.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class ServicePort(NamedTuple):
 class Service(NamedTuple):
     """A Service that is not headless and not ExternalName.
 
-    ``cluster_ip_v4`` and ``cluster_ip_v6`` are empty where the Service has none of that family.
+    ``cluster_ip_v4`` and ``cluster_ip_v6`` are empty if the Service has none of that family.
     ``external_ips``, ``load_balancer_ips`` (of ipMode VIP) and ``source_ranges`` (CIDRs, blanks trimmed) hold both
     families.
     ``affinity_seconds`` is 0 without ClientIP affinity.
-    ``external_traffic_policy_local`` and ``internal_traffic_policy_local`` are the plain fields of the spec.
-    ``has_external_ips`` tells whether spec.externalIPs is not empty, whatever is in it.
-    ``created`` is metadata.creationTimestamp (UTC, RFC 3339, whole seconds), empty where it is not told.
+    ``external_traffic_policy_local`` and ``internal_traffic_policy_local`` are the fields of the spec, uninterpreted.
+    ``has_external_ips``: whether spec.externalIPs has any element, valid or not.
+    ``created`` is metadata.creationTimestamp (UTC, RFC 3339, whole seconds), empty if the object has none.
     """
 
     namespace: str
@@ -67,7 +67,7 @@ class Service(NamedTuple):
 
 
 class SlicePort(NamedTuple):
-    """One element of an EndpointSlice's ports that has a name and a number."""
+    """One element of an EndpointSlice's ports that has a number. ``name`` is empty for an unnamed port."""
 
     name: str
     protocol: str

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From a raw object, as JSON gives it, to a value of the model; or to a Refusal that says what is wrong with it."""
+"""Parsing of raw objects (decoded JSON) into values of the model, or into a Refusal that names the invalid field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Parsed = Union[Service, EndpointSlice, Node, ServiceCIDR]
 
 
 class ObjectKey(NamedTuple):
-    """What identifies a raw object: kind, namespace (empty for Nodes and ServiceCIDRs) and name."""
+    """The identity of a raw object: kind, namespace (empty for Nodes and ServiceCIDRs) and name."""
 
     kind: str
     namespace: str
@@ -31,7 +31,7 @@ class ObjectKey(NamedTuple):
 def parse_node(raw: Dict[str, Any], skipped: List[Invalid]) -> Node:
     """Return the Node that a raw object describes.
 
-    Addresses and pod CIDRs that are not valid are left out and appended to ``skipped``. Raises Invalid.
+    Invalid addresses and pod CIDRs are skipped and appended to ``skipped``. Raises Invalid.
     """
     metadata = mapping(raw.get("metadata"), "metadata")
     name = dns_subdomain(metadata.get("name"), "metadata.name")
@@ -68,7 +68,7 @@ def _indexed(value: object, field: str) -> Iterable[Tuple[int, Any]]:
 
 
 def _node_addresses(raw: object, skipped: List[Invalid]) -> Dict[str, List[str]]:
-    """Return the internal and external addresses of a Node in their order, by type."""
+    """Return the internal and external addresses of a Node, by type, in the order of status.addresses."""
     addresses: Dict[str, List[str]] = {"InternalIP": [], "ExternalIP": []}
     for index, value in _indexed(raw, "status.addresses"):
         where = f"status.addresses[{index}]"
@@ -83,7 +83,7 @@ def _node_addresses(raw: object, skipped: List[Invalid]) -> Dict[str, List[str]]
 
 
 def parse_service_cidr(raw: Dict[str, Any], _skipped: List[Invalid]) -> ServiceCIDR:
-    """Return the ServiceCIDR that a raw object describes; it is taken as a whole or not at all. Raises Invalid."""
+    """Return the ServiceCIDR that a raw object describes. Raises Invalid if any of its CIDRs is invalid."""
     metadata = mapping(raw.get("metadata"), "metadata")
     name = dns_subdomain(metadata.get("name"), "metadata.name")
     spec = mapping(raw.get("spec"), "spec")
@@ -114,7 +114,7 @@ KINDS: Tuple[str, ...] = tuple(_KINDS)
 
 
 def is_read(raw: object) -> bool:
-    """Whether a raw object is of a kind and API group that is read at all; others are passed over in silence."""
+    """Return whether a raw object is of a kind and API group that the proxy reads; others are ignored silently."""
     if not isinstance(raw, dict):
         return True
     kind = raw.get("kind")
@@ -126,12 +126,12 @@ def is_read(raw: object) -> bool:
     version = raw.get("apiVersion")
     if not isinstance(version, str) or not version or version == known.api_version:
         return True
-    # The same kind name in another group is another thing altogether (a Knative Service); an older version is not.
+    # The same kind in another API group is an unrelated type (a Knative Service); an older version is the same type.
     return version.rpartition("/")[0] == known.api_version.rpartition("/")[0]
 
 
 def object_key(raw: object) -> ObjectKey:
-    """Kind, namespace and name of a raw object, with empty text in place of whatever is not a string."""
+    """Return kind, namespace and name of a raw object, with empty text for each that is not a string."""
     if not isinstance(raw, dict):
         return ObjectKey("", "", "")
     metadata = raw.get("metadata")
@@ -148,11 +148,11 @@ def object_key(raw: object) -> ObjectKey:
 def parse_object(raw: object, skipped: Optional[List[Refusal]] = None) -> Union[Parsed, Refusal, None]:
     """Return one raw object as a Service, EndpointSlice, Node or ServiceCIDR.
 
-    None stands for an object that is right but of no concern here (another kind, headless, another proxy's ...). An
-    object that is wrong gives a Refusal; no input raises. Of an object that is right, parts that are not valid and can
-    do without each other (addresses, endpoints) are left out; what was left out is appended to ``skipped``.
+    Returns None for an object that the proxy does not serve (another kind, headless, labelled for another proxy) and a
+    Refusal for an invalid one; no input raises. Invalid parts on which nothing else in the object depends (addresses,
+    endpoints) are skipped and appended to ``skipped``.
     """
-    left_out: List[Invalid] = []
+    invalid_parts: List[Invalid] = []
     try:
         if not is_read(raw):
             return None
@@ -164,11 +164,11 @@ def parse_object(raw: object, skipped: Optional[List[Refusal]] = None) -> Union[
         version = raw.get("apiVersion")
         if version is not None and version != known.api_version:
             raise Invalid("apiVersion", f"{shown(version)} is not {known.api_version}")
-        parsed = known.parse(raw, left_out)
+        parsed = known.parse(raw, invalid_parts)
     except Invalid as error:
         return _refusal(raw, error)
-    if left_out and skipped is not None:
-        skipped += [_refusal(raw, error) for error in left_out]
+    if invalid_parts and skipped is not None:
+        skipped += [_refusal(raw, error) for error in invalid_parts]
     return parsed
 
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reading of a raw Service (core/v1)."""
+"""Parsing of a raw Service (core/v1)."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 
 
 def parse_service(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[Service]:
-    """The Service that a raw object describes, or None for one that this proxy has nothing to do with.
+    """Return the Service that a raw object describes, or None for one that the proxy does not serve.
 
-    Those are what kube-proxy 1.36 asks the API server to leave out (the label of another proxy, headless), Services
-    without a cluster IP, and ExternalName. Defaults of the API server are filled in. External IPs and load balancer
-    addresses that cannot be served are left out and appended to ``skipped``. Raises Invalid.
+    Not served are the Services that kube-proxy 1.36 excludes with its selectors (labelled for another proxy, headless),
+    those without a cluster IP, and ExternalName. Defaults of the API server are filled in. External IPs and load
+    balancer addresses that cannot be served are skipped and appended to ``skipped``. Raises Invalid.
     """
     metadata = mapping(raw.get("metadata"), "metadata")
     namespace = dns_label(metadata.get("namespace"), "metadata.namespace")
@@ -73,7 +73,7 @@ def parse_service(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[Servi
 
 
 def _created(raw: object, skipped: List[Invalid]) -> str:
-    """Return the time, empty if there is none; times of this form sort as text."""
+    """Return the creation time, empty if there is none. Times in this format sort chronologically as text."""
     if raw is None or (isinstance(raw, str) and _TIME.fullmatch(raw)):
         return raw or ""
     skipped.append(Invalid("metadata.creationTimestamp", f"{shown(raw)} is not a time like 2026-01-31T12:00:00Z"))
@@ -81,7 +81,7 @@ def _created(raw: object, skipped: List[Invalid]) -> str:
 
 
 def _cluster_ips(spec: Dict[str, Any], cluster_ip: str) -> Tuple[str, str]:
-    """The cluster IPs of IPv4 and of IPv6, each empty where there is none."""
+    """Return the cluster IPs of IPv4 and IPv6, each empty if there is none. Raises Invalid."""
     first = address(cluster_ip, "spec.clusterIP")
     addresses: List[str] = []
     for index, value in enumerate(sequence(spec.get("clusterIPs"), "spec.clusterIPs")):
@@ -145,7 +145,7 @@ def _refuse_duplicates(ports: List[ServicePort]) -> None:
                 raise Invalid(f"{where}.name", "is missing; several ports need names")
             raise Invalid(f"{where}.name", f"{shown(port.name)} is the name of an earlier port")
         if (port.port, port.protocol) in numbers:
-            raise Invalid(f"{where}.port", f"{port.port}/{port.protocol} is an earlier port too")
+            raise Invalid(f"{where}.port", f"{port.port}/{port.protocol} is already used by an earlier port")
         if port.node_port and (port.node_port, port.protocol) in node_ports:
             raise Invalid(f"{where}.nodePort", f"{port.node_port}/{port.protocol} is the node port of an earlier port")
         names.add(port.name)
@@ -173,8 +173,8 @@ def _external_ips(raw: List[Any], skipped: List[Invalid]) -> Tuple[str, ...]:
 def _load_balancer_ips(raw_status: object, skipped: List[Invalid]) -> Tuple[str, ...]:
     """Return the addresses of ipMode VIP (the default).
 
-    The API server accepts any address in a status. Loopback and link-local ones are served: load balancers of single
-    machines report them.
+    The API server accepts any address in a status. Loopback and link-local ones are served, since load balancers for
+    single machines report them.
     """
     if not raw_status:
         return ()

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reading of a raw EndpointSlice (discovery.k8s.io/v1)."""
+"""Parsing of a raw EndpointSlice (discovery.k8s.io/v1)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _NO_CONDITIONS: Dict[str, Any] = {}
 
 
 def parse_endpoint_slice(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[EndpointSlice]:
-    """The EndpointSlice that a raw object describes, or None for one that no Service can use.
+    """Return the EndpointSlice that a raw object describes, or None for one that no Service can use.
 
-    Those are slices labelled headless, slices without an owning Service, and slices of addressType FQDN. Endpoints
-    without an address and ports without a number are left out of the slice; an endpoint that is not valid is left out,
-    too, and appended to ``skipped``. Raises Invalid.
+    No Service can use slices labelled headless, slices without an owning Service, and slices of addressType FQDN.
+    Endpoints without an address and ports without a number are dropped; invalid endpoints are skipped and appended to
+    ``skipped``. Raises Invalid.
     """
     metadata = mapping(raw.get("metadata"), "metadata")
     namespace = dns_label(metadata.get("namespace"), "metadata.namespace")
@@ -100,7 +100,7 @@ def _endpoint(raw: object, family: str) -> Optional[SliceEndpoint]:
     addresses = sequence(raw.get("addresses"), "addresses")
     if not addresses:
         return None
-    # kube-proxy reads the first address only; the others are not looked at here either.
+    # Like kube-proxy, read the first address only (the API defines no meaning for the others).
     first = text(addresses[0], "addresses[0]")
     address = canonical_address(first)
     if address is None:

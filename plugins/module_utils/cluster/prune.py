@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reduction of raw objects to the fields that are read, so that snapshots are small and change only when it matters."""
+"""Reduction of raw objects to the fields that the proxy reads, so that snapshots are small and rarely change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .parse_service import SERVICE_PROXY_NAME_LABEL
 from .parse_slice import HEADLESS_LABEL, SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
 
 Shape = Union[bool, Mapping[str, Any]]
-"""What to keep of a value: True all of it; a mapping only these fields, in each element if the value is a list."""
+"""The parts of a value to keep: True keeps all of it; a mapping only these fields, in each element of a list."""
 
 _METADATA = {"namespace": True, "name": True}
 
@@ -60,9 +60,9 @@ _SHAPES: Dict[str, Mapping[str, Any]] = {
 
 
 def prune(raw: Any) -> Any:
-    """A copy of a raw object with nothing but the fields that are read; null fields go.
+    """Return a copy of a raw object with only the fields that the proxy reads; null fields are removed.
 
-    An object that parses gives the same value before and after; one that is refused is refused for the same reason.
+    The copy parses to the same value as the object, or is refused for the same reason.
     """
     kind = raw.get("kind") if isinstance(raw, dict) else None
     shape = _SHAPES.get(kind) if isinstance(kind, str) else None
@@ -81,7 +81,7 @@ def _kept(value: Any, shape: Shape) -> Any:
     kept = {}
     for name, below in shape.items():
         item = value.get(name)
-        # An empty object stays: in place of a list it is a fault, which must not vanish.
+        # Keep an empty object: in place of a list it is an error, which the parser must still find.
         if item is not None:
             kept[name] = _kept(item, below)
     return kept

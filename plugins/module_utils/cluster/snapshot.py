@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Snapshots of the cluster state: reading what kubectl prints, and writing them small and always the same.
+"""Snapshots of the cluster state: reading the output of kubectl, and writing small, deterministic files.
 
-JSON is read with the standard library. PyYAML is asked only when the text is not JSON.
+JSON is read with the standard library. PyYAML is imported only if the text is not JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WORDS = {str: "plain text", int: "a number", float: "a number", bool: "a truth 
 
 
 class WrittenSnapshot(NamedTuple):
-    """What was written: SHA-256 of the canonical content (hexadecimal), objects by kind, whether the file changed."""
+    """A snapshot's SHA-256 of its canonical content (hexadecimal), objects by kind, and whether the file changed."""
 
     digest: str
     counts: Dict[str, int]
@@ -37,7 +37,7 @@ class WrittenSnapshot(NamedTuple):
 
 
 def read_snapshot(path: str) -> List[Any]:
-    """The raw objects of a snapshot file; see :func:`parse_snapshot`. Raises SnapshotError, which names the file."""
+    """Return the raw objects of a snapshot file; see :func:`parse_snapshot`. Raises SnapshotError, naming the file."""
     try:
         with open(path, "rb") as stream:
             content = stream.read()
@@ -47,11 +47,11 @@ def read_snapshot(path: str) -> List[Any]:
 
 
 def parse_snapshot(content: bytes, source: str = "snapshot") -> List[Any]:
-    """The raw objects in the bytes of a snapshot, Lists taken apart, in their order.
+    """Return the raw objects in the bytes of a snapshot in their order, with Lists flattened.
 
-    Plain or gzip; JSON or YAML; one List (also ServiceList, EndpointSliceList ...), an array of Lists or objects,
-    several documents one after another. Items of a typed list are given the kind that the list implies. ``source`` is
-    what errors call it. Raises SnapshotError with the position of the fault.
+    Accepted are plain or gzip data in JSON or YAML: a List (also ServiceList, EndpointSliceList ...), an array of Lists
+    or objects, or several documents one after another. Items of a typed list get the kind that the list implies.
+    ``source`` names the snapshot in errors. Raises SnapshotError with the position of the fault.
     """
     if content.startswith(_GZIP_MAGIC):
         content = _gunzip(content, source)
@@ -61,7 +61,7 @@ def parse_snapshot(content: bytes, source: str = "snapshot") -> List[Any]:
         raise SnapshotError(f"{source}: not UTF-8 text at byte {error.start}") from error
     if not text.strip():
         raise SnapshotError(f"{source}: is empty")
-    # JSON starts with a bracket; YAML in flow style that does so too is tried as YAML afterwards.
+    # JSON starts with a bracket. YAML in flow style may, too: it is parsed as YAML if it turns out not to be JSON.
     documents = _json_documents(text, source) if text.lstrip()[0] in "{[" else _yaml_documents(text, source)
     objects: List[Any] = []
     for document in documents:
@@ -71,7 +71,7 @@ def parse_snapshot(content: bytes, source: str = "snapshot") -> List[Any]:
 
 def _gunzip(content: bytes, source: str) -> bytes:
     try:
-        # Piece by piece: one read of up to the maximum would reserve that much memory beforehand.
+        # Read in pieces: a single read of up to the maximum would allocate that much memory first.
         pieces: List[bytes] = []
         size = 0
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
@@ -116,8 +116,7 @@ def _json_fault(text: str, source: str, error: json.JSONDecodeError) -> str:
 
 
 def _flow_yaml_documents(text: str, source: str, fault: json.JSONDecodeError) -> List[Any]:
-    # YAML in flow style may start with a bracket. The JSON fault is the better report unless the text truly is YAML,
-    # and a large text is never that, so the slow parser is not tried on it.
+    # Report the JSON error unless the text really is YAML. The slow parser is not tried on large texts.
     if len(text) < 1 << 20:
         try:
             return _yaml_documents(text, source)
@@ -153,7 +152,7 @@ def _collect(document: Any, objects: List[Any], source: str, depth: int) -> None
     if not isinstance(document, dict):
         if depth == 0:
             held = _WORDS.get(type(document), "a single value")
-            raise SnapshotError(f"{source}: holds {held}, not objects of the cluster")
+            raise SnapshotError(f"{source}: contains {held}, not Kubernetes objects")
         objects.append(document)
         return
     kind = document.get("kind")
@@ -165,14 +164,14 @@ def _collect(document: Any, objects: List[Any], source: str, depth: int) -> None
             _collect(item, objects, source, depth + 1)
         return
     if depth == 0 and not kind:
-        raise SnapshotError(f"{source}: holds an object without a kind, which is not one of the cluster")
+        raise SnapshotError(f"{source}: contains an object without a kind, which is not a Kubernetes object")
     objects.append(document)
 
 
 def with_kind(items: List[Any], list_kind: str, api_version: Any) -> List[Any]:
-    """The items of a list as the API server sends it, where they lack kind and apiVersion, given those of the list.
+    """Fill in kind and apiVersion of a list's items, in which the API server omits them, and return the items.
 
-    The items themselves are completed, not copied. Those of a plain ``List`` are left alone.
+    The items are modified in place. Those of a plain ``List`` are not changed.
     """
     item_kind = list_kind[: -len("List")]
     if item_kind:
@@ -184,10 +183,11 @@ def with_kind(items: List[Any], list_kind: str, api_version: Any) -> List[Any]:
 
 
 def canonical_snapshot(objects: Iterable[Any]) -> Tuple[bytes, Dict[str, int]]:
-    """The content of a snapshot, and how many objects of each kind are in it.
+    """Return the content of a snapshot, and the number of objects of each kind in it.
 
-    A JSON List, sorted by kind, namespace and name, one object a line, reduced to the fields that are read. The bytes
-    depend on these fields only, not on the order of the input. An object that is not one at all is kept to be refused.
+    The content is a JSON List, sorted by kind, namespace and name, with one object per line, reduced to the fields that
+    the proxy reads. The bytes depend on these fields only, not on the order of the input. Values that are not objects
+    are kept, so that the reader of the snapshot reports them.
     """
     chosen: Dict[Tuple[str, ...], str] = {}
     counts: Dict[str, int] = {}
@@ -206,20 +206,20 @@ def canonical_snapshot(objects: Iterable[Any]) -> Tuple[bytes, Dict[str, int]]:
 
 
 def snapshot_digest(content: bytes) -> str:
-    """SHA-256 of uncompressed snapshot content, in hexadecimal."""
+    """Return the SHA-256 of uncompressed snapshot content, in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
 def compress(content: bytes) -> bytes:
-    """Pack with gzip, without a time stamp, so that equal content gives equal bytes."""
+    """Compress with gzip, without a time stamp, so that equal content gives equal bytes."""
     return gzip.compress(content, compresslevel=6, mtime=0)
 
 
 def write_snapshot(path: str, objects: Iterable[Any], check_mode: bool = False) -> WrittenSnapshot:
-    """Write a snapshot of raw objects, gzip when the name ends with ``.gz``, replacing the file in one step.
+    """Write a snapshot of raw objects, compressed if the name ends with ``.gz``, replacing the file atomically.
 
-    The file is left alone when its content is the same already; with ``check_mode`` it is only compared. Secrets are
-    never in it, but it is written with mode 0600 when new. Raises SnapshotError.
+    A file with the same content is not written again; with ``check_mode`` it is only compared. A new file gets mode
+    0600, although a snapshot never contains Secrets. Raises SnapshotError.
     """
     content, counts = canonical_snapshot(objects)
     digest = snapshot_digest(content)
@@ -231,7 +231,7 @@ def write_snapshot(path: str, objects: Iterable[Any], check_mode: bool = False) 
 
 
 def _content_of(path: str) -> bytes:
-    """The uncompressed content of an earlier snapshot; empty when there is none that can be read."""
+    """Return the uncompressed content of an earlier snapshot, empty if there is none that can be read."""
     try:
         with open(path, "rb") as stream:
             content = stream.read()

@@ -17,12 +17,12 @@ _NO_SLICES: Dict[str, EndpointSlice] = {}
 
 
 class ClusterState:
-    """Services, the EndpointSlices of each, Nodes and ServiceCIDRs; and the objects refused.
+    """Services, the EndpointSlices of each, Nodes and ServiceCIDRs; and the objects that were refused as invalid.
 
-    ``kinds``: the kinds of which an object was ever given, whatever became of it.
+    ``kinds``: the kinds of all objects ever passed to :meth:`upsert`, valid or not, deleted since or not.
 
-    The state depends only on the last version of each object: a version that is refused takes the place of an earlier
-    good one, as if the object were gone.
+    The state depends only on the last version of each object: an invalid version replaces an earlier valid one, as if
+    the object had been deleted.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class ClusterState:
 
     @classmethod
     def from_objects(cls, objects: Iterable[Any]) -> ClusterState:
-        """The state that raw objects (``kind`` included) describe; among several of one name the last one counts."""
+        """Return the state that raw objects (``kind`` included) describe; of several with one name the last wins."""
         state = cls()
         for raw in objects:
             state.upsert(raw)
@@ -47,12 +47,12 @@ class ClusterState:
 
     @property
     def refusals(self) -> Tuple[Refusal, ...]:
-        """The objects that are left out because they are wrong, in order of kind, namespace and name."""
+        """The objects that were skipped because they are invalid, in order of kind, namespace and name."""
         return tuple(sorted([*self._refusals.values(), *self._nameless]))
 
     @property
     def skipped(self) -> Tuple[Refusal, ...]:
-        """The parts of objects that are left out because they are wrong, in order of kind, namespace and name."""
+        """The parts of objects that were skipped because they are invalid, in order of kind, namespace and name."""
         return tuple(part for key in sorted(self._skipped) for part in self._skipped[key])
 
     @property
@@ -61,32 +61,29 @@ class ClusterState:
         return self._slices
 
     def slices_of(self, service: NamespacedName) -> Mapping[str, EndpointSlice]:
-        """The EndpointSlices that belong to a Service, by name; empty if there are none."""
+        """Return the EndpointSlices that belong to a Service, by name; empty if there are none."""
         return self._slices.get(service, _NO_SLICES)
 
     def lost_claims(self, service: NamespacedName) -> Mapping[Claim, Conflict]:
-        """Return the addresses with port, and node ports, of a Service that another Service gets; mostly empty."""
+        """Return the claims of a Service that were assigned to another Service; empty for nearly all Services."""
         return self._claims.lost_by(service)
 
     @property
     def conflicts(self) -> Tuple[Conflict, ...]:
-        """The addresses with port, and node ports, that several Services claim; the same object until one changes."""
+        """The claims that several Services make; the same object until one of them changes."""
         return self._claims.conflicts
 
-    def endpoint_count(self) -> int:
-        """How many endpoints the slices hold altogether."""
-        return sum(len(item.endpoints) for slices in self._slices.values() for item in slices.values())
-
     def service_cidr_list(self, family: str) -> Tuple[str, ...]:
-        """The CIDRs of one family out of all ServiceCIDRs, sorted and each once."""
+        """Return the CIDRs of one family of all ServiceCIDRs, sorted and without duplicates."""
         is_v6 = family == "IPv6"
         cidrs = {cidr for item in self.service_cidrs.values() for cidr in item.cidrs}
         return tuple(sorted(cidr for cidr in cidrs if (":" in cidr) == is_v6))
 
     def upsert(self, raw: Any) -> FrozenSet[NamespacedName]:
-        """Take in a raw object that is new or has changed, and return the Services whose ServicePorts may change.
+        """Add or replace a raw object and return the Services whose ServicePorts may change.
 
-        Empty if nothing changes or the object is a Node or ServiceCIDR. No bad object raises: see ``refusals``.
+        Empty if nothing changes or the object is a Node or ServiceCIDR. An invalid object does not raise: it is
+        recorded in ``refusals``.
         """
         skipped: List[Refusal] = []
         parsed = parse_object(raw, skipped)
@@ -118,7 +115,7 @@ class ClusterState:
         return self._remove(key) if is_read(raw) else _NOTHING
 
     def delete(self, raw: Any) -> FrozenSet[NamespacedName]:
-        """Forget a raw object (only kind, namespace and name are read) and return the Services affected."""
+        """Remove a raw object (only kind, namespace and name are read) and return the Services affected."""
         key = object_key(raw)
         self._refusals.pop(key, None)
         self._skipped.pop(key, None)

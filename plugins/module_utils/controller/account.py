@@ -238,12 +238,12 @@ def node_token(client: ApiClient, account: Account, node: str, seconds: int) -> 
             warnings = (f"Node {node}: there is no such Node, so the token is not bound to one",)
         else:
             try:
-                return NodeToken(request_token(client, *account, seconds, node, _uid(found)))
+                return NodeToken(request_token(client, *account, seconds=seconds, node=node, node_uid=_uid(found)))
             except ApiStatusError as error:
                 if error.code not in _NOT_BOUND:
                     raise
                 warnings = (f"Node {node}: the API server cannot bind a token to a Node: {error}",)
-        return NodeToken(request_token(client, *account, seconds), warnings)
+        return NodeToken(request_token(client, *account, seconds=seconds), warnings)
     except ApiStatusError as error:
         if error.code != _NOT_FOUND or not ensure(client, account).uid:
             raise

@@ -1,10 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cluster state kept on disk: whole or refused."""
+"""Test the cache file of the cluster state."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
@@ -14,6 +15,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import SnapshotError
 
 OBJECTS = [{"kind": "Service", "metadata": {"name": f"s{number}", "namespace": "d"}} for number in range(50)]
+ENCODED = [json.dumps(item).encode() for item in OBJECTS]
 
 
 @pytest.fixture
@@ -21,20 +23,20 @@ def path(tmp_path):
     return str(tmp_path / "state" / "cluster")
 
 
-def test_what_is_written_is_read(path):
-    write_cache(path, OBJECTS)
+def test_a_written_cache_is_read_back(path):
+    write_cache(path, ENCODED)
     assert read_cache(path).objects == OBJECTS
     assert os.listdir(os.path.dirname(path)) == ["cluster"]
 
 
 def test_an_older_cache_is_replaced(path):
-    write_cache(path, OBJECTS)
-    write_cache(path, OBJECTS[:1])
+    write_cache(path, ENCODED)
+    write_cache(path, ENCODED[:1])
     assert read_cache(path).objects == OBJECTS[:1]
 
 
-def test_absent_is_said(path):
-    with pytest.raises(SnapshotError, match=re.escape(path) + ": no kept cluster state: No such file"):
+def test_an_absent_cache_is_reported(path):
+    with pytest.raises(SnapshotError, match=re.escape(path) + ": no cached cluster state: No such file"):
         read_cache(path)
 
 
@@ -50,7 +52,7 @@ def test_absent_is_said(path):
     ],
 )
 def test_damage_is_refused_in_one_line(path, damage, reason):
-    write_cache(path, OBJECTS)
+    write_cache(path, ENCODED)
     with open(path, "rb") as file:
         content = file.read()
     with open(path, "wb") as file:
@@ -64,5 +66,5 @@ def test_damage_is_refused_in_one_line(path, damage, reason):
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SnapshotError, match="cannot be kept"):
-        write_cache(str(tmp_path / "file" / "cluster"), OBJECTS)
+    with pytest.raises(SnapshotError, match="cannot be written"):
+        write_cache(str(tmp_path / "file" / "cluster"), ENCODED)

@@ -16,7 +16,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.cluste
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.keeper import CacheKeeper
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import write_encoded
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import write_cache
 
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
 SERVICE = {
@@ -61,7 +61,7 @@ class Bench:
 def cache(tmp_path):
     path = tmp_path / "cluster.json.gz"
     kept = {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "d", "name": "kept"}, "spec": {}}
-    write_encoded(str(path), [json.dumps(kept).encode()])
+    write_cache(str(path), [json.dumps(kept).encode()])
     return path
 
 

@@ -200,8 +200,8 @@ def test_a_watch_that_brings_changes_is_continued_after_a_second():
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        ([], "more than 50 pages are not full and yet not the last"),
-        ([service("a")], "more than 50 pages are not full and yet not the last"),
+        ([], "more than 50 pages are incomplete without being the last"),
+        ([service("a")], "more than 50 pages are incomplete without being the last"),
         ([service(f"s{number}") for number in range(500)], "the list has more than 20 pages"),
     ],
 )
@@ -262,7 +262,7 @@ def test_an_answer_that_drips_is_given_up():
     dripping = [head("200 OK", {}), *(part for _turn in range(400) for part in (b" ", 5.0))]
     run = Run(lambda query: list(dripping), lambda query: events())
     run.go(100.0)
-    assert "the answer has not ended within the time allowed" in run.log
+    assert "timed out before the end of the answer" in run.log
 
 
 ODD = [

@@ -60,7 +60,7 @@ class Client:
 
     def post(self, path, body, purpose):
         if self._server.away:
-            raise ApiError(f"{purpose}: no connection within the time allowed")
+            raise ApiError(f"{purpose}: timed out while connecting")
         if self._server.answers:
             return self._server.answers.pop(0)
         who = self._server.accounts.review(self._token)
@@ -229,7 +229,7 @@ def test_the_supervised_thread_renews_and_ends(keeper, server, path, log):
 def test_only_tokens_of_service_accounts_are_stored(tmp_path):
     path = str(tmp_path / "token")
     for text in ("", "x", "a.b.c", "a.e30.c", sign({"sub": "system:node:x"}), sign({"sub": "system:serviceaccount:x"})):
-        with pytest.raises(ConfigurationError, match="not that of a ServiceAccount") as caught:
+        with pytest.raises(ConfigurationError, match="not a ServiceAccount token") as caught:
             store_token(path, text)
         assert not text or text not in str(caught.value)
     good = sign({"sub": "system:serviceaccount:a:b"})

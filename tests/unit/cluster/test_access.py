@@ -134,11 +134,11 @@ def test_another_name_in_the_certificate_is_refused_unless_it_is_expected(server
 @pytest.mark.parametrize(
     ("user", "cluster", "reason"),
     [
-        ({"token": "two words"}, {}, "characters that an HTTP header must not hold"),
-        ({"token": "a\nb"}, {}, "characters that an HTTP header must not hold"),
+        ({"token": "two words"}, {}, "characters that are not allowed in an HTTP header"),
+        ({"token": "a\nb"}, {}, "characters that are not allowed in an HTTP header"),
         ({"token": 5}, {}, "token is not a string"),
         ({"tokenFile": "/nonexistent/token"}, {}, "/nonexistent/token: the token file cannot be read: No such file"),
-        ({"client-certificate-data": "AAAA"}, {}, "a client certificate and its key come only together"),
+        ({"client-certificate-data": "AAAA"}, {}, "a client certificate and its key must be set together"),
         ({"client-certificate-data": "%"}, {}, "client-certificate-data is not base64"),
         ({"exec": {"command": "x"}}, {}, "exec.apiVersion is not one of"),
         ({"exec": {"apiVersion": EXEC_VERSION}}, {}, "exec.command is missing"),
@@ -146,9 +146,9 @@ def test_another_name_in_the_certificate_is_refused_unless_it_is_expected(server
         ({}, {"server": "ftp://x"}, "'ftp://x' is not an http or https URL"),
         ({}, {"server": "https://a b"}, "is not an http or https URL"),
         ({}, {"proxy-url": "socks5://127.0.0.1:1"}, "proxy-url: socks5 proxies are not supported"),
-        ({}, {"certificate-authority-data": "AAAA"}, "certificate-authority-data: holds no certificates"),
+        ({}, {"certificate-authority-data": "AAAA"}, "certificate-authority-data: contains no PEM certificates"),
         ({}, {"insecure-skip-tls-verify": "yes"}, "insecure-skip-tls-verify is not true or false"),
-        ({}, {"insecure-skip-tls-verify": True, "certificate-authority": "x"}, "exclude each other"),
+        ({}, {"insecure-skip-tls-verify": True, "certificate-authority": "x"}, "are mutually exclusive"),
     ],
 )
 def test_what_cannot_be_used_is_named(server, tmp_path, user, cluster, reason):
@@ -319,7 +319,7 @@ def test_a_plugin_that_fails_for_a_while_is_asked_again():
     failed = subprocess.CompletedProcess([], 3, b"", b"no network\n")
     credentials, _runs = plugin(clock, [failed, failed, {"token": "t"}])
     for _attempt in range(2):
-        with pytest.raises(ApiError, match="exec plugin plugin: ended with status 3: no network"):
+        with pytest.raises(ApiError, match="exec plugin plugin: exited with status 3: no network"):
             credentials.headers()
     assert authorization(credentials) == "Bearer t"
 
@@ -351,7 +351,7 @@ def test_what_is_no_credential_is_refused_in_one_line(output, reason):
 @pytest.mark.parametrize("expiry", [5, "soon", "2027-99-01T00:00:00Z", "9999-12-31T23:59:59.999999999"])
 def test_an_expiry_that_is_no_time_is_refused(expiry):
     credentials, _runs = plugin(Clock(), [{"token": "t", "expirationTimestamp": expiry}])
-    with pytest.raises(ApiError, match="expirationTimestamp is not a time"):
+    with pytest.raises(ApiError, match="expirationTimestamp is not an RFC 3339 time"):
         credentials.headers()
 
 

@@ -90,7 +90,7 @@ def test_all_kinds_are_listed_with_the_selectors_of_a_proxy(server, connection):
         ("Service", "web"),
     ]
     state = ClusterState.from_objects(objects)
-    assert not state.refusals and state.endpoint_count() == 1
+    assert not state.refusals and len(state.slices) == 1
     assert any("limit=500" in path for path in server.requests)
 
 
@@ -164,7 +164,7 @@ def test_a_watch_from_too_far_back_has_expired(server, client):
 def test_a_silent_watch_counts_as_dead(server, client):
     server.bookmark_seconds = 60.0
     start = client.list(ENDPOINT_SLICES).resource_version
-    with pytest.raises(ApiError, match="no answer within the time allowed"):
+    with pytest.raises(ApiError, match="timed out while waiting for the answer"):
         list(client.watch(ENDPOINT_SLICES, start, timeout_seconds=30, read_timeout=0.3))
 
 
@@ -200,7 +200,7 @@ def test_a_server_that_does_not_answer_times_out():
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        with pytest.raises(ApiError, match=r"within the time allowed|timed out"):
+        with pytest.raises(ApiError, match="timed out"):
             list_objects(ApiConnection(host=f"https://127.0.0.1:{silent.getsockname()[1]}"), timeout=0.3)
 
 

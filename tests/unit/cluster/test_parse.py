@@ -286,7 +286,11 @@ def renamed(raw: dict[str, Any], **metadata: Any) -> dict[str, Any]:
         (service(ports=[{"port": 80, "name": HOSTILE}]), "spec.ports[0].name", "is not a DNS label"),
         (service(ports=[PORT, {"name": "http", "port": 81}]), "spec.ports[1].name", "is the name of an earlier port"),
         (service(ports=[PORT, {"port": 81}, {"port": 82}]), "spec.ports[2].name", "several ports need names"),
-        (service(ports=[PORT, {"name": "b", "port": 80}]), "spec.ports[1].port", "80/TCP is an earlier port too"),
+        (
+            service(ports=[PORT, {"name": "b", "port": 80}]),
+            "spec.ports[1].port",
+            "80/TCP is already used by an earlier",
+        ),
         (
             service(ports=[{**PORT, "nodePort": 30000}, {"name": "b", "port": 81, "nodePort": 30000}]),
             "spec.ports[1].nodePort",

@@ -9,7 +9,7 @@ import queue
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ...cluster.cache import read_cache, write_encoded
+from ...cluster.cache import read_cache, write_cache
 from ...cluster.parse import object_key
 from ...errors import SnapshotError
 from ..supervision import Task
@@ -90,7 +90,7 @@ class CacheKeeper:
 
     def _store(self, objects: List[bytes]) -> None:
         try:
-            write_encoded(self._path, objects)
+            write_cache(self._path, objects)
             self._written = time.time()
         except SnapshotError as error:
             self._log.warning("the cluster state cannot be saved", error=error)

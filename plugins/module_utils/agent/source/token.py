@@ -112,6 +112,8 @@ class TokenKeeper:
             self._client = client
             try:
                 seconds = int(token.lifetime)
-                return request_token(client, token.namespace, token.account, seconds, token.node, token.node_uid)
+                return request_token(
+                    client, token.namespace, token.account, seconds=seconds, node=token.node, node_uid=token.node_uid
+                )
             finally:
                 self._client = None

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a request proves who sends it: fixed headers, token files, exec plugins and auth providers.
+"""Credentials of a request: fixed headers, token files, exec plugins and auth providers.
 
-Credentials that expire are renewed here, as client-go does it: a token file is read again after a minute, an exec
-plugin runs again when what it gave has expired, and both at once after the API server has answered 401.
+Credentials that expire are renewed as in client-go: a token file is read again after a minute, an exec plugin runs
+again when its credential has expired, and both do so immediately after the API server answered 401.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Headers = List[Tuple[str, str]]
 
 
 class ClientCertificate(NamedTuple):
-    """A client certificate and its key as PEM bytes, or as paths of files where the bytes are empty."""
+    """A client certificate and its key as PEM bytes, or as paths of files if the bytes are empty."""
 
     certificate: bytes = b""
     key: bytes = b""
@@ -37,7 +37,7 @@ def bearer(token: str, source: str) -> Headers:
     if not token:
         raise ConfigurationError(f"{source}: the token is empty")
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise ConfigurationError(f"{source}: the token holds characters that an HTTP header must not hold")
+        raise ConfigurationError(f"{source}: the token contains characters that are not allowed in an HTTP header")
     return [("Authorization", f"Bearer {token}")]
 
 
@@ -49,7 +49,7 @@ def basic(user: str, password: str) -> Headers:
 class Credentials:
     """Credentials that never change: headers, and a client certificate for the TLS handshake.
 
-    The subclasses renew theirs. One object belongs to one connection and is used by one thread.
+    Subclasses renew theirs. An object belongs to one connection and is used by one thread.
     """
 
     def __init__(self, headers: Optional[Headers] = None, certificate: Optional[ClientCertificate] = None) -> None:
@@ -65,13 +65,13 @@ class Credentials:
         return self._certificate
 
     def rejected(self) -> None:
-        """Renew the credentials before the next request: the API server has answered 401."""
+        """Renew the credentials before the next request; called when the API server answered 401."""
 
 
 class TokenFile(Credentials):
-    """A bearer token in a file that something else renews. ``clock`` gives seconds that only grow.
+    """A bearer token in a file that another program renews. ``clock``: a monotonic clock in seconds.
 
-    While the file cannot be read the last token stays in use, as in client-go.
+    While the file cannot be read, the last token remains in use, as in client-go.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class TokenFile(Credentials):
         self._due = 0.0
 
     def headers(self) -> Headers:
-        """Return the header with the token, read again if it is older than a minute. Raises ConfigurationError."""
+        """Return the header with the token, reading the file again after a minute. Raises ConfigurationError."""
         if not self._headers or self._clock() >= self._due:
             try:
                 self._headers = bearer(self._read(), self._path)
@@ -110,7 +110,7 @@ class TokenFile(Credentials):
 
 
 class AuthProvider(Credentials):
-    """The ``auth-provider`` of a kubeconfig user, an older mechanism that the Python package kubernetes handles."""
+    """The ``auth-provider`` of a kubeconfig user, a deprecated mechanism left to the Python package kubernetes."""
 
     def __init__(self, files: str, context: str) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class AuthProvider(Credentials):
                 persist_config=False,
             )
         except Exception as error:
-            # The package runs the provider's code and does not say what that may raise.
+            # The package runs the provider's code and does not document what that may raise.
             raise ConfigurationError(f"{files}: the auth-provider does not work: {error}") from error
 
     def headers(self) -> Headers:

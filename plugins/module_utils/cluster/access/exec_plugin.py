@@ -27,7 +27,7 @@ Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
 class ExecSettings(NamedTuple):
-    """The ``exec`` field of a kubeconfig user. ``cluster``: its cluster, for a plugin that asks for it."""
+    """The ``exec`` field of a kubeconfig user. ``cluster``: its cluster, if the plugin requires it."""
 
     api_version: str
     command: str
@@ -38,9 +38,9 @@ class ExecSettings(NamedTuple):
 
 
 def exec_settings(user: Mapping[str, Any], folder: str, cluster: Mapping[str, Any], source: str) -> ExecSettings:
-    """Return the checked ``exec`` field of a user. ``folder``: where relative commands begin.
+    """Return the validated ``exec`` field of a user. ``folder``: the directory to which commands are relative.
 
-    Raises ConfigurationError, which names ``source``.
+    Raises ConfigurationError, naming ``source``.
     """
     version, command = user.get("apiVersion"), user.get("command")
     if version not in _VERSIONS:
@@ -70,9 +70,9 @@ def exec_settings(user: Mapping[str, Any], folder: str, cluster: Mapping[str, An
 
 
 class ExecPlugin(Credentials):
-    """What an exec plugin gives, kept until it expires or the API server answers 401.
+    """The credential of an exec plugin, kept until it expires or the API server answers 401.
 
-    ``now`` gives seconds since the epoch, which expiry times refer to. ``run`` is :func:`subprocess.run`.
+    ``now`` returns seconds since the epoch, to which expiry times refer. ``run`` replaces :func:`subprocess.run`.
     """
 
     def __init__(self, settings: ExecSettings, now: Callable[[], float] = time.time, run: Run = subprocess.run) -> None:
@@ -84,7 +84,7 @@ class ExecPlugin(Credentials):
         self._expires: Optional[float] = None
 
     def headers(self) -> Headers:
-        """Return the plugin's token as a header; the plugin runs if there is none that is still valid.
+        """Return the plugin's token as a header, running the plugin if there is no valid token.
 
         Raises ApiError if the plugin fails.
         """
@@ -102,11 +102,11 @@ class ExecPlugin(Credentials):
         token = status.get("token")
         certificate, key = status.get("clientCertificateData"), status.get("clientKeyData")
         if not all(value is None or isinstance(value, str) for value in (token, certificate, key)):
-            raise self._failure("the status of its ExecCredential holds values that are not strings")
+            raise self._failure("the status of its ExecCredential contains values that are not strings")
         if bool(certificate) != bool(key):
-            raise self._failure("its certificate and its key come only together")
+            raise self._failure("its ExecCredential contains only one of certificate and key")
         if not token and not certificate:
-            raise self._failure("its ExecCredential holds neither a token nor a certificate")
+            raise self._failure("its ExecCredential contains neither a token nor a certificate")
         self._expires = self._expiry(status.get("expirationTimestamp"))
         self._headers = bearer(token, self._settings.command) if token else []
         self._certificate = ClientCertificate(certificate.encode(), str(key).encode()) if certificate else None
@@ -130,13 +130,13 @@ class ExecPlugin(Credentials):
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise self._failure(f"has not ended within {_PLUGIN_SECONDS:g} seconds") from error
+            raise self._failure(f"timed out after {_PLUGIN_SECONDS:g} seconds") from error
         except (OSError, ValueError) as error:
             hint = f" ({settings.install_hint[:_SHOWN_CHARACTERS]})" if settings.install_hint else ""
             raise self._failure(f"cannot be run: {getattr(error, 'strerror', None) or error}{hint}") from error
         if done.returncode:
             last = done.stderr.decode("utf-8", "replace").strip()[-_SHOWN_CHARACTERS:]
-            raise self._failure(f"ended with status {done.returncode}: {last or 'no message'}")
+            raise self._failure(f"exited with status {done.returncode}: {last or 'no message'}")
         return done.stdout
 
     def _credential(self, output: bytes) -> Dict[str, Any]:
@@ -160,10 +160,10 @@ class ExecPlugin(Credentials):
         try:
             if found is None:
                 raise ValueError(text)
-            # Fractions of a second, which Go prints with up to nine digits, do not matter here.
+            # Ignore fractions of a second, which Go prints with up to nine digits.
             return datetime.datetime.fromisoformat(found[1] + found[2].upper().replace("Z", "+00:00")).timestamp()
         except (ValueError, OverflowError) as error:
-            raise self._failure("expirationTimestamp is not a time as RFC 3339 writes it") from error
+            raise self._failure("expirationTimestamp is not an RFC 3339 time") from error
 
     def _failure(self, reason: str) -> ApiError:
         return ApiError(f"exec plugin {self._settings.command}: {reason}")

@@ -17,12 +17,12 @@ from typing import Any, Dict, List, NamedTuple
 from ...errors import ConfigurationError
 
 _MAXIMUM_BYTES = 16 << 20
-#: Fields that hold paths, relative to the folder of the file in which they stand.
+#: Fields that hold paths, relative to the directory of the kubeconfig file.
 _PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 
 
 class Choice(NamedTuple):
-    """The cluster and the user of one context. ``folder``: where relative commands of the user begin."""
+    """The cluster and the user of one context. ``folder``: the directory to which the user's commands are relative."""
 
     cluster: Dict[str, Any]
     user: Dict[str, Any]
@@ -31,14 +31,14 @@ class Choice(NamedTuple):
 
 
 def default_files() -> str:
-    """Return the kubeconfig that kubectl would read: ``KUBECONFIG``, else ``~/.kube/config``."""
+    """Return the kubeconfig that kubectl reads by default: ``KUBECONFIG``, else ``~/.kube/config``."""
     return os.environ.get("KUBECONFIG") or os.path.join("~", ".kube", "config")
 
 
 def read_choice(files: str, context: str = "") -> Choice:
     """Return the cluster and user of a context of the kubeconfig; an empty ``context`` means the current one.
 
-    ``files``: paths joined by colons. Raises ConfigurationError, which names the file and the field.
+    ``files``: paths joined by colons. Raises ConfigurationError, naming the file and the field.
     """
     merged: Dict[str, Dict[str, Dict[str, Any]]] = {"clusters": {}, "users": {}, "contexts": {}}
     folders: Dict[str, str] = {}
@@ -103,7 +103,7 @@ def _read(path: str) -> Dict[str, Any]:
         raise ConfigurationError(f"{path}: the kubeconfig is larger than {_MAXIMUM_BYTES >> 20} MiB")
     document = _parse(content, path)
     if not isinstance(document, dict):
-        raise ConfigurationError(f"{path}: is not a valid kubeconfig: it holds no object")
+        raise ConfigurationError(f"{path}: is not a valid kubeconfig: it is not an object")
     return document
 
 
@@ -111,7 +111,7 @@ def _parse(content: bytes, path: str) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError):
-        # Most kubeconfigs are YAML. What is JSON needs no PyYAML.
+        # Most kubeconfigs are YAML. PyYAML is imported only for those.
         pass
     try:
         import yaml
@@ -121,7 +121,7 @@ def _parse(content: bytes, path: str) -> Any:
         return yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        # The message of the parser may quote a line that holds a secret.
+        # Omit the parser's message: it may quote a line that contains a secret.
         where = f" at line {mark.line + 1} column {mark.column + 1}" if mark is not None else ""
         raise ConfigurationError(f"{path}: the kubeconfig is not valid YAML{where}") from error
 
@@ -137,7 +137,7 @@ def _entries(document: Dict[str, Any], section: str, path: str) -> Dict[str, Dic
         name = item.get("name") if isinstance(item, dict) else None
         if not isinstance(name, str) or not (entry is None or isinstance(entry, dict)):
             raise ConfigurationError(
-                f"{path}: is not a valid kubeconfig: {section}[{index}] holds no name with a {section[:-1]}"
+                f"{path}: is not a valid kubeconfig: {section}[{index}] has no name with a {section[:-1]}"
             )
         found.setdefault(name, entry or {})
     return found

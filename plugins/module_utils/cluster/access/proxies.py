@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which HTTP proxy a connection goes through, by the rules of Go's httpproxy package that client-go uses."""
+"""Selection of the HTTP proxy of a connection by the rules of Go's httpproxy package, which client-go uses."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def parse_proxy(url: str, source: str) -> Proxy:
 
 
 def environment_proxy(scheme: str, host: str, port: int, environment: Mapping[str, str]) -> Optional[Proxy]:
-    """Return the proxy for a server, from HTTPS_PROXY or HTTP_PROXY unless NO_PROXY excepts it.
+    """Return the proxy for a server, from HTTPS_PROXY or HTTP_PROXY unless NO_PROXY exempts it.
 
-    Names in capitals come first. Loopback addresses are never reached through a proxy. Raises ConfigurationError.
+    Names in capitals take precedence. Loopback addresses are never proxied. Raises ConfigurationError.
     """
     name = f"{scheme.upper()}_PROXY"
     url = environment.get(name) or environment.get(name.lower()) or ""
@@ -57,10 +57,10 @@ def environment_proxy(scheme: str, host: str, port: int, environment: Mapping[st
 
 
 def is_excepted(host: str, port: int, excepted: str) -> bool:
-    """Whether a server is reached directly under this value of NO_PROXY.
+    """Return whether a server is connected to directly with this value of NO_PROXY.
 
-    Entries are host names (their subdomains included; with a leading dot only these), addresses, CIDRs, each of the
-    first two with an optional port, or ``*``.
+    Entries are host names (which include their subdomains; with a leading dot subdomains only), addresses, both with an
+    optional port, CIDRs, or ``*``.
     """
     host = host.lower().rstrip(".")
     address = _address(host)

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tokens of ServiceAccounts: what they say, and how the API server is asked for one that expires.
+"""Tokens of ServiceAccounts: reading their claims, and requesting tokens that expire from the API server.
 
-A token is a JSON Web Token (RFC 7519). Only the API server can tell whether it is valid; what it says of itself is read
-without a check of the signature, to know when to ask for the next one. Tokens of Secrets have no end.
+A token is a JSON Web Token (RFC 7519). Only the API server can verify it; its claims are read here without a check of
+the signature, to find out when to request the next one. Tokens from Secrets do not expire.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _MOST_SECONDS = 1 << 40
 
 
 class Sender(Protocol):
-    """The part of ``cluster.api.ApiClient`` that is used here."""
+    """The part of ``cluster.api.ApiClient`` that :func:`request_token` uses."""
 
     def post(self, path: str, body: Dict[str, Any], purpose: str) -> Dict[str, Any]:
-        """Create an object and return what the server answers. Raises ApiError."""
+        """Create an object and return the server's answer. Raises ApiError."""
 
 
 class ServiceToken(NamedTuple):
-    """What a token says of itself.
+    """The claims of a token.
 
-    ``namespace`` and ``account``: the ServiceAccount's; ``account_uid`` and ``node_uid``: of the objects that it ends
-    with; ``node``: the Node to which it is bound, empty if it is not. ``issued`` and ``expires``: seconds since the
-    epoch, 0 for a token without end.
+    ``namespace`` and ``account``: of the ServiceAccount; ``node``: the Node to which the token is bound, empty if it is
+    bound to none. ``account_uid`` and ``node_uid``: of these objects; the token becomes invalid when one is deleted.
+    ``issued`` and ``expires``: seconds since the epoch, 0 for a token that does not expire.
     """
 
     namespace: str
@@ -47,23 +47,23 @@ class ServiceToken(NamedTuple):
 
     @property
     def lifetime(self) -> float:
-        """Seconds from issue to expiry; 0 without end."""
+        """Seconds from issue to expiry; 0 for a token that does not expire."""
         return max(0.0, self.expires - self.issued)
 
     @property
     def renewal(self) -> float:
-        """When it should be renewed, at half its life, in seconds since the epoch; only for one that expires."""
+        """When to renew a token that expires: at half its lifetime, in seconds since the epoch."""
         return self.issued + self.lifetime / 2
 
 
 def parse_token(token: str) -> ServiceToken:
-    """Return what a ServiceAccount's token says. Raises ConfigurationError, which never shows the token."""
+    """Return the claims of a ServiceAccount's token. Raises ConfigurationError, which never shows the token."""
     try:
         payload = token.split(".")[1]
         claims = parse_json(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
         return _of_claims(claims)
     except (IndexError, ValueError, TypeError, KeyError, AttributeError, OverflowError, binascii.Error) as error:
-        raise ConfigurationError("the token is not that of a ServiceAccount") from error
+        raise ConfigurationError("the token is not a ServiceAccount token") from error
 
 
 def _of_claims(claims: Dict[str, Any]) -> ServiceToken:
@@ -73,7 +73,7 @@ def _of_claims(claims: Dict[str, Any]) -> ServiceToken:
         raise ValueError("sub")
     bound = claims.get("kubernetes.io") or {}
     node, owner = bound.get("node") or {}, bound.get("serviceaccount") or {}
-    # A Secret's token has its claims in another form (pkg/serviceaccount/legacy.go).
+    # A token from a Secret has other claims (pkg/serviceaccount/legacy.go).
     uid = owner.get("uid") or claims.get("kubernetes.io/serviceaccount/service-account.uid") or ""
     issued, expires = float(claims.get("iat") or 0), float(claims.get("exp") or 0)
     if not 0 <= issued < _MOST_SECONDS or not 0 <= expires < _MOST_SECONDS:
@@ -85,12 +85,12 @@ def _of_claims(claims: Dict[str, Any]) -> ServiceToken:
 
 
 def request_token(
-    client: Sender, namespace: str, account: str, seconds: int, node: str = "", node_uid: str = ""
+    client: Sender, namespace: str, account: str, *, seconds: int, node: str = "", node_uid: str = ""
 ) -> str:
-    """Ask the API server for a token of a ServiceAccount that lives ``seconds``, and return it.
+    """Request a token of a ServiceAccount that is valid for ``seconds``, and return it.
 
-    With ``node`` and its uid the token is bound to that Node: it ends with the Node object. The server may give it a
-    shorter life. Raises ApiError.
+    With ``node`` and its uid the token is bound to that Node: it becomes invalid when the Node is deleted. The server
+    may shorten the lifetime. Raises ApiError.
     """
     spec: Dict[str, Any] = {"expirationSeconds": max(LEAST_SECONDS, int(seconds))}
     if node:
@@ -101,5 +101,5 @@ def request_token(
     status = answer.get("status")
     token = status.get("token") if isinstance(status, dict) else None
     if not isinstance(token, str) or not token:
-        raise ApiError(f"{purpose}: the answer holds no token")
+        raise ApiError(f"{purpose}: the answer contains no token")
     return token

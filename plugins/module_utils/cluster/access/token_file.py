@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The file with the node's own token for the API server."""
+"""The file that contains the node's own token for the API server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .service_token import parse_token
 
 
 def read_token(path: str) -> str:
-    """Return the token in a file. Raises ConfigurationError, FileNotFoundError if there is none."""
+    """Return the token in a file. Raises ConfigurationError, FileNotFoundError if the file does not exist."""
     try:
         return read_regular(path, SMALL).decode("ascii").strip()
     except FileNotFoundError:
@@ -27,9 +27,9 @@ def read_token(path: str) -> str:
 
 
 def store_token(path: str, token: str) -> bool:
-    """Write a token for the owner of its directory, atomically; return whether the file changed.
+    """Write a token atomically, owned by the owner of its directory, and return whether the file changed.
 
-    Raises ConfigurationError for a text that is no token of a ServiceAccount, or if the file cannot be written.
+    Raises ConfigurationError if the text is not a token of a ServiceAccount or the file cannot be written.
     """
     parse_token(token)
     with contextlib.suppress(ConfigurationError, FileNotFoundError):

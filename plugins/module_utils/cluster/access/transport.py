@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """One HTTP/1.1 connection to an API server, over TLS or in the clear, direct or through a proxy.
 
-Built on http.client of the standard library, which speaks the protocol; here are timeouts, reuse of the connection,
-decompression in bounded pieces, and errors in a few words.
+http.client of the standard library implements the protocol; this module adds timeouts, reuse of the connection,
+decompression in bounded pieces, and short error messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .credentials import Headers
 
 _PIECE_BYTES = 1 << 16
 _GZIP = 16 + zlib.MAX_WBITS
-#: Notice within half a minute that a silent connection is dead; send small requests at once. Linux has all of these.
+#: Detect a dead connection within half a minute, and send small requests immediately. Linux has all of these.
 _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
     (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
@@ -36,11 +36,11 @@ Dial = Callable[[float], http.client.HTTPConnection]
 
 
 class TransportError(Exception):
-    """A request cannot be sent or its answer cannot be read; the text is a few words."""
+    """A request cannot be sent or its answer cannot be read. The message is a few words long."""
 
 
 class Patience(NamedTuple):
-    """Seconds that a request may take: to connect, between two pieces of the answer, and altogether."""
+    """Timeouts of a request in seconds: to connect, between two pieces of the answer, and in total."""
 
     connect: float
     silence: float
@@ -48,7 +48,7 @@ class Patience(NamedTuple):
 
 
 class Answer:
-    """The answer to a request; ``status`` is its HTTP status. :meth:`close` it, or read it to its end."""
+    """The answer to a request; ``status`` is its HTTP status. The caller reads it to its end or closes it."""
 
     def __init__(self, response: http.client.HTTPResponse, end: float, clock: Callable[[], float]) -> None:
         self.status = response.status
@@ -63,24 +63,24 @@ class Answer:
 
     @property
     def reusable(self) -> bool:
-        """Whether the answer has been read to its end and leaves the connection open."""
+        """Whether the answer has been read to its end and the connection remains open."""
         return self._whole and not self._response.will_close
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the content as it comes, decompressed, in pieces of at most 64 KiB. Raises TransportError."""
+        """Yield the content as it arrives, decompressed, in pieces of at most 64 KiB. Raises TransportError."""
         encoding = self.header("Content-Encoding").strip().lower()
         if encoding in ("", "identity"):
             return self._raw()
         if encoding == "gzip":
             return self._unpacked()
-        raise TransportError("the answer has a Content-Encoding that was not asked for")
+        raise TransportError("the answer has a Content-Encoding that was not requested")
 
     def _raw(self) -> Iterator[bytes]:
         response = self._response
         left = response.length
         while left is None or left > 0:
             if self._clock() > self._end:
-                raise TransportError("the answer has not ended within the time allowed")
+                raise TransportError("timed out before the end of the answer")
             try:
                 piece = response.read1(_PIECE_BYTES if left is None else min(left, _PIECE_BYTES))
             except (http.client.HTTPException, OSError, ValueError) as error:
@@ -112,14 +112,14 @@ class Answer:
             raise TransportError("the answer's gzip data is truncated")
 
     def close(self) -> None:
-        """End the answer; what has not been read is lost."""
+        """Close the answer, discarding what has not been read."""
         self._response.close()
 
 
 class Transport:
-    """Sends requests one after the other; the connection is opened when it is needed and kept as long as it lasts.
+    """Sends one request at a time over a connection that is opened when needed and kept open.
 
-    Used by one thread, :meth:`interrupt` aside. ``dial`` opens a connection within the seconds given.
+    Used by one thread, except for :meth:`interrupt`. ``dial`` opens a connection within the given seconds.
     """
 
     def __init__(
@@ -132,13 +132,13 @@ class Transport:
         self._socket: Optional[socket.socket] = None
         self._answer: Optional[Answer] = None
         scheme, _host, _port = access.address()
-        # A proxy forwards requests in the clear; to a TLS server it opens a tunnel.
+        # A proxy forwards plain requests; to a TLS server it opens a tunnel instead.
         self._forwarder = access.proxy() if scheme == "http" else None
 
     def request(self, method: str, path: str, headers: Headers, body: Optional[bytes], patience: Patience) -> Answer:
-        """Send a request and return the answer as soon as its headers are there.
+        """Send a request and return the answer as soon as its headers have been received.
 
-        ``path`` follows the server's URL. A request that only reads is sent again once when a connection that was kept
+        ``path`` is appended to the server's URL. A GET request is sent a second time if a connection that was kept open
         turns out to be closed. Raises TransportError, or ConfigurationError for a certificate that cannot be used.
         """
         end = self._clock() + patience.total
@@ -156,11 +156,11 @@ class Transport:
         return self._exchange(connection, method, path, headers, body, patience, end)
 
     def interrupt(self) -> None:
-        """Break the connection, so that the thread that waits for it goes on; may be called from any thread."""
+        """Shut down the connection to wake the thread that is waiting for it; may be called from any thread."""
         sock = self._socket
         if sock is not None:
             with contextlib.suppress(OSError):
-                # Not SSLSocket.shutdown: it changes the object under the thread that reads from it.
+                # SSLSocket.shutdown is not used: it modifies the object while the other thread reads from it.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class Transport:
         self._connection = self._socket = self._answer = None
 
     def _kept(self) -> Optional[http.client.HTTPConnection]:
-        """Return the open connection if it can take a request: its last answer has ended, and the server is silent."""
+        """Return the open connection if it can be reused: its last answer is complete and no more data is pending."""
         if self._connection is None or self._socket is None or self._answer is None or not self._answer.reusable:
             return None
         try:
@@ -209,7 +209,7 @@ class Transport:
         return self._answer
 
     def _target(self, path: str) -> str:
-        """Return what the request line names: a whole URL where a proxy forwards the request."""
+        """Return the target of the request line: an absolute URL if a proxy forwards the request (RFC 9112, 3.2)."""
         server = self._access.server
         if self._forwarder is not None:
             return server + path
@@ -219,7 +219,7 @@ class Transport:
     def _connect(self, seconds: float) -> http.client.HTTPConnection:
         scheme, host, port = self._access.address()
         proxy = self._access.proxy()
-        # The certificates are read first: a file that cannot be used is no fault of the server.
+        # Read the certificates first, so that an unusable file is not reported as a failure of the server.
         context = self._access.tls_context() if scheme == "https" else None
         first_host, first_port = (proxy.host, proxy.port) if proxy is not None else (host, port)
         connection = http.client.HTTPConnection(first_host, first_port, timeout=seconds)
@@ -240,7 +240,7 @@ class Transport:
 
 def _connecting_failed(error: Exception) -> str:
     if isinstance(error, socket.timeout):
-        return "no connection within the time allowed"
+        return "timed out while connecting"
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error}"
     return f"cannot be reached: {error}"
@@ -248,7 +248,7 @@ def _connecting_failed(error: Exception) -> str:
 
 def _reading_failed(error: Exception) -> str:
     if isinstance(error, socket.timeout):
-        return "no answer within the time allowed"
+        return "timed out while waiting for the answer"
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error}"
     if isinstance(error, http.client.IncompleteRead):
