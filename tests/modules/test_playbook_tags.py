@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Playbooks with --tags: roles validate their variables although every task is skipped, as job templates of AWX do it."""
+"""Playbooks with --tags, as AWX runs them: every task is skipped, but roles still validate their variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.modules.harness import ROOT
 PLAYBOOKS = sorted(path.stem for path in (ROOT / "playbooks").glob("*.yml"))
 
 
-def run(playbook: str, *options: str) -> "subprocess.CompletedProcess[str]":
+def run(playbook: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "localhost,", "-c", "local", playbook]
     command += ["-e", "proxy_hosts=all", "-e", "ansible_become=false", "--tags", "anything", *options]
     environment = {

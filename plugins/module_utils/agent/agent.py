@@ -93,6 +93,7 @@ class Agent:
             self.health,
             self.metrics,
             self.limited,
+            self.supervisor,
             limits=limits_of(raise_open_files()),
             flags=command_line_flags(options),
             started=self.started,

@@ -12,12 +12,14 @@ import os
 import random
 import socket
 import struct
+import sys
 import threading
 import time
 from typing import NamedTuple
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Backoff, Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface import http_server
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http_connections import (
     Limits,
@@ -68,10 +70,21 @@ class Running(NamedTuple):
     log: io.StringIO
 
 
+class ShortPauses(Backoff):
+    """Pauses that keep a test short."""
+
+    def pause(self) -> float:
+        return min(super().pause(), 0.01)
+
+
+def supervisor(stream: io.StringIO) -> Supervisor:
+    return Supervisor(Log(stream), backoff=ShortPauses)
+
+
 @contextlib.contextmanager
 def running(limits=None, clock=time.monotonic):
     stream = io.StringIO()
-    server = HttpServer(LimitedLog(Log(stream)), limits or Limits(), clock)
+    server = HttpServer(supervisor(stream), LimitedLog(Log(stream)), limits or Limits(), clock)
     try:
         yield Running(server, server.open("0.0.0.0", 0, respond).port, stream)
     finally:
@@ -99,6 +112,13 @@ def ask(port, data=GET, source=HERE):
     with connect(port, source) as sock:
         sock.sendall(data)
         return read_all(sock)
+
+
+def answers(port):
+    """Return whether a request is answered; while the thread is down its connection may be lost."""
+    with contextlib.suppress(OSError):
+        return ask(port).endswith(b"GET /healthz")
+    return False
 
 
 def wait_for(condition):
@@ -321,29 +341,75 @@ def test_faults_of_a_responder_are_logged_once_with_their_traceback():
         assert found.server.alive and ask(found.port).endswith(b"GET /healthz")
 
 
-def test_no_exception_ends_the_thread(monkeypatch):
+@pytest.mark.parametrize("place", ["_turn", "_timeout", "_orders_done", "_expire", "_accept", "_choose_to_accept"])
+@pytest.mark.parametrize("fault", [RuntimeError, MemoryError, OSError, RecursionError])
+def test_after_any_exception_every_port_is_served_again(monkeypatch, place, fault):
     with running() as found:
-        broken = threading.Event()
-        expire = found.server._expire
+        second = found.server.open(HERE, 0, respond)
+        with connect(found.port) as idle:
+            wait_for(lambda: found.server.connections == 1)
+            failed, original = threading.Event(), getattr(found.server, place)
 
-        def failing():
-            if broken.is_set():
-                broken.clear()
-                raise RuntimeError("a fault of the server")
-            expire()
+            def failing(*arguments):
+                if not failed.is_set():
+                    failed.set()
+                    raise fault("a fault of the server")
+                return original(*arguments)
 
-        monkeypatch.setattr(found.server, "_expire", failing)
-        for _round in range(3):
-            broken.set()
-            assert ask(found.port).endswith(b"GET /healthz")
-        assert found.server.alive and "a fault of the server" in found.log.getvalue()
+            monkeypatch.setattr(found.server, place, failing)
+            # A port that is opened while the thread is down is served, too.
+            third = found.server.open(HERE, 0, respond)
+            connect(found.port).close()
+            assert failed.wait(PATIENCE)
+            assert read_all(idle) == b"", "the connection may have been the cause"
+        for port in (found.port, second.port, third.port):
+            wait_for(lambda port=port: answers(port))
+        assert found.server.alive
+        text = found.log.getvalue()
+        assert text.count("a thread has failed") == 1 and "a fault of the server" in text and " failing" in text
 
 
-def test_a_dead_or_stuck_thread_can_be_noticed(monkeypatch):
+def test_a_thread_that_dies_is_started_again(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda _arguments: None)
+    stream = io.StringIO()
+    watch = supervisor(stream)
+    server = HttpServer(watch, LimitedLog(Log(stream)))
+    try:
+        port = server.open(HERE, 0, respond).port
+        with monkeypatch.context() as patch:
+            patch.setattr(server, "_turn", lambda: sys.exit("outside of all handlers"))
+            server._wake()
+            wait_for(lambda: not server._task.alive)
+        watch.check()
+        assert "a thread has died and is restarted" in stream.getvalue()
+        wait_for(lambda: answers(port))
+    finally:
+        server.stop()
+
+
+def test_a_thread_that_cannot_be_started_is_started_later(monkeypatch):
+    stream = io.StringIO()
+    watch = supervisor(stream)
+    server = HttpServer(watch, LimitedLog(Log(stream)))
+
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            port = server.open(HERE, 0, respond).port
+        watch.check()
+        wait_for(lambda: answers(port))
+    finally:
+        server.stop()
+
+
+def test_a_stuck_thread_can_be_noticed():
     now = [1000.0]
     held = threading.Event()
     stream = io.StringIO()
-    server = HttpServer(LimitedLog(Log(stream)), clock=lambda: now[0])
+    server = HttpServer(supervisor(stream), LimitedLog(Log(stream)), clock=lambda: now[0])
     assert server.alive, "a thread that is not needed yet is not dead"
 
     def hold(_request):
@@ -362,9 +428,6 @@ def test_a_dead_or_stuck_thread_can_be_noticed(monkeypatch):
         read_all(sock)
     wait_for(lambda: server._unanswered is None)
     assert server.alive
-    monkeypatch.setattr(server, "_stopping", True)
-    server._wake()
-    wait_for(lambda: not server.alive)
     server.stop()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import prometheus_client
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
@@ -131,8 +132,14 @@ def test_requests_to_the_api_server_are_counted():
 def test_the_pages_of_the_metrics_address():
     metrics = Metrics()
     configuration = load({"featureGates": {"ComponentFlagz": False}}).configuration
+    log = Log(io.StringIO())
     surface = Surface(
-        configuration, ProxyHealth(60.0), metrics, LimitedLog(Log(io.StringIO())), flags={"config": "/etc/c.yaml"}
+        configuration,
+        ProxyHealth(60.0),
+        metrics,
+        LimitedLog(log),
+        Supervisor(log),
+        flags={"config": "/etc/c.yaml"},
     )
     listener = surface.listeners[1]
     listener.address = Address("127.0.0.1", 0)
@@ -165,7 +172,8 @@ def fetch(port, path, method="GET"):
 
 def test_service_levels_are_counted_and_reset():
     metrics = Metrics()
-    surface = Surface(load({}).configuration, ProxyHealth(60.0), metrics, LimitedLog(Log(io.StringIO())))
+    log = Log(io.StringIO())
+    surface = Surface(load({}).configuration, ProxyHealth(60.0), metrics, LimitedLog(log), Supervisor(log))
     listener = surface.listeners[1]
     listener.address = Address("127.0.0.1", 0)
     try:

@@ -14,6 +14,7 @@ import urllib.request
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http_server import HttpServer
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
@@ -64,7 +65,7 @@ class Counting:
 
 @pytest.fixture
 def server():
-    found = HttpServer(LimitedLog(Log(io.StringIO())))
+    found = HttpServer(Supervisor(Log(io.StringIO())), LimitedLog(Log(io.StringIO())))
     yield Counting(found)
     found.stop()
 

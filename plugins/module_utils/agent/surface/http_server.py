@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent's HTTP server: one thread with one selector for every port and every connection.
+"""The agent's HTTP server: one supervised thread with one selector for every port and every connection.
 
 However many ports are open and whatever clients do, the agent has one more thread, and no more connections than
 ``http_connections.Limits`` allows. A port is opened and closed by the thread that asks for it, so that it learns at
@@ -15,12 +15,12 @@ import errno
 import queue
 import select
 import socket
-import threading
 import time
 import traceback
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ...errors import KernelError
+from ..supervision import Supervisor, Task
 from .http_connections import DEFAULT_LIMITS, Connection, Connections, Limits, client_of
 from .http_message import Responder
 from .log import DEBUG, ERROR, INFO, WARNING, LimitedLog
@@ -54,11 +54,16 @@ class OpenPort:
 class HttpServer:
     """Serves any number of ports. ``closed`` counts connections that were closed before an answer, by reason.
 
-    ``log`` takes lines that clients cause. The thread starts with the first port.
+    ``supervisor`` runs the thread, from the first port on. After an exception in it the ports are served again without
+    the connections that were open. ``log`` takes lines that clients cause.
     """
 
     def __init__(
-        self, log: LimitedLog, limits: Limits = DEFAULT_LIMITS, clock: Callable[[], float] = time.monotonic
+        self,
+        supervisor: Supervisor,
+        log: LimitedLog,
+        limits: Limits = DEFAULT_LIMITS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.closed: Dict[str, int] = dict.fromkeys((DEADLINE, IDLE, REFUSED), 0)
         self._log = log
@@ -70,17 +75,14 @@ class HttpServer:
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._unanswered: Optional[float] = None
         self._stopping = False
-        self._thread: Optional[threading.Thread] = None
+        self._supervisor = supervisor
+        self._task: Optional[Task] = None
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
-        self._poll = select.epoll()
-        # Listening sockets have a separate selector inside the main one, so that all can be disabled at once.
-        self._poll_ports = select.epoll()
-        self._poll.register(self._wake_reader.fileno(), select.EPOLLIN)
-        self._poll.register(self._poll_ports.fileno(), select.EPOLLIN)
         self._accepting = True
         self._accept_again: Optional[float] = None
+        self._open_selectors()
 
     # -- called by other threads ---------------------------------------------------------------------------------------
 
@@ -114,14 +116,13 @@ class HttpServer:
     @property
     def alive(self) -> bool:
         """Return whether the thread processes commands; True before it is needed. Each call sends a command."""
-        thread = self._thread
-        if thread is None:
+        if self._task is None:
             return True
         if self._unanswered is None:
             self._unanswered = self._clock()
             self._order(self._take_note)
         asked = self._unanswered
-        return thread.is_alive() and (asked is None or self._clock() - asked < STUCK_SECONDS)
+        return asked is None or self._clock() - asked < STUCK_SECONDS
 
     @property
     def connections(self) -> int:
@@ -130,27 +131,25 @@ class HttpServer:
 
     def stop(self) -> None:
         """Close every port and connection, and end the thread."""
-        thread, self._thread = self._thread, None
+        task, self._task = self._task, None
         self._stopping = True
-        if thread is not None:
+        if task is not None:
+            task.close()
             self._wake()
-            thread.join()
+            task.join(STUCK_SECONDS)
         self._orders_done()
         for connection in self._connections.everything():
             self._connections.remove(connection)
         for port in list(self._ports.values()):
             port.sock.close()
         self._ports.clear()
-        self._poll_ports.close()
-        self._poll.close()
+        self._close_selectors()
         self._wake_reader.close()
         self._wake_writer.close()
 
     def _start(self) -> None:
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="http", daemon=True)
-            thread.start()
-            self._thread = thread
+        if self._task is None:
+            self._task = self._supervisor.start("http", self._serve)
 
     def _order(self, order: Callable[[], None]) -> None:
         self._orders.put(order)
@@ -163,13 +162,30 @@ class HttpServer:
 
     # -- the server's thread -------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _serve(self, _task: Task) -> None:
+        """Serve until stopped. It is called again after an exception, for which any connection may be the cause."""
+        self._close_selectors()
+        for connection in self._connections.everything():
+            connection.sock.close()
+        self._connections = Connections(self._limits)
+        self._open_selectors()
+        # The bytes that announced these may have been read before the exception.
+        self._orders_done()
         while not self._stopping:
-            try:
-                self._turn()
-            except Exception as error:
-                self._crashed(error, "the HTTP server")
-                time.sleep(_OUT_OF_FILES_SECONDS)
+            self._turn()
+
+    def _open_selectors(self) -> None:
+        self._poll = select.epoll()
+        # Listening sockets have a separate selector inside the main one, so that all can be disabled at once.
+        self._poll_ports = select.epoll()
+        self._poll.register(self._wake_reader.fileno(), select.EPOLLIN)
+        self._poll.register(self._poll_ports.fileno(), select.EPOLLIN if self._accepting else 0)
+        for number in self._ports:
+            self._poll_ports.register(number, select.EPOLLIN)
+
+    def _close_selectors(self) -> None:
+        self._poll_ports.close()
+        self._poll.close()
 
     def _turn(self) -> None:
         events = self._poll.poll(self._timeout(), _EVENTS_AT_ONCE)

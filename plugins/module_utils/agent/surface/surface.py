@@ -18,6 +18,7 @@ from ...errors import KernelError
 from ...packaging.identity import identity
 from ...rendering.ipvs.entries import is_link_local
 from ...rendering.settings import DataplaneSettings
+from ..supervision import Supervisor
 from ..sync.proxier import Proxier
 from . import zpages
 from .health import ProxyHealth
@@ -97,7 +98,7 @@ class Listener:
 
 
 class Surface:
-    """Everything that one agent serves over HTTP, by one thread.
+    """Everything that one agent serves over HTTP, by one thread of the supervisor.
 
     ``log`` is for lines that clients cause. ``flags``: the command line options, for /flagz. ``started``: when the
     agent was started, in seconds since the epoch.
@@ -109,6 +110,7 @@ class Surface:
         health: ProxyHealth,
         metrics: Metrics,
         log: LimitedLog,
+        supervisor: Supervisor,
         *,
         limits: Limits = DEFAULT_LIMITS,
         flags: Optional[Mapping[str, str]] = None,
@@ -117,7 +119,7 @@ class Surface:
         self.health = health
         metrics.show_identity(identity())
         metrics.show_gates(configuration)
-        self.server = HttpServer(log, limits)
+        self.server = HttpServer(supervisor, log, limits)
         self._configuration = configuration
         self._metrics = metrics
         metrics.http_closed = lambda: self.server.closed
