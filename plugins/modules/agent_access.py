@@ -134,7 +134,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection, resolve
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller.account import (
     Account,
-    Outcome,
+    AccountChange,
     ensure,
     remove,
     rotate,
@@ -162,7 +162,7 @@ def _refuse_loopback(connection: ApiConnection) -> None:
         )
 
 
-def _change(client: ApiClient, account: Account, parameters: Dict[str, Any], check: bool) -> Outcome:
+def _change(client: ApiClient, account: Account, parameters: Dict[str, Any], check: bool) -> AccountChange:
     if parameters["state"] == "absent":
         return remove(client, account, check=check)
     ended = rotate(client, account, check=check) if parameters["rotate"] else ()

@@ -155,7 +155,7 @@ def confirmed(module: AnsibleModule) -> Dict[str, Any]:
         reasons = "; ".join(f"{item.probe}: {item.reason} (tried {item.attempts} times)" for item in failed)
         outcome = "" if module.check_mode else reject(parameters["state"])
         module.fail_json(
-            msg="; ".join(filter(None, (f"not confirmed, since probes failed: {reasons}", outcome))),
+            msg="; ".join(filter(None, (f"not confirmed because probes failed: {reasons}", outcome))),
             error_kind="history",
             probes=_records(results),
         )

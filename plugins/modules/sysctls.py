@@ -331,8 +331,7 @@ def _reason(maximum: Optional[int], per_core: int, least: int, cores: int) -> st
         return ""
     need, have = maximum * _ENTRY_BYTES >> 20, facts.memory_bytes() >> 20
     return (
-        f"{per_core} per core x {cores} cores, at least {least}"
-        f" (a full table takes about {need} of {have} MiB memory)"
+        f"{per_core} per core x {cores} cores, at least {least} (a full table takes about {need} of {have} MiB memory)"
     )
 
 

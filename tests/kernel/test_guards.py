@@ -128,13 +128,13 @@ def test_a_loss_is_noticed_over_a_change_of_modes_with_ipvs(tmp_path, before, af
 
 def test_an_unattended_run_refuses_a_loss_once(tmp_path):
     run(tmp_path, "nftables", cluster(12, 12))
-    assert refusal(tmp_path, "nftables", cluster(12, 1), unattended=True).endswith("if its cluster state says the same")
+    assert refusal(tmp_path, "nftables", cluster(12, 1), unattended=True).endswith("if it finds the same")
     run(tmp_path, "nftables", cluster(12, 12), unattended=True)
     refusal(tmp_path, "nftables", cluster(12, 1), unattended=True)
     with pytest.raises(PreflightError, match="incomplete-snapshot"):
         run(tmp_path, "nftables", ClusterState.from_objects(()), unattended=True)
     report = run(tmp_path, "nftables", cluster(12, 1), unattended=True)
-    assert report.changed and any("two runs in a row found it: 11 of the 12" in item for item in report.warnings)
+    assert report.changed and any("two consecutive runs found it: 11 of the 12" in item for item in report.warnings)
 
 
 @pytest.mark.parametrize(

@@ -303,7 +303,7 @@ def test_the_program_of_the_timer_goes_back_by_itself(node, tmp_path) -> None:
     assert "not confirmed in time and is reverted: state 1:" in run(*command)
     assert differences(before, dump()) == ""
     assert not waits.exists()
-    assert "nothing waits" in run(*command)
+    assert "no change waits" in run(*command)
     assert History(node.history).outcome(1) == "reverted"
 
 

@@ -114,7 +114,7 @@ def test_a_change_that_cuts_the_controller_off_is_reverted_at_once(node):
         },
         failing=True,
     )
-    assert "not confirmed, since probes failed" in failed.output and "the node rolls back to state" in failed.output
+    assert "not confirmed because probes failed" in failed.output and "the node rolls back to state" in failed.output
     wait_for("the node is reachable again", lambda: reachable(node), 240)
     wait_for("the revert is over", lambda: node.run("test", "-e", PENDING, check=False).returncode, 120)
     assert programmed(node) == before

@@ -177,7 +177,7 @@ def test_without_access_for_the_agent_no_host_is_touched(fleet, before):
 @pytest.mark.full
 def test_a_change_whose_probes_fail_is_taken_back_at_once(fleet, before):
     text = fleet.migrate(service_proxy_probes=["tcp://10.96.2.1:9"], service_proxy_probe_timeout=3, failing=True)
-    assert "not confirmed, since probes failed: tcp://10.96.2.1:9" in text, text
+    assert "not confirmed because probes failed: tcp://10.96.2.1:9" in text, text
     assert "kube-proxy serves this host again" in text, text
     assert outcomes(fleet.members[0]) == ["rolled back"]
     assert_untouched(fleet, before, *fleet.members)

@@ -35,7 +35,7 @@ from .source.keeper import CacheKeeper
 from .source.reflector import Batch
 from .source.token import TokenKeeper
 from .supervision import Supervisor
-from .surface.control import Ask, ControlServer
+from .surface.control import ControlRequest, ControlServer
 from .surface.events import NORMAL, WARNING, EventPoster, node_reference
 from .surface.health import ProxyHealth
 from .surface.http_connections import limits_of, raise_open_files
@@ -276,7 +276,7 @@ class Agent:
         for item in self._inbox.items():
             if isinstance(item, Batch):
                 self._apply(item)
-            elif isinstance(item, Ask):
+            elif isinstance(item, ControlRequest):
                 item.reply(answer(self._state(), item.question))
 
     def _apply(self, batch: Batch) -> None:

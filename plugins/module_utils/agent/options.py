@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How an agent is started."""
+"""The command line options of an agent."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _NAMED_OTHERWISE = ("configuration", "ignore_findings")
 
 
 class AgentOptions(NamedTuple):
-    """How an agent is started. Empty texts stand for what the configuration says; ``cache`` empty: keep none.
+    """The command line options of an agent. An empty string selects the value of the configuration.
 
-    ``token``: a file with a token for the API server, which the agent renews if it is there; empty for none.
-    ``max_loss_percent``: a greater loss of Services with endpoints is reported; ``hold_loss``: seconds for which it is
-    held back at most, 0 to follow at once.
-    ``control``: path of the unix socket for the node command; empty for none. ``verbose``: debug lines whatever the
-    configuration says.
+    ``cache``: the file for the cluster state, empty for none. ``token``: a file with a token for the API server, which
+    the agent renews if the file exists; empty for none. ``max_loss_percent``: a greater loss of Services with endpoints
+    is reported; ``hold_loss``: the maximum number of seconds for which it is not applied, 0 to apply it immediately.
+    ``control``: path of the unix socket for the node command, empty for none. ``verbose``: log debug messages
+    regardless of the configuration.
     """
 
     configuration: str = ""

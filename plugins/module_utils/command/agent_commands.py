@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``status`` and ``explain``: the agent answers; without one the node is compared with the cluster."""
+"""``status`` and ``explain``: answered by the agent, or without one by comparing the node with the cluster."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Callable, Dict, List
 
 from ..convergence.runtime.agent_client import NoAgent, ask_agent
 from ..errors import ProxyError
-from .outcome import DIFFERENT, NOT_RUNNING, OK, Outcome
+from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult
 
 
-def show_status(arguments: argparse.Namespace) -> Outcome:
-    """``status``: of the agent; without one, how the node compares with the cluster."""
+def show_status(arguments: argparse.Namespace) -> CommandResult:
+    """Show the agent's status, or without one how the node differs from the cluster (``status``)."""
     try:
         document = ask_agent(arguments.control, {"command": "status"})
     except NoAgent as error:
@@ -23,7 +23,7 @@ def show_status(arguments: argparse.Namespace) -> Outcome:
         return status_without_agent(arguments, str(error))
     lines = _lines_of(_status_lines, document)
     good = document["healthy"] and not document["lastError"]
-    return Outcome(OK if good else NOT_RUNNING, lines, document)
+    return CommandResult(OK if good else NOT_RUNNING, lines, document)
 
 
 def _status_lines(document: Dict[str, Any]) -> List[str]:
@@ -48,38 +48,38 @@ def _status_lines(document: Dict[str, Any]) -> List[str]:
     lines.append(f"syncs:      {document['syncs']}, external changes repaired: {document['driftRepaired']}")
     if document["lastError"]:
         lines.append(f"last error: {document['lastError']}")
-    lines += [f"left out:   {refusal}" for refusal in document["refused"]]
+    lines += [f"skipped:    {refusal}" for refusal in document["refused"]]
     lines += [f"conflict:   {conflict}" for conflict in document.get("conflicts", ())]
     return lines
 
 
 def _lines_of(show: Callable[[Dict[str, Any]], List[str]], document: Dict[str, Any]) -> List[str]:
-    """Return the lines for an agent's answer. Raises ProxyError if it is not what an agent of this version answers."""
+    """Return the lines for an agent's answer. Raises ProxyError if the answer is not valid."""
     try:
         return show(document)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ProxyError(f"the agent's answer is not valid: {type(error).__name__}: {error}") from error
 
 
-def show_explanation(arguments: argparse.Namespace) -> Outcome:
-    """``explain``: by the agent's view of the cluster, or without one from where the arguments say."""
+def show_explanation(arguments: argparse.Namespace) -> CommandResult:
+    """Explain a destination by the agent's view of the cluster, or by that of the options (``explain``)."""
     try:
         if arguments.snapshot or arguments.from_cache:
-            raise NoAgent("another source is asked for")
+            raise NoAgent("the options name another source")
         document = ask_agent(arguments.control, {"command": "explain", "destination": str(arguments.target)})
     except NoAgent:
         from .commands import explain_node
 
         document = explain_node(arguments, arguments.target)
     lines = _lines_of(_explanation_lines, document)
-    return Outcome(OK if document["found"] else DIFFERENT, lines, document)
+    return CommandResult(OK if document["found"] else DIFFERENT, lines, document)
 
 
 def _explanation_lines(document: Dict[str, Any]) -> List[str]:
     where = f"node {document['node']}" + (f" in zone {document['zone']}" if document["zone"] else "")
     lines = [f"{document['destination']} on {where}, mode {document['mode']}:"]
     if not document["found"]:
-        return [*lines, "  no Service answers here; the packet is left alone"]
+        return [*lines, "  no Service has this destination; the packet is not changed"]
     shown: List[str] = []
     for item in document["found"]:
         lines.append(f"  Service {item['service']}, port {item['port']}, by its {item['via']}")
@@ -87,7 +87,7 @@ def _explanation_lines(document: Dict[str, Any]) -> List[str]:
         lines.append(f"    {item['outcome']}; {item['traffic']} traffic, policy {item['trafficPolicy']}")
         lines.append(f"    source address: {item['source']}")
         if item["affinitySeconds"]:
-            lines.append(f"    a client stays with its endpoint for {item['affinitySeconds']} s")
+            lines.append(f"    session affinity: {item['affinitySeconds']} s")
         if item["sourceRanges"]:
             lines.append(f"    only from {', '.join(item['sourceRanges'])}")
         lines.append("    endpoints:" if item["endpoints"] else "    endpoints: none")

@@ -3,11 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The node command ``kubenode-proxy``: its arguments and its exit codes.
 
-Exit codes: 0 all is well; 1 something failed, with one line on standard error; 2 the command line is wrong; 3 the node
-differs from what it should be (``diff``, ``converge --check``, ``rollback --check``) or nothing was found
-(``explain``); 4 no agent runs, or it is not healthy (``status``).
+Exit codes: 0 success; 1 failure, with one line on standard error; 2 invalid command line; 3 the node differs from the
+desired state (``diff``, ``converge --check``, ``rollback --check``) or no Service was found (``explain``); 4 no agent
+is running, or it is not healthy (``status``).
 
-A command is imported when it is used: most take less time than loading the agent or the kernel's interfaces would.
+Each command imports its modules when it runs, because importing the agent or the kernel interfaces takes longer than
+most commands do.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from ..convergence.runtime.state_directory import DEFAULT_DIRECTORY as DEFAULT_S
 from ..errors import ConfigurationError, ProxyError
 from ..packaging.identity import identity
 from . import completion
-from .outcome import FAILED, USAGE, Outcome
+from .result import FAILED, USAGE, CommandResult
 
 CONFIGURATION_PATHS = ("/etc/kubenode-proxy/config.yaml",)
 _VARIABLES = "KUBENODE_PROXY_"
 
 
 class Streams(NamedTuple):
-    """Where the command writes: answers, and errors and logs."""
+    """The streams to which the command writes: results, and errors and log messages."""
 
     output: TextIO
     errors: TextIO
 
 
 class UsageError(Exception):
-    """The command line is wrong; the text says how."""
+    """The command line is invalid; the message is for the user."""
 
 
 class _HelpAsked(Exception):
@@ -47,7 +48,7 @@ class _HelpAsked(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises instead of ending the process, and prints to the given streams only."""
+    """Raises exceptions instead of exiting the process and printing to the standard streams."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
@@ -69,33 +70,33 @@ def _add_node_options(parser: argparse.ArgumentParser) -> None:
     add("--config", default=_default_configuration(), metavar="FILE", help="a KubeProxyConfiguration")
     add("--kubeconfig", default="", metavar="FILE", help="how to reach the API server (default: the configuration's)")
     add("--node-name", default="", metavar="NAME", help="this node's name (default: hostnameOverride, or the host's)")
-    # The empty value is the default, and not shown as a choice.
+    # The empty value is the default and is not shown as a choice.
     modes = ["", "iptables", "ipvs", "nftables", "auto"]
     add("--mode", default="", choices=modes, metavar="MODE", help="iptables, ipvs, nftables or auto (configured one)")
-    add("--fallback", default="", choices=["", "iptables"], metavar="MODE", help="iptables, where ipvs is not possible")
-    add("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="lock and memory, gone after a reboot")
+    add("--fallback", default="", choices=["", "iptables"], metavar="MODE", help="iptables, if ipvs is impossible")
+    add("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="lock and ledger, deleted by a reboot")
     add("--lock-timeout", type=float, default=30.0, metavar="SECONDS", help="how long to wait for another convergence")
-    add("--ignore", action="append", default=[], metavar="FINDING", help="go on in spite of a preflight finding")
+    add("--ignore", action="append", default=[], metavar="FINDING", help="ignore a preflight finding")
 
 
 def _add_source_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--snapshot", default="", metavar="FILE", help="read the cluster from a snapshot (kubectl get -o json|yaml)")
-    add("--cache", default=DEFAULT_CACHE, metavar="FILE", help="the cluster state that the agent keeps")
+    add("--cache", default=DEFAULT_CACHE, metavar="FILE", help="the agent's cache of the cluster state")
     add("--outside-host", action="store_true", help="this host is outside the cluster and has no Node")
-    add("--from-cache", action="store_true", help="read the cluster from that file instead of the API server")
+    add("--from-cache", action="store_true", help="read the cluster from the cache instead of the API server")
 
 
 def _add_output_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", "-o", default="text", choices=["text", "json"], help="for people or for programs")
+    parser.add_argument("--output", "-o", default="text", choices=["text", "json"], help="output format")
 
 
 def _add_token_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--token", default=DEFAULT_TOKEN, metavar="FILE", help="a token, renewed at half its life")
+    parser.add_argument("--token", default=DEFAULT_TOKEN, metavar="FILE", help="a token, renewed at half its lifetime")
 
 
 def _add_history_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--history", default=DEFAULT_HISTORY, metavar="DIR", help="where saved states are")
+    parser.add_argument("--history", default=DEFAULT_HISTORY, metavar="DIR", help="directory of saved states")
 
 
 def _target(text: str) -> Target:
@@ -106,7 +107,7 @@ def _target(text: str) -> Target:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+    """Return the parser of the whole command line."""
     parser = _Parser(prog="kubenode-proxy", description="Serve Kubernetes Services on this node without kube-proxy.")
     parser.add_argument("--version", action="store_true", help="show the collection's version and the engine's hash")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
@@ -114,14 +115,14 @@ def make_parser() -> argparse.ArgumentParser:
     def command(name: str, text: str) -> argparse.ArgumentParser:
         return subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
 
-    run = command("run", "run the agent: keep this node true to the cluster until stopped")
+    run = command("run", "run the agent: keep this node in sync with the cluster until stopped")
     _add_node_options(run)
-    run.add_argument("--cache", default=DEFAULT_CACHE, metavar="FILE", help="where the cluster state is kept")
+    run.add_argument("--cache", default=DEFAULT_CACHE, metavar="FILE", help="cache file of the cluster state")
     run.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket for status and explain")
     _add_token_option(run)
     run.add_argument("--log-format", default="", choices=["", "text", "json"], metavar="FORMAT", help="text or json")
     run.add_argument("--verbose", "-v", action="store_true", help="log more")
-    converge = command("converge", "bring this node once to what the cluster says")
+    converge = command("converge", "converge this node to the cluster once")
     converge.add_argument("--check", action="store_true", help="change nothing; exit with 3 if something differs")
     converge.add_argument("--diff", action="store_true", help="show every entry that changes")
     _add_history_option(converge)
@@ -130,7 +131,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--keep-states", type=int, default=None, metavar="N", help="how many saved states to keep (5, 0 if not root)"
     )
     converge.add_argument(
-        "--confirm-timeout", type=float, default=0.0, metavar="SECONDS", help="go back unless it is confirmed by then"
+        "--confirm-timeout", type=float, default=0.0, metavar="SECONDS", help="roll back unless confirmed in this time"
     )
     for item, text in ((run, "report a greater loss"), (converge, "refuse a greater loss")):
         item.add_argument(
@@ -141,20 +142,20 @@ def make_parser() -> argparse.ArgumentParser:
             help=f"{text} of the Services that have endpoints now",
         )
     run.add_argument(
-        "--hold-loss", type=float, default=0.0, metavar="SECONDS", help="serve these Services as before for so long"
+        "--hold-loss", type=float, default=0.0, metavar="SECONDS", help="keep serving these Services for this time"
     )
-    converge.add_argument("--unattended", action="store_true", help="refuse that once, and do it at the next run")
-    diff = command("diff", "show how this node differs from what the cluster says")
+    converge.add_argument("--unattended", action="store_true", help="refuse a loss once, and apply it at the next run")
+    diff = command("diff", "show how this node differs from the cluster")
     for item in (converge, diff):
         _add_node_options(item)
         _add_source_options(item)
         _add_output_option(item)
-    status = command("status", "show how the agent is, or without one how the node is")
+    status = command("status", "show the status of the agent, or without one that of the node")
     _add_node_options(status)
     _add_source_options(status)
     status.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket of the agent")
     _add_output_option(status)
-    explain = command("explain", "show how a Service is served on this node, and why by these endpoints")
+    explain = command("explain", "explain how this node serves a Service, and the choice of its endpoints")
     explain.add_argument(
         "target",
         type=_target,
@@ -165,28 +166,28 @@ def make_parser() -> argparse.ArgumentParser:
     _add_source_options(explain)
     explain.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket of the agent")
     _add_output_option(explain)
-    cleanup = command("cleanup", "remove all that any mode has programmed on this node")
-    cleanup.add_argument("--check", action="store_true", help="change nothing; exit with 3 if something is there")
+    cleanup = command("cleanup", "remove everything that any mode programmed on this node")
+    cleanup.add_argument("--check", action="store_true", help="change nothing; exit with 3 if anything is left")
     _add_node_options(cleanup)
     _add_output_option(cleanup)
-    confirm = command("confirm", "keep a change that waits to be confirmed")
+    confirm = command("confirm", "confirm the pending change")
     confirm.add_argument("--state", type=int, default=None, metavar="N", help="only the change after this saved state")
-    confirm.add_argument("--probe", action="append", default=[], metavar="URL", help="what has to answer before")
+    confirm.add_argument("--probe", action="append", default=[], metavar="URL", help="must succeed first")
     confirm.add_argument("--probe-timeout", type=float, default=15.0, metavar="SECONDS", help="for all probes")
     _add_history_option(confirm)
     _add_output_option(confirm)
-    token = command("token", "show what the node's token for the API server says of itself")
+    token = command("token", "show the claims of the node's token for the API server")
     _add_token_option(token)
-    token.add_argument("--store", action="store_true", help="first write the token that standard input holds")
+    token.add_argument("--store", action="store_true", help="first store a token from standard input")
     _add_output_option(token)
-    rollback = command("rollback", "go back to a state that was saved before a change")
+    rollback = command("rollback", "restore a state that was saved before a change")
     rollback.add_argument("--to", type=int, default=None, metavar="N", help="number of the state (default: the newest)")
     rollback.add_argument("--list", action="store_true", help="only list the saved states")
     rollback.add_argument("--check", action="store_true", help="change nothing; exit with 3 if something differs")
     rollback.add_argument("--diff", action="store_true", help="show every entry that changes")
     _add_history_option(rollback)
     rollback.add_argument("--keep-states", type=int, default=5, metavar="N", help="how many saved states to keep")
-    rollback.add_argument("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="where the lock is")
+    rollback.add_argument("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="directory of the lock")
     rollback.add_argument("--lock-timeout", type=float, default=30.0, metavar="SECONDS", help="how long to wait for it")
     _add_output_option(rollback)
     command("version", "show the collection's version and the engine's hash, as --version does")
@@ -195,8 +196,8 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(name: str) -> Callable[[argparse.Namespace], Outcome]:
-    """Return the function of a command, and import only what this one needs."""
+def _command(name: str) -> Callable[[argparse.Namespace], CommandResult]:
+    """Return the function of a command, importing only the modules that it needs."""
     if name in ("status", "explain"):
         from . import agent_commands
 
@@ -265,7 +266,7 @@ def _dispatch(parser: argparse.ArgumentParser, arguments: argparse.Namespace, st
 
 
 def _words(parser: argparse.ArgumentParser) -> Dict[str, List[str]]:
-    """Commands and the options of each, for completion."""
+    """Return the commands and the options of each, for completion."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return {

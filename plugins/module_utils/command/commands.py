@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The commands that work on this node themselves: they read the cluster and the kernel."""
+"""The commands that work without an agent: they read the cluster and the kernel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..convergence.modes.choose import choose_mode
 from ..convergence.node import family_context, view_node
 from ..convergence.request import Report, Request
 from ..errors import ProxyError
-from .outcome import DIFFERENT, NOT_RUNNING, OK, Outcome
+from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult, change_lines
 
 
 def _configuration(arguments: argparse.Namespace) -> Tuple[KubeProxyConfiguration, Tuple[str, ...]]:
@@ -34,7 +34,7 @@ def _configuration(arguments: argparse.Namespace) -> Tuple[KubeProxyConfiguratio
 
 
 def _cluster(arguments: argparse.Namespace, configuration: KubeProxyConfiguration) -> ClusterState:
-    """The cluster state from where the arguments say: a snapshot, the agent's cache or the API server."""
+    """Return the cluster state from the source in the arguments: a snapshot, the agent's cache or the API server."""
     if arguments.snapshot:
         return ClusterState.from_objects(read_snapshot(arguments.snapshot))
     if arguments.from_cache:
@@ -57,7 +57,7 @@ def _request(arguments: argparse.Namespace, cluster: ClusterState, configuration
 
 
 def report_document(report: Report) -> Dict[str, Any]:
-    """A report as plain JSON values."""
+    """Return a report as plain JSON values."""
     return {
         "mode": report.mode,
         "modeReason": report.mode_reason,
@@ -76,17 +76,7 @@ def report_document(report: Report) -> Dict[str, Any]:
 
 
 def _report_lines(report: Report, checking: bool, with_entries: bool) -> List[str]:
-    lines = []
-    for change in report.changes:
-        if with_entries:
-            lines += [f"--- {change.table}", *(f"-{line}" for line in change.before)]
-            lines += [f"+{line}" for line in change.after]
-        else:
-            lines.append(
-                f"{change.table}: {change.added} to add, {change.replaced} to replace, {change.removed} to remove"
-                if checking
-                else f"{change.table}: {change.added} added, {change.replaced} replaced, {change.removed} removed"
-            )
+    lines = change_lines(report.changes, checking, with_entries)
     if report.mode:
         counts = report.counts
         where = f"{counts['services']} Services, {counts['service_ports']} ports, {counts['endpoints']} endpoints"
@@ -94,17 +84,15 @@ def _report_lines(report: Report, checking: bool, with_entries: bool) -> List[st
             where += f", {counts['without_endpoints']} Services without endpoints"
         lines.append(f"mode {report.mode} on {report.node_name}: {where}")
     if not report.changed:
-        lines.append("nothing differs")
+        lines.append("no differences")
     if report.confirm_until:
-        lines.append(
-            f"to be confirmed by {report.confirm_until}, else the node goes back to state {report.saved_state}"
-        )
+        lines.append(f"confirm by {report.confirm_until}, else the node rolls back to state {report.saved_state}")
     elif report.saved_state is not None:
-        lines.append(f"the state before is saved as {report.saved_state}")
+        lines.append(f"saved the previous state as {report.saved_state}")
     return lines
 
 
-def _converged(arguments: argparse.Namespace, check: bool, describe: bool, absent: bool = False) -> Outcome:
+def _converged(arguments: argparse.Namespace, check: bool, describe: bool, absent: bool = False) -> CommandResult:
     configuration, warnings = _configuration(arguments)
     cluster = ClusterState() if absent else _cluster(arguments, configuration)
     request = _request(arguments, cluster, configuration)._replace(
@@ -117,13 +105,13 @@ def _converged(arguments: argparse.Namespace, check: bool, describe: bool, absen
     )
     report = converge(request if absent or "keep_states" not in arguments else _with_history(request, arguments))
     code = DIFFERENT if check and report.changed else OK
-    refused = tuple(f"left out: {refusal}" for refusal in (*report.refused, *report.skipped))
+    refused = tuple(f"skipped: {refusal}" for refusal in (*report.refused, *report.skipped))
     lines = _report_lines(report, check, describe)
-    return Outcome(code, lines, report_document(report), (*warnings, *report.warnings, *refused))
+    return CommandResult(code, lines, report_document(report), (*warnings, *report.warnings, *refused))
 
 
 def _with_history(request: Request, arguments: argparse.Namespace) -> Request:
-    """The request with what the arguments say of saved states; only root may keep them."""
+    """Return the request with the arguments about saved states; only root can save them."""
     keep = arguments.keep_states
     if keep is None:
         keep = 0 if os.geteuid() else request.keep_states
@@ -132,17 +120,17 @@ def _with_history(request: Request, arguments: argparse.Namespace) -> Request:
     return request._replace(confirm_timeout=arguments.confirm_timeout)
 
 
-def converge_once(arguments: argparse.Namespace) -> Outcome:
-    """``converge``: one convergence, or with --check only what it would do."""
+def converge_once(arguments: argparse.Namespace) -> CommandResult:
+    """Converge the node once, or with --check report what would change (``converge``)."""
     if not (arguments.check or arguments.snapshot or arguments.from_cache):
         _renew_own_token(arguments)
     return _converged(arguments, arguments.check, arguments.diff)
 
 
 def _renew_own_token(arguments: argparse.Namespace) -> None:
-    """Renew the token for the API server if it is due and belongs to this user: on a node without an agent.
+    """Renew the token for the API server if it is due and belongs to this user, for nodes without an agent.
 
-    A failure is logged, and concerns the convergence only if the token has expired.
+    A failure is logged; the convergence fails only if the token has expired.
     """
     try:
         own = os.lstat(arguments.token).st_uid == os.geteuid()
@@ -158,18 +146,18 @@ def _renew_own_token(arguments: argparse.Namespace) -> None:
         TokenKeeper(arguments.token, lambda _expect: ApiClient(connection), log).step()
 
 
-def show_diff(arguments: argparse.Namespace) -> Outcome:
-    """``diff``: every entry that a convergence would change."""
+def show_diff(arguments: argparse.Namespace) -> CommandResult:
+    """Show every entry that a convergence would change (``diff``)."""
     return _converged(arguments, check=True, describe=True)
 
 
-def clean_up(arguments: argparse.Namespace) -> Outcome:
-    """``cleanup``: remove everything that any mode programmed."""
+def clean_up(arguments: argparse.Namespace) -> CommandResult:
+    """Remove everything that any mode programmed (``cleanup``)."""
     return _converged(arguments, arguments.check, describe=False, absent=True)
 
 
-def status_without_agent(arguments: argparse.Namespace, reason: str) -> Outcome:
-    """``status`` on a node without an agent: what is programmed, and how it differs from the cluster."""
+def status_without_agent(arguments: argparse.Namespace, reason: str) -> CommandResult:
+    """Show what is programmed on a node without an agent, and how it differs from the cluster (``status``)."""
     lines = [f"agent:      not running ({reason})"]
     document: Dict[str, Any] = {"agent": "not running", "reason": reason}
     try:
@@ -177,15 +165,15 @@ def status_without_agent(arguments: argparse.Namespace, reason: str) -> Outcome:
         report = inspect(_request(arguments, _cluster(arguments, configuration), configuration))
     except ProxyError as error:
         lines.append(f"node:       cannot be compared: {error}")
-        return Outcome(NOT_RUNNING, lines, {**document, "error": str(error)})
+        return CommandResult(NOT_RUNNING, lines, {**document, "error": str(error)})
     entries = ", ".join(f"{count} {table}" for table, count in report.programmed.items() if count)
     lines += [f"programmed: {entries or 'nothing'}", *_report_lines(report, checking=True, with_entries=False)]
     document.update(report_document(report), programmed=report.programmed)
-    return Outcome(NOT_RUNNING, lines, document, (*warnings, *report.warnings))
+    return CommandResult(NOT_RUNNING, lines, document, (*warnings, *report.warnings))
 
 
 def explain_node(arguments: argparse.Namespace, target: Target) -> Dict[str, Any]:
-    """Return the explanation of a target by what this node would be programmed with. Raises ProxyError."""
+    """Return the explanation of a target, from what would be programmed on this node. Raises ProxyError."""
     configuration, _warnings = _configuration(arguments)
     cluster = _cluster(arguments, configuration)
     request = _request(arguments, cluster, configuration)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Completion scripts of the node command for bash and zsh, made from its parser."""
+"""Completion scripts of the node command for bash and zsh, generated from its parser."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CHOICES = {"--mode": "iptables ipvs nftables auto", "--output": "text json", "-
 
 
 def script(shell: str, words: Mapping[str, Sequence[str]]) -> str:
-    """The script for ``bash`` or ``zsh``. ``words``: commands and the options of each."""
+    """Return the script for ``bash`` or ``zsh``. ``words``: commands and the options of each."""
     body = _bash(words)
     return body if shell == "bash" else f"autoload -U +X bashcompinit && bashcompinit\n{body}"
 

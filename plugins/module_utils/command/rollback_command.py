@@ -1,17 +1,16 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``rollback``: the way back to saved states."""
+"""``rollback``: list and restore saved states."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict
 
 from ..convergence.history.restore import RollbackRequest, rollback
 from ..convergence.history.store import History, SavedState
-from ..convergence.request import TableChange
-from .outcome import DIFFERENT, OK, Outcome
+from .result import DIFFERENT, OK, CommandResult, change_lines
 
 
 def _state_line(item: SavedState) -> str:
@@ -23,29 +22,15 @@ def _state_line(item: SavedState) -> str:
     return f"{item.number:>6}  {item.created}  {item.reason}  {what}{outcome}"
 
 
-def list_states(directory: str) -> Outcome:
-    """The saved states, newest first. Raises HistoryError."""
+def list_states(directory: str) -> CommandResult:
+    """List the saved states, newest first. Raises HistoryError."""
     states = History(directory).list()
     lines = [_state_line(item) for item in states] or [f"no saved states in {directory}"]
-    return Outcome(OK, lines, {"states": [item._asdict() for item in states]})
+    return CommandResult(OK, lines, {"states": [item._asdict() for item in states]})
 
 
-def _change_lines(changes: Sequence[TableChange], checking: bool, with_entries: bool) -> List[str]:
-    words = ("to add", "to replace", "to remove") if checking else ("added", "replaced", "removed")
-    lines = []
-    for change in changes:
-        if with_entries:
-            lines += [f"--- {change.table}", *(f"-{line}" for line in change.before)]
-            lines += [f"+{line}" for line in change.after]
-        else:
-            numbers = (change.added, change.replaced, change.removed)
-            parts = (f"{number} {word}" for number, word in zip(numbers, words))
-            lines.append(f"{change.table}: {', '.join(parts)}")
-    return lines
-
-
-def roll_back(arguments: argparse.Namespace) -> Outcome:
-    """``rollback``: go back to a saved state, with --check only tell what it would do, with --list only list them."""
+def roll_back(arguments: argparse.Namespace) -> CommandResult:
+    """Restore a saved state, with --check show what would change, with --list list the states (``rollback``)."""
     if arguments.list:
         return list_states(arguments.history)
     request = RollbackRequest(
@@ -58,15 +43,15 @@ def roll_back(arguments: argparse.Namespace) -> Outcome:
         lock_timeout=arguments.lock_timeout,
     )
     report = rollback(request)
-    lines = _change_lines(report.changes, arguments.check, arguments.diff)
+    lines = change_lines(report.changes, arguments.check, arguments.diff)
     if report.stopped:
         verb = "would stop" if arguments.check else "stopped"
         lines.append(f"{verb} {', '.join(report.stopped)}: starting it again undoes the rollback")
     number = report.record.number
     if not report.changed:
-        lines.append(f"the node is as state {number} says")
+        lines.append(f"the node already matches state {number}")
     elif not arguments.check:
-        lines.append(f"the node is back to state {number}; the state before is saved as {report.saved}")
+        lines.append(f"rolled back to state {number}; saved the previous state as {report.saved}")
     document: Dict[str, Any] = {
         "state": number,
         "changed": report.changed,
@@ -76,4 +61,4 @@ def roll_back(arguments: argparse.Namespace) -> Outcome:
         "durations": {name: round(seconds, 6) for name, seconds in report.durations.items()},
     }
     code = DIFFERENT if arguments.check and report.changed else OK
-    return Outcome(code, lines, document, report.warnings)
+    return CommandResult(code, lines, document, report.warnings)

@@ -14,7 +14,7 @@ from ..agent.options import AgentOptions
 from ..agent.surface.log import Log
 from ..errors import ProxyError
 from ..packaging.identity import identity
-from .outcome import FAILED
+from .result import FAILED
 
 
 def run_agent(arguments: argparse.Namespace, errors: TextIO) -> int:

@@ -14,12 +14,12 @@ from ..cluster.access.service_token import ServiceToken, parse_token
 from ..cluster.access.token_file import read_token, store_token
 from ..errors import ConfigurationError
 from ..timestamps import timestamp
-from .outcome import OK, Outcome
+from .result import OK, CommandResult
 
 _MOST_CHARACTERS = 1 << 16
 
 
-def show_or_store_token(arguments: argparse.Namespace) -> Outcome:
+def show_or_store_token(arguments: argparse.Namespace) -> CommandResult:
     """Show the token's claims, never the token; with ``--store`` write the one from standard input first."""
     changed = False
     if arguments.store:
@@ -31,7 +31,7 @@ def show_or_store_token(arguments: argparse.Namespace) -> Outcome:
     document = {**_document(token), "changed": changed}
     end = f"expires at {document['expires']}" if token.expires else "does not expire"
     bound = f"bound to Node {token.node}" if token.node else "bound to no Node"
-    return Outcome(OK, [f"ServiceAccount {token.namespace}/{token.account}, {bound}, {end}"], document)
+    return CommandResult(OK, [f"ServiceAccount {token.namespace}/{token.account}, {bound}, {end}"], document)
 
 
 def _document(token: ServiceToken) -> Dict[str, Any]:

@@ -307,9 +307,7 @@ FIELDS: Tuple[Field, ...] = (
         "`true` sets nf_conntrack_tcp_be_liberal; `false` does not change it",
     ),
     Field("conntrack.udpTimeout", "conntrack.udp_timeout", "`0s`", _ALL, HONOURED, "0 keeps the kernel's"),
-    Field(
-        "conntrack.udpStreamTimeout", "conntrack.udp_stream_timeout", "`0s`", _ALL, HONOURED, "0 keeps the kernel's"
-    ),
+    Field("conntrack.udpStreamTimeout", "conntrack.udp_stream_timeout", "`0s`", _ALL, HONOURED, "0 keeps the kernel's"),
     Field(
         "configSyncPeriod",
         "config_sync_period",

@@ -66,7 +66,7 @@ class Wanted(NamedTuple):
         return f"{self.content['kind']} {where}{metadata['name']}"
 
 
-class Outcome(NamedTuple):
+class AccountChange(NamedTuple):
     """Descriptions of the changes that were, or would be, made, and their result.
 
     ``token``: the shared one, None if it does not exist yet or is not requested. ``uid``: the ServiceAccount's, empty
@@ -156,7 +156,7 @@ def ensure(
     check: bool = False,
     timeout: float = 15.0,
     sleep: Callable[[float], None] = time.sleep,
-) -> Outcome:
+) -> AccountChange:
     """Create or correct the objects; with ``shared`` also the Secret, and return its token.
 
     Raises ApiError, ConfigurationError.
@@ -183,8 +183,8 @@ def ensure(
         token = _token(client, account, timeout, sleep, wait=not check)
         secret = wanted_objects(account)[-1]
         warning = f"{secret}: its token is the same for all nodes and never expires"
-        return Outcome(tuple(changes), token, uid, (warning,))
-    return Outcome(tuple(changes), None, uid, _left_secret(client, account))
+        return AccountChange(tuple(changes), token, uid, (warning,))
+    return AccountChange(tuple(changes), None, uid, _left_secret(client, account))
 
 
 def _uid(item: Optional[Object]) -> str:
@@ -278,7 +278,7 @@ def _is_ours(existing: Optional[Object]) -> bool:
     return bool(labels.get(MANAGED_LABEL) == MANAGED_BY)
 
 
-def remove(client: ApiClient, account: Account, *, check: bool = False) -> Outcome:
+def remove(client: ApiClient, account: Account, *, check: bool = False) -> AccountChange:
     """Delete the objects that have the label of this collection. Raises ApiError."""
     changes: List[str] = []
     for item in reversed(wanted_objects(account)):
@@ -288,4 +288,4 @@ def remove(client: ApiClient, account: Account, *, check: bool = False) -> Outco
         changes.append(f"{item} deleted")
         if not check:
             client.send("DELETE", item.path, None, f"delete {item}")
-    return Outcome(tuple(changes))
+    return AccountChange(tuple(changes))

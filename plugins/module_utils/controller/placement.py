@@ -52,7 +52,7 @@ class Placement(NamedTuple):
         return f"DaemonSet {self.namespace}/{self.name}"
 
 
-class Outcome(NamedTuple):
+class PlacementChange(NamedTuple):
     """Descriptions of the changes that were, or would be, made, and the state before and after by object."""
 
     changes: Tuple[str, ...]
@@ -180,7 +180,7 @@ class Placer:
         self._before: Object = {}
         self._after: Object = {}
 
-    def keep_off(self, nodes: Sequence[str]) -> Outcome:
+    def keep_off(self, nodes: Sequence[str]) -> PlacementChange:
         """Add the rule to the DaemonSet, label the nodes, and wait until kube-proxy is gone from them.
 
         Raises ApiError, ConfigurationError.
@@ -195,7 +195,7 @@ class Placer:
                 self._wait(functools.partial(self._still_there, name))
         return self._outcome()
 
-    def bring_back(self, nodes: Sequence[str], remove_rule: bool = False) -> Outcome:
+    def bring_back(self, nodes: Sequence[str], remove_rule: bool = False) -> PlacementChange:
         """Remove the label from the nodes and wait until kube-proxy is ready on them again.
 
         With ``remove_rule`` also remove the rule from the DaemonSet, which is refused while other nodes have the label.
@@ -214,8 +214,8 @@ class Placer:
                 self._wait(functools.partial(self._not_ready, name))
         return self._outcome()
 
-    def _outcome(self) -> Outcome:
-        return Outcome(tuple(self._changes), self._before, self._after)
+    def _outcome(self) -> PlacementChange:
+        return PlacementChange(tuple(self._changes), self._before, self._after)
 
     def _patch(self, path: str, patch: Object, purpose: str) -> None:
         target = f"{path}?{urllib.parse.urlencode({'fieldManager': _FIELD_MANAGER})}"

@@ -46,7 +46,7 @@ class LocalnetRouting(Resource[str, str]):
         self._sysctls.apply(change)
 
     def describe(self, key: str, value: str) -> List[str]:
-        """As ``sysctl`` prints it."""
+        """Return the entry as ``sysctl`` prints it."""
         return self._sysctls.describe(key, value)
 
 

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Refusal of a change that would leave most Services of the node without endpoints, before anything is applied.
+"""Refusal of changes after which most Services of the node would no longer be served, before anything is applied.
 
-What is served now is read from the kernel, whoever programmed it: an earlier convergence, the agent or kube-proxy, in
-this mode or another one.
+The Services served now are read from the kernel, no matter which program configured them (an earlier convergence, the
+agent or kube-proxy) and in which mode.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .runtime.ledger import loss_was_refused, record_loss
 
 
 class LossGuard:
-    """Judges the planned changes of one convergence; ``warnings`` are those of its judgement."""
+    """Compares the Services served before and after the planned changes; ``warnings`` holds ignored findings."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -33,11 +33,11 @@ class LossGuard:
     def judge(
         self, planned: Sequence[PlannedChange], others: Sequence[Stage], families: Sequence[FamilyServices]
     ) -> None:
-        """Compare what is served now with what would be.
+        """Raise PreflightError if the planned changes would lose too many of the Services that are served now.
 
-        ``planned``: the changes of the mode in effect. ``others``: stages of what other modes left, which are observed
-        where the mode in effect serves next to nothing, since the node may be about to change its mode. Raises
-        PreflightError if the loss is too great, KernelError if something cannot be read.
+        ``planned``: the changes of the mode in effect. ``others``: stages that remove what other modes left. These are
+        observed if the mode in effect serves almost nothing now, because then the node may be changing its mode. Raises
+        KernelError if they cannot be observed.
         """
         if self._request.max_loss_percent >= 100:
             return
@@ -67,7 +67,7 @@ class LossGuard:
     def _refuse_once(self, findings: Sequence[Finding]) -> None:
         directory = self._request.state_directory
         if loss_was_refused(directory):
-            self.warnings += [f"made because two runs in a row found it: {finding.what}" for finding in findings]
+            self.warnings += [f"applied because two consecutive runs found it: {finding.what}" for finding in findings]
             self._forget()
             return
         if not self._request.check:
@@ -75,7 +75,7 @@ class LossGuard:
         try:
             judge(findings)
         except PreflightError as error:
-            raise PreflightError(f"{error}; the next run makes the change if its cluster state says the same") from None
+            raise PreflightError(f"{error}; the next run applies the change if it finds the same") from None
 
     def _forget(self) -> None:
         if not self._request.check:

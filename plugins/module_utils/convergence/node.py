@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The node as it is: who it is in the cluster, its addresses and kernel, and what follows for each family."""
+"""The node: its identity in the cluster, its addresses and kernel, and the settings of each family that it serves."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from .request import Request
 
 
 class NodeView(NamedTuple):
-    """What is known of this node.
+    """Facts about this node.
 
     ``node``: its Node object, None if the cluster state has none. ``addresses``: (interface, address) of all interfaces
     except the proxy's own. ``families``: those that can be served, the primary one first. ``variants``: the iptables of
-    each family, in modes that need it. ``nfacct_counters``: names of those that rules of iptables mode count with.
+    each family, in modes that need it. ``nfacct_counters``: names of the nfacct counters that iptables rules may use.
     """
 
     name: str
@@ -45,10 +45,10 @@ class NodeView(NamedTuple):
 
 
 def view_node(request: Request, configuration: KubeProxyConfiguration, mode: Mode) -> NodeView:
-    """Return what is known of the node. ``configuration`` is the one for ``mode``, the mode in effect.
+    """Return facts about the node. ``configuration`` is the one for ``mode``, the mode in effect.
 
-    A family that the host cannot serve is left out with a warning. Raises PreflightError if that is the primary one,
-    ConfigurationError if the configuration does not fit the node, KernelError if something cannot be read.
+    A family that the host cannot serve is omitted, with a warning. Raises PreflightError if that is the primary family,
+    ConfigurationError if the configuration does not fit the node, KernelError if facts cannot be read.
     """
     name = node_name(request.node_name or configuration.hostname_override, os.uname().nodename)
     node = request.cluster.nodes.get(name)
@@ -69,7 +69,7 @@ def view_node(request: Request, configuration: KubeProxyConfiguration, mode: Mod
 def family_settings(
     cluster: ClusterState, configuration: KubeProxyConfiguration, view: NodeView, family: str
 ) -> DataplaneSettings:
-    """The settings of one family that the node serves. Raises ConfigurationError."""
+    """Return the settings of one family that the node serves. Raises ConfigurationError."""
     variant = view.variants.get(family)
     return dataplane_settings(
         configuration,
@@ -87,7 +87,7 @@ def family_settings(
 def family_context(
     cluster: ClusterState, configuration: KubeProxyConfiguration, view: NodeView, family: str
 ) -> FamilyContext:
-    """Return what is known of one family that the node serves. Raises ConfigurationError."""
+    """Return settings, node context and iptables of one family that the node serves. Raises ConfigurationError."""
     return FamilyContext(
         family_settings(cluster, configuration, view, family),
         node_context(configuration, family, view.name, view.node),

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node needs before a mode's own resources can be made: nothing in the way, modules, kernel parameters."""
+"""Prerequisites of a mode on a node: preflight checks, kernel modules and kernel parameters."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from .sysctls import sysctl_stage, wanted_sysctls
 def check_cluster(request: Request, view: NodeView) -> List[str]:
     """Return warnings about the cluster state; changes nothing.
 
-    Raises PreflightError if the state is not complete or has no Node of this host, unless these findings are ignored
-    or the request does without a whole cluster.
+    Raises PreflightError if the state is incomplete or has no Node of this host, unless these findings are ignored or
+    the request does not need a whole cluster.
     """
     if not request.whole_cluster:
         return [str(finding) for finding in missing_node(request, view)]
@@ -35,7 +35,7 @@ def check_cluster(request: Request, view: NodeView) -> List[str]:
 
 
 def missing_node(request: Request, view: NodeView) -> List[Finding]:
-    """Return an error if the cluster has no Node of this host, and should have one."""
+    """Return a finding if the cluster has no Node of this host although it should have one."""
     if request.outside_host:
         return []
     host = Host(view.name, (os.uname().nodename,), {address for _interface, address in view.addresses})
@@ -48,7 +48,7 @@ def check_node(
     families: Sequence[FamilyServices],
     ignored: Sequence[str] = (),
 ) -> List[str]:
-    """Return warnings about the node and the ServicePorts that it is to serve; changes nothing.
+    """Return warnings about the node and the ServicePorts to be served; changes nothing.
 
     ``ignored``: names of findings to ignore. Raises PreflightError if the mode cannot work here.
     """

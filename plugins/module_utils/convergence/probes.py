@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Does what should be served answer? Probes by TCP, UDP, HTTP and DNS, repeated until they succeed or time is up.
+"""Probes of served addresses by TCP, UDP, HTTP and DNS, repeated until they succeed or the time is up.
 
-A probe is written as a URL: ``tcp://10.96.0.1:443``, ``udp://10.96.0.5:514``, ``http://10.96.0.7/ready`` (also
-``https``, whose certificate is not checked), ``dns://10.96.0.10/kubernetes.default.svc.cluster.local``.
+A probe is a URL: ``tcp://10.96.0.1:443``, ``udp://10.96.0.5:514``, ``http://10.96.0.7/ready`` (also ``https``, without
+verification of the certificate), ``dns://10.96.0.10/kubernetes.default.svc.cluster.local``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..cluster.state import ClusterState
 from ..errors import ConfigurationError
 
 _PORTS = {"http": 80, "https": 443, "dns": 53}
-#: What a cluster's DNS is asked when the probe names nothing: every server answers it, also one of another domain.
+#: The name that a DNS probe without a name queries. Any server answers, with an error if its domain is different.
 DEFAULT_NAME = "kubernetes.default.svc.cluster.local"
 _DNS_SERVICES = ("kube-dns", "coredns", "rke2-coredns-rke2-coredns", "dns-default")
 _API_SERVER = NamespacedName("default", "kubernetes")
@@ -34,7 +34,7 @@ _ATTEMPT_SECONDS = 2.0
 
 
 class Probe(NamedTuple):
-    """One probe: ``scheme`` as in the URL, host, port, and the path of HTTP or the name asked of DNS."""
+    """One probe: ``scheme`` as in the URL, host, port, and ``path``: the path of HTTP or the name to query by DNS."""
 
     scheme: str
     host: str
@@ -47,7 +47,7 @@ class Probe(NamedTuple):
 
 
 class ProbeResult(NamedTuple):
-    """A probe, whether it succeeded, why not, after how many attempts and seconds."""
+    """The result of a probe: whether it was answered, the reason if not, and the number of attempts and seconds."""
 
     probe: Probe
     answered: bool
@@ -57,7 +57,7 @@ class ProbeResult(NamedTuple):
 
 
 def parse_probe(text: str) -> Probe:
-    """A probe from its URL. Raises ConfigurationError."""
+    """Return the probe that a URL describes. Raises ConfigurationError."""
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
@@ -80,7 +80,7 @@ def parse_probe(text: str) -> Probe:
         path = path or "/"
         if any(not "!" <= letter <= "~" for letter in path):
             raise ConfigurationError(
-                f"probe {text!r}: the path holds a blank or a control character, or one that is not ASCII"
+                f"probe {text!r}: the path contains a space, a control character or a non-ASCII character"
             )
     else:
         path = ""
@@ -88,7 +88,7 @@ def parse_probe(text: str) -> Probe:
 
 
 def _is_host(name: str) -> bool:
-    """Whether the resolver can be asked for it: each label has 1 to 63 octets in ASCII or by IDNA (RFC 3490)."""
+    """Return whether a name can be resolved: each label has 1 to 63 octets in ASCII or IDNA form (RFC 3490)."""
     if not name.isprintable() or " " in name:
         return False
     try:
@@ -99,7 +99,7 @@ def _is_host(name: str) -> bool:
 
 
 def _question(name: str, number: int) -> bytes:
-    """A DNS query for the A record of a name (RFC 1035)."""
+    """Return a DNS query for the A record of a name (RFC 1035). Raises ConfigurationError."""
     labels = [label.encode("ascii", "replace") for label in name.rstrip(".").split(".")]
     if any(not 1 <= len(label) <= 63 or b"?" in label for label in labels) or len(name) > 253:
         raise ConfigurationError(f"probe of DNS: {name!r} is not a name")
@@ -130,9 +130,9 @@ def _dns(probe: Probe, seconds: float) -> str:
     number = secrets.randbelow(65536)
     answer = _datagram(probe, seconds, _question(probe.path, number))
     if len(answer) < 12 or struct.unpack(">H", answer[:2])[0] != number:
-        return "what came back is not an answer to the question"
+        return "the reply does not answer the query"
     code = answer[3] & 0xF
-    # A name that does not exist (3) was looked up all the same; what fails is the server (2, 5).
+    # NXDOMAIN (3) is an answer, too; SERVFAIL (2) and REFUSED (5) are failures of the server.
     return "" if code in (0, 3) else f"the server answered with code {code}"
 
 
@@ -164,7 +164,7 @@ _WAYS: Dict[str, Callable[[Probe, float], str]] = {
 
 
 def attempt(probe: Probe, seconds: float = _ATTEMPT_SECONDS) -> str:
-    """Try once; returns why it failed, empty if it succeeded."""
+    """Run a probe once; return the reason of its failure, empty if it succeeded."""
     try:
         return _WAYS[probe.scheme](probe, seconds)
     except (socket.timeout, TimeoutError):
@@ -178,7 +178,7 @@ def attempt(probe: Probe, seconds: float = _ATTEMPT_SECONDS) -> str:
 
 
 def run_probes(probes: Sequence[Probe], seconds: float) -> List[ProbeResult]:
-    """Try each probe until it succeeds, all within that many seconds; each is tried once at least."""
+    """Run probes until each has succeeded or ``seconds`` have passed; every probe runs at least once."""
     started = time.monotonic()
     waiting = dict.fromkeys(probes, 0)
     results: Dict[Probe, ProbeResult] = {}
@@ -199,9 +199,9 @@ def run_probes(probes: Sequence[Probe], seconds: float) -> List[ProbeResult]:
 
 
 def default_probes(cluster: ClusterState) -> Tuple[str, ...]:
-    """Probes of what every cluster needs, as URLs: the API server's ClusterIP, and the cluster's DNS if there is one.
+    """Return URLs that probe what every cluster needs: the API server's ClusterIP, and the cluster's DNS if it has one.
 
-    A Service without an endpoint that is ready is left out: it does not answer, whoever serves it.
+    Services without a ready endpoint are not probed, because no proxy could make them answer.
     """
     found: List[str] = []
     api = cluster.services.get(_API_SERVER)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The stages that remove what modes made: what other modes than the one in effect left, or everything."""
+"""Stages that remove what other modes than the one in effect left on the node, or everything that any mode made."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .stages import chain_removal_stages, ipvs_removal_stages, nftables_removal_
 
 
 def leftover_contexts(mode: Mode, families: Sequence[str]) -> List[FamilyContext]:
-    """Return the iptables of each family in which a mode that uses none looks for chains of other modes."""
+    """Return the iptables of each family that may hold chains of other modes; none if the mode has its own chains."""
     return [] if mode.subsystems.chains else removal_contexts(families)
 
 
 def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[FamilyContext]) -> List[Stage]:
     """Return the stages that remove what other modes left in subsystems that ``mode`` does not use.
 
-    ``contexts``: those of :func:`leftover_contexts`. Two modes that use iptables share one table of chains, so what one
-    of them left there is removed with the changes of the other. Raises KernelError.
+    ``contexts``: from :func:`leftover_contexts`. Modes that use iptables share one resource of chains, so chains that
+    one of them left are removed by the changes of another. Raises KernelError.
     """
     used = mode.subsystems
     stages: List[Stage] = []
@@ -37,5 +37,5 @@ def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[Famil
 
 
 def removal_stages(contexts: Sequence[FamilyContext], handles: KernelHandles) -> List[Stage]:
-    """Return the stages that remove all that any mode made, in an order in which nothing is still referred to."""
+    """Return the stages that remove everything that any mode made, each object after those that refer to it."""
     return [*ipvs_removal_stages(handles), *chain_removal_stages(contexts), *nftables_removal_stages(handles)]

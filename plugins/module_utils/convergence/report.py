@@ -32,7 +32,7 @@ class Stopwatch:
             self.add({name: time.monotonic() - started})
 
     def add(self, seconds: Mapping[str, float]) -> None:
-        """Add seconds that were measured elsewhere."""
+        """Add seconds, by name, that the caller measured."""
         for name, value in seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + value
 

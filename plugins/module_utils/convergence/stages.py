@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parts that modes make their stages of, and the stages that remove what a mode left.
+"""Building blocks of the stages of modes, and the stages that remove what a mode left.
 
-Removal comes after the resources of the mode in effect have been applied, and is planned then: the new entries exist
-first, and a connection that began meanwhile is not cut off.
+Removals are planned and applied after the resources of the mode in effect: the new entries exist first, and
+connections that began meanwhile are not interrupted.
 """
 
 from __future__ import annotations

@@ -42,9 +42,12 @@ def run(
     """
     environment = {**os.environ, "LC_ALL": "C", "LANG": "C"}
     try:
-        with _readable(text or "") as stdin, subprocess.Popen(
-            list(command), stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-        ) as child:
+        with (
+            _readable(text or "") as stdin,
+            subprocess.Popen(
+                list(command), stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+            ) as child,
+        ):
             try:
                 output, errors = _outputs(child, timeout, progress)
             except BaseException:

@@ -85,9 +85,7 @@ def module_findings(names: Sequence[str], effective: int, release: str, root: st
     return findings
 
 
-def kernel_version_findings(
-    mode: str, minimum: Tuple[int, int, int], version: Tuple[int, int, int]
-) -> List[Finding]:
+def kernel_version_findings(mode: str, minimum: Tuple[int, int, int], version: Tuple[int, int, int]) -> List[Finding]:
     """Return an error if the kernel is older than ``minimum``, which the mode needs."""
     if version >= minimum:
         return []

@@ -49,9 +49,7 @@ class DesiredTables:
     ``desired`` has the content that the mode's resources should hold, by table name; the tables change in place.
     """
 
-    def __init__(
-        self, rendering: Rendering[Any], settings: DataplaneSettings, progress: Progress = unheeded
-    ) -> None:
+    def __init__(self, rendering: Rendering[Any], settings: DataplaneSettings, progress: Progress = unheeded) -> None:
         self.settings = settings
         self.rendering = rendering
         self._progress = progress

@@ -45,7 +45,7 @@ def test_saved_states_are_listed_newest_first(directory):
     status, output, _errors = run("rollback", "--list", "--history", directory)
     lines = output.splitlines()
     assert status == 0 and len(lines) == 3
-    assert lines[0].startswith("     3  cannot be used: ") and "cut short" in lines[0]
+    assert lines[0].startswith("     3  cannot be used: ") and "truncated" in lines[0]
     assert lines[1].endswith("before a convergence  iptables: 1 chains; the change after it was confirmed")
     assert lines[2].endswith("before a convergence  nothing programmed")
     document = json.loads(run("rollback", "--list", "--output", "json", "--history", directory)[1])
@@ -60,7 +60,7 @@ def test_without_saved_states_it_says_so(directory):
     ("check", "status", "last"),
     [
         (True, 3, "would stop kubenode-proxy.service: starting it again undoes the rollback"),
-        (False, 0, "the node is back to state 4; the state before is saved as 5"),
+        (False, 0, "rolled back to state 4; saved the previous state as 5"),
     ],
 )
 def test_what_was_done_is_told(monkeypatch, check, status, last):
@@ -90,7 +90,7 @@ def test_a_change_is_confirmed_only_after_its_probes(monkeypatch, directory):
     status, _output, errors = run("confirm", "--probe", "tcp://127.0.0.1:1", "--probe-timeout", "0.2")
     assert (status, asked) == (1, [])
     assert (
-        errors == "kubenode-proxy: not confirmed, since probes failed: tcp://127.0.0.1:1: the connection was refused\n"
+        errors == "kubenode-proxy: not confirmed because probes failed: tcp://127.0.0.1:1: the connection was refused\n"
     )
     status, output, _errors = run("confirm", "--state", "7", "--history", directory)
     assert (status, asked) == (0, [7])

@@ -15,7 +15,7 @@ import threading
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.control import Ask, ControlServer
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.control import ControlRequest, ControlServer
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.command import agent_commands, cli, commands
@@ -276,7 +276,7 @@ def test_converge_tells_what_it_did_or_would_do(monkeypatch, tmp_path, check, ch
     found, output, errors = run(*words)
     assert found == code and requests[0].check is check and requests[0].describe is check
     assert errors == "kubenode-proxy: warning: take care\n"
-    assert ("nothing differs" in output) is not changed
+    assert ("no differences" in output) is not changed
     if changed and check:
         assert "-old\n+new\n" in output
     document = json.loads(run(*words, "--output", "json")[1])
@@ -287,7 +287,7 @@ def test_the_control_socket_answers_and_is_private(tmp_path):
     path = str(tmp_path / "run" / "agent.sock")
     asked = []
 
-    def deliver(ask: Ask) -> None:
+    def deliver(ask: ControlRequest) -> None:
         asked.append(ask.question)
         ask.reply({"error": "not that"} if ask.question.get("command") == "bad" else {"agent": "running"})
 

@@ -59,7 +59,7 @@ def test_made_once_and_then_left_alone():
     first = account.ensure(client, WHO)
     assert first.token is None and len(first.changes) == 5 and first.uid and first.warnings == ()
     client.log.clear()
-    assert account.ensure(client, WHO) == account.Outcome((), None, first.uid)
+    assert account.ensure(client, WHO) == account.AccountChange((), None, first.uid)
     assert client.log == []
 
 

@@ -102,9 +102,9 @@ def test_the_same_state_gives_the_same_bytes():
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "not a saved state, or cut short"),
-        (b"kube-proxy", "not a saved state, or cut short"),
-        (form.pack_record(record(SAMPLE))[:-9], "not a saved state, or cut short"),
+        (b"", "not a saved state, or truncated"),
+        (b"kube-proxy", "not a saved state, or truncated"),
+        (form.pack_record(record(SAMPLE))[:-9], "not a saved state, or truncated"),
         (gzip.compress(b"{}\n{}", mtime=0), "not a saved state of kubenode-proxy"),
         (packed({"version": 2}, b"{}"), "its version is 2, this engine reads version 1"),
         (packed({"sha256": "0"}, b"{}"), "does not match its checksum"),
@@ -173,9 +173,9 @@ def test_a_file_that_cannot_be_used_is_named_and_listed(history):
     history.save(SAMPLE)
     path = Path(history.directory) / "state-000001.json.gz"
     path.write_bytes(b"nonsense")
-    with pytest.raises(HistoryError, match=r"state-000001\.json\.gz: not a saved state, or cut short"):
+    with pytest.raises(HistoryError, match=r"state-000001\.json\.gz: not a saved state, or truncated"):
         history.load(1)
-    assert "cut short" in history.list()[0].problem
+    assert "truncated" in history.list()[0].problem
     path.write_bytes(form.pack_record(record(SAMPLE, 7)))
     with pytest.raises(HistoryError, match="is the state 7, not 1"):
         history.load(1)

@@ -98,7 +98,7 @@ def test_a_late_confirmation_says_what_became_of_the_change(history, place, outc
 
 
 def test_another_change_than_the_one_that_waits_is_not_confirmed(waiting, history):
-    with pytest.raises(HistoryError, match="state 2: not this change but another one waits"):
+    with pytest.raises(HistoryError, match="state 2: another change is pending"):
         confirm.confirm(2, history_directory=history.directory)
     assert pending.read() == waiting
 
@@ -231,6 +231,6 @@ def test_a_program_that_would_not_work_is_not_relied_on(history, place, tmp_path
     monkeypatch.setattr(arm, "pack_running", lambda entry: b"not a zip application")
     started = []
     monkeypatch.setattr(arm.units, "start_timer", lambda *arguments: started.append(arguments))
-    with pytest.raises(HistoryError, match="going back to state 1 would not work"):
+    with pytest.raises(HistoryError, match="rolling back to state 1 would not work"):
         arm.arm(1, 60, history.directory, str(tmp_path / "run"))
     assert not started and not os.path.exists(place)

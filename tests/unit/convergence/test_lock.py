@@ -113,9 +113,9 @@ def test_a_lock_that_cannot_be_had_is_named(tmp_path):
     ("process", "holder", "said"),
     [
         (os.getpid(), lock_module.AGENT, "is running and programs the node until it is stopped"),
-        (os.getpid(), "another convergence", "has not ended within 0.3 seconds"),
+        (os.getpid(), "another convergence", "did not end within 0.3 seconds"),
         # The agent has ended, and the one that holds the lock now has not written its name yet.
-        (2**22 + 1, lock_module.AGENT, "has not ended within 0.3 seconds"),
+        (2**22 + 1, lock_module.AGENT, "did not end within 0.3 seconds"),
     ],
     ids=["agent", "convergence", "ended agent"],
 )

@@ -32,7 +32,7 @@ _SETTLE_SECONDS = 0.1
 _TOGETHER_SECONDS = 0.3
 
 
-class Found(NamedTuple):
+class DriftReport(NamedTuple):
     """Families that need to be observed, each with the reason; whether addresses of the node changed."""
 
     suspects: Dict[str, str]
@@ -100,7 +100,7 @@ class DriftWatch:
         times += [now for watch in self._watches if watch.interval and watch not in self._due]
         return max(0.0, min(times) - now) if times else float("inf")
 
-    def look(self, now: float) -> Found:
+    def look(self, now: float) -> DriftReport:
         """Return the detected changes, once the burst of changes is over."""
         fresh: Dict[str, str] = {}
         for watch in self._watches:
@@ -118,9 +118,9 @@ class DriftWatch:
             self._suspects.setdefault(family, reason)
         addresses, self._addresses.changed = self._addresses.changed, False
         if not self._suspects or now < self._ripe:
-            return Found({}, addresses)
+            return DriftReport({}, addresses)
         ripe, self._suspects = self._suspects, {}
-        return Found(ripe, addresses)
+        return DriftReport(ripe, addresses)
 
     def settled(self, changed: bool, observed: bool) -> None:
         """Handle the end of a good sync. ``changed``: it changed something; ``observed``: it observed everything."""

@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent's unix socket: the node command asks a question in one line of JSON and gets one answer.
+"""The agent's control socket: the node command sends a request in one line of JSON and receives one answer.
 
-The answers are made by the agent's own loop, between syncs, so that they never see half a change.
+The agent's loop answers between syncs, so that an answer never shows a partial change.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from ..supervision import Task
 _MOST_BYTES = 1 << 16
 
 
-class Ask:
-    """A question that waits for its answer."""
+class ControlRequest:
+    """A question of the node command, whose sender waits for the answer of the agent's loop."""
 
     def __init__(self, question: Question) -> None:
         self.question = question
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
 
     def reply(self, answer: Answer) -> None:
-        """Give the answer."""
+        """Send the answer."""
         self._answers.put(answer)
 
     def wait(self) -> Answer:
-        """The answer, or an error that says that the agent is busy."""
+        """Wait for the answer and return it; return an error if the agent is too busy to answer in time."""
         try:
             return self._answers.get(timeout=ANSWER_SECONDS)
         except queue.Empty:
-            return {"error": f"the agent is busy and has not answered within {ANSWER_SECONDS:g} seconds"}
+            return {"error": f"the agent is busy and did not answer within {ANSWER_SECONDS:g} seconds"}
 
 
 class ControlServer:
-    """Listens at ``path`` (mode 0600) and hands each question to ``deliver``. Raises KernelError if it cannot.
+    """Listens at ``path`` (mode 0600) and passes each request to ``deliver``. Raises KernelError if it cannot listen.
 
     :meth:`run` is the body of a supervised thread.
     """
 
-    def __init__(self, path: str, deliver: Callable[[Ask], None]) -> None:
+    def __init__(self, path: str, deliver: Callable[[ControlRequest], None]) -> None:
         self._path = path
         self._deliver = deliver
         self._closed = False
@@ -69,7 +69,7 @@ class ControlServer:
             raise KernelError(f"{path}: cannot listen: {error.strerror or error}") from error
 
     def run(self, task: Task) -> None:
-        """Answer one client after the other until :meth:`close`; the body of a supervised thread."""
+        """Answer one client at a time until :meth:`close`."""
         while True:
             task.idle()
             try:
@@ -99,9 +99,9 @@ class ControlServer:
         if not isinstance(question, dict):
             answer: Answer = {"error": "a question is one line with a JSON object"}
         else:
-            ask = Ask(question)
-            self._deliver(ask)
-            answer = ask.wait()
+            request = ControlRequest(question)
+            self._deliver(request)
+            answer = request.wait()
         client.sendall(json.dumps(answer).encode() + b"\n")
 
     def close(self) -> None:

@@ -33,9 +33,7 @@ def service_reference(namespace: str, name: str) -> Dict[str, str]:
     return {"kind": "Service", "apiVersion": "v1", "namespace": namespace, "name": name}
 
 
-def make_event(
-    host: str, regarding: Dict[str, str], kind: str, reason: str, action: str, note: str
-) -> Dict[str, Any]:
+def make_event(host: str, regarding: Dict[str, str], kind: str, reason: str, action: str, note: str) -> Dict[str, Any]:
     """Return an Event object. ``host``: this node's host name; ``kind``: NORMAL or WARNING."""
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
     namespace = regarding.get("namespace", "default")

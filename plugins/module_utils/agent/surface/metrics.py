@@ -233,9 +233,7 @@ class Metrics:
             self.drift_repaired.labels(table.kind, table.family)
 
     def _own(self) -> None:
-        self.build_info = self._gauge(
-            "kubenode_proxy_build_info", "1 for the version that runs", ("version", "engine")
-        )
+        self.build_info = self._gauge("kubenode_proxy_build_info", "1 for the version that runs", ("version", "engine"))
         self.http_connections = self._gauge("kubenode_proxy_http_connections", "Connections that are open")
         closed = "kubenode_proxy_http_connections_closed_total"
         text = "Connections closed before they got an answer"

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent's answers to the node command: its state, and why a destination is served the way it is."""
+"""The agent's answers to the node command: its status, and explanations of how a destination is served."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..sync.node import NodeSync
 
 
 class AgentState(NamedTuple):
-    """What the answers are made from. ``started``: when the agent was started, in seconds since the epoch."""
+    """The parts of the agent from which it answers. ``started``: when it started, in seconds since the epoch."""
 
     node: str
     started: float
@@ -27,7 +27,7 @@ class AgentState(NamedTuple):
 
 
 def status_document(state: AgentState) -> Dict[str, Any]:
-    """Return the state of a running agent as plain JSON values."""
+    """Return the status of a running agent as plain JSON values."""
     proxiers, view = state.sync.proxiers, state.source.view
     families = {}
     for family in proxiers.families if proxiers is not None else ():
@@ -68,7 +68,7 @@ def status_document(state: AgentState) -> Dict[str, Any]:
 
 
 def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the answer to one question of the node command; an answer with ``error`` says what is wrong.
+    """Return the answer to one question of the node command; ``error`` in the answer is a message for the user.
 
     ``question``: ``command`` is status or explain; explain has a ``destination``.
     """

@@ -33,9 +33,7 @@ _WARNING = (
 )
 
 
-def statusz(
-    accept: str, identity: Identity, started: float, paths: Sequence[str], now: float
-) -> Answer:
+def statusz(accept: str, identity: Identity, started: float, paths: Sequence[str], now: float) -> Answer:
     """Return the answer of /statusz. ``started`` and ``now`` are in seconds since the epoch."""
     version = negotiated(accept, STATUSZ)
     uptime = max(0, int(now - started))

@@ -35,9 +35,7 @@ _SERVICES_BETWEEN_PROGRESS = 500
 
 def _is_external(service: Service) -> bool:
     """Return whether a Service can be reached at addresses of the node, or at addresses that may also be the node's."""
-    return bool(
-        service.external_ips or service.load_balancer_ips or any(port.node_port for port in service.ports)
-    )
+    return bool(service.external_ips or service.load_balancer_ips or any(port.node_port for port in service.ports))
 
 
 class SyncResult(NamedTuple):

@@ -35,8 +35,8 @@ FIRST_SERVICES = (
 FULL, PARTIAL, COLD = "full", "partial", "cold"
 
 
-class Outcome(NamedTuple):
-    """What syncing all families led to: did all succeed, health check node ports that failed now, entries changed.
+class SyncOutcome(NamedTuple):
+    """The result of syncing all families: success, new failures of health check node ports, number of changed entries.
 
     ``observed``: every family was compared with the kernel as a whole. ``loss``: in words, if most Services have
     begun to lose their endpoints. ``held_until``: when (by time.monotonic) a loss held back is to be made, or 0.
@@ -102,7 +102,7 @@ class Syncer:
         self._unrepaired: Dict[str, str] = {}
         self._refused_parameters: List[str] = []
 
-    def start(self, proxy: Proxiers) -> Outcome:
+    def start(self, proxy: Proxiers) -> SyncOutcome:
         """Sync a node for the first time: adopt the current state, or fill an empty kernel in order of importance."""
         self.view.take_dirty()
         services = list(self.view.state.services)
@@ -192,7 +192,7 @@ class Syncer:
         self._log.info("filled an empty node", services=len(services), seconds=seconds)
         return {family.family for family in proxy.families}
 
-    def sync(self, proxy: Proxiers) -> Outcome:
+    def sync(self, proxy: Proxiers) -> SyncOutcome:
         """Render dirty Services again and apply every family's tables to the kernel."""
         dirty = self.view.take_dirty() | self._held
         self._held = set()
@@ -219,7 +219,7 @@ class Syncer:
         if succeeded:
             self.losses.programmed(dirty, lambda service: self._serves(proxy, service))
         self._finish(proxy, succeeded)
-        return Outcome(succeeded, failed, changes, observed and succeeded, loss, self.losses.held_until)
+        return SyncOutcome(succeeded, failed, changes, observed and succeeded, loss, self.losses.held_until)
 
     def _sync_family(self, proxy: Proxiers, family: Proxier, dirty: Set[NamespacedName], suspicion: str) -> int:
         started = time.monotonic()
@@ -312,9 +312,7 @@ class Syncer:
             self._metrics.conntrack_deleted.labels(family.family).inc(deleted)
         return deleted
 
-    def _measure(
-        self, proxy: Proxiers, family: Proxier, kind: str, seconds: float, result: SyncResult
-    ) -> None:
+    def _measure(self, proxy: Proxiers, family: Proxier, kind: str, seconds: float, result: SyncResult) -> None:
         metrics, name = self._metrics, family.family
         metrics.sync_duration.labels(name).observe(seconds)
         if proxy.mode.measures_kinds:
@@ -361,10 +359,10 @@ class Syncer:
         self.last_error = error
         self._log.error("sync failed", family=family.family, error=error)
 
-    def _failure(self, proxy: Proxiers, error: str) -> Outcome:
+    def _failure(self, proxy: Proxiers, error: str) -> SyncOutcome:
         for family in proxy.families:
             self._family_failed(family, error)
-        return Outcome(False, [], 0, False)
+        return SyncOutcome(False, [], 0, False)
 
     def _finish(self, proxy: Proxiers, succeeded: bool) -> None:
         self.syncs += 1

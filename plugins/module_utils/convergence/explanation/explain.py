@@ -109,9 +109,7 @@ def _frontends(port: ServicePortInfo, settings: DataplaneSettings) -> Iterator[_
             yield _Frontend(NODE_PORT, address, port.node_port)
 
 
-def _answering(
-    port: ServicePortInfo, settings: DataplaneSettings, destination: Destination
-) -> Tuple[_Frontend, ...]:
+def _answering(port: ServicePortInfo, settings: DataplaneSettings, destination: Destination) -> Tuple[_Frontend, ...]:
     """Return the frontend that matches a destination, if the ServicePort has it."""
     if destination.protocol not in ("", port.protocol):
         return ()
@@ -247,9 +245,7 @@ def _explanation(
     )
 
 
-def _programmed(
-    port: ServicePortInfo, frontends: Tuple[_Frontend, ...], tables: DesiredTables
-) -> Iterator[str]:
+def _programmed(port: ServicePortInfo, frontends: Tuple[_Frontend, ...], tables: DesiredTables) -> Iterator[str]:
     """Yield the lines in the desired table for the frontends of a ServicePort."""
     rendering = tables.rendering
     places = [(frontend.address, frontend.port) for frontend in frontends]

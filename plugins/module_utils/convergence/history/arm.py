@@ -27,7 +27,7 @@ def check_timeout(seconds: float) -> None:
     reason = units.why_not_systemd()
     if reason:
         raise PreflightError(
-            f"confirm_timeout: {reason}, so that nothing would revert the change; set it to 0 to go without"
+            f"confirm_timeout: {reason}, so nothing would revert the change; set it to 0 to converge without it"
         )
 
 
@@ -47,7 +47,7 @@ def refuse_if_pending(check: bool = False) -> Optional[str]:
                 f"{waiting}: confirm it (service_proxy_confirm or kubenode-proxy confirm), roll it back, or wait"
             )
         pending.clear()
-        return f"the change after state {waiting.state} was never confirmed and has lost its timer: it is kept"
+        return f"the change after state {waiting.saved_state} was never confirmed and its timer is lost: it is kept"
     raise HistoryError(
         f"{waiting}: remove {pending.DIRECTORY} manually, because the timer is not visible to this process"
     )
@@ -69,7 +69,7 @@ def arm(number: int, seconds: float, history_directory: str, state_directory: st
         tried = run([*command, "--check"], timeout=_CHECK_SECONDS)
         if tried.status:
             said = " ".join(tried.errors.split()) or f"exit status {tried.status}"
-            raise HistoryError(f"going back to state {number} would not work: {said}")
+            raise HistoryError(f"rolling back to state {number} would not work: {said}")
         units.start_timer(pending.UNIT, seconds, "Revert an unconfirmed change of the service proxy", command)
     except BaseException:
         pending.clear()

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The decision on a pending change: keep it, revert it now, or withdraw it since it is being rolled back."""
+"""Decisions on a pending change: keep it, revert it now, or withdraw it because it is being rolled back."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ def confirm(
     because it was reverted, rolled back, or lost in a reboot. Raises HistoryError, KernelError.
     """
     waiting = pending.read()
-    if waiting is None or (state is not None and waiting.state != state):
+    if waiting is None or (state is not None and waiting.saved_state != state):
         return _nothing_waits(waiting, state, HistoryDirectory(history_directory))
-    report = ConfirmReport(waiting.state, True, round(waiting.remaining, 1))
+    report = ConfirmReport(waiting.saved_state, True, round(waiting.remaining, 1))
     if waiting.reverting:
         raise HistoryError(str(waiting))
     if check:
         return report
     if not pending.claim(pending.DECIDED):
-        raise HistoryError(f"the change after state {waiting.state}: its timeout has just expired")
-    HistoryDirectory(waiting.history_directory).note(waiting.state, CONFIRMED)
+        raise HistoryError(f"the change after state {waiting.saved_state}: its timeout has just expired")
+    HistoryDirectory(waiting.history_directory).note(waiting.saved_state, CONFIRMED)
     pending.clear()
     return report._replace(warnings=units.stop_timer(pending.UNIT))
 
 
 def reject(state: Optional[int] = None) -> str:
-    """Have the pending change reverted now instead of when its timeout expires; return what becomes of it.
+    """Have the pending change reverted now instead of after its timeout; return a description of what follows.
 
     ``state``: as for :func:`confirm`. The text is a clause for an error message, empty if that change is not pending.
     The revert is left to the unit of the timer, which needs neither this process nor its connection. Where the unit
     cannot be started, the timer still reverts the change. Raises HistoryError.
     """
     waiting = pending.read()
-    if waiting is None or (state is not None and waiting.state != state):
+    if waiting is None or (state is not None and waiting.saved_state != state):
         return ""
     if waiting.reverting:
         return str(waiting)
@@ -68,7 +68,7 @@ def reject(state: Optional[int] = None) -> str:
         units.start_now(f"{pending.UNIT}.service")
     except KernelError as error:
         return f"{later} ({error})"
-    return f"the node rolls back to state {waiting.state} now; {pending.UNIT}.service logs the result"
+    return f"the node rolls back to state {waiting.saved_state} now; {pending.UNIT}.service logs the result"
 
 
 def _nothing_waits(
@@ -84,12 +84,12 @@ def _nothing_waits(
     if outcome == WITHDRAWN:
         raise HistoryError(f"the change after state {state} was rolled back before it was confirmed")
     if waiting is not None:
-        raise HistoryError(f"state {state}: not this change but another one waits: {waiting}")
-    raise HistoryError(f"no change after state {state} waits to be confirmed: the node was rebooted, or never made one")
+        raise HistoryError(f"state {state}: another change is pending: {waiting}")
+    raise HistoryError(f"no change after state {state} waits to be confirmed: there was none, or the node was rebooted")
 
 
 def withdraw() -> Optional[int]:
-    """Forget the pending change, since it is being rolled back; the caller holds the convergence lock.
+    """Remove the pending change because it is being rolled back; the caller holds the convergence lock.
 
     A revert that waits for that lock, or has failed and is about to be retried, finds nothing to revert afterwards.
     Returns the number of its state, None if no change was pending. Raises HistoryError.
@@ -100,7 +100,7 @@ def withdraw() -> Optional[int]:
         waiting = pending.read()
     if waiting is None:
         return None
-    HistoryDirectory(waiting.history_directory).note(waiting.state, WITHDRAWN)
+    HistoryDirectory(waiting.history_directory).note(waiting.saved_state, WITHDRAWN)
     pending.clear()
     units.stop_timer(pending.UNIT)
-    return waiting.state
+    return waiting.saved_state

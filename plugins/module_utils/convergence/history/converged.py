@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Convergences that can be undone: what modules, runners and the node command call."""
+"""Convergences with rollback: the functions that modules, runners and the node command call."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from .guard import SavingGuard
 
 
 def converge(request: Request) -> Report:
-    """Make the node what the request says, or with ``request.check`` only report what would change.
+    """Converge the node to the request, or with ``request.check`` only report what would change.
 
-    With a history directory in the request the present state is saved before the first change, and with a
-    ``confirm_timeout`` the change is reverted unless it is confirmed. Raises as ``run_convergence``, and HistoryError
-    while another change waits to be confirmed.
+    If the request has a history directory, the current state is saved before the first change; if it has a
+    ``confirm_timeout``, the change is reverted unless it is confirmed. Raises as ``run_convergence`` does, and
+    HistoryError while another change waits to be confirmed.
     """
     return run_convergence(request, SavingGuard)
 
 
 def inspect(request: Request) -> Report:
-    """Return what a convergence would change, and how many entries the node is programmed with; changes nothing.
+    """Return what a convergence would change, and the number of programmed entries, without changing anything.
 
-    However much the node differs, that is no error.
+    A difference of any size is not an error.
     """
     return converge(request._replace(check=True, max_loss_percent=100.0))

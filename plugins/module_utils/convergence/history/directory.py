@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The directory of saved states, and in it the outcomes of the changes that had to be confirmed.
+"""The directory of saved states, and the file in it that records the outcomes of changes that had to be confirmed.
 
-It is apart from the saved states themselves so that a confirmation loads nothing that reads the kernel.
+This module is separate from the saved states themselves, so that a confirmation imports no code that reads the kernel.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _OUTCOMES = "outcomes.json"
 class HistoryDirectory:
     """A directory that only root can read and change.
 
-    Raises HistoryError from every method if the directory is not root's alone, or cannot be used.
+    Every method raises HistoryError if other users can write to the directory, or if it cannot be used.
     """
 
     def __init__(self, directory: str = DEFAULT_DIRECTORY) -> None:
         self.directory = directory
 
     def check(self) -> bool:
-        """Whether the directory is there. Raises HistoryError if others could have put something into it."""
+        """Return whether the directory exists. Raises HistoryError if other users can write to it."""
         try:
             found = os.lstat(self.directory)
         except FileNotFoundError:
@@ -47,19 +47,19 @@ class HistoryDirectory:
             raise HistoryError(f"{self.directory}: is not a directory")
         if found.st_uid != os.geteuid() or found.st_mode & 0o022:
             owner = f"belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}"
-            raise HistoryError(f"{self.directory}: {owner}; saved states are trusted only where nobody else may write")
+            raise HistoryError(f"{self.directory}: {owner}; saved states are trusted only if no other user can write")
         return True
 
     @staticmethod
     def write(path: str, content: bytes) -> None:
-        """Write a file whole or not at all."""
+        """Write a file atomically. Raises HistoryError."""
         try:
             write_whole(path, content)
         except OSError as error:
             raise HistoryError(f"{path}: cannot be written: {error.strerror}") from error
 
     def outcomes(self) -> Dict[int, Dict[str, str]]:
-        """What became of changes that had to be confirmed, by the number of the state saved before them."""
+        """Return the outcomes of changes that had to be confirmed, by the number of the state saved before each."""
         if not self.check():
             return {}
         try:
@@ -75,11 +75,11 @@ class HistoryDirectory:
         }
 
     def outcome(self, number: int) -> Optional[str]:
-        """What became of the change after the state of that number; None if nothing is known."""
+        """Return the outcome of the change after a saved state; None if it is unknown."""
         return self.outcomes().get(number, {}).get("outcome")
 
     def note(self, number: int, outcome: str) -> None:
-        """Remember what became of a change; the last hundred are kept."""
+        """Record the outcome of a change; the last hundred are kept."""
         known = self.outcomes()
         known[number] = {"outcome": outcome, "time": timestamp()}
         last = {str(key): known[key] for key in sorted(known)[-100:]}

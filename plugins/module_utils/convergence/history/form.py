@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The file form of a saved state: one line of JSON that says what it is, one with the state, compressed with gzip.
+"""The file format of a saved state: a header line of JSON, and a second line with the state, compressed with gzip.
 
-The first line holds the format, its version and the SHA-256 of the second line. A file that is cut short, changed, or
-of another version is refused with one line.
+The header contains the format, its version and the SHA-256 of the second line. Reading a file that is truncated,
+modified, or of another version raises a one-line error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .state import ChainsState, NodeState
 
 FORMAT = "kubenode-proxy node state"
 VERSION = 1
-#: Most bytes of a file, and of what it holds: a hundred thousand endpoints take some 60 MB.
+#: Limits in bytes of a file, and of its uncompressed content: 100,000 endpoints take about 60 MB.
 MOST_BYTES, _MOST_TEXT = 64 << 20, 512 << 20
 _LEVEL = 4
 _NUMBER = re.compile(r"[0-9]{1,19}\Z")
@@ -36,10 +36,10 @@ _KINDS = {"list": "a list", "dict": "a mapping", "str": "text", "int": "a number
 
 
 class StateRecord(NamedTuple):
-    """A saved state and what is known of it.
+    """A saved state with its metadata.
 
-    ``number`` is its identity; ``created`` is UTC in the form of RFC 3339; ``reason`` says before what it was saved;
-    ``kernel`` is the kernel's release, ``engine`` the hash of the engine, ``boot`` the kernel's identity of the boot.
+    ``number`` identifies it; ``created`` is an RFC 3339 time in UTC; ``reason`` is the kind of change before which it
+    was saved; ``kernel`` is the kernel's release, ``engine`` the hash of the engine, ``boot`` the kernel's boot ID.
     """
 
     number: int
@@ -64,7 +64,7 @@ def _nft_entry(key: Tuple[Any, ...], value: Any) -> List[Any]:
 
 
 def encode_state(state: NodeState) -> Dict[str, Any]:
-    """The state as JSON values."""
+    """Return a state as JSON values."""
     return {
         "chains": [
             {
@@ -91,7 +91,7 @@ def encode_state(state: NodeState) -> Dict[str, Any]:
 
 
 class _Reader:
-    """Takes values out of JSON, and names the field that is not what it should be."""
+    """Reads typed values from a JSON document; errors name the invalid field."""
 
     def __init__(self, document: Any) -> None:
         self._document = document
@@ -100,15 +100,15 @@ class _Reader:
     def fail(self, wanted: str) -> HistoryError:
         return HistoryError(f"field {self.field}: is not {wanted}")
 
-    def take(self, name: str, kind: type) -> Any:
-        """A field of the document, of the type given."""
+    def get(self, name: str, kind: type) -> Any:
+        """Return a field of the document, which must be of the given type. Raises HistoryError."""
         self.field = name
         if not isinstance(self._document, dict) or not isinstance(self._document.get(name), kind):
             raise self.fail(_KINDS.get(kind.__name__, kind.__name__))
         return self._document[name]
 
     def row(self, row: Any, kinds: Tuple[type, ...]) -> List[Any]:
-        """A list of values of the types given; a number is never negative."""
+        """Return a list of values of the given types, with no number negative. Raises HistoryError."""
         if not isinstance(row, list) or len(row) != len(kinds):
             raise self.fail(f"a list of entries with {len(kinds)} values each")
         for value, kind in zip(row, kinds):
@@ -120,7 +120,7 @@ class _Reader:
         return row
 
     def line(self, value: Any) -> str:
-        """Text without control characters."""
+        """Return text without line breaks and NUL. Raises HistoryError."""
         if not isinstance(value, str) or "\n" in value or "\r" in value or "\0" in value:
             raise self.fail(f"one line of text each: {value!r}")
         return value
@@ -131,7 +131,7 @@ class _Reader:
         return value
 
     def raw(self, value: Any) -> bytes:
-        """Bytes in Base64."""
+        """Return the bytes encoded in Base64. Raises HistoryError."""
         try:
             return base64.b64decode(value, validate=True)
         except (binascii.Error, TypeError, ValueError):
@@ -141,13 +141,13 @@ class _Reader:
 def _decode_chains(reader: _Reader, document: Any) -> ChainsState:
     inner = _Reader(document)
     chains: Dict[SavedChainKey, Tuple[str, ...]] = {}
-    family, variant = inner.take("family", str), inner.take("variant", str)
-    places = tuple(map(inner.line, inner.take("places", list)))
-    for row in inner.take("chains", list):
+    family, variant = inner.get("family", str), inner.get("variant", str)
+    places = tuple(map(inner.line, inner.get("places", list)))
+    for row in inner.get("chains", list):
         kind, table, chain, rules = inner.row(row, (str, str, str, list))
         if kind not in (CHAIN, BUILTIN) or not chain or not table or " " in table + chain:
             raise inner.fail(f"a list of chains: {row[:3]!r}")
-        # A comment in a rule of another program may hold a line break; such a rule is never written.
+        # A comment in a rule of another program may contain a line break; such rules are never written.
         if not all(isinstance(rule, str) for rule in rules):
             raise inner.fail("a list of chains with rules as text")
         chains[SavedChainKey(kind, table, chain)] = tuple(rules)
@@ -172,7 +172,7 @@ def _decode_nftables(reader: _Reader, rows: Any) -> Dict[Tuple[Any, ...], Any]:
 
 
 def _check_sysctls(reader: _Reader, values: Dict[str, str]) -> None:
-    """Accept only what a mode sets, all of which are numbers: another parameter of the kernel can start programs."""
+    """Raise HistoryError for anything but the numbers that modes set: other kernel parameters can start programs."""
     reader.field = "sysctls"
     for key, value in values.items():
         if key not in KEYS:
@@ -182,37 +182,37 @@ def _check_sysctls(reader: _Reader, values: Dict[str, str]) -> None:
 
 
 def decode_state(document: Any) -> NodeState:
-    """The state from JSON values. Raises HistoryError naming the field."""
+    """Return the state in JSON values. Raises HistoryError, naming the field."""
     reader = _Reader(document)
-    chains = tuple(_decode_chains(reader, item) for item in reader.take("chains", list))
+    chains = tuple(_decode_chains(reader, item) for item in reader.get("chains", list))
     nftables = {
         family: _decode_nftables(reader, rows)
-        for family, rows in reader.take("nftables", dict).items()
+        for family, rows in reader.get("nftables", dict).items()
         if family in FAMILIES
     }
     sets = {}
-    for row in reader.take("sets", list):
+    for row in reader.get("sets", list):
         name, *definition = reader.row(row, (str, str, str, int))
         sets[name] = ipvs.SetDefinition(*definition)
-    elements = {ipvs.SetElementKey(*reader.row(row, (str, str))): True for row in reader.take("set_elements", list)}
+    elements = {ipvs.SetElementKey(*reader.row(row, (str, str))): True for row in reader.get("set_elements", list)}
     servers, real_servers = {}, {}
-    for row in reader.take("virtual_servers", list):
+    for row in reader.get("virtual_servers", list):
         values = reader.row(row, (str, str, int, str, int, int, int))
         reader.address(values[1])
         servers[ipvs.VirtualServerKey(*values[:3])] = ipvs.VirtualServer(*values[3:])
-    for row in reader.take("real_servers", list):
+    for row in reader.get("real_servers", list):
         values = reader.row(row, (str, str, int, str, int, int, str))
         for address in (values[1], values[3]):
             reader.address(address)
         key = ipvs.RealServerKey(ipvs.VirtualServerKey(*values[:3]), values[3], values[4])
         real_servers[key] = ipvs.RealServer(*values[5:])
-    addresses = {reader.address(reader.line(value)): True for value in reader.take("addresses", list)}
+    addresses = {reader.address(reader.line(value)): True for value in reader.get("addresses", list)}
     texts: Dict[str, Dict[str, Any]] = {}
     for name, kind in (("devices", str), ("sysctls", str), ("timeouts", int)):
-        entries = reader.take(name, dict)
+        entries = reader.get(name, dict)
         texts[name] = {key: reader.row([value], (kind,))[0] for key, value in entries.items()}
     _check_sysctls(reader, texts["sysctls"])
-    excluded = tuple(map(reader.line, reader.take("exclude_cidrs", list)))
+    excluded = tuple(map(reader.line, reader.get("exclude_cidrs", list)))
     return NodeState(
         chains,
         nftables,
@@ -229,7 +229,7 @@ def decode_state(document: Any) -> NodeState:
 
 
 def pack_record(record: StateRecord) -> bytes:
-    """The content of the file for a record."""
+    """Return the file content of a record."""
     document = {**record._asdict(), "state": encode_state(record.state)}
     body = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     head = {"format": FORMAT, "version": VERSION, "sha256": hashlib.sha256(body).hexdigest()}
@@ -237,12 +237,12 @@ def pack_record(record: StateRecord) -> bytes:
 
 
 def unpack_record(content: bytes) -> StateRecord:
-    """The record in the content of a file. Raises HistoryError that says what is wrong with it."""
+    """Return the record in the content of a file. Raises HistoryError, naming the fault."""
     try:
         head_line, _newline, body = gunzip(content, _MOST_TEXT).partition(b"\n")
         head = parse_json(head_line)
     except ValueError as error:
-        raise HistoryError(f"not a saved state, or cut short: {error}") from None
+        raise HistoryError(f"not a saved state, or truncated: {error}") from None
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise HistoryError("not a saved state of kubenode-proxy")
     if head.get("version") != VERSION:
@@ -254,5 +254,5 @@ def unpack_record(content: bytes) -> StateRecord:
     except ValueError as error:
         raise HistoryError(f"its content is not JSON: {error}") from None
     reader = _Reader(document)
-    words = {name: reader.line(reader.take(name, str)) for name in ("created", "reason", "kernel", "engine", "boot")}
-    return StateRecord(number=reader.take("number", int), state=decode_state(reader.take("state", dict)), **words)
+    words = {name: reader.line(reader.get(name, str)) for name in ("created", "reason", "kernel", "engine", "boot")}
+    return StateRecord(number=reader.get("number", int), state=decode_state(reader.get("state", dict)), **words)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a convergence does for the way back: look whether one waits, save the state before a change, arm its revert."""
+"""Rollback hooks of a convergence: refuse while a change is pending, save the state, and arm the automatic revert."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .store import History
 
 
 class SavingGuard(Guard):
-    """Saves the state of the node before a convergence changes it, and has the change reverted unless confirmed."""
+    """Saves the state of the node before a convergence changes it, and arms the revert of an unconfirmed change."""
 
     def __init__(self, request: Request, handles: KernelHandles) -> None:
         super().__init__(request, handles)
@@ -29,12 +29,14 @@ class SavingGuard(Guard):
         self._saved = False
 
     def begin(self) -> List[str]:
-        """Before anything is touched: warnings. Raises HistoryError while another change waits to be confirmed,
-        PreflightError if this one could not be reverted, ConfigurationError.
+        """Check that the convergence may begin, before it changes anything, and return warnings.
+
+        Raises HistoryError while another change waits to be confirmed, PreflightError if this one could not be
+        reverted, ConfigurationError.
         """
         request = self._request
         if request.confirm_timeout and not request.history_directory:
-            raise ConfigurationError("confirm_timeout: needs a saved state to go back to, so keep_states must not be 0")
+            raise ConfigurationError("confirm_timeout: reverting needs a saved state, so keep_states must not be 0")
         if request.confirm_timeout:
             check_timeout(request.confirm_timeout)
             if not request.check:
@@ -43,15 +45,15 @@ class SavingGuard(Guard):
         return [warning] if warning else []
 
     def target(self, configuration: KubeProxyConfiguration) -> None:
-        """Say what the node is about to be converged to. Nothing is saved before this is known."""
+        """Set the configuration that the node is converged to. No state is saved before this call."""
         self._configuration = configuration
 
     def before_change(self) -> List[str]:
-        """Save the present state, and arm the revert if it is asked for; returns warnings.
+        """Save the current state, arm the revert if it was requested, and return warnings.
 
-        A state that cannot be written is a warning, since the change does not depend on it: a full disk must not keep
-        a node from following its cluster. If the change has to be confirmed, it is an error, before anything is
-        changed. Raises HistoryError, KernelError.
+        A state that cannot be written causes only a warning: a full disk must not keep a node from following its
+        cluster. If the change has to be confirmed it is an error, raised before anything is changed. Raises
+        HistoryError, KernelError.
         """
         request, configuration = self._request, self._configuration
         if configuration is None or not request.history_directory or self._saved:
@@ -71,13 +73,13 @@ class SavingGuard(Guard):
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Say, when a change fails half way, how the node gets back. Raises KernelError."""
+        """Add to the error of a change that fails half way how the node can be rolled back. Raises KernelError."""
         try:
             yield
         except KernelError as error:
             if self.saved_state is None:
                 raise
-            how = f"the state before is saved as {self.saved_state}"
+            how = f"the previous state is saved as {self.saved_state}"
             if self.confirm_until:
-                how += f" and the node goes back to it by itself at {self.confirm_until}"
+                how += f" and the node rolls back to it automatically at {self.confirm_until}"
             raise KernelError(f"{error} ({how})") from error

@@ -1,10 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The change that waits to be confirmed: a file below /run, which is gone after a reboot, as rules and timer are.
+"""The change that waits to be confirmed: a file below /run, which like the rules and the timer is lost in a reboot.
 
-Its directory is root's alone, unlike /run/kubenode-proxy, which belongs to the agent's user: systemd runs as root what
-lies in it.
+Only root can write to its directory, because systemd runs the program in it as root.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ DIRECTORY = "/run/kubenode-proxy-confirm"
 ENGINE = "revert.pyz"
 UNIT = "kubenode-proxy-revert"
 _FILE = "pending.json"
-#: What the file is renamed to by whoever decides: the rename succeeds only once.
+#: The names to which the process that decides renames the file: the rename succeeds only once.
 REVERTING, DECIDED = "reverting.json", "decided.json"
 
 
 class Pending(NamedTuple):
     """A change that is reverted unless it is confirmed in time.
 
-    ``state``: the number of the state saved before it. ``armed``: when its timer began, in seconds of the monotonic
-    clock; ``timeout``: its length in seconds; ``deadline``: its end by the wall clock, UTC in the form of RFC 3339.
-    ``reverting``: the time is up, or a probe has failed, and it is being reverted.
+    ``saved_state``: the number of the state saved before it. ``armed``: when its timer started, in seconds of the
+    monotonic clock; ``timeout``: its length in seconds; ``deadline``: its end by the wall clock, RFC 3339 in UTC.
+    ``reverting``: the timeout has expired, or a probe has failed, and the change is being reverted.
     """
 
-    state: int
+    saved_state: int
     armed: float
     timeout: float
     deadline: str
@@ -47,12 +46,12 @@ class Pending(NamedTuple):
 
     @property
     def remaining(self) -> float:
-        """Seconds that are left; negative when the time is up."""
+        """Seconds that are left; negative after the timeout."""
         return self.armed + self.timeout - time.monotonic()
 
     def __str__(self) -> str:
         until = f"waits to be confirmed until {self.deadline}"
-        return f"the change after state {self.state} {'is being reverted' if self.reverting else until}"
+        return f"the change after state {self.saved_state} {'is being reverted' if self.reverting else until}"
 
 
 def _trusted(directory: str) -> bool:
@@ -63,9 +62,9 @@ def _trusted(directory: str) -> bool:
     except OSError as error:
         raise HistoryError(f"{directory}: {error.strerror}") from error
     if os.geteuid() and not found.st_uid:
-        raise HistoryError(f"a change that root has made waits to be confirmed ({directory} exists)")
+        raise HistoryError(f"a change made by root waits to be confirmed ({directory} exists)")
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise HistoryError(f"{directory}: is not a directory of user {os.geteuid()} alone")
+        raise HistoryError(f"{directory}: is not a directory that only user {os.geteuid()} can access")
     return True
 
 
@@ -81,19 +80,19 @@ def read(directory: str = DIRECTORY) -> Optional[Pending]:
             continue
         except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise HistoryError(f"{path}: cannot be read: {reason}; remove it once the node is in order") from error
+            raise HistoryError(f"{path}: cannot be read: {reason}; check the node, then remove the file") from error
     return None
 
 
 def _parsed(document: Any, reverting: bool) -> Pending:
-    """Return what a document says. Raises ValueError, TypeError, KeyError or OverflowError."""
+    """Return the change that a document describes. Raises ValueError, TypeError, KeyError or OverflowError."""
     armed, timeout = float(document["armed"]), float(document["timeout"])
     if not math.isfinite(armed + timeout):
         raise ValueError("a time is not finite")
-    deadline, *directories = (document[name] for name in ("deadline", "history_directory", "state_directory"))
-    if not all(isinstance(text, str) for text in (deadline, *directories)):
+    texts = {name: document[name] for name in ("deadline", "history_directory", "state_directory")}
+    if not all(isinstance(text, str) for text in texts.values()):
         raise TypeError("a field is not text")
-    return Pending(int(document["state"]), armed, timeout, deadline, directories[0], directories[1], reverting)
+    return Pending(int(document["saved_state"]), armed, timeout, **texts, reverting=reverting)
 
 
 def claim(name: str, directory: str = DIRECTORY) -> bool:
@@ -111,7 +110,7 @@ def claim(name: str, directory: str = DIRECTORY) -> bool:
 
 
 def write(pending: Pending, engine: bytes, directory: str = DIRECTORY) -> str:
-    """Write the pending change, and the program that reverts it; return its path. Raises HistoryError."""
+    """Write the pending change and the program that reverts it; return the program's path. Raises HistoryError."""
     path = os.path.join(directory, ENGINE)
     try:
         with contextlib.suppress(FileExistsError):
@@ -129,7 +128,7 @@ def _text(pending: Pending) -> bytes:
 
 
 def clear(directory: str = DIRECTORY) -> None:
-    """Forget the change: it is confirmed, reverted or rolled back. Raises HistoryError."""
+    """Remove the pending change after it was confirmed, reverted or rolled back. Raises HistoryError."""
     if not _trusted(directory):
         return
     try:

@@ -101,9 +101,7 @@ def _sysctl_stage(state: NodeState) -> Tuple[Stage, List[str]]:
 
 
 class _IpvsStages(NamedTuple):
-    """The stages of ipvs mode for one family: those that come before the chains, those that come after; and what stays
-    besides what was saved.
-    """
+    """The stages of ipvs mode for one family before and after the chains, and entries kept besides the saved ones."""
 
     before: List[Stage]
     after: List[Stage]
@@ -111,7 +109,7 @@ class _IpvsStages(NamedTuple):
 
 
 def _ipvs_stages(state: NodeState, resources: IpvsResources, family: str, loaded: bool) -> _IpvsStages:
-    """Where the state is one of another mode, what has connections in use stays, as where the mode is changed."""
+    """Return the stages of one family. With a state of another mode, servers with active connections are kept."""
     servers, real_servers = of_family(state.virtual_servers, family), of_family(state.real_servers, family)
     listed = functools.partial(used_connections, family)
     owned = resources.addresses, resources.elements
@@ -176,10 +174,10 @@ def restore_stages(state: NodeState, handles: KernelHandles, check: bool) -> Tup
 
 
 def _table_stages(state: NodeState, handles: KernelHandles, warnings: List[str]) -> List[Stage]:
-    """Stages of nftables and iptables, first that of which something comes back.
+    """Return the stages of nftables and iptables, beginning with the subsystem in which entries are restored.
 
-    What goes comes after everything else that comes back: a table of nftables mode, and on the way to ipvs mode the
-    chains of iptables mode serve until then.
+    Removals come last: a table of nftables mode, and on the way to ipvs mode the chains of iptables mode, serve until
+    everything else has been restored.
     """
     to_ipvs = bool(state.virtual_servers)
     nftables = []
@@ -262,7 +260,7 @@ def restore(
     stopped: Tuple[str, ...] = (),
     warnings: Sequence[str] = (),
 ) -> RollbackReport:
-    """The part of a rollback that needs the convergence lock, which the caller holds. Raises as :func:`rollback`."""
+    """Restore a saved state; the caller holds the convergence lock. Raises as :func:`rollback` does."""
     state, watch, check = record.state, Stopwatch(), request.check
     with watch.stage("observe"):
         modules = plan(_module_stages(state))

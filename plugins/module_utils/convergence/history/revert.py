@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The program that reverts a change that was not confirmed; it is minimal, to work when all else fails.
+"""The program that reverts an unconfirmed change; it is minimal, to work even if everything else fails.
 
-systemd runs it when the timeout expires, or at once when a probe has failed.
+systemd runs it when the timeout expires, or immediately after a probe has failed.
 
-Exit status 0: reverted, or there was nothing to revert any more; 1: it failed, with one line on standard error.
+Exit status 0: reverted, or nothing left to revert; 1: failed, with one line on standard error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def report_text(report: RollbackReport) -> str:
         for change in report.changes
     )
     stopped = f"; stopped {', '.join(report.stopped)}" if report.stopped else ""
-    return f"state {report.record.number}: {counts or 'nothing differs'}{stopped}"
+    return f"state {report.record.number}: {counts or 'no differences'}{stopped}"
 
 
 def revert(number: int, history_directory: str, state_directory: str, directory: str = pending.DIRECTORY) -> str:
@@ -46,8 +46,8 @@ def revert(number: int, history_directory: str, state_directory: str, directory:
     Raises ProxyError.
     """
     waiting = pending.read(directory)
-    if waiting is None or waiting.state != number:
-        return "nothing waits to be confirmed"
+    if waiting is None or waiting.saved_state != number:
+        return "no change waits to be confirmed"
     if not waiting.reverting and not pending.claim(pending.REVERTING, directory):
         return "confirmed or rolled back just now"
     # The agent holds the lock while it runs, so it must be stopped first.
@@ -63,7 +63,7 @@ def revert(number: int, history_directory: str, state_directory: str, directory:
             report = restore(request, history.load(number), history, handles, running)
         history.note(number, REVERTED)
         pending.clear(directory)
-    # It still runs if a failed probe started this program before the timeout expired.
+    # The timer is still active if a failed probe started this program before the timeout expired.
     units.stop_timer(pending.UNIT)
     return f"the change was not confirmed and is reverted: {report_text(report)}"
 

@@ -31,8 +31,9 @@ TIMEOUTS = ("tcp", "tcp_fin", "udp")
 
 
 class ChainsState(NamedTuple):
-    """One iptables variant of one family: the tables and built-in chains that exist, and the chains (see
-    kernel.xtables.saved).
+    """The chains in one iptables variant of one family (see kernel.xtables.saved).
+
+    ``places``: the tables and built-in chains that existed.
     """
 
     family: str
@@ -42,11 +43,11 @@ class ChainsState(NamedTuple):
 
 
 class NodeState(NamedTuple):
-    """What was observed, by kind; tables of both families are in one mapping where their keys tell them apart.
+    """The observed entries by kind. Both families share one mapping if their keys are distinct.
 
-    ``nftables``: by family the table ``kube-proxy`` (see kernel.nftables.raw), empty where there was none.
-    ``devices``: the dummy device and its kind, if there. ``addresses``: those on it. ``timeouts``: of IPVS, in seconds.
-    ``exclude_cidrs``: addresses whose virtual servers belong to others and are not in ``virtual_servers``.
+    ``nftables``: by family the table ``kube-proxy`` (see kernel.nftables.raw), empty if it did not exist.
+    ``devices``: the dummy device and its kind, if it existed. ``addresses``: those on it. ``timeouts``: of IPVS, in
+    seconds. ``exclude_cidrs``: networks of virtual servers of other programs, which are not in ``virtual_servers``.
     """
 
     chains: Tuple[ChainsState, ...] = ()
@@ -78,7 +79,7 @@ class NodeState(NamedTuple):
         return not any(self.nftables.values()) and bool(self.devices or self.virtual_servers)
 
     def mode(self) -> str:
-        """Return the mode this looks like: nftables, ipvs, iptables, or empty if nothing is programmed."""
+        """Return the mode that the entries belong to: nftables, ipvs, iptables, or empty if nothing is programmed."""
         if any(self.nftables.values()):
             return "nftables"
         if self.uses_ipvs:
@@ -104,7 +105,7 @@ def sysctl_keys() -> List[str]:
 
 
 def chains_resources(states: Sequence[ChainsState]) -> List[SavedChainsResource]:
-    """The chains of every iptables variant that is installed, to be put back as one of the states says."""
+    """Return a resource for every installed iptables variant, which restores the chains of its saved state."""
     known = {(item.family, item.variant): item for item in states}
     found = []
     for item in removal_contexts():
@@ -144,7 +145,7 @@ def _observed_ipvs(
         for name, resource in (("virtual_servers", resources.servers), ("real_servers", resources.real_servers)):
             chosen: Resource[Any, Any] = resource
             if not all_servers:
-                # Modes without IPVS leave alone what is not known to belong to a Service.
+                # Modes without IPVS do not change servers that are not known to belong to a Service.
                 chosen = OnlyOurServers(resource, resources.addresses, resources.elements)
             for key, value in chosen.observe().items():
                 if not in_networks(ipvs.server_of(key).address, networks):
@@ -152,9 +153,7 @@ def _observed_ipvs(
     return found
 
 
-def observe_state(
-    handles: KernelHandles, all_servers: bool = False, exclude_cidrs: Sequence[str] = ()
-) -> NodeState:
+def observe_state(handles: KernelHandles, all_servers: bool = False, exclude_cidrs: Sequence[str] = ()) -> NodeState:
     """Return what is currently programmed on the node. Change nothing, and load no module.
 
     ``all_servers``: the node is about to be converged to a mode with IPVS, which owns all virtual servers outside

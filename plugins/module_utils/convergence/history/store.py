@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The last saved states of a node, in a directory that only root can read and change.
+"""The most recent saved states of a node, in a directory that only root can read and change.
 
-It is not below the agent's state directory: systemd gives that one, with all that is in it, to the agent's user.
+It is not below the agent's state directory: systemd changes the owner of that one recursively to the agent's user.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ BEFORE_CONVERGENCE = "before a convergence"
 BEFORE_ROLLBACK = "before a rollback"
 
 _NAME = re.compile(r"state-(\d{6})\.json\.gz\Z")
-#: What a writer that was killed leaves behind: whole_files.write_whole makes such names.
+#: Temporary files of whole_files.write_whole, which a killed writer leaves behind.
 _UNFINISHED = re.compile(r"\.(state-\d{6}\.json\.gz|outcomes\.json|writable)\..+\Z")
-#: A file of that age has no writer any more.
+#: A temporary file of this age has no writer any more.
 _UNFINISHED_SECONDS = 60.0
 _MOST = 999_999
 
@@ -40,8 +40,8 @@ _MOST = 999_999
 class SavedState(NamedTuple):
     """One line of the list of saved states.
 
-    ``counts``: entries by kind; ``mode``: what the state looks like; ``outcome``: what became of the change that it
-    was saved before, if that had to be confirmed. ``problem``: why the file cannot be used, empty if it can.
+    ``counts``: entries by kind; ``mode``: the mode to which the entries belong; ``outcome``: of the change before which
+    it was saved, if that had to be confirmed. ``problem``: why the file cannot be used, empty if it can.
     """
 
     number: int
@@ -64,9 +64,9 @@ def boot_identity() -> str:
 
 
 class History(HistoryDirectory):
-    """Saved states by number, the newest with the highest; ``keep``: how many, at least one.
+    """Saved states by number, the newest with the highest. ``keep``: the number of states to keep, at least one.
 
-    Raises HistoryError from every method if the directory is not root's alone, or cannot be used.
+    Every method raises HistoryError if other users can write to the directory, or if it cannot be used.
     """
 
     def __init__(self, directory: str = DEFAULT_DIRECTORY, keep: int = DEFAULT_KEEP) -> None:
@@ -94,7 +94,7 @@ class History(HistoryDirectory):
         numbers = self.numbers()
         number = max([*numbers, *self.outcomes()], default=0) + 1
         if number > _MOST:
-            raise HistoryError(f"{self.directory}: there is no number after {_MOST}; remove the directory")
+            raise HistoryError(f"{self.directory}: state numbers are exhausted ({_MOST}); remove the directory")
         record = StateRecord(number, timestamp(), reason, os.uname().release, engine_hash(), boot_identity(), state)
         self.write(self._path(number), pack_record(record))
         self._remove_unfinished()

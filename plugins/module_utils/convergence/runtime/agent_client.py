@@ -14,11 +14,11 @@ from typing import Any, Dict
 from ...errors import ProxyError
 from ...regular_files import parse_json
 
-#: Most bytes of an answer: an explanation of a Service with a hundred thousand endpoints takes some 20 MB.
+#: Limit of an answer in bytes: the explanation of a Service with 100,000 endpoints takes about 20 MB.
 _MOST_ANSWER_BYTES = 64 << 20
-#: For how long the agent waits for a client's line, in seconds.
+#: How long the agent waits for a client's line, in seconds.
 CLIENT_SECONDS = 5.0
-#: For how long an answer may take, in seconds.
+#: How long an answer may take, in seconds.
 ANSWER_SECONDS = 30.0
 
 Question = Dict[str, Any]
@@ -26,14 +26,14 @@ Answer = Dict[str, Any]
 
 
 class NoAgent(ProxyError):
-    """No agent runs on this node, or it does not listen."""
+    """No agent is running on this node, or it is not listening."""
 
 
 def ask_agent(path: str, question: Question) -> Answer:
-    """Ask the agent that listens at ``path``, and return its answer without control characters in any text.
+    """Send a question to the agent that listens at ``path``, and return its answer without control characters.
 
-    The one who asks may be root, and whoever has taken the agent over decides what it answers: its length, its nesting
-    and the time that it may take are bounded. Raises NoAgent if none runs, ProxyError.
+    The caller may be root while the agent is not, so the answer of a compromised agent must be harmless: its length,
+    its nesting and the time that it may take are limited. Raises NoAgent if no agent is running, ProxyError.
     """
     try:
         data = _ask(path, json.dumps(question).encode() + b"\n")
@@ -51,7 +51,7 @@ def ask_agent(path: str, question: Question) -> Answer:
 
 
 def _ask(path: str, question: bytes) -> bytes:
-    """Return the line that the agent answers. Raises OSError, also when it does not end in time or at all."""
+    """Return the agent's answer, one line. Raises OSError, also if the line is too long or does not end in time."""
     deadline = time.monotonic() + ANSWER_SECONDS + CLIENT_SECONDS
     data = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:

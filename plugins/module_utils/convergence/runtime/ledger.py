@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Data that one convergence leaves for the next because the kernel does not have it: the endpoints of UDP Services.
 
-kube-proxy 1.36 looks for stale conntrack entries only after a sync in which the endpoints of a Service changed that
-has, or had, a UDP port with endpoints. A one-shot convergence must save those endpoints from one run to the next.
+kube-proxy 1.36 deletes stale conntrack entries only after a sync in which the endpoints of a Service changed that has,
+or had, a UDP port with endpoints. A one-shot convergence must save those endpoints from one run to the next.
 
-An unattended run also records that it has refused a loss of Services, because the next one applies it (see ``loss``).
+An unattended run also records that it refused a loss of Services, because the next run applies it (see ``loss``).
 
 The file is written in place, because unprivileged runs may write the file but not its directory. If a run is killed
 while writing, the file is not valid JSON and counts as missing: the next run looks for stale entries once more.
@@ -29,9 +29,9 @@ from .state_directory import CONTROL_SOCKET, control_socket
 
 _VERSION = 1
 _FILE = "ledger.json"
-#: How unfinished ones of earlier versions begin.
+#: The prefix of temporary files of earlier versions.
 _TEMPORARY = ".ledger"
-#: A hundred thousand Services with names of the greatest length.
+#: Limit of the file: 100,000 Services with names of the maximum length.
 _MOST_BYTES = 64 << 20
 
 
@@ -72,7 +72,7 @@ def read_ledger(directory: str) -> Dict[str, str]:
 
 def write_ledger(directory: str, endpoints: Dict[str, str]) -> None:
     """Record the UDP endpoints that have been programmed; the caller holds the lock. Raises KernelError."""
-    remark = "the next run looks for stale connections of UDP Services again"
+    remark = "the next run checks connections of UDP Services again"
     _write(directory, {**_read(directory), "udp_endpoints": endpoints}, remark)
 
 
@@ -84,7 +84,7 @@ def loss_was_refused(directory: str) -> bool:
 def record_loss(directory: str, refused: bool) -> None:
     """Record whether an unattended run refused a loss; the caller holds the lock. Raises KernelError."""
     if refused != loss_was_refused(directory):
-        remark = "the next run does not know of it"
+        remark = "the next run will refuse the loss again"
         _write(directory, {**_read(directory), "loss_refused": refused}, remark)
 
 

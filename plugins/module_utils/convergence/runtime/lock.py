@@ -1,13 +1,13 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One convergence at a time on a node, whether by a module, the agent or the node command.
+"""The lock that allows one convergence at a time on a node, by a module, the agent or the node command.
 
-The lock is a file in a directory that only root can write, so that nobody else can put another file in its place. The
-role agent lets the agent's group open it (mode 0660), which is all that an unprivileged process needs to hold it.
+The lock is a file in a directory that only root can write to, so that no other user can replace it. The role agent lets
+the agent's group open it (mode 0660), which is all that an unprivileged process needs to hold it.
 
-The file is removed when the node is left for good. Another process may wait by then for a file that has no name any
-more, so whoever gets the lock compares the name with the file that it holds, and starts again if they differ.
+``state: absent`` removes the file. Another process may be waiting for the deleted file at that time, so a process that
+acquires the lock checks that the path still refers to the file that it holds, and otherwise starts again.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from ...errors import KernelError
 from ...regular_files import open_regular
 from .state_directory import prepare_state_directory
 
-#: What the agent calls itself: it holds the lock for as long as it runs.
+#: The holder's name that the agent writes to the file; it holds the lock while it runs.
 AGENT = "the agent (kubenode-proxy run)"
 _POLL_SECONDS = 0.05
-#: Most bytes of the text in the file that are shown: the process and what it calls itself.
+#: Limit of the text in the file that is shown: process ID and name of the holder.
 _HOLDER_BYTES = 200
 
 
 class ConvergenceLock:
     """An exclusive flock on ``<directory>/lock``, held while the context lasts.
 
-    ``holder``: what to call the process that holds it. ``outlasts_agent``: wait for a running agent as well, since it
-    is about to end. Raises KernelError, naming the process that holds the lock, when it is not free within ``timeout``
-    seconds, or at once when a running agent holds it; when the directory cannot be made, or for root when others can
-    write it; and when the name does not stand for a regular file.
+    ``holder``: the name of this process in messages. ``outlasts_agent``: wait for a running agent as well, because it
+    is being stopped. Raises KernelError, naming the process that holds the lock, if it is not free within ``timeout``
+    seconds, or immediately if a running agent holds it; if the directory cannot be created, or if as root it is
+    writable by others; and if the path is not a regular file.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class ConvergenceLock:
 
     def __enter__(self) -> ConvergenceLock:
         deadline = time.monotonic() + self._timeout
-        while not self._descriptor_of_the_name(deadline):
+        while not self._open_and_lock(deadline):
             pass
         return self
 
-    def _descriptor_of_the_name(self, deadline: float) -> bool:
-        """Open the file and lock it; False if it was removed meanwhile."""
+    def _open_and_lock(self, deadline: float) -> bool:
+        """Open the file and lock it; return False if it was removed meanwhile."""
         try:
             prepare_state_directory(self._directory)
             self._descriptor = open_regular(self._path, os.O_RDWR | os.O_CREAT)
@@ -68,7 +68,7 @@ class ConvergenceLock:
         try:
             self._acquire(deadline)
             if self._is_named():
-                # Who holds it is for messages only; a full file system is no reason to go without a lock.
+                # The holder is only for messages, so the lock is valid even if it cannot be written (disk full).
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._descriptor, 0)
                     os.pwrite(self._descriptor, f"{os.getpid()} {self._holder}".encode(), 0)
@@ -83,13 +83,13 @@ class ConvergenceLock:
         return False
 
     def _is_removed(self, error: OSError) -> bool:
-        """Whether the directory was removed while it was being made, or before the file was."""
+        """Return whether the directory was removed while it or the file in it was being created."""
         if isinstance(error, FileExistsError):
             return os.path.isdir(self._directory) or not os.path.lexists(self._directory)
         return isinstance(error, FileNotFoundError)
 
     def _is_named(self) -> bool:
-        """Whether the name stands for the file that is locked."""
+        """Return whether the path refers to the file that is locked."""
         try:
             named = os.stat(self._path)
         except FileNotFoundError:
@@ -98,7 +98,7 @@ class ConvergenceLock:
         return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
 
     def remove(self) -> None:
-        """Remove the file that is held, and its directory if nothing else is in it; nothing may follow but the exit.
+        """Remove the locked file, and its directory if it is empty; call this last before the lock is released.
 
         Raises KernelError.
         """
@@ -108,7 +108,7 @@ class ConvergenceLock:
             return
         except OSError as error:
             raise KernelError(f"{self._path}: cannot be removed: {error.strerror}") from error
-        # Something else is in it, the next one has already come, or its parent is not ours to change.
+        # The directory may contain other files, the next lock, or be in a parent that this user cannot change.
         with contextlib.suppress(OSError):
             os.rmdir(self._directory)
 
@@ -130,7 +130,7 @@ class ConvergenceLock:
             if time.monotonic() >= deadline:
                 raise KernelError(
                     f"{self._path}: held by process {process or 'unknown'}: {holder or 'another convergence'} of this "
-                    f"node is running and has not ended within {self._timeout:g} seconds"
+                    f"node is running and did not end within {self._timeout:g} seconds"
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -144,7 +144,7 @@ class ConvergenceLock:
 
 
 def _is_running(process: str) -> bool:
-    """Whether there is a process of that number; the text is what the last holder of the lock wrote."""
+    """Return whether a process with that ID exists; the text is from the file, so it may be anything."""
     try:
         os.kill(int(process), 0)
     except PermissionError:

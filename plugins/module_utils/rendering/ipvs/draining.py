@@ -32,8 +32,9 @@ def draining_servers(
     are desired: the real servers of one that is removed are removed at once.
     """
     return [
-        key for key, count in connections.items() if count and key not in desired and may_drain(key)
-        and key.server in servers
+        key
+        for key, count in connections.items()
+        if count and key not in desired and may_drain(key) and key.server in servers
     ]
 
 

@@ -100,10 +100,7 @@ FAMILY_OF_SET: Dict[str, str] = {actual: family for family, names in NAMES.items
 
 #: The protocol of each set that holds node ports, by its name in the kernel.
 PROTOCOL_OF_NODE_PORTS: Dict[str, str] = {
-    names[name]: protocol
-    for names in NAMES.values()
-    for protocol, plain in NODE_PORT_SETS.items()
-    for name in plain
+    names[name]: protocol for names in NAMES.values() for protocol, plain in NODE_PORT_SETS.items() for name in plain
 }
 
 

@@ -1,0 +1,37 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The results of commands and their exit codes, and the lines that several commands print."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Sequence, Tuple
+
+if TYPE_CHECKING:
+    from ..convergence.request import TableChange
+
+OK, FAILED, USAGE, DIFFERENT, NOT_RUNNING = 0, 1, 2, 3, 4
+
+
+class CommandResult(NamedTuple):
+    """The result of a command: lines for people, a document for programs, warnings, and the exit code."""
+
+    code: int
+    lines: List[str]
+    document: Dict[str, Any]
+    warnings: Tuple[str, ...] = ()
+
+
+def change_lines(changes: Sequence[TableChange], checking: bool, with_entries: bool) -> List[str]:
+    """Return the lines that list changes: the entries before and after, or with ``with_entries`` False their counts."""
+    words = ("to add", "to replace", "to remove") if checking else ("added", "replaced", "removed")
+    lines = []
+    for change in changes:
+        if with_entries:
+            lines += [f"--- {change.table}", *(f"-{line}" for line in change.before)]
+            lines += [f"+{line}" for line in change.after]
+        else:
+            numbers = (change.added, change.replaced, change.removed)
+            parts = (f"{number} {word}" for number, word in zip(numbers, words))
+            lines.append(f"{change.table}: {', '.join(parts)}")
+    return lines
