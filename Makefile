@@ -83,6 +83,7 @@ format: setup
 
 lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy plugins/module_utils tests/lab tests/conformance tests/documentation tests/molecule_support tests/monitoring/dashboard.py \
 	  tests/monitoring/expressions.py tests/fleet/browser.py tests/fleet/samples.py tests/fleet/__main__.py tests/steps.py
 	$(BIN)/yamllint --strict .

@@ -15,7 +15,8 @@ description:
   - Creates an HTML page and a JSON document from the results of M(kubenode.proxy.service_proxy_info) on many nodes,
     including nodes that could not be reached or inspected. Problems in the whole cluster come first.
   - The page is a single file that loads nothing else, so that it can be opened locally, mailed or archived.
-  - Runs on the controller, where the results are. The playbook kubenode.proxy.report gathers them and runs the module.
+  - Runs on the controller, as an action plugin, and reads and writes files there. The playbook kubenode.proxy.report
+    gathers the results and runs it.
 extends_documentation_fragment:
   - kubenode.proxy.attributes.posix
   - kubenode.proxy.attributes
@@ -38,11 +39,6 @@ options:
     description: Heading of the page, such as the name of the cluster.
     type: str
     default: Service proxy fleet
-  engine:
-    description:
-      - Directory C(plugins/module_utils) of the collection, to identify nodes whose agent has another version.
-      - The version of the collection is read from the files two directories above it.
-    type: path
   stale_after:
     description:
       - Age in seconds at which the last sync of an agent counts as stale. An agent syncs at least every hour.
@@ -83,7 +79,6 @@ EXAMPLES = r"""
     source: /tmp/nodes.json
     html_file: /tmp/fleet-report.html
     json_file: /tmp/fleet-report.json
-  delegate_to: localhost
 """
 
 RETURN = r"""
@@ -121,73 +116,3 @@ error_kind:
   returned: failure
   sample: configuration
 """
-
-import time
-from typing import Any, Dict
-
-from ansible.module_utils.basic import AnsibleModule
-
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.document import (
-    About,
-    document_text,
-    make_report,
-    one_sentence,
-    summary,
-)
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.nodes import read_nodes
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page
-from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.sources import read_entries
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.binary_files import replace_file
-from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
-from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.identity import (
-    collection_version,
-    source_identity,
-)
-
-
-def reported(module: AnsibleModule) -> Dict[str, Any]:
-    """Read the results, write the requested files, and return the summary."""
-    options = module.params
-    nodes = read_nodes(read_entries(options["source"]))
-    engine = options["engine"]
-    about = About(
-        generated=time.time(),
-        title=options["title"],
-        collection_version=collection_version(engine) if engine else "",
-        engine=source_identity(engine).text if engine else "",
-        stale_after=options["stale_after"],
-    )
-    report = make_report(nodes, about)
-    result: Dict[str, Any] = {
-        "changed": False,
-        "sentence": one_sentence(report),
-        "summary": summary(report),
-        "exceptions": {found.kind: found.nodes for found in report.exceptions},
-    }
-    for option, write in (("html_file", page), ("json_file", document_text)):
-        path = options[option]
-        if path is not None:
-            changed = replace_file(path, write(report).encode("utf-8"), check=module.check_mode)
-            result["changed"] = result["changed"] or changed
-            result[option] = path
-    return result
-
-
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "source": {"type": "path", "required": True},
-            "html_file": {"type": "path"},
-            "json_file": {"type": "path"},
-            "title": {"type": "str", "default": "Service proxy fleet"},
-            "engine": {"type": "path"},
-            "stale_after": {"type": "float", "default": 7200.0},
-        },
-        supports_check_mode=True,
-    )
-    run(module, reported)
-
-
-if __name__ == "__main__":
-    main()

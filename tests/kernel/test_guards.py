@@ -171,9 +171,10 @@ def test_a_host_without_a_node_is_refused(tmp_path, name, likely):
     reason = refusal(tmp_path, "nftables", cluster(1, 1), node_name=name)
     assert f"no Node is named {name} (the cluster state has worker-1)" in reason and reason.endswith("[node]")
     assert likely in reason if likely else "outside the cluster" in reason
-    assert any("[node]" in item for item in run(
-        tmp_path, "nftables", cluster(1, 1), node_name=name, ignore_findings=("node",)
-    ).warnings)
+    assert any(
+        "[node]" in item
+        for item in run(tmp_path, "nftables", cluster(1, 1), node_name=name, ignore_findings=("node",)).warnings
+    )
 
 
 def test_the_node_with_the_address_of_the_host_is_named(tmp_path):

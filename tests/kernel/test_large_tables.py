@@ -57,9 +57,7 @@ class Restores:
 
     def chains(self) -> List[List[int]]:
         paths = sorted(self.folder.glob("restore.*"), key=lambda path: path.stat().st_mtime_ns)
-        return [
-            [part.count("\n:") for part in path.read_text().split("COMMIT\n") if part.strip()] for path in paths
-        ]
+        return [[part.count("\n:") for part in path.read_text().split("COMMIT\n") if part.strip()] for path in paths]
 
 
 class Manager:

@@ -120,7 +120,7 @@ FOREIGN_HANDS = [
     "flush chain {f} kube-proxy services",
     "add rule {f} kube-proxy cluster-8 drop",
     "insert rule {f} kube-proxy masquerading counter",
-    "add rule {f} kube-proxy masquerading meta length 3-5 log prefix \"x\" limit rate 3/second accept",
+    'add rule {f} kube-proxy masquerading meta length 3-5 log prefix "x" limit rate 3/second accept',
     "add chain {f} kube-proxy foreign",
     "add set {f} kube-proxy foreign {{ type inet_service; flags interval; elements = {{ 1-5 }}; }}",
     "add map {f} kube-proxy foreign {{ type inet_service : verdict; elements = {{ 1 : goto reject-chain }}; }}",
@@ -194,9 +194,12 @@ def test_taking_over_kube_proxys_own_layout(resource: NftablesResource) -> None:
     assert ("chain", "service-ABC-ns/x/tcp/p") in change.removed
     assert ("set", name) not in change.added
     assert ("set", name) not in change.replaced
-    assert client in subprocess.run(
-        ["nft", "list", "set", family, "kube-proxy", name], capture_output=True, text=True, check=True
-    ).stdout
+    assert (
+        client
+        in subprocess.run(
+            ["nft", "list", "set", family, "kube-proxy", name], capture_output=True, text=True, check=True
+        ).stdout
+    )
 
 
 def test_a_change_that_meets_a_foreign_one_is_made_nevertheless(resource: NftablesResource) -> None:

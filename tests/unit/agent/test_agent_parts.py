@@ -184,9 +184,10 @@ def test_events_have_the_shape_that_the_api_wants():
     event = make_event("host", service_reference("shop", "web"), NORMAL, "Reason", "Listen", "n" * 3000)
     assert event["metadata"]["namespace"] == "shop" and len(event["note"]) == 1024
     assert event["reportingController"] == "kube-proxy" and event["reportingInstance"] == "kube-proxy-host"
-    assert make_event("h", node_reference("n1"), NORMAL, "Starting", "StartKubeProxy", "")["metadata"][
-        "namespace"
-    ] == "default"
+    assert (
+        make_event("h", node_reference("n1"), NORMAL, "Starting", "StartKubeProxy", "")["metadata"]["namespace"]
+        == "default"
+    )
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_a_directory_that_others_may_write_to_is_not_trusted(history):
     history.save(SAMPLE)
     os.chmod(history.directory, 0o770)
     for use in (history.numbers, history.list, lambda: history.load(1), lambda: history.save(SAMPLE)):
-        with pytest.raises(HistoryError, match="trusted only where nobody else may write"):
+        with pytest.raises(HistoryError, match="trusted only if no other user can write"):
             use()
 
 

@@ -129,7 +129,8 @@ def test_only_an_agent_that_runs_is_not_waited_for(tmp_path, monkeypatch, proces
         with pytest.raises(KernelError, match=said), ConvergenceLock(str(tmp_path), 0.3):
             pass
         assert bool(waits) is ("0.3 seconds" in said)
-        with pytest.raises(KernelError, match=r"0\.2 seconds"), ConvergenceLock(
-            str(tmp_path), 0.2, outlasts_agent=True
+        with (
+            pytest.raises(KernelError, match=r"0\.2 seconds"),
+            ConvergenceLock(str(tmp_path), 0.2, outlasts_agent=True),
         ):
             pass

@@ -111,9 +111,7 @@ def test_sample_has_the_type_that_is_documented(item, sample):
 
 
 CHANGES = {
-    module: items["changes"]
-    for module, items in MODULES.items()
-    if items.get("changes", {}).get("elements") == "dict"
+    module: items["changes"] for module, items in MODULES.items() if items.get("changes", {}).get("elements") == "dict"
 }
 
 

@@ -1,11 +1,14 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The report as one HTML page that needs nothing else: no network, no server, and no script to be read.
+"""The report as one HTML page that loads nothing else and can be read without its script.
 
 Every value goes through :func:`escape` or into a JSON block in which no markup can end it. The page's own policy
 (Content-Security-Policy) allows the one style sheet and the one script by their hashes and nothing else, so that even
 a value that got through would not run.
+
+The style sheet and the script are files beside this module. Ansible does not send them to hosts, so the page can only
+be made on the controller.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import hashlib
 import html
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ...timestamps import timestamp
@@ -32,10 +36,8 @@ from .document import (
     summary,
 )
 from .nodes import AGENT, DIFFERS, DRIFTED, FAILED, OK, STALE, STATES, UNREACHABLE, WARNED, Agent, Node
-from .script import SCRIPT
-from .style import STYLE
 
-# A letter beside each colour, for those who cannot tell the colours, and for print.
+# A letter beside each colour, for readers who cannot distinguish the colours, and for print.
 LETTERS: Dict[str, str] = {
     UNREACHABLE: "U",
     FAILED: "F",
@@ -50,12 +52,12 @@ LETTERS: Dict[str, str] = {
 WORDS: Dict[str, str] = {**TITLES, OK: "Fine"}
 _MEANINGS: Dict[str, str] = {
     UNREACHABLE: "nodes that could not be connected to",
-    FAILED: "nodes that could not be looked at",
-    AGENT: "nodes whose agent does not do its work",
-    DRIFTED: "nodes whose kernel is not what the cluster's state asks for",
+    FAILED: "nodes that could not be inspected",
+    AGENT: "nodes whose agent is not healthy",
+    DRIFTED: "nodes whose kernel differs from the cluster's state",
     STALE: "nodes whose agent has not synced for a long time",
-    REFUSED: "objects of the cluster that are left out as not valid; all others are served",
-    WARNED: "what nodes warn of",
+    REFUSED: "invalid objects of the cluster, which are skipped; all others are served",
+    WARNED: "warnings of nodes",
     DIFFERS: "nodes with another mode or engine than most",
 }
 # Shown at once; the rest is one click away.
@@ -366,12 +368,18 @@ def _data(report: Report) -> str:
     return script_data({"nodes": nodes, "letters": LETTERS, "words": WORDS, "states": STATES})
 
 
+def _asset(name: str) -> str:
+    """Return a file of the page without the comment at its beginning."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8").partition("*/\n")[2]
+
+
 def page(report: Report) -> str:
-    """The report as a whole HTML document."""
+    """Return the report as a complete HTML document."""
+    style, script = _asset("page.css"), _asset("page.js")
     about = report.about
     places = {node.name: place for place, node in enumerate(report.nodes)}
     policy = (
-        f"default-src 'none'; style-src {_source(STYLE)}; script-src {_source(SCRIPT)}; "
+        f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; "
         "base-uri 'none'; form-action 'none'"
     )
     made = timestamp(about.generated)
@@ -386,11 +394,11 @@ def page(report: Report) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="referrer" content="no-referrer">\n'
-        f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n"
         '<a class="skip" href="#nodes">Skip to the nodes</a>\n'
         f'<header class="top"><h1>{title}</h1><p class="meta">{" &middot; ".join(parts)}</p></header>\n'
         f"<main>\n{_overview(report)}\n{_exceptions(report, places)}\n{_nodes(report)}\n</main>\n"
         "<footer><p>Made by the playbook kubenode.proxy.report. Ages are by the clocks of the nodes.</p></footer>\n"
-        f'<script type="application/json" id="fleet-data">{_data(report)}</script>\n<script>{SCRIPT}</script>\n'
+        f'<script type="application/json" id="fleet-data">{_data(report)}</script>\n<script>{script}</script>\n'
         "</body>\n</html>\n"
     )

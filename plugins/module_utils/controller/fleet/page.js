@@ -1,14 +1,9 @@
-# Copyright: kubenode.proxy contributors
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-# SPDX-License-Identifier: GPL-3.0-or-later
-"""The script of the page: filter, order, colours and details. Without it the page still shows everything that matters.
-
-What comes from nodes goes into the document as text content only, never as markup.
-"""
-
-from __future__ import annotations
-
-SCRIPT = """
+/* Copyright: kubenode.proxy contributors
+ * GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+ * SPDX-License-Identifier: GPL-3.0-or-later
+ *
+ * Filters, orders and colours the page and shows details; without it the page still shows everything that matters.
+ * Text from nodes enters the document as text content only, never as markup. */
 (function () {
   'use strict';
   var data = JSON.parse(document.getElementById('fleet-data').textContent);
@@ -96,7 +91,7 @@ SCRIPT = """
   // -- filter and order --
   function visible(index) { return !cells[index].hidden; }
   function apply() {
-    var tokens = filter.value.toLowerCase().split(/\\s+/).filter(Boolean);
+    var tokens = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     var only = Object.keys(pressed), by = groups[colour.value], count = 0;
     nodes.forEach(function (node, index) {
       var good = tokens.every(function (token) { return hay[index].indexOf(token) >= 0; }) &&
@@ -285,7 +280,7 @@ SCRIPT = """
   function hint(link) {
     var node = nodes[Number(link.dataset.node)], box = link.getBoundingClientRect();
     var reason = node.reasons[0];
-    tip.textContent = node.name + ' \\u2013 ' +
+    tip.textContent = node.name + ' \u2013 ' +
       (reason ? words[reason[0]] + ': ' + (reason[1] ? reason[1] + ': ' : '') + reason[2] : words[node.state]) +
       (node.mode ? ' (' + node.mode + ')' : '');
     tip.hidden = false;
@@ -317,4 +312,3 @@ SCRIPT = """
   });
   if (worst >= 0) { show(worst); }
 }());
-"""
