@@ -22,6 +22,10 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import (
+    RollbackRequest,
+    rollback,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.portions import PORTION
 from tests.benchmarks.large_cluster import large_cluster
@@ -133,19 +137,23 @@ def test_agent_refills_flushed_table_in_portions_and_stays_alive(
         node.close()
 
 
+def large_request(services: int, scratch: Path) -> Request:
+    objects = [item for item in large_cluster(services, ENDPOINTS) if item["kind"] != "Node"]
+    conntrack = {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
+    return Request(
+        cluster=ClusterState.from_objects([*objects, node_object()]),
+        configuration=load({"clusterCIDR": "10.128.0.0/9", "mode": "iptables", "conntrack": conntrack}).configuration,
+        node_name=NODE,
+        state_directory=str(scratch / "state"),
+    )
+
+
 @pytest.mark.parametrize("services", SIZES)
 def test_convergence_refills_flushed_table_in_portions(
     services: int, tmp_path: Path, restores: Restores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{restores.folder}:{os.environ['PATH']}")
-    objects = [item for item in large_cluster(services, ENDPOINTS) if item["kind"] != "Node"]
-    conntrack = {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
-    request = Request(
-        cluster=ClusterState.from_objects([*objects, node_object()]),
-        configuration=load({"clusterCIDR": "10.128.0.0/9", "mode": "iptables", "conntrack": conntrack}).configuration,
-        node_name=NODE,
-        state_directory=str(tmp_path / "state"),
-    )
+    request = large_request(services, tmp_path)
     converge(request)
     assert_in_portions(restores, services * ENDPOINTS)
     rules = programmed()
@@ -157,3 +165,22 @@ def test_convergence_refills_flushed_table_in_portions(
     assert programmed() == rules
     restores.clear()
     assert not converge(request).changed and not restores.chains()
+
+
+@pytest.mark.parametrize("services", SIZES)
+def test_rollback_removes_and_restores_large_tables_in_portions(
+    services: int, tmp_path: Path, restores: Restores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{restores.folder}:{os.environ['PATH']}")
+    request = large_request(services, tmp_path)._replace(history_directory=str(tmp_path / "history"))
+    state = converge(request).saved_state
+    rules, expected = programmed(), 0
+    for _way in ("back", "forward"):
+        restores.clear()
+        begun = time.monotonic()
+        report = rollback(RollbackRequest(state, request.history_directory, state_directory=request.state_directory))
+        sys.stdout.write(f"{services} Services: rolled back in {time.monotonic() - begun:.1f} s: {report.durations}\n")
+        assert_in_portions(restores, services * ENDPOINTS)
+        assert programmed() == expected
+        # The second rollback undoes the first.
+        state, expected = report.saved, rules

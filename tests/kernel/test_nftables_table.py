@@ -262,6 +262,21 @@ def test_many_elements_are_read_completely(resource: NftablesResource) -> None:
     assert resource.longest_call < 5
 
 
+def test_a_large_change_reports_progress_within_one_call(resource: NftablesResource) -> None:
+    """For each transaction and each datagram of a dump, so that the service manager knows that it is running."""
+    size = 16 if resource.family == "IPv6" else 4
+    desired = sample(resource.family)["table objects"]
+    desired.update({("element", "cluster-ips", number.to_bytes(size, "big")): True for number in range(1, 50_000)})
+    change = difference(resource.observe(), desired)
+    calls: List[str] = []
+    resource.report_to(lambda: calls.append("progress"))
+    resource.apply(change)
+    assert len(calls) >= 50_000 // transactions.ELEMENTS_PER_TRANSACTION
+    calls.clear()
+    assert resource.observe() == desired
+    assert len(calls) > 10
+
+
 def test_a_table_is_found_where_no_list_names_nf_tables(monkeypatch):
     """On a kernel that has it built in and installs neither lists nor its configuration."""
     assert answers()

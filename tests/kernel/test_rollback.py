@@ -300,7 +300,7 @@ def test_the_program_of_the_timer_goes_back_by_itself(node, tmp_path) -> None:
     between = dump()
     assert "kubenode-proxy: state 1:" in run(*command, "--check")
     assert differences(between, dump()) == ""
-    assert "not confirmed in time and is reverted: state 1:" in run(*command)
+    assert "not confirmed and is reverted: state 1:" in run(*command)
     assert differences(before, dump()) == ""
     assert not waits.exists()
     assert "no change waits" in run(*command)

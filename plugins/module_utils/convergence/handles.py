@@ -75,6 +75,7 @@ class KernelHandles:
         """Generic netlink to IPVS. Raises KernelError."""
         if self._ipvs is None:
             self._ipvs = self._open.enter_context(IpvsSocket())
+            self._ipvs.netlink.progress = self.progress
         return self._ipvs
 
     @property
@@ -82,6 +83,7 @@ class KernelHandles:
         """Netlink to ipset. Raises KernelError."""
         if self._ipset is None:
             self._ipset = self._open.enter_context(IpsetSocket())
+            self._ipset.netlink.progress = self.progress
         return self._ipset
 
     @property
@@ -89,4 +91,5 @@ class KernelHandles:
         """Routing netlink. Raises KernelError."""
         if self._route is None:
             self._route = self._open.enter_context(contextlib.closing(NetlinkSocket(NETLINK_ROUTE)))
+            self._route.progress = self.progress
         return self._route

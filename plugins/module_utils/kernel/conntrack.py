@@ -19,6 +19,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 
 from ..addresses import IPV6, packed
 from ..errors import KernelError
+from ..resources import Progress, unheeded
 from ..serviceports.info import ServicePortInfo
 from .netlink.socket import (
     NETLINK_NETFILTER,
@@ -175,11 +176,12 @@ def identity(entry: RawEntry) -> bytes:
 class ConntrackSocket:
     """A connection to connection tracking in the calling thread's network namespace; a context manager.
 
-    Raises KernelError if no socket can be opened.
+    ``progress`` is called while a large table is read. Raises KernelError if no socket can be opened.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress = unheeded) -> None:
         self._netlink = NetlinkSocket(NETLINK_NETFILTER)
+        self._netlink.progress = progress
 
     def close(self) -> None:
         """Close the socket; closing twice is harmless."""

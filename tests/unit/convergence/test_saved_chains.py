@@ -20,8 +20,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.save
     SavedChainsResource,
     merged_rules,
     restore_lines,
+    saved_portions,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import NFT, XtablesVariant
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.portions import PORTION
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import ChainKey, Ownership
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
 
@@ -109,6 +111,34 @@ def test_the_text_names_no_rule_of_others_and_builds_before_it_leads_there():
     assert restore_lines(Change(), is_jump) == ""
 
 
+def test_a_large_change_is_split_and_its_parts_together_are_the_change():
+    """New chains come first, the rules of built-in chains in one step, and removed chains last, callers first."""
+    count = 3 * PORTION
+    added = {SavedChainKey(CHAIN, "nat", f"KUBE-N{number}"): (f"-j KUBE-N{number + 1}",) for number in range(count)}
+    removed = {SavedChainKey(CHAIN, "nat", f"KUBE-O{number}"): (f"-j KUBE-O{number + 1}",) for number in range(count)}
+    jump = (SavedChainKey(BUILTIN, "nat", "OUTPUT"), (("-j KUBE-O0", "-j THEIRS"), ("-j KUBE-N0", "-j THEIRS")))
+    parts = saved_portions(Change(added, dict([jump]), removed))
+    assert max(map(len, parts)) <= PORTION
+    assert [bool(part.replaced) for part in parts].count(True) == 1
+    together = Change()
+    for part in parts:
+        together.added.update(part.added)
+        together.replaced.update(part.replaced)
+        together.removed.update(part.removed)
+    assert together == Change(added, dict([jump]), removed)
+    place = {key: number for number, part in enumerate(parts) for key in (*part.added, *part.replaced, *part.removed)}
+    for number in range(count - 1):
+        for letter in "NO":
+            caller, callee = (SavedChainKey(CHAIN, "nat", f"KUBE-{letter}{index}") for index in (number, number + 1))
+            assert (place[caller] >= place[callee]) if letter == "N" else (place[caller] <= place[callee])
+    assert max(place[key] for key in added) < place[jump[0]] < min(place[key] for key in removed)
+
+
+def test_a_small_change_stays_whole():
+    change = Change({SavedChainKey(CHAIN, "nat", "KUBE-A"): ()}, {}, {SavedChainKey(CHAIN, "nat", "KUBE-B"): ()})
+    assert saved_portions(change) == [change]
+
+
 @pytest.mark.parametrize("rule", ["-j RETURN\nCOMMIT", "-j RETURN\r", "-j \0RETURN"])
 def test_a_rule_cannot_smuggle_in_a_line(rule):
     change = Change(added={SavedChainKey(CHAIN, "nat", "KUBE-A"): (rule,)})
@@ -131,7 +161,7 @@ def test_a_table_that_the_save_program_does_not_show_is_an_error_where_it_matter
 ) -> None:
     """Where chains of ours are in it, or are to come back into it."""
     text = "# Table `nat' is incompatible, use 'nft' tool.\n*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n"
-    monkeypatch.setattr(saved_module, "save", lambda variant: text)
+    monkeypatch.setattr(saved_module, "save", lambda variant, progress: text)
     monkeypatch.setattr(saved_module, "places_of_nft", lambda family: ())
     monkeypatch.setattr(chains_module, "nft_chains", lambda sock, family: existing)
     fixed = frozenset(ChainKey(table, "KUBE-SERVICES") for table in ("nat", "filter"))

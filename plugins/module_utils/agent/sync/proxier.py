@@ -191,7 +191,7 @@ class Proxier:
         context = self.context.node
         ports = [port for name in services for port in service_ports_of(state, name, context)]
         try:
-            with ConntrackSocket() as sock:
+            with ConntrackSocket(self._progress) as sock:
                 deleted = delete_stale_udp(sock, self.family, ports)
         except BaseException:
             self._udp_changed |= services

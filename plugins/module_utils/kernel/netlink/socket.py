@@ -31,6 +31,7 @@ from itertools import islice
 from typing import Iterable, Iterator, List, Sequence, Tuple, Type, TypeVar, Union
 
 from ...errors import KernelError
+from ...resources import Progress, unheeded
 from ..outcomes import MessageError, NetlinkRefusal, Outcome, Reply, errno_text, extended_text
 from .attributes import (
     NLA_F_NESTED,
@@ -124,6 +125,9 @@ class NetlinkSocket:
 
     ``protocol``: NETLINK_ROUTE, NETLINK_NETFILTER or NETLINK_GENERIC. ``send_bytes`` limits one send; a value above the
     system's limit is reduced unless the process has the right to exceed it. Raises KernelError if there is no socket.
+
+    ``progress`` is called for each send and for each datagram received, so that a supervisor sees that a change or a
+    dump of many objects is still running.
     """
 
     def __init__(self, protocol: int, send_bytes: int = _SEND_BUFFER_BYTES) -> None:
@@ -145,6 +149,7 @@ class NetlinkSocket:
         except OSError as error:
             self._socket.close()
             raise KernelError(f"netlink socket (protocol {protocol}): {error.strerror}") from error
+        self.progress: Progress = unheeded
         self._sequence = 0
         # The first message of each send carries it, so that netlink monitors can distinguish our requests from others.
         self._origin = self.port
@@ -306,6 +311,7 @@ class NetlinkSocket:
 
         Raises KernelError as :meth:`transact` does.
         """
+        self.progress()
         if len(data) > self._bytes_per_send:
             self._grow_send_buffer(len(data) + 4096)
         try:
@@ -332,7 +338,9 @@ class NetlinkSocket:
         """Receive the next datagram into the buffer and return its size; 0 if there is none and ``wait`` is not set."""
         while True:
             try:
-                return self._socket.recv_into(self._buffer, 0, 0 if wait else socket.MSG_DONTWAIT)
+                size = self._socket.recv_into(self._buffer, 0, 0 if wait else socket.MSG_DONTWAIT)
+                self.progress()
+                return size
             except InterruptedError:
                 continue
             except BlockingIOError:

@@ -75,6 +75,7 @@ class NftablesResource(Resource[Key, Value]):
         """Return the socket, opened on first use. Raises KernelError."""
         if self._sock is None:
             self._sock = NetlinkSocket(NETLINK_NETFILTER)
+            self._sock.progress = lambda: self.progress()
         return self._sock
 
     def observe(self) -> Dict[Key, Value]:

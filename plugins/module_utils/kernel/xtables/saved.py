@@ -15,8 +15,9 @@ from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
 from ...errors import ConfigurationError, KernelError
 from ...rendering.iptables.canonical import canonical_rule, target_of
+from ...rendering.iptables.portions import ChainChange, portions
 from ...rendering.iptables.restore_input import one_line, tables_in_order, transaction
-from ...rendering.iptables.tables import ChainKey, Ownership
+from ...rendering.iptables.tables import ChainKey, ChainTableKey, JumpKey, Ownership
 from ...resources import Change, Kind, Resource
 from ..netlink.socket import NETLINK_NETFILTER, NetlinkSocket
 from ..nftables.listing import nft_chains, nft_tables
@@ -39,6 +40,7 @@ class SavedChainKey(NamedTuple):
 
 
 SavedChainTable = Dict[SavedChainKey, Rules]
+SavedChange = Change[SavedChainKey, Rules]
 
 
 def merged_rules(observed: Sequence[str], saved: Sequence[str], ours: Callable[[str], bool]) -> Rules:
@@ -85,7 +87,7 @@ def places_of_nft(family: str) -> Tuple[str, ...]:
     return (*tables, *chains)
 
 
-def restore_lines(change: Change[SavedChainKey, Rules], ours: Callable[[str, str], bool]) -> str:
+def restore_lines(change: SavedChange, ours: Callable[[str, str], bool]) -> str:
     """Return the change as input of ``iptables-restore --noflush``, one transaction per table.
 
     ``ours`` returns for a table and rule whether a rule of a built-in chain is ours: no other rule is ever named.
@@ -114,6 +116,29 @@ def restore_lines(change: Change[SavedChainKey, Rules], ours: Callable[[str, str
         )
     except ConfigurationError as error:
         raise KernelError(f"saved state: {error}") from error
+
+
+def saved_portions(change: SavedChange) -> List[SavedChange]:
+    """Split a large change as :func:`portions` does; all built-in chains change in one step, like jumps there."""
+    keys: Dict[ChainTableKey, SavedChainKey] = {
+        ChainKey(key.table, key.chain) if key.kind == CHAIN else JumpKey(key.table, key.chain, ""): key
+        for key in (*change.added, *change.replaced, *change.removed)
+    }
+    names = {key: name for name, key in keys.items()}
+    whole: ChainChange = Change(
+        {names[key]: rules for key, rules in change.added.items()},
+        {names[key]: pair for key, pair in change.replaced.items()},
+        {names[key]: rules for key, rules in change.removed.items()},
+    )
+
+    def part_of(part: ChainChange) -> SavedChange:
+        return Change(
+            {keys[name]: change.added[keys[name]] for name in part.added},
+            {keys[name]: change.replaced[keys[name]] for name in part.replaced},
+            {keys[name]: change.removed[keys[name]] for name in part.removed},
+        )
+
+    return [part_of(part) for part in portions(whole)]
 
 
 class SavedChainsResource(Resource[SavedChainKey, Rules]):
@@ -161,7 +186,8 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
 
         Raises KernelError, also if a table cannot be read that has chains of ours or gets them back.
         """
-        known = parse_save(save(self.variant))
+        known = parse_save(save(self.variant, self.progress))
+        self.progress()
         check_readable(self.variant, known, self.ownership, {key.table for key in self.saved})
         self.places = places_of_nft(self.variant.family) if self.variant.name == NFT else places_in(known)
         self._keep = self._chains_to_keep(known)
@@ -228,9 +254,14 @@ class SavedChainsResource(Resource[SavedChainKey, Rules]):
                 table[key] = merged_rules(observed.get(key, ()), self.saved.get(key, ()), ours)
         return table
 
-    def apply(self, change: Change[SavedChainKey, Rules]) -> None:
-        """Make the whole change in one iptables-restore: all or nothing per table. Raises KernelError."""
-        restore(self.variant, restore_lines(change, self._is_jump), self._wait)
+    def apply(self, change: SavedChange) -> None:
+        """Make the whole change in one iptables-restore: all or nothing per table. Raises KernelError.
+
+        With iptables-nft large changes are made in portions, so a failure may leave chains that no rule leads to.
+        """
+        for part in saved_portions(change) if self.variant.name == NFT else [change]:
+            self.progress()
+            restore(self.variant, restore_lines(part, self._is_jump), self._wait, self.progress)
 
     def describe(self, key: SavedChainKey, value: Rules) -> List[str]:
         """Return the lines of iptables-save for one chain."""
