@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import built_in
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import (
     NETLINK_NETFILTER,
     NLM_F_ACK,
@@ -19,7 +20,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.sock
     NetlinkSocket,
     text_attribute,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables import nfacct
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import ChainsResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.nfacct import (
     nfacct_counters,
@@ -34,6 +34,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
+from tests.kernel.test_built_in import without_lists
 from tests.kernel.test_convergence import add_foreign_rules, request
 from tests.unit.iptables.routes import by_key, endpoint, route
 
@@ -62,13 +63,11 @@ def test_counters_are_usable_whatever_the_match_is_known_by(monkeypatch) -> None
     both = (INVALID_COUNTER, LOCALHOST_COUNTER)
     assert usable_nfacct_counters() == both
     # Without lists of modules, as in a container or on a kernel that has everything built in; then without /proc.
-    monkeypatch.setattr(nfacct, "available_modules", lambda _release: set())
-    monkeypatch.setattr(nfacct, "present_modules", lambda _names, _release: set())
-    monkeypatch.setattr(nfacct, "asking_loads", lambda _name, _release: False)
+    without_lists(monkeypatch)
     assert usable_nfacct_counters() == both
-    monkeypatch.setattr(nfacct, "read_text", lambda _path: None)
+    monkeypatch.setattr(built_in, "read_text", lambda _path: None)
     assert usable_nfacct_counters() == both
-    monkeypatch.setattr(nfacct, "_MATCH", "no_such_match")
+    monkeypatch.setattr(built_in, "_MATCHES", {"xt_nfacct": "no_such_match"})
     assert usable_nfacct_counters() == ()
 
 

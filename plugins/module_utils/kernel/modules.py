@@ -18,6 +18,7 @@ from typing import Dict, Iterable, List, Mapping, Sequence, Set, Tuple
 from ..errors import ConfigurationError, KernelError
 from ..resources import Change, Kind, Resource
 from . import facts
+from .built_in import answers
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
 _SCHEDULER = re.compile(r"[a-z0-9][a-z0-9_]{0,14}\Z")
@@ -191,7 +192,8 @@ def present_modules(names: Iterable[str], release: str, root: str = "") -> Set[s
     """Return those of ``names`` whose code is in the running kernel: loaded or built in.
 
     Sources are /proc/modules, the list of built-in modules of the release, /sys/module, files that some modules
-    provide, and, where that list is not installed, the kernel's own configuration.
+    provide, and, where that list is not installed, the kernel's own configuration. The running kernel itself is asked
+    for modules that none of them shows and whose file is not installed, so that it loads none.
     """
     wanted = set(names)
     loaded = loaded_modules(root)
@@ -205,6 +207,10 @@ def present_modules(names: Iterable[str], release: str, root: str = "") -> Set[s
                 present.add(name)
         if built_in_list is None:
             present |= _built_in_by_configuration(missing - present, release, root)
+        unknown = missing - present
+        if unknown and not root:
+            unknown -= available_modules(release)
+            present |= {name for name in unknown if answers(name, lambda module: not asking_loads(module, release))}
     return present
 
 

@@ -9,18 +9,16 @@ if the counter exists. Reading creates none (the kernel may load its module nfne
 
 from __future__ import annotations
 
-import socket
 import struct
 from typing import Dict, Iterable, Tuple
 
-from ..facts import kernel_release, read_text
+from ..facts import kernel_release
 from ..modules import asking_loads, available_modules, present_modules
 from ..netlink.socket import (
     NETLINK_NETFILTER,
     NLM_F_CREATE,
     NetlinkRefusal,
     NetlinkSocket,
-    attribute,
     attribute_text,
     parse_attributes,
     text_attribute,
@@ -30,12 +28,8 @@ from ..outcomes import is_busy, is_existing
 _NEW, _GET = 7 << 8 | 0, 7 << 8 | 1
 _NAME, _PACKETS = 1, 2
 _MODULE = "nfnetlink_acct"
-_MATCH, _MATCH_MODULE = "nfacct", "xt_nfacct"
+_MATCH_MODULE = "xt_nfacct"
 _FAMILY_HEADER = struct.pack("=BBH", 0, 0, 0)
-_MATCHES = "/proc/net/ip_tables_matches"
-# linux/netfilter/nf_tables_compat.h: NFNL_MSG_COMPAT_GET of NFNL_SUBSYS_NFT_COMPAT, and its attributes.
-_COMPAT_MODULE, _COMPAT_GET = "nft_compat", 11 << 8 | 0
-_COMPAT_NAME, _COMPAT_REVISION, _COMPAT_TYPE = 1, 2, 3
 
 
 def nfacct_packets() -> Dict[str, int]:
@@ -73,23 +67,7 @@ def usable_nfacct_counters() -> Tuple[str, ...]:
 
 def _has_match(release: str) -> bool:
     """Return whether the kernel has the rules' match, a separate module, or can load it; nothing is loaded."""
-    if _MATCH_MODULE in available_modules(release) or present_modules([_MATCH_MODULE], release):
-        return True
-    # A module that neither file nor list contains may be built in: then it is registered, which the kernel reports.
-    return _MATCH in (read_text(_MATCHES) or "").split() or _registered_for_nftables(release)
-
-
-def _registered_for_nftables(release: str) -> bool:
-    """Ask nf_tables, whose translation of iptables rules uses the same matches, for the match of IPv4."""
-    if asking_loads(_COMPAT_MODULE, release):
-        return False
-    question = struct.pack("=BBH", socket.AF_INET, 0, 0) + text_attribute(_COMPAT_NAME, _MATCH)
-    question += attribute(_COMPAT_REVISION, struct.pack(">I", 0)) + attribute(_COMPAT_TYPE, struct.pack(">I", 0))
-    with NetlinkSocket(NETLINK_NETFILTER) as sock:
-        try:
-            return bool(sock.request(_COMPAT_GET, question))
-        except NetlinkRefusal:
-            return False
+    return _MATCH_MODULE in available_modules(release) or bool(present_modules([_MATCH_MODULE], release))
 
 
 def make_nfacct_counters(names: Iterable[str]) -> bool:
