@@ -1,0 +1,231 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The commands of README.md and of the pages in docs, typed into a shell as they are printed.
+
+The shell has a home directory of its own and a copy of the clone as its working directory. What it installs there comes
+from README's own words. ``inventory`` names one laboratory node, a network namespace reached over ssh, as worker-1;
+``~/.kube/config`` leads to the tests' API server.
+
+Three things are not literal. ``kubectl`` and, on the node, ``kubenode-proxy`` are small programs of this test: the
+first reads the lists from the API server, the second starts the node command from the collection that the shell has
+installed. ``NODE`` in a command stands for worker-1. And what LIMITED lists is checked, but not carried out.
+
+The pages follow each other: README.md installs what the others use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.apiserver.server import ApiServer
+from tests.apiserver.store import Store
+from tests.apiserver.tls import make_certificates, write_kubeconfig
+from tests.documentation.commands import command_blocks, pages_with_commands, playbook_blocks
+from tests.lab.cluster import SNAPSHOT, Lab
+from tests.modules.harness import ROOT
+
+_SYNTAX = 'ansible-playbook() { command ansible-playbook "$@" --syntax-check; }'
+_TARGETS = 'make() { command make --dry-run "$@" >/dev/null; }'
+# What the shell reads before a block that begins so, and why.
+LIMITED = {
+    # The steps of these targets are tests themselves.
+    "make ": _TARGETS,
+    # The agent needs systemd: tests/systemd runs the playbook. Of kube-proxy as a DaemonSet, likewise.
+    "ansible-playbook -i inventory kubenode.proxy.agent ": _SYNTAX,
+    "# Show what would differ on each host, while kube-proxy still runs.": _SYNTAX,
+    # The addresses of the example inventories are reserved for documentation.
+    "ansible-playbook -i examples/": _SYNTAX,
+}
+PAGES = pages_with_commands()
+
+KUBECTL = """#!/usr/bin/python3
+import json, os, ssl, sys, urllib.request
+
+kinds = {"services": "/api/v1/services", "nodes": "/api/v1/nodes"}
+kinds["endpointslices"] = "/apis/discovery.k8s.io/v1/endpointslices"
+command, wanted, *options = sys.argv[1:]
+if command != "get" or options != ["-A", "-o", "json"]:
+    sys.exit("error: this stand-in for kubectl does not know " + " ".join(sys.argv[1:]))
+config = json.load(open(os.environ["KUBECONFIG"]))
+cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+context = ssl.create_default_context(cafile="@AUTHORITY@")
+items = []
+headers = {"Authorization": "Bearer " + user["token"]}
+for kind in wanted.split(","):
+    request = urllib.request.Request(cluster["server"] + kinds[kind], headers=headers)
+    found = json.load(urllib.request.urlopen(request, context=context))
+    version, name = found["apiVersion"], found["kind"][: -len("List")]
+    items += [{"apiVersion": version, "kind": name, **item} for item in found["items"]]
+json.dump({"apiVersion": "v1", "kind": "List", "items": items}, sys.stdout)
+"""
+
+
+class Shell:
+    """A bash that runs one block after another and keeps what they set, as a user's does."""
+
+    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
+        self.directory = directory
+        self.process = subprocess.Popen(
+            ["bash", "--norc", "--noprofile"],
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def type(self, text: str, before: str = "") -> tuple[int, str]:
+        """Run the lines up to the first that fails; return its status, or 0, and what they printed."""
+        mark = f"== {uuid.uuid4()}"
+        # In the shell itself, since a later block uses what an earlier one has exported.
+        script = f"unset -f ansible-playbook make; {before}\nrun() {{\n{_stopping(text)}\n}}\nrun </dev/null"
+        self.process.stdin.write(f"{script}\nprintf '\\n%s %s\\n' '{mark}' $?\n")
+        self.process.stdin.flush()
+        printed = []
+        for line in self.process.stdout:
+            if line.startswith(mark):
+                return int(line.split()[-1]), "".join(printed)
+            printed.append(line)
+        raise AssertionError("the shell has ended: " + "".join(printed))
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait(timeout=30)
+
+
+def _stopping(text: str) -> str:
+    """Return the lines, and after each command a return from the function if it has failed."""
+    lines = []
+    for line in text.splitlines():
+        lines.append(line)
+        if line and not line.startswith("#") and not line.endswith("\\"):
+            lines.append("status=$?; [ $status = 0 ] || return $status")
+    return "\n".join(lines)
+
+
+@pytest.fixture(scope="module")
+def lab():
+    with Lab(f"d{os.getpid() % 10000000}", SNAPSHOT, ["lab-iptables"]) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def shell(lab):
+    # The path of a control socket of ssh is short, so the home directory is, too.
+    with tempfile.TemporaryDirectory(prefix="knp") as scratch:
+        home, clone, programs = (Path(scratch, name) for name in ("home", "clone", "bin"))
+        for directory in (home, clone, programs, home / ".kube"):
+            directory.mkdir()
+        _copy_clone(clone)
+        _write_inventory(clone / "inventory", lab)
+        certificates = make_certificates(Path(scratch, "certificates"))
+        store = Store()
+        for item in json.loads(SNAPSHOT.read_text(encoding="utf-8"))["items"]:
+            store.put(item)
+        server = ApiServer(store, certificates)
+        write_kubeconfig(home / ".kube/config", server.url, certificates.authority, server.token)
+        collection = home / ".ansible/collections/ansible_collections/kubenode/proxy"
+        _program(programs / "kubectl", KUBECTL.replace("@AUTHORITY@", str(certificates.authority)))
+        node = f"{sys.executable} -m tests.lab --name {lab.name} --node lab-iptables ssh lab-iptables"
+        command = f"cd {collection}/plugins '&&' python3 -m module_utils.command.cli"
+        # Status 3 means that something would change.
+        environment = f"TMPDIR={lab.directory.parent}"
+        line = f'{environment} {node} {command} "$@" || [ $? = 3 ]'
+        _program(programs / "kubenode-proxy", f"#!/bin/sh\ncd {ROOT}\n{line}\n")
+        path = f"{programs}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        shell = Shell(clone, {"HOME": str(home), "PATH": path, "LC_ALL": "C.UTF-8", "TMPDIR": scratch})
+        try:
+            yield shell
+        finally:
+            shell.close()
+            server.close()
+
+
+def _copy_clone(target: Path) -> None:
+    """Copy the files that git knows, without what the tests need only."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in listed.split("\0"):
+        if name and not name.startswith("tests/") and (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+
+
+def _write_inventory(directory: Path, lab: Lab) -> None:
+    laboratory = json.loads(lab.inventory.read_text(encoding="utf-8"))["lab"]
+    host = {**laboratory["hosts"]["lab-iptables"], "service_proxy_node_name": "lab-iptables"}
+    group = {"hosts": {"worker-1": host}, "vars": laboratory["vars"]}
+    directory.mkdir()
+    (directory / "hosts.json").write_text(json.dumps({"k8s_cluster": group}), encoding="utf-8")
+    (directory / "group_vars").mkdir()
+    # kernel_unchangeable: a network namespace shares the size of connection tracking with its host.
+    detection = {"clusterCIDR": "10.244.0.0/16,fd00:10:244::/48", "detectLocalMode": "ClusterCIDR"}
+    variables: dict[str, object] = {
+        "service_proxy_mode": "iptables",
+        "kernel_unchangeable": "warn",
+        "kernel_mode": "iptables",
+    }
+    variables["service_proxy_configuration"] = detection
+    (directory / "group_vars/all.json").write_text(json.dumps(variables), encoding="utf-8")
+
+
+def _program(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)
+
+
+def _before(text: str) -> str:
+    return next((function for start, function in LIMITED.items() if text.startswith(start)), "")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [PAGES[0], *(pytest.param(page, marks=pytest.mark.full) for page in PAGES[1:])],
+    ids=lambda page: page.stem,
+)
+def test_commands_run_as_printed(shell, page):
+    if page != PAGES[0]:
+        # The other pages are about a node that serves.
+        status, printed = shell.type("ansible-playbook -i inventory kubenode.proxy.converge")
+        assert status == 0, printed
+    for block in command_blocks(page):
+        text = block.text.replace("NODE", "worker-1")
+        status, printed = shell.type(text, _before(text))
+        assert status == 0, f"{block.place}: {block.text}\n{printed}"
+        runs = text.count("ansible-playbook ")
+        if "--syntax-check" not in _before(text):
+            assert len(re.findall(r"^worker-1 .* failed=0 ", printed, re.MULTILINE)) == runs, (
+                f"{block.place}: {printed}"
+            )
+
+
+@pytest.mark.full
+def test_playbooks_name_what_exists(shell):
+    """Modules, roles and keywords; all in one run, since starting Ansible takes longest."""
+    for number, block in enumerate(playbook_blocks()):
+        (shell.directory / f"example-{number}.yml").write_text(block.text, encoding="utf-8")
+    status, printed = shell.type("ansible-playbook -i inventory --syntax-check example-*.yml")
+    assert status == 0, printed
+
+
+def test_a_command_that_fails_ends_its_block(shell):
+    assert shell.type("true\nfalse\necho not reached") == (1, "\n")
+    assert shell.type("export SEEN=1\nexit_status() { return 3; }\nexit_status # a comment")[0] == 3
+    assert shell.type("echo $SEEN")[1].split() == ["1"]
+
+
+def test_every_page_but_the_first_is_known_by_its_blocks():
+    assert PAGES[0].name == "README.md" and len(PAGES) > 5
+    used = [_before(block.text) for page in PAGES for block in command_blocks(page)]
+    assert all(function in used for function in LIMITED.values())
