@@ -9,8 +9,8 @@ from __future__ import annotations
 class ModuleDocFragment:
     """Document what the modules support; a module's own ``attributes`` take precedence.
 
-    ``kubenode.proxy.attributes`` is for every module, ``attributes.posix`` for modules that run on the controller, and
-    ``attributes.cluster`` for modules that change the cluster.
+    ``kubenode.proxy.attributes`` is for every module, ``attributes.posix`` for modules that run on the controller,
+    ``attributes.cluster`` for modules that change the cluster, and ``attributes.info`` for modules that change nothing.
     """
 
     DOCUMENTATION = r"""
@@ -41,6 +41,16 @@ attributes:
     description: Target operating system.
     support: full
     platforms: posix
+"""
+
+    INFO = r"""
+attributes:
+  check_mode:
+    description: Changes nothing, so that it does the same in check mode.
+    support: full
+  diff_mode:
+    description: Changes nothing that could be shown as a diff.
+    support: none
 """
 
     CLUSTER = r"""

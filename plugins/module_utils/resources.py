@@ -50,6 +50,7 @@ class Kind:
     ADDRESSES = "addresses"
     SYSCTLS = "sysctls"
     MODULES = "modules"
+    MODULE_PARAMETERS = "module parameters"
     FILES = "files"
 
 

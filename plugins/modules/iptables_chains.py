@@ -19,6 +19,8 @@ description:
   - Chains that are not listed are not changed, except for the requested jumps.
   - Rules may be written in any form that iptables accepts. They are first tried in an empty network namespace, so that
     an error in any rule is found before anything is changed, in check mode too.
+  - With O(confirm_timeout) a change is provisional. The node takes it back by itself, unless a task over a new
+    connection confirms it in time, which shows that the change has not cut the node off.
 notes:
   - Trying the rules may make the kernel load modules for matches and targets, in check mode too, as listing rules does.
   - Without permission to create a network namespace (CAP_SYS_ADMIN), rules are compared as text and must be written as
@@ -29,9 +31,10 @@ options:
   chains:
     description:
       - The chains.
+      - Required unless O(state=confirmed).
     type: list
     elements: dict
-    required: true
+    default: []
     suboptions:
       name:
         description: Name of the chain, which must not be a built-in chain.
@@ -71,17 +74,36 @@ options:
             type: str
             default: ""
           position:
-            description: Where a missing jump is inserted. An existing jump is not moved.
+            description:
+              - With V(first) and V(last), the jump is kept at the head or the end of the chain that contains it; if it
+                is in another place, it is moved. Several such jumps of one task stand in the order of the task. Two
+                tasks, or another program, that demand the same place of a chain move each other's jumps at every run.
+              - With V(any) a missing jump is inserted at the head, and an existing one is not moved.
             type: str
-            choices: [first, last]
-            default: first
+            choices: [any, first, last]
+            default: any
   state:
     description:
       - With V(absent) the chains are removed, together with the jumps to them in built-in chains and in chains named in
         C(jumps). It is an error if other chains jump to them.
+      - With V(confirmed) a provisional change is kept. Use it after the meta task C(reset_connection).
     type: str
-    choices: [present, absent]
+    choices: [present, absent, confirmed]
     default: present
+  confirm_timeout:
+    description:
+      - Seconds after which the node takes the change back unless it is confirmed. V(0) makes the change final at once.
+      - On nodes with systemd a timer takes it back, on others a background process. Only the rules of this task are
+        taken back. If another program has changed the same chains meanwhile, iptables may refuse that; the journal of
+        the timer's service then has the reason.
+    type: int
+    default: 0
+  change:
+    description:
+      - With O(state=confirmed), the change to confirm, RV(change) of the task that made it. The task fails if it has
+        been taken back. If empty, the change that waits is confirmed, if there is one.
+    type: str
+    default: ""
   variant:
     description:
       - Which iptables to use if both variants are installed. V(auto) detects which one the node uses.
@@ -94,6 +116,7 @@ options:
     type: int
     default: 5
 seealso:
+  - module: kubenode.proxy.iptables_chains_info
   - module: ansible.builtin.iptables
 """
 
@@ -126,6 +149,27 @@ EXAMPLES = r"""
         rules:
           - -j DNAT --to-destination 10.0.0.20:8443
 
+- name: Change the chain through which the controller itself comes in, and take it back after a minute unless confirmed
+  kubenode.proxy.iptables_chains:
+    chains:
+      - name: MANAGEMENT
+        rules:
+          - -s 192.0.2.0/24 -p tcp --dport 22 -j ACCEPT
+          - -p tcp --dport 22 -j DROP
+        jumps:
+          - from: INPUT
+            position: first
+    confirm_timeout: 60
+  register: management
+
+- name: Reset the connection
+  ansible.builtin.meta: reset_connection
+
+- name: Confirm the change
+  kubenode.proxy.iptables_chains:
+    state: confirmed
+    change: "{{ management.change }}"
+
 - name: Remove a chain and the jumps to it
   kubenode.proxy.iptables_chains:
     chains:
@@ -137,10 +181,15 @@ EXAMPLES = r"""
 RETURN = r"""
 variants:
   description: The iptables that was used for each family, and why.
-  returned: success
+  returned: success, with O(state=present) and O(state=absent)
   type: dict
   sample:
     IPv4: "iptables 1.8.9 (nft: the only variant installed)"
+change:
+  description: Name of the provisional change. Empty without O(confirm_timeout), without a change, and in check mode.
+  returned: success
+  type: str
+  sample: 3f0c2a9be6d14c57
 changes:
   description: The differences by table. At most 50 entries are named per table.
   returned: success
@@ -187,17 +236,18 @@ error_kind:
 """
 
 import os
+import re
 from typing import Any, Dict, List, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.iptables_chains import (
-    Jump,
-    ListedChain,
     ListedChainsResource,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.listed_chains import Jump, ListedChain
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.provisional import Undo, arm, confirm
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, difference
@@ -224,6 +274,12 @@ def _resources(parameters: Mapping[str, Any]) -> List[ListedChainsResource]:
     return resources
 
 
+def _provisional(resources: List[ListedChainsResource], planned: List[PlannedChange], seconds: int) -> str:
+    """Have the planned changes taken back unless they are confirmed; return their name, empty without changes."""
+    undos = [Undo(resource.variant, resource.undo_text(item.change)) for resource, item in zip(resources, planned)]
+    return arm(undos, seconds) if seconds and any(item.change for item in planned) else ""
+
+
 def _apply(planned: List[PlannedChange]) -> None:
     done: List[str] = []
     for item in planned:
@@ -237,57 +293,75 @@ def _apply(planned: List[PlannedChange]) -> None:
         done.append(item.resource.label)
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "chains": {
-                "type": "list",
-                "elements": "dict",
-                "required": True,
-                "options": {
-                    "name": {"type": "str", "required": True},
-                    "table": {
-                        "type": "str",
-                        "choices": ["filter", "nat", "mangle", "raw", "security"],
-                        "default": "filter",
-                    },
-                    "family": {"type": "str", "choices": ["ipv4", "ipv6", "both"], "default": "ipv4"},
-                    "rules": {"type": "list", "elements": "str", "default": []},
-                    "jumps": {
-                        "type": "list",
-                        "elements": "dict",
-                        "options": {
-                            "from": {"type": "str", "required": True},
-                            "match": {"type": "str", "default": ""},
-                            "position": {"type": "str", "choices": ["first", "last"], "default": "first"},
-                        },
-                    },
-                },
-            },
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "variant": {"type": "str", "choices": ["auto", "legacy", "nft"], "default": "auto"},
-            "lock_timeout": {"type": "int", "default": 5},
-        },
-        supports_check_mode=True,
-    )
-    refused = tables.root_needed(os.geteuid(), "changing iptables chains")
-    if refused:
-        module.fail_json(**refused)
-    try:
-        resources = _resources(module.params)
-        planned = [PlannedChange(resource, difference(*resource.stage())) for resource in resources]
-        if not module.check_mode:
-            _apply(planned)
-    except ProxyError as error:
-        module.fail_json(**tables.failure(error))
+def _argument_spec() -> Dict[str, Any]:
+    jump = {
+        "from": {"type": "str", "required": True},
+        "match": {"type": "str", "default": ""},
+        "position": {"type": "str", "choices": ["any", "first", "last"], "default": "any"},
+    }
+    chain = {
+        "name": {"type": "str", "required": True},
+        "table": {"type": "str", "choices": ["filter", "nat", "mangle", "raw", "security"], "default": "filter"},
+        "family": {"type": "str", "choices": ["ipv4", "ipv6", "both"], "default": "ipv4"},
+        "rules": {"type": "list", "elements": "str", "default": []},
+        "jumps": {"type": "list", "elements": "dict", "options": jump},
+    }
+    return {
+        "chains": {"type": "list", "elements": "dict", "default": [], "options": chain},
+        "state": {"type": "str", "choices": ["present", "absent", "confirmed"], "default": "present"},
+        "confirm_timeout": {"type": "int", "default": 0},
+        "change": {"type": "str", "default": ""},
+        "variant": {"type": "str", "choices": ["auto", "legacy", "nft"], "default": "auto"},
+        "lock_timeout": {"type": "int", "default": 5},
+    }
+
+
+def _changed(module: AnsibleModule) -> Dict[str, Any]:
+    """Make the chains as declared and return the result. Raises ProxyError."""
+    parameters = module.params
+    resources = _resources(parameters)
+    planned = [PlannedChange(resource, difference(*resource.stage())) for resource in resources]
+    change = ""
+    if not module.check_mode:
+        change = _provisional(resources, planned, parameters["confirm_timeout"])
+        _apply(planned)
     result: Dict[str, Any] = {
         "changed": any(item.change for item in planned),
+        "change": change,
         "variants": {resource.variant.family: str(resource.variant) for resource in resources},
         "changes": tables.change_records(planned),
     }
     if module._diff:
         result["diff"] = tables.planned_differences(planned)
+    return result
+
+
+def _confirmed(module: AnsibleModule) -> Dict[str, Any]:
+    """Keep a provisional change and return the result. Raises ProxyError."""
+    name = module.params["change"]
+    if not re.fullmatch("[0-9a-f]*", name):
+        raise ConfigurationError(f"change: {name!r} is not the name of a change")
+    return {"changed": confirm(name, bool(module.check_mode)), "change": name, "changes": []}
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=_argument_spec(), supports_check_mode=True)
+    parameters = module.params
+    confirming = parameters["state"] == "confirmed"
+    if bool(parameters["chains"]) is confirming:
+        what = "not allowed with" if confirming else "required unless"
+        module.fail_json(msg=f"chains: {what} state confirmed", error_kind="configuration")
+    if parameters["confirm_timeout"] < 0:
+        module.fail_json(msg="confirm_timeout: must not be negative", error_kind="configuration")
+    refused = tables.root_needed(os.geteuid(), "changing iptables chains")
+    if refused:
+        module.fail_json(**refused)
+    result: Dict[str, Any] = {}
+    try:
+        result = _confirmed(module) if confirming else _changed(module)
+    except ProxyError as error:
+        module.fail_json(**tables.failure(error))
     module.exit_json(**result)
 
 

@@ -16,9 +16,13 @@ description:
     the given settings. The changes are made over netlink, many per message.
   - Virtual servers that are not listed are not changed, unless their address is named in O(purge).
   - Settings are changed in place. Open connections of unchanged servers are not disturbed.
+  - A task can declare all real servers of a virtual server, or with O(services[].exclusive=false) only some of them, so
+    that each real server is added, drained and removed by a task of its own.
 notes:
   - The kernel needs the module C(ip_vs) and those of the schedulers; M(kubenode.proxy.kernel_modules) loads them.
-  - The settings do not survive a reboot.
+  - The settings survive a reboot only with O(save=true).
+  - The module does not check the health of real servers, and does not manage the synchronization daemon of IPVS;
+    keepalived does both.
 extends_documentation_fragment:
   - kubenode.proxy.attributes
 options:
@@ -30,45 +34,57 @@ options:
     default: []
     suboptions:
       address:
-        description: Address of the virtual server, IPv4 or IPv6.
+        description: Address of the virtual server, IPv4 or IPv6. Required without O(services[].firewall_mark).
         type: str
-        required: true
       port:
-        description: Port of the virtual server.
+        description: Port of the virtual server. Required without O(services[].firewall_mark).
         type: int
-        required: true
       protocol:
-        description: Protocol of the virtual server.
+        description: Protocol of the virtual server. V(tcp) if not given.
         type: str
         choices: [tcp, udp, sctp]
-        default: tcp
-      scheduler:
-        description: Name of the scheduler, such as V(rr), V(wrr), V(lc), V(wlc), V(sh), V(mh), V(sed) or V(nq).
+      firewall_mark:
+        description:
+          - In place of address, port and protocol, the mark of the packets that the virtual server takes. Several
+            addresses and ports that get the same mark, by C(-j MARK) of iptables, become one virtual server.
+        type: int
+      family:
+        description: Family of the packets with O(services[].firewall_mark). V(ipv4) if not given.
         type: str
-        default: wlc
+        choices: [ipv4, ipv6]
+      scheduler:
+        description:
+          - Name of the scheduler, such as V(rr), V(wrr), V(lc), V(wlc), V(sh), V(mh), V(sed) or V(nq). V(wlc) if not
+            given.
+        type: str
       flags:
-        description: Flags of the scheduler.
+        description: Flags of the scheduler. None if not given.
         type: list
         elements: str
         choices: [sh-fallback, sh-port, mh-fallback, mh-port, flag-1, flag-2, flag-3]
-        default: []
       persistence:
-        description: Seconds for which a client keeps its real server. V(0) disables persistence.
+        description: Seconds for which a client keeps its real server. V(0) disables persistence, as if not given.
         type: int
-        default: 0
       persistence_prefix:
         description:
           - With C(persistence), length in bits of the prefix by which clients are grouped. If not given, clients are
             not grouped.
         type: int
       one_packet:
-        description: For protocol V(udp), whether to schedule every packet separately.
+        description: For protocol V(udp), whether to schedule every packet separately. V(false) if not given.
         type: bool
-        default: false
+      exclusive:
+        description:
+          - Whether real servers that are not listed are removed.
+          - With V(false) and without O(services[].scheduler), O(services[].flags), O(services[].persistence),
+            O(services[].persistence_prefix) and O(services[].one_packet), an existing virtual server keeps its settings
+            as well, so that the task of a real server need not repeat them.
+        type: bool
+        default: true
       real_servers:
         description:
-          - The real servers. All other real servers of the virtual server are removed. If not given, they are not
-            changed.
+          - The real servers. With O(services[].exclusive=true) all others of the virtual server are removed. If not
+            given, they are not changed.
         type: list
         elements: dict
         suboptions:
@@ -77,7 +93,9 @@ options:
             type: str
             required: true
           port:
-            description: Port of the real server. Defaults to that of the virtual server; only V(nat) allows another.
+            description:
+              - Port of the real server. Defaults to that of the virtual server, or with O(services[].firewall_mark) to
+                the port to which the packet was sent. Only V(nat) allows another.
             type: int
           weight:
             description: Weight. With V(0) the real server gets no new connections and keeps its existing ones.
@@ -88,19 +106,56 @@ options:
             type: str
             choices: [nat, dr, tunnel]
             default: nat
+          state:
+            description:
+              - With V(absent) the real server is removed. Its connections end; to let them end by themselves, set
+                weight V(0) first and wait, as the example of M(kubenode.proxy.ipvs_services_info) does.
+            type: str
+            choices: [present, absent]
+            default: present
   purge:
     description:
       - Addresses on which virtual servers that are not listed are removed.
     type: list
     elements: str
     default: []
+  timeouts:
+    description:
+      - Seconds after which the kernel forgets an idle connection. Those that are not given are not changed.
+    type: dict
+    suboptions:
+      tcp:
+        description: An established TCP connection.
+        type: int
+      tcp_fin:
+        description: A TCP connection after its FIN.
+        type: int
+      udp:
+        description: UDP packets between the same two ports.
+        type: int
+  save:
+    description:
+      - Whether to write all virtual servers, real servers and timeouts of the kernel, those of other programs included,
+        to O(save_file), as C(ipvsadm-save -n) prints them. Thresholds, persistence engines and types of tunnels, which
+        other programs may have set, are not saved.
+      - The service C(ipvsadm) of the distribution loads the file at boot. It must be enabled; on Debian, where it is a
+        part of the package C(ipvsadm), C(/etc/default/ipvsadm) must also contain C(AUTO=true).
+    type: bool
+    default: false
+  save_file:
+    description:
+      - The file for O(save). Defaults to C(/etc/sysconfig/ipvsadm) on hosts with a directory C(/etc/sysconfig), and to
+        C(/etc/ipvsadm.rules) on others.
+    type: path
   state:
     description:
-      - With V(absent) the listed virtual servers are removed together with their real servers.
+      - With V(absent) the listed virtual servers are removed together with their real servers. To remove single real
+        servers, use O(services[].real_servers[].state).
     type: str
     choices: [present, absent]
     default: present
 seealso:
+  - module: kubenode.proxy.ipvs_services_info
   - module: kubenode.proxy.kernel_modules
   - module: kubenode.proxy.sysctls
 """
@@ -135,6 +190,37 @@ EXAMPLES = r"""
             port: 8443
             weight: 0
 
+- name: Add this host to the real servers of a virtual server on each load balancer
+  kubenode.proxy.ipvs_services:
+    services:
+      - address: 192.0.2.10
+        port: 443
+        exclusive: false
+        real_servers:
+          - address: "{{ ansible_default_ipv4.address }}"
+            port: 8443
+            weight: 3
+  delegate_to: "{{ item }}"
+  loop: "{{ groups.load_balancers }}"
+
+- name: Balance HTTP and HTTPS together, whose packets the firewall marks with 1
+  kubenode.proxy.ipvs_services:
+    services:
+      - firewall_mark: 1
+        persistence: 600
+        real_servers:
+          - address: 10.0.0.21
+            forwarding: dr
+          - address: 10.0.0.22
+            forwarding: dr
+
+- name: Remember idle connections for an hour, and keep everything over a reboot
+  kubenode.proxy.ipvs_services:
+    timeouts:
+      tcp: 3600
+      udp: 60
+    save: true
+
 - name: Have exactly one virtual server on this address
   kubenode.proxy.ipvs_services:
     services:
@@ -160,6 +246,11 @@ real_servers:
   returned: success
   type: int
   sample: 2
+save_file:
+  description: The file that O(save) names or that it defaults to. Empty without O(save).
+  returned: success
+  type: str
+  sample: /etc/ipvsadm.rules
 changes:
   description: The differences by table. At most 50 entries are named per table.
   returned: success
@@ -210,102 +301,135 @@ from typing import Any, Dict, List, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.ipvs_services import (
     ListedReal,
     ListedServer,
+    ListedTables,
     connect,
     listed_tables,
+    listed_timeouts,
     purged_addresses,
+    saved_text,
     stages,
     unavailable_schedulers,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.files import FilesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
-from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, apply_plan, plan
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, Stage, apply_plan, plan
+
+_SAVE_DIRECTORY = "/etc/sysconfig"
 
 
 def _server(options: Mapping[str, Any]) -> ListedServer:
     real_servers = options["real_servers"]
     if real_servers is not None:
         real_servers = tuple(
-            ListedReal(real["address"], real["port"], real["weight"], real["forwarding"]) for real in real_servers
+            ListedReal(real["address"], real["port"], real["weight"], real["forwarding"], real["state"] == "present")
+            for real in real_servers
         )
+    flags = options["flags"]
     return ListedServer(
-        options["address"],
-        options["port"],
-        options["protocol"],
-        options["scheduler"],
-        options["persistence"],
-        options["persistence_prefix"],
-        options["one_packet"],
-        tuple(options["flags"]),
-        real_servers,
+        address=options["address"],
+        port=options["port"],
+        protocol=options["protocol"],
+        scheduler=options["scheduler"],
+        persistence=options["persistence"],
+        persistence_prefix=options["persistence_prefix"],
+        one_packet=options["one_packet"],
+        flags=None if flags is None else tuple(flags),
+        real_servers=real_servers,
+        exclusive=options["exclusive"],
+        firewall_mark=options["firewall_mark"],
+        family=options["family"],
     )
+
+
+def _save_file(parameters: Mapping[str, Any]) -> str:
+    if not parameters["save"]:
+        return ""
+    default = f"{_SAVE_DIRECTORY}/ipvsadm" if os.path.isdir(_SAVE_DIRECTORY) else "/etc/ipvsadm.rules"
+    return str(parameters["save_file"] or default)
+
+
+def _planned(parameters: Mapping[str, Any], wanted: ListedTables, path: str, check: bool) -> List[PlannedChange]:
+    """Plan and, unless ``check`` is set, apply all changes; ``path``: the file to write, empty for none."""
+    purge = purged_addresses(parameters["purge"])
+    timeouts = listed_timeouts(parameters["timeouts"] or {})
+    present = parameters["state"] == "present"
+    problem = unavailable_schedulers(wanted) if present else ""
+    if problem:
+        raise KernelError(problem)
+    with connect() as connection:
+        planned = plan(stages(connection, wanted, purge, present, timeouts, FAMILIES if path else ()))
+        if path:
+            text = saved_text(planned, {**connection.timeouts(), **timeouts})
+            planned += plan([Stage(FilesResource([path], 0o600), {path: text})])
+        if not check:
+            apply_plan(planned)
+    return planned
+
+
+def _argument_spec() -> Dict[str, Any]:
+    flags = ["sh-fallback", "sh-port", "mh-fallback", "mh-port", "flag-1", "flag-2", "flag-3"]
+    real_server = {
+        "address": {"type": "str", "required": True},
+        "port": {"type": "int"},
+        "weight": {"type": "int", "default": 1},
+        "forwarding": {"type": "str", "choices": ["nat", "dr", "tunnel"], "default": "nat"},
+        "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    }
+    service = {
+        "address": {"type": "str"},
+        "port": {"type": "int"},
+        "protocol": {"type": "str", "choices": ["tcp", "udp", "sctp"]},
+        "firewall_mark": {"type": "int"},
+        "family": {"type": "str", "choices": ["ipv4", "ipv6"]},
+        "scheduler": {"type": "str"},
+        "flags": {"type": "list", "elements": "str", "choices": flags},
+        "persistence": {"type": "int"},
+        "persistence_prefix": {"type": "int"},
+        "one_packet": {"type": "bool"},
+        "exclusive": {"type": "bool", "default": True},
+        "real_servers": {"type": "list", "elements": "dict", "options": real_server},
+    }
+    timeouts = {"tcp": {"type": "int"}, "tcp_fin": {"type": "int"}, "udp": {"type": "int"}}
+    return {
+        "services": {"type": "list", "elements": "dict", "default": [], "options": service},
+        "purge": {"type": "list", "elements": "str", "default": []},
+        "timeouts": {"type": "dict", "options": timeouts},
+        "save": {"type": "bool", "default": False},
+        "save_file": {"type": "path"},
+        "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    }
 
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "services": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "options": {
-                    "address": {"type": "str", "required": True},
-                    "port": {"type": "int", "required": True},
-                    "protocol": {"type": "str", "choices": ["tcp", "udp", "sctp"], "default": "tcp"},
-                    "scheduler": {"type": "str", "default": "wlc"},
-                    "flags": {
-                        "type": "list",
-                        "elements": "str",
-                        "choices": ["sh-fallback", "sh-port", "mh-fallback", "mh-port", "flag-1", "flag-2", "flag-3"],
-                        "default": [],
-                    },
-                    "persistence": {"type": "int", "default": 0},
-                    "persistence_prefix": {"type": "int"},
-                    "one_packet": {"type": "bool", "default": False},
-                    "real_servers": {
-                        "type": "list",
-                        "elements": "dict",
-                        "options": {
-                            "address": {"type": "str", "required": True},
-                            "port": {"type": "int"},
-                            "weight": {"type": "int", "default": 1},
-                            "forwarding": {"type": "str", "choices": ["nat", "dr", "tunnel"], "default": "nat"},
-                        },
-                    },
-                },
-            },
-            "purge": {"type": "list", "elements": "str", "default": []},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=_argument_spec(), supports_check_mode=True)
     parameters = module.params
-    if not parameters["services"] and not parameters["purge"]:
-        module.fail_json(msg="services and purge are both empty: nothing to do", error_kind="configuration")
+    if not any(parameters[name] for name in ("services", "purge", "timeouts", "save")):
+        module.fail_json(
+            msg="services, purge, timeouts and save are all empty: nothing to do", error_kind="configuration"
+        )
     refused = tables.root_needed(os.geteuid(), "changing virtual servers")
     if refused:
         module.fail_json(**refused)
     planned: List[PlannedChange] = []
+    path = _save_file(parameters)
     try:
         wanted = listed_tables(_server(options) for options in parameters["services"])
-        purge = purged_addresses(parameters["purge"])
-        present = parameters["state"] == "present"
-        problem = unavailable_schedulers(wanted) if present else ""
-        if problem:
-            raise KernelError(problem)
-        with connect() as connection:
-            planned = plan(stages(connection, wanted, purge, present))
-            if not module.check_mode:
-                apply_plan(planned)
+        if wanted.absent and parameters["state"] == "absent":
+            raise ConfigurationError("state: absent removes whole virtual servers; their real servers need no state")
+        planned = _planned(parameters, wanted, path, bool(module.check_mode))
     except ProxyError as error:
         module.fail_json(**tables.failure(error))
     result: Dict[str, Any] = {
         "changed": any(item.change for item in planned),
         "virtual_servers": len(wanted.servers),
         "real_servers": len(wanted.real_servers),
+        "save_file": path,
         "changes": tables.change_records(planned),
     }
     if module._diff:

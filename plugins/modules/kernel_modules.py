@@ -15,6 +15,8 @@ description:
   - Loads missing kernel modules, and writes a C(modules-load.d) file so that they are loaded at boot.
   - The modules are listed, or derived from the mode of a service proxy and the IPVS schedulers in use, or both.
   - Modules that are built into the kernel count as loaded.
+  - Parameters of modules are given when a module is loaded, now and at boot. Parameters of a module that is loaded
+    already are changed in place where the kernel allows that.
   - If the running kernel does not have a module, the task fails before changing anything and suggests a remedy.
 extends_documentation_fragment:
   - kubenode.proxy.attributes
@@ -44,10 +46,26 @@ options:
         Service.
     type: bool
     default: false
+  parameters:
+    description:
+      - Parameters by module, such as C(conn_tab_bits) of C(ip_vs). Modules that are named here and are neither in
+        O(modules) nor selected by O(mode) are not loaded; their parameters take effect when something else loads them.
+      - With O(persistent), they are written to O(parameters_file).
+    type: dict
+    default: {}
+  unchangeable:
+    description:
+      - What happens if a parameter of a module that is in the kernel can only be set when it is loaded. With V(fail)
+        the task fails before changing anything. With V(warn) it warns, and the parameter takes effect when the module
+        is loaded again, at the latest after a reboot.
+    type: str
+    choices: [fail, warn]
+    default: fail
   state:
     description:
-      - V(present) loads the modules and, with O(persistent), writes O(persistent_file).
-      - V(absent) removes O(persistent_file). Modules remain loaded unless O(unload=true).
+      - V(present) loads the modules and, with O(persistent), writes O(persistent_file) and O(parameters_file).
+      - V(absent) removes O(persistent_file) and, with O(parameters), O(parameters_file). Modules remain loaded unless
+        O(unload=true).
     type: str
     choices: [present, absent]
     default: present
@@ -62,6 +80,11 @@ options:
       - With O(mode), the default is C(/etc/modules-load.d/kubenode-proxy.conf), the file of the service proxy. Without
         O(mode), either this option or O(persistent=false) is required, so that no task replaces that file by mistake.
     type: path
+  parameters_file:
+    description:
+      - The file for O(parameters). The task replaces the whole file. Defaults to the file in C(/etc/modprobe.d) with
+        the name of O(persistent_file).
+    type: path
   unload:
     description:
       - With O(state=absent), unload the modules that O(modules) and O(mode) select, or without these options, those
@@ -69,6 +92,7 @@ options:
     type: bool
     default: false
 seealso:
+  - module: kubenode.proxy.kernel_modules_info
   - module: kubenode.proxy.sysctls
   - module: community.general.modprobe
 """
@@ -88,6 +112,15 @@ EXAMPLES = r"""
   kubenode.proxy.kernel_modules:
     modules: [overlay]
     persistent_file: /etc/modules-load.d/containers.conf
+
+- name: Load IPVS with a larger table of connections, now and at boot
+  kubenode.proxy.kernel_modules:
+    modules: [ip_vs]
+    parameters:
+      ip_vs:
+        conn_tab_bits: 20
+    persistent_file: /etc/modules-load.d/load-balancer.conf
+    unchangeable: warn
 
 - name: Unload the modules and no longer load them at boot
   kubenode.proxy.kernel_modules:
@@ -120,6 +153,11 @@ persistent_file:
   returned: success
   type: str
   sample: /etc/modules-load.d/kubenode-proxy.conf
+parameters_file:
+  description: The file for the parameters. Empty without O(parameters) and with O(persistent=false).
+  returned: success
+  type: str
+  sample: /etc/modprobe.d/load-balancer.conf
 kernel_release:
   description: Release of the running kernel.
   returned: success
@@ -132,7 +170,7 @@ changes:
   elements: dict
   contains:
     table:
-      description: Name of the table, V(modules) or V(files).
+      description: Name of the table, V(modules), V(module parameters) or V(files).
       type: str
       returned: always
     added:
@@ -178,11 +216,18 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.files import FilesResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.module_parameters import (
+    ModuleParametersResource,
+    arguments_of,
+    modprobe_file,
+    parse_parameters,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import (
     LOADED,
     ModulesResource,
     modules_for,
     modules_load_file,
+    present_modules,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.own_file import own_file
@@ -199,16 +244,24 @@ def _named_modules(parameters: Dict[str, Any]) -> List[str]:
     return names
 
 
-def _stages_present(parameters: Dict[str, Any], path: str) -> List[Stage]:
-    resource = ModulesResource(_named_modules(parameters))
+def _stages_present(parameters: Dict[str, Any], path: str, options_path: str) -> List[Stage]:
+    given = parse_parameters(parameters["parameters"])
+    of_module = {key.module: arguments_of(key.module, given) for key in given}
+    resource = ModulesResource(_named_modules(parameters), parameters=of_module)
+    live = ModuleParametersResource(given, present_modules(of_module, resource.release))
     stages = [Stage(resource, resource.desired())]
+    if options_path:
+        # Before the module is loaded, for whatever else loads it at the same time.
+        stages.insert(0, Stage(FilesResource([options_path]), {options_path: modprobe_file(given)}))
+    if live.wanted:
+        stages.append(Stage(live, live.wanted))
     if path:
         stages.append(Stage(FilesResource([path]), {path: modules_load_file(resource.names)}))
     return stages
 
 
-def _stages_absent(parameters: Dict[str, Any], path: str) -> List[Stage]:
-    files = FilesResource([path] if path else [])
+def _stages_absent(parameters: Dict[str, Any], path: str, options_path: str) -> List[Stage]:
+    files = FilesResource([name for name in (path, options_path) if name])
     names: List[str] = []
     if parameters["unload"]:
         names = _named_modules(parameters)
@@ -222,6 +275,13 @@ def _stages_absent(parameters: Dict[str, Any], path: str) -> List[Stage]:
     return stages
 
 
+def _options_file(parameters: Dict[str, Any], path: str) -> str:
+    """Return the path of the modprobe.d file; empty if the task needs none."""
+    if not parameters["parameters"] or not parameters["persistent"]:
+        return ""
+    return str(parameters["parameters_file"] or f"/etc/modprobe.d/{os.path.basename(path)}")
+
+
 def _refuse_unavailable(resource: ModulesResource, planned: PlannedChange) -> None:
     unavailable = resource.unavailable(planned.change.added)
     if unavailable:
@@ -229,37 +289,67 @@ def _refuse_unavailable(resource: ModulesResource, planned: PlannedChange) -> No
         raise KernelError(f"kernel module {', '.join(unavailable)}: {'; '.join(reasons)}")
 
 
+def _check_parameters(module: AnsibleModule, planned: List[PlannedChange]) -> None:
+    """Warn of parameters that wait until their module is loaded again, or raise KernelError, as the options say."""
+    for item in planned:
+        if not isinstance(item.resource, ModuleParametersResource):
+            continue
+        fixed = item.resource.unchangeable(item.change)
+        reasons = "; ".join(f"parameter {key}: {reason}" for key, reason in fixed.items())
+        if reasons and module.params["unchangeable"] == "fail":
+            raise KernelError(f"{reasons}; unchangeable: warn leaves it to the next time that the module is loaded")
+        if reasons:
+            module.warn(reasons)
+        for key in fixed:
+            item.change.added.pop(key, None)
+            item.change.replaced.pop(key, None)
+
+
+def _argument_spec() -> Dict[str, Any]:
+    return {
+        "modules": {"type": "list", "elements": "str", "default": []},
+        "mode": {"type": "str", "choices": ["iptables", "ipvs", "nftables"]},
+        "schedulers": {"type": "list", "elements": "str", "default": []},
+        "bridge_netfilter": {"type": "bool", "default": False},
+        "parameters": {"type": "dict", "default": {}},
+        "unchangeable": {"type": "str", "choices": ["fail", "warn"], "default": "fail"},
+        "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+        "persistent": {"type": "bool", "default": True},
+        "persistent_file": {"type": "path"},
+        "parameters_file": {"type": "path"},
+        "unload": {"type": "bool", "default": False},
+    }
+
+
+def _invalid(parameters: Dict[str, Any]) -> str:
+    """Return what is wrong with the combination of options; empty if nothing."""
+    if parameters["state"] == "present" and not parameters["modules"] and not parameters["mode"]:
+        return "state is present but modules is empty and mode is not given"
+    if parameters["schedulers"] and parameters["mode"] != "ipvs":
+        return "schedulers: only allowed with mode ipvs"
+    return ""
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "modules": {"type": "list", "elements": "str", "default": []},
-            "mode": {"type": "str", "choices": ["iptables", "ipvs", "nftables"]},
-            "schedulers": {"type": "list", "elements": "str", "default": []},
-            "bridge_netfilter": {"type": "bool", "default": False},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "persistent": {"type": "bool", "default": True},
-            "persistent_file": {"type": "path"},
-            "unload": {"type": "bool", "default": False},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=_argument_spec(), supports_check_mode=True)
     parameters = module.params
     present = parameters["state"] == "present"
-    if present and not parameters["modules"] and not parameters["mode"]:
-        module.fail_json(msg="state is present but modules is empty and mode is not given", error_kind="configuration")
-    if parameters["schedulers"] and parameters["mode"] != "ipvs":
-        module.fail_json(msg="schedulers: only allowed with mode ipvs", error_kind="configuration")
+    invalid = _invalid(parameters)
+    if invalid:
+        module.fail_json(msg=invalid, error_kind="configuration")
     refused = tables.root_needed(os.geteuid(), "changing kernel modules")
     if refused:
         module.fail_json(**refused)
     try:
         listed = not present and parameters["unload"] and not parameters["modules"] and not parameters["mode"]
         path = own_file(parameters, "mode", _PROXY_FILE, parameters["persistent"] or listed)
-        planned = plan(_stages_present(parameters, path) if present else _stages_absent(parameters, path))
-        resource = planned[0].resource
-        if isinstance(resource, ModulesResource):
-            _refuse_unavailable(resource, planned[0])
+        options_path = _options_file(parameters, path)
+        planned = plan((_stages_present if present else _stages_absent)(parameters, path, options_path))
+        loading = next(item for item in planned if isinstance(item.resource, ModulesResource))
+        resource = loading.resource
+        _refuse_unavailable(resource, loading)
+        _check_parameters(module, planned)
         if not module.check_mode:
             apply_plan(planned)
     except ProxyError as error:
@@ -267,9 +357,10 @@ def main() -> None:
     result: Dict[str, Any] = {
         "changed": any(item.change for item in planned),
         "modules": list(resource.names or resource.unload),
-        "loaded": [name for name, value in planned[0].change.added.items() if value == LOADED],
-        "unloaded": list(planned[0].change.removed),
+        "loaded": [name for name, value in loading.change.added.items() if value == LOADED],
+        "unloaded": list(loading.change.removed),
         "persistent_file": path if parameters["persistent"] else "",
+        "parameters_file": options_path,
         "kernel_release": facts.kernel_release(),
         "changes": tables.change_records(planned),
     }

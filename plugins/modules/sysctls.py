@@ -135,6 +135,7 @@ options:
     choices: [fail, warn]
     default: fail
 seealso:
+  - module: kubenode.proxy.sysctls_info
   - module: kubenode.proxy.kernel_modules
   - module: ansible.posix.sysctl
 """

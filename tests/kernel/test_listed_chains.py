@@ -5,17 +5,22 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic import iptables_chains as listed_chains
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic.iptables_chains import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic import canonical_chains
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.iptables_chains import ListedChainsResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.listed_chains import (
+    ANY,
+    FIRST,
+    LAST,
     Jump,
     ListedChain,
-    ListedChainsResource,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.restore import restore
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 
@@ -67,7 +72,7 @@ def test_without_a_namespace_to_try_in_canonical_rules_still_converge(monkeypatc
     def refuse():
         raise OSError(1, "Operation not permitted")
 
-    monkeypatch.setattr(listed_chains, "_unshare", refuse)
+    monkeypatch.setattr(canonical_chains, "_unshare", refuse)
     rules = ("-d 192.0.2.1 -p tcp --dport 80 -j ACCEPT", "-m conntrack --ctstate ESTABLISHED,RELATED -j RETURN")
     assert converge("nft", [ListedChain("filter", "PLAIN", rules, (Jump("INPUT", "-i lo"),))]) == 2
 
@@ -78,3 +83,74 @@ def test_a_bad_rule_changes_nothing():
     with pytest.raises(KernelError, match=r"nonsense.*-A BAD -p tcp --dport nonsense"):
         ListedChainsResource(detect_variant("IPv4", "nft"), [chain]).stage()
     assert run("iptables-nft-save") == before
+
+
+def rules_of(variant: str, chain: str) -> list[str]:
+    return run(f"iptables-{variant}", "-S", chain).splitlines()[1:]
+
+
+@pytest.mark.parametrize("variant", ["legacy", "nft"])
+def test_positions_of_jumps_are_kept(variant):
+    iptables = f"iptables-{variant}"
+    run(iptables, "-A", "FORWARD", "-i", "eth9", "-j", "ACCEPT")
+    head = (Jump("FORWARD", "-i lo", FIRST), Jump("FORWARD", "-o lo", FIRST))
+    chain = ListedChain("filter", "PLACED", (), (*head, Jump("FORWARD", position=LAST), Jump("INPUT", position=ANY)))
+    wanted = [
+        "-A FORWARD -i lo -j PLACED",
+        "-A FORWARD -o lo -j PLACED",
+        "-A FORWARD -i eth9 -j ACCEPT",
+        "-A FORWARD -j PLACED",
+    ]
+    assert converge(variant, [chain]) == 5
+    assert rules_of(variant, "FORWARD") == wanted
+    # Another program puts its rules before and behind; the jumps go back to where they belong, once.
+    run(iptables, "-I", "FORWARD", "-i", "eth8", "-j", "ACCEPT")
+    run(iptables, "-A", "FORWARD", "-i", "eth7", "-j", "ACCEPT")
+    run(iptables, "-I", "INPUT", "-i", "eth8", "-j", "ACCEPT")
+    assert converge(variant, [chain]) == 3
+    foreign = ["-A FORWARD -i eth8 -j ACCEPT", wanted[2], "-A FORWARD -i eth7 -j ACCEPT"]
+    assert rules_of(variant, "FORWARD") == [*wanted[:2], *foreign, wanted[3]]
+    assert rules_of(variant, "INPUT") == ["-A INPUT -i eth8 -j ACCEPT", "-A INPUT -j PLACED"]
+    # In the wrong order among themselves, and twice.
+    run(iptables, "-I", "FORWARD", "-o", "lo", "-j", "PLACED")
+    assert converge(variant, [chain]) == 2
+    assert rules_of(variant, "FORWARD") == [*wanted[:2], *foreign, wanted[3]]
+
+
+def random_chains(chance: random.Random) -> list[ListedChain]:
+    chains = []
+    for name in chance.sample(["ONE", "TWO", "THREE"], chance.randint(1, 3)):
+        rules = tuple(chance.sample(RULES[:2] + RULES[4:], chance.randint(0, 3)))
+        conditions = chance.sample(["", "-i lo", "-o lo", "-i eth1"], chance.randint(0, 3))
+        origins = ("FORWARD", "USER")
+        jumps = tuple(Jump(chance.choice(origins), text, chance.choice((ANY, FIRST, LAST))) for text in conditions)
+        chains.append(ListedChain("filter", name, rules, jumps if chance.random() < 0.9 else None))
+    return chains
+
+
+@pytest.mark.parametrize("variant", ["legacy", "nft"])
+@pytest.mark.parametrize("seed", range(12))
+def test_every_change_can_be_taken_back(variant, seed):
+    """The undo text of any change restores every rule at its place, those of others and duplicates included."""
+    chance = random.Random(seed)
+    iptables = f"iptables-{variant}"
+    run(iptables, "-N", "USER")
+    for _number in range(6):
+        run(iptables, "-A", chance.choice(["FORWARD", "USER"]), "-p", chance.choice(["tcp", "udp"]), "-j", "RETURN")
+    converge(variant, random_chains(chance))
+    for origin in ("FORWARD", "USER"):
+        for chain in ("ONE", "TWO", "THREE"):
+            if chance.random() < 0.5 and f":{chain} " in run(f"iptables-{variant}-save", "-t", "filter"):
+                run(iptables, "-I", origin, str(chance.randint(1, 2)), "-o", "lo", "-j", chain)
+    before = [line for line in run(f"iptables-{variant}-save", "-t", "filter").splitlines() if line.startswith("-A")]
+    removal = chance.random() < 0.2
+    chains = random_chains(chance)
+    if removal:
+        chains = [chain._replace(jumps=(*(chain.jumps or ()), Jump("USER"))) for chain in chains]
+    resource = ListedChainsResource(detect_variant("IPv4", variant), chains, removal=removal)
+    change = difference(*resource.stage())
+    undo = resource.undo_text(change)
+    resource.apply(change)
+    restore(resource.variant, undo)
+    after = [line for line in run(f"iptables-{variant}-save", "-t", "filter").splitlines() if line.startswith("-A")]
+    assert after == before, (undo, resource.text(change))

@@ -15,5 +15,5 @@ GUEST = Path(__file__).resolve().parent / "guest" / "check_guest.py"
 
 def test_modules_that_need_a_kernel_of_their_own(capfd):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(GUEST)]
-    status = run_in_uml(command, memory="768M", modules=(), directory=str(GUEST.parents[3]), timeout=300)
+    status = run_in_uml(command, memory="768M", modules=(), directory=str(GUEST.parents[3]), timeout=600)
     assert status == 0, capfd.readouterr().out[-6000:]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import fcntl
+import time
 
 import pytest
 
@@ -37,7 +38,7 @@ CHAINS = [
         "name": "PUBLISH",
         "table": "nat",
         "rules": ["-d 192.0.2.10 -p tcp --dport 443 -j PUBLISH-WEB", "-s 10.0.0.0/255.0.0.0 -j MARK --set-mark 1"],
-        "jumps": [{"from": "PREROUTING"}],
+        "jumps": [{"from": "PREROUTING", "position": "first"}],
     },
     {"name": "EMPTY", "table": "mangle"},
 ]
@@ -132,6 +133,11 @@ def test_errors_are_one_clear_line_and_change_nothing(node):
         {MODULE: {"chains": [{"name": "MINE"}, {"name": "MINE", "family": "both"}]}},
         {MODULE: {"chains": [{"name": "MINE"}, {"name": "B", "jumps": [{"from": "MINE"}]}]}},
         {**one(), **UNPRIVILEGED},
+        {MODULE: {}},
+        {MODULE: {**one()[MODULE], "state": "confirmed"}},
+        {MODULE: {**one()[MODULE], "confirm_timeout": -1}},
+        {MODULE: {"state": "confirmed", "change": "../../etc"}},
+        {MODULE: {"state": "confirmed", "change": "abc"}},
     )
     messages = [result["msg"] for result in found]
     assert all(result["failed"] for result in found), found
@@ -151,10 +157,38 @@ def test_errors_are_one_clear_line_and_change_nothing(node):
         "chain filter MINE: given twice",
         "jumps[0].from: MINE is listed too",
         "needs root",
+        "chains: required unless state confirmed",
+        "chains: not allowed with state confirmed",
+        "confirm_timeout: must not be negative",
+        "change: '../../etc' is not the name of a change",
+        "change abc is not known: the node was rebooted",
     ]
     for message, words in zip(messages, expected):
         assert words in message and "\n" not in message, (words, message)
     assert node.run(*look("nft")).stdout == before
+
+
+@pytest.mark.parametrize("variant", ["legacy", "nft"])
+def test_chains_are_listed(node, variant):
+    prepare(node, variant)
+    info = {f"{MODULE}_info": {"chains": ["INPUT", "FOREIGN"], "family": "both", "variant": variant}}
+    shown, none, bad = node.play(
+        info,
+        {f"{MODULE}_info": {"table": "raw", "variant": variant}},
+        {f"{MODULE}_info": {}, **UNPRIVILEGED},
+    )
+    assert not shown["changed"] and set(shown["variants"]) == {"IPv4", "IPv6"}
+    names = [(item["family"], item["name"], item["builtin"]) for item in shown["chains"]]
+    assert sorted(names) == [
+        ("ipv4", "FOREIGN", False),
+        ("ipv4", "INPUT", True),
+        ("ipv6", "FOREIGN", False),
+        ("ipv6", "INPUT", True),
+    ]
+    assert shown["chains"][0]["table"] == "filter"
+    of_input = next(item["rules"] for item in shown["chains"] if item["name"] == "INPUT")
+    assert of_input == ["-j USER"]
+    assert none["chains"] == [] and "needs root" in bad["msg"]
 
 
 def test_a_held_lock_is_named(node):
@@ -166,3 +200,44 @@ def test_a_held_lock_is_named(node):
         (held,) = node.play(task)
     assert held["failed"]
     assert "xtables lock" in held["msg"] and "\n" not in held["msg"]
+
+
+def test_a_change_is_taken_back_unless_it_is_confirmed(node):
+    """Without systemd a process waits; tests/systemd has the timer."""
+    node.run("iptables", "-A", "INPUT", "-i", "eth9", "-j", "ACCEPT")
+    node.run("ip6tables", "-A", "INPUT", "-i", "eth9", "-j", "ACCEPT")
+    before = node.run(*look("nft")).stdout
+    jumps = [{"from": "INPUT", "position": "first"}]
+    task = {MODULE: {"chains": [{"name": "MINE", "family": "both", "rules": ["-j DROP"], "jumps": jumps}]}}
+    provisional = {MODULE: {**task[MODULE], "confirm_timeout": 4}}
+    confirm = {MODULE: {"state": "confirmed"}}
+    check, made, second, nothing_else = node.play(
+        {**provisional, "check_mode": True},
+        provisional,
+        {MODULE: {**one(name="OTHER")[MODULE], "confirm_timeout": 4}},
+        {**confirm, "check_mode": True},
+    )
+    assert check["changed"] and check["change"] == ""
+    assert made["changed"] and len(made["change"]) == 16
+    assert second["msg"] == f"change {made['change']} still waits to be confirmed (state: confirmed)"
+    assert nothing_else["changed"]
+    deadline = time.monotonic() + 30
+    while node.run(*look("nft")).stdout != before:
+        assert time.monotonic() < deadline, node.run(*look("nft")).stdout
+        time.sleep(0.1)
+    late, again, kept, confirmed, twice, none = node.play(
+        {MODULE: {"state": "confirmed", "change": made["change"]}},
+        {MODULE: {**task[MODULE], "confirm_timeout": 60}},
+        {MODULE: {**task[MODULE], "confirm_timeout": 60}},
+        confirm,
+        confirm,
+        {MODULE: {"state": "confirmed", "change": ""}},
+    )
+    assert late["msg"] == f"change {made['change']} was not confirmed in time: the node has taken it back"
+    assert again["changed"] and not kept["changed"] and kept["change"] == ""
+    assert confirmed["changed"] and not twice["changed"] and not none["changed"]
+    assert "-A INPUT -j MINE" in node.run(*look("nft")).stdout
+    assert (
+        f"{again['change']}/confirmed"
+        in node.run("sh", "-c", "cd /run/kubenode-iptables-chains && ls */confirmed").stdout
+    )

@@ -75,3 +75,16 @@ def test_errors_are_one_clear_line_and_change_nothing(node):
     assert "userspace" in messages[6]
     assert "needs root" in messages[7]
     assert node.run("ls", "/etc/modules-load.d").stdout == ""
+
+
+def test_modules_are_shown(node):
+    shown, bad = node.play(
+        {f"{MODULE}_info": {"modules": ["nf-conntrack", "no_such_module"]}},
+        {f"{MODULE}_info": {"modules": ["a b"]}},
+    )
+    modules = shown["modules"]
+    assert modules["nf_conntrack"]["present"] and "hashsize" in modules["nf_conntrack"]["parameters"]
+    absent = {"present": False, "loaded": False, "installed": False, "users": 0, "parameters": {}}
+    assert modules["no_such_module"] == absent and not shown["changed"]
+    assert shown["kernel_release"] == node.run("uname", "-r").stdout.strip()
+    assert "'a b': not a module name" in bad["msg"]

@@ -130,3 +130,16 @@ def test_errors_are_one_clear_line_and_change_nothing(node):
     assert "/proc/nowhere/x.conf: cannot be written" in messages[10]
     assert "needs root: run the task with become: true" in messages[11]
     assert node.run("ls", "/etc/sysctl.d").stdout == ""
+
+
+def test_values_and_what_sets_them_at_boot_are_shown(node):
+    node.run(
+        "sh", "-c", f"echo '{FORWARD} = 1' > /etc/sysctl.d/50-a.conf; echo '{FORWARD} = 0' > /etc/sysctl.d/60-b.conf"
+    )
+    info = {"kubenode.proxy.sysctls_info": {"keys": ["net/ipv4/ip_forward", "no.such.key", LOCALNET]}}
+    shown, bad = node.play(info, {"kubenode.proxy.sysctls_info": {"keys": ["../etc"]}})
+    forward = {"value": "0", "boot_value": "0", "boot_file": "/etc/sysctl.d/60-b.conf"}
+    assert shown["sysctls"][FORWARD] == forward and not shown["changed"]
+    assert shown["sysctls"]["no.such.key"] == {"value": None, "boot_value": None, "boot_file": ""}
+    assert shown["sysctls"][LOCALNET]["value"] == "0"
+    assert bad["failed"] and "../etc" in bad["msg"] and "\n" not in bad["msg"]

@@ -1,19 +1,25 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""User-declared virtual servers, and which others are kept: desired tables for the IPVS resources."""
+"""User-declared virtual servers, and which others are kept: desired tables for the IPVS resources.
+
+A task may declare a virtual server with all its real servers, or with some of them only, so that each real server can
+be added and removed by a task of its own.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Collection, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from ..addresses import address_bits, canonical_address, family_of
+from ..addresses import IPV4, IPV6, address_bits, canonical_address, family_of
 from ..errors import ConfigurationError, KernelError
 from ..kernel.facts import kernel_release
-from ..kernel.ipvs.servers import IpvsSocket, RealServersResource, VirtualServersResource
+from ..kernel.ipvs.messages import TIMEOUTS, UNSPECIFIED
+from ..kernel.ipvs.servers import IpvsSocket, RealServersResource, TimeoutsResource, VirtualServersResource
 from ..kernel.modules import ModulesResource, available_modules, scheduler_module
 from ..rendering.ipvs.model import (
+    FIREWALL_MARK,
     MASQUERADE,
     ONE_PACKET,
     PERSISTENT,
@@ -26,7 +32,8 @@ from ..rendering.ipvs.model import (
     VirtualServerKey,
     host_prefix,
 )
-from ..resources import Stage
+from ..rendering.ipvs.text import ipvsadm_text
+from ..resources import PlannedChange, Stage
 
 FORWARDING: Mapping[str, str] = {"nat": MASQUERADE, "dr": "route", "tunnel": "tunnel"}
 SCHEDULER_FLAGS: Mapping[str, Tuple[str, int]] = {
@@ -39,43 +46,68 @@ SCHEDULER_FLAGS: Mapping[str, Tuple[str, int]] = {
     "flag-3": ("", SCHEDULER_FLAG_3),
 }
 _LONGEST_PERSISTENCE_SECONDS = 31 * 24 * 3600
+# What the kernel accepts: a number of its ticks that fits into a signed integer, at up to 1,000 ticks per second.
+_LONGEST_TIMEOUT_SECONDS = 0x7FFFFFFF // 1000
 _LARGEST_WEIGHT = 65535
+_DEFAULT_SCHEDULER = "wlc"
+_FAMILIES: Mapping[str, str] = {"ipv4": IPV4, "ipv6": IPV6}
 
 
 class ListedReal(NamedTuple):
-    """A declared real server. ``port``: None for the virtual server's. ``forwarding``: nat, dr or tunnel."""
+    """A declared real server.
+
+    ``port``: None for the virtual server's. ``forwarding``: nat, dr or tunnel. ``present``: False if it is to be
+    removed.
+    """
 
     address: str
     port: Optional[int] = None
     weight: int = 1
     forwarding: str = "nat"
+    present: bool = True
 
 
 class ListedServer(NamedTuple):
-    """A virtual server as the user declares it.
+    """A virtual server as the user declares it: by address, port and protocol, or by firewall mark and family.
 
-    ``persistence``: seconds during which a client keeps its real server, 0 for none. ``persistence_prefix``: bits by
-    which clients are grouped, None for no grouping. ``flags``: keys of SCHEDULER_FLAGS. ``real_servers``: None if they
-    are not managed.
+    ``scheduler`` to ``flags`` are its settings, None for the default. ``persistence``: seconds during which a client
+    keeps its real server, 0 for none. ``persistence_prefix``: bits by which clients are grouped, None for no grouping.
+    ``flags``: keys of SCHEDULER_FLAGS. ``real_servers``: None if they are not managed. ``exclusive``: whether real
+    servers that are not listed are removed.
     """
 
-    address: str
-    port: int
-    protocol: str = "tcp"
-    scheduler: str = "wlc"
-    persistence: int = 0
+    address: Optional[str] = None
+    port: Optional[int] = None
+    protocol: Optional[str] = None
+    scheduler: Optional[str] = None
+    persistence: Optional[int] = None
     persistence_prefix: Optional[int] = None
-    one_packet: bool = False
-    flags: Tuple[str, ...] = ()
+    one_packet: Optional[bool] = None
+    flags: Optional[Tuple[str, ...]] = None
     real_servers: Optional[Tuple[ListedReal, ...]] = None
+    exclusive: bool = True
+    firewall_mark: Optional[int] = None
+    family: Optional[str] = None
+
+    @property
+    def has_settings(self) -> bool:
+        """Return whether the user gave any setting of the virtual server itself."""
+        settings = (self.scheduler, self.persistence, self.persistence_prefix, self.one_packet, self.flags)
+        return any(setting is not None for setting in settings)
 
 
 class ListedTables(NamedTuple):
-    """The desired entries. ``managed``: virtual servers whose real servers are to be exactly those listed."""
+    """The desired entries.
+
+    ``managed``: virtual servers whose real servers are to be exactly those listed. ``lenient``: those that keep their
+    settings if they exist. ``absent``: real servers that are to be removed.
+    """
 
     servers: Dict[VirtualServerKey, VirtualServer]
     real_servers: Dict[RealServerKey, RealServer]
     managed: FrozenSet[VirtualServerKey]
+    lenient: FrozenSet[VirtualServerKey] = frozenset()
+    absent: FrozenSet[RealServerKey] = frozenset()
 
 
 def _address(where: str, text: str) -> str:
@@ -91,64 +123,100 @@ def _number(where: str, value: int, least: int, most: int) -> int:
     return value
 
 
-def _settings(where: str, listed: ListedServer, family: str) -> VirtualServer:
+def _settings(where: str, listed: ListedServer, key: VirtualServerKey) -> VirtualServer:
+    scheduler = listed.scheduler or _DEFAULT_SCHEDULER
     try:
-        scheduler_module(listed.scheduler)
+        scheduler_module(scheduler)
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}.scheduler: {error}") from error
-    flags = PERSISTENT if listed.persistence else 0
+    persistence = listed.persistence or 0
+    flags = PERSISTENT if persistence else 0
     if listed.one_packet:
-        if listed.protocol != "udp":
-            raise ConfigurationError(f"{where}.one_packet: only for protocol udp")
+        if key.protocol not in ("udp", FIREWALL_MARK):
+            raise ConfigurationError(f"{where}.one_packet: only for protocol udp and firewall marks")
         flags |= ONE_PACKET
-    for name in listed.flags:
-        scheduler, flag = SCHEDULER_FLAGS[name]
-        if scheduler not in ("", listed.scheduler):
-            raise ConfigurationError(f"{where}.flags: {name} belongs to scheduler {scheduler}, not {listed.scheduler}")
+    for name in listed.flags or ():
+        its_scheduler, flag = SCHEDULER_FLAGS[name]
+        if its_scheduler not in ("", scheduler):
+            raise ConfigurationError(f"{where}.flags: {name} belongs to scheduler {its_scheduler}, not {scheduler}")
         flags |= flag
-    if listed.persistence_prefix is not None and not listed.persistence:
+    if listed.persistence_prefix is not None and not persistence:
         raise ConfigurationError(f"{where}.persistence_prefix: only with persistence")
+    family = family_of(key.address)
     prefix = host_prefix(family)
     if listed.persistence_prefix is not None:
         prefix = _number(f"{where}.persistence_prefix", listed.persistence_prefix, 1, address_bits(family))
-    seconds = _number(f"{where}.persistence", listed.persistence, 0, _LONGEST_PERSISTENCE_SECONDS)
-    return VirtualServer(listed.scheduler, flags, seconds, prefix)
+    seconds = _number(f"{where}.persistence", persistence, 0, _LONGEST_PERSISTENCE_SECONDS)
+    return VirtualServer(scheduler, flags, seconds, prefix)
 
 
-def _real(where: str, key: VirtualServerKey, listed: ListedReal) -> Tuple[RealServerKey, RealServer]:
+def _key(where: str, listed: ListedServer) -> VirtualServerKey:
+    if listed.firewall_mark is not None:
+        for name, value in (("address", listed.address), ("port", listed.port), ("protocol", listed.protocol)):
+            if value is not None:
+                raise ConfigurationError(f"{where}.{name}: not together with firewall_mark")
+        mark = _number(f"{where}.firewall_mark", listed.firewall_mark, 1, 0xFFFFFFFF)
+        return VirtualServerKey(FIREWALL_MARK, UNSPECIFIED[_FAMILIES[listed.family or "ipv4"]], mark)
+    if listed.family is not None:
+        raise ConfigurationError(f"{where}.family: only with firewall_mark; an address has its own family")
+    if listed.address is None or listed.port is None:
+        raise ConfigurationError(f"{where}: needs address and port, or firewall_mark")
+    port = _number(f"{where}.port", listed.port, 1, 65535)
+    return VirtualServerKey(listed.protocol or "tcp", _address(where, listed.address), port)
+
+
+def _real_key(where: str, server: VirtualServerKey, listed: ListedReal) -> RealServerKey:
     address = _address(where, listed.address)
-    port = key.port if listed.port is None else _number(f"{where}.port", listed.port, 1, 65535)
-    if listed.forwarding != "nat" and port != key.port:
-        raise ConfigurationError(
-            f"{where}.port: {port} differs from the virtual server's {key.port}, which only forwarding nat can do"
-        )
-    if listed.forwarding != "tunnel" and family_of(address) != family_of(key.address):
-        raise ConfigurationError(f"{where}.address: {address} is of another family than {key.address}")
-    weight = _number(f"{where}.weight", listed.weight, 0, _LARGEST_WEIGHT)
-    return RealServerKey(key, address, port), RealServer(weight, FORWARDING[listed.forwarding])
+    marked = server.protocol == FIREWALL_MARK
+    # Behind a mark, port 0 means the port to which the packet was sent.
+    usual = 0 if marked else server.port
+    port = usual if listed.port is None else _number(f"{where}.port", listed.port, 0 if marked else 1, 65535)
+    if listed.forwarding != "nat" and port != usual:
+        other = "is given" if marked else f"differs from the virtual server's {usual}"
+        raise ConfigurationError(f"{where}.port: {port} {other}, which only forwarding nat can do")
+    if listed.forwarding != "tunnel" and family_of(address) != family_of(server.address):
+        raise ConfigurationError(f"{where}.address: {address} is of another family than {server.address}")
+    return RealServerKey(server, address, port)
 
 
 def listed_tables(listed: Iterable[ListedServer]) -> ListedTables:
     """Return the desired tables. Raises ConfigurationError naming the first invalid field."""
     tables = ListedTables({}, {}, frozenset())
     managed: Set[VirtualServerKey] = set()
+    lenient: Set[VirtualServerKey] = set()
+    absent: Set[RealServerKey] = set()
     for number, server in enumerate(listed):
         where = f"services[{number}]"
-        address = _address(where, server.address)
-        key = VirtualServerKey(server.protocol, address, _number(f"{where}.port", server.port, 1, 65535))
+        key = _key(where, server)
         if key in tables.servers:
             raise ConfigurationError(f"{where}: virtual server {key} is given twice")
-        tables.servers[key] = _settings(where, server, family_of(address))
+        tables.servers[key] = _settings(where, server, key)
+        if not server.exclusive and not server.has_settings:
+            lenient.add(key)
         if server.real_servers is None:
             continue
-        managed.add(key)
+        if server.exclusive:
+            managed.add(key)
         for position, real in enumerate(server.real_servers):
             place = f"{where}.real_servers[{position}]"
-            real_key, value = _real(place, key, real)
-            if real_key in tables.real_servers:
+            real_key = _real_key(place, key, real)
+            if real_key in tables.real_servers or real_key in absent:
                 raise ConfigurationError(f"{place}: real server {real_key} is given twice")
-            tables.real_servers[real_key] = value
-    return tables._replace(managed=frozenset(managed))
+            if not real.present:
+                absent.add(real_key)
+                continue
+            weight = _number(f"{place}.weight", real.weight, 0, _LARGEST_WEIGHT)
+            tables.real_servers[real_key] = RealServer(weight, FORWARDING[real.forwarding])
+    return tables._replace(managed=frozenset(managed), lenient=frozenset(lenient), absent=frozenset(absent))
+
+
+def listed_timeouts(timeouts: Mapping[str, Optional[int]]) -> Dict[str, int]:
+    """Return the timeouts that are given, in seconds by name. Raises ConfigurationError."""
+    return {
+        name: _number(f"timeouts.{name}", value, 1, _LONGEST_TIMEOUT_SECONDS)
+        for name, value in timeouts.items()
+        if value is not None
+    }
 
 
 def purged_addresses(addresses: Iterable[str]) -> FrozenSet[str]:
@@ -159,20 +227,31 @@ def purged_addresses(addresses: Iterable[str]) -> FrozenSet[str]:
 def desired_servers(
     observed: Mapping[VirtualServerKey, VirtualServer], tables: ListedTables, purge: Collection[str], present: bool
 ) -> Dict[VirtualServerKey, VirtualServer]:
-    """Return all virtual servers as desired: those listed, and others unchanged unless their address is purged."""
-    kept = {key: value for key, value in observed.items() if key not in tables.servers and key.address not in purge}
-    return {**kept, **tables.servers} if present else kept
+    """Return all virtual servers as desired: those listed, and others unchanged unless their address is purged.
+
+    Those of firewall marks have no address, so no purge removes them.
+    """
+    kept = {
+        key: value
+        for key, value in observed.items()
+        if key not in tables.servers and (key.address not in purge or key.protocol == FIREWALL_MARK)
+    }
+    if not present:
+        return kept
+    unchanged = {key: observed[key] for key in tables.lenient if key in observed}
+    return {**kept, **tables.servers, **unchanged}
 
 
 def desired_real_servers(
     observed: Mapping[RealServerKey, RealServer], tables: ListedTables, purge: Collection[str], present: bool
 ) -> Dict[RealServerKey, RealServer]:
-    """Return all real servers as desired: those listed for managed virtual servers, others unchanged."""
+    """Return all real servers as desired: those listed, and others unchanged unless their virtual server is managed."""
     kept = {}
     for key, value in observed.items():
         listed = key.server in tables.servers
-        replaced = key.server in tables.managed if present else listed
-        if not replaced and (listed or key.server.address not in purge):
+        removed = (key.server in tables.managed or key in tables.absent) if present else listed
+        purged = key.server.address in purge and key.server.protocol != FIREWALL_MARK
+        if not removed and (listed or not purged):
             kept[key] = value
     return {**kept, **tables.real_servers} if present else kept
 
@@ -199,18 +278,53 @@ def connect(root: str = "") -> IpvsSocket:
         raise KernelError(f"{error}; module ip_vs: {reason}") from error
 
 
-def stages(connection: IpvsSocket, tables: ListedTables, purge: Collection[str], present: bool) -> List[Stage]:
-    """Return the stages to plan and apply, by family; a family without declared or purged entries is skipped."""
-    families = {family_of(address) for address in [*(key.address for key in tables.servers), *purge]}
-    result = []
-    for family in sorted(families):
-        servers = VirtualServersResource(connection, family)
-        real_servers = RealServersResource(connection, family)
-        wanted = ListedTables(
-            {key: value for key, value in tables.servers.items() if family_of(key.address) == family},
-            {key: value for key, value in tables.real_servers.items() if family_of(key.server.address) == family},
-            tables.managed,
+def stages(
+    connection: IpvsSocket,
+    tables: ListedTables,
+    purge: Collection[str],
+    present: bool,
+    timeouts: Mapping[str, int],
+    families: Collection[str] = (),
+) -> List[Stage]:
+    """Return the stages to plan and apply, by family; a family without declared or purged entries is skipped.
+
+    ``families``: those to include in any case.
+    """
+    chosen = {family_of(address) for address in [*(key.address for key in tables.servers), *purge]}.union(families)
+    result = [Stage(TimeoutsResource(connection, timeouts), timeouts)] if timeouts else []
+    for family in sorted(chosen):
+        servers = VirtualServersResource(connection, family, marks=True)
+        real_servers = RealServersResource(connection, family, marks=True)
+        wanted = tables._replace(
+            servers={key: value for key, value in tables.servers.items() if family_of(key.address) == family},
+            real_servers={
+                key: value for key, value in tables.real_servers.items() if family_of(key.server.address) == family
+            },
         )
         result.append(Stage(servers, partial(desired_servers, tables=wanted, purge=purge, present=present)))
         result.append(Stage(real_servers, partial(desired_real_servers, tables=wanted, purge=purge, present=present)))
     return result
+
+
+def saved_text(planned: Iterable[PlannedChange], timeouts: Mapping[str, int]) -> str:
+    """Return what the tables will hold after the planned changes, as input of ``ipvsadm -R``.
+
+    ``planned`` covers both families. ``timeouts``: all three of the kernel, which the text sets first.
+    """
+    servers: Dict[VirtualServerKey, VirtualServer] = {}
+    real_servers: Dict[RealServerKey, RealServer] = {}
+    for item in planned:
+        after = {
+            **item.observed,
+            **item.change.added,
+            **{key: new for key, (_old, new) in item.change.replaced.items()},
+        }
+        for key in item.change.removed:
+            del after[key]
+        if isinstance(item.resource, VirtualServersResource):
+            servers.update(after)
+        elif isinstance(item.resource, RealServersResource):
+            real_servers.update(after)
+    # In the order in which ipvsadm's option --set takes them.
+    first = f"--set {' '.join(str(timeouts[name]) for name in TIMEOUTS)}\n" if timeouts else ""
+    return first + ipvsadm_text(servers, real_servers)

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+from types import MappingProxyType
 from typing import Dict, Iterable, List, Mapping, Sequence, Set, Tuple
 
 from ..errors import ConfigurationError, KernelError
@@ -289,11 +290,20 @@ class ModulesResource(Resource[str, str]):
 
     kind = Kind.MODULES
 
-    def __init__(self, names: Sequence[str], unload: Sequence[str] = (), release: str = "", root: str = "") -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        unload: Sequence[str] = (),
+        release: str = "",
+        root: str = "",
+        parameters: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> None:
+        """Take names as users write them; ``parameters``: arguments for modprobe, by module."""
         self.names = tuple(dict.fromkeys(canonical_name(name) for name in names))
         self.unload = tuple(canonical_name(name) for name in unload)
         self.release = release or facts.kernel_release()
         self.root = root
+        self.parameters = parameters
 
     def desired(self) -> Dict[str, str]:
         """Return the table in which every named module is loaded."""
@@ -325,6 +335,12 @@ class ModulesResource(Resource[str, str]):
         """Load and unload modules. Raises KernelError naming the module, the kernel and the remedy."""
         wanted = list(change.added)
         if wanted:
+            # First, since another module may load one of them as a dependency, which is without its parameters.
+            for name in (name for name in wanted if self.parameters.get(name)):
+                status, words = _modprobe(["--", name, *self.parameters[name]])
+                if status != 0 and not self.unavailable([name]):
+                    given = " ".join(self.parameters[name])
+                    raise KernelError(f"kernel module {name} {given}: cannot be loaded: {words}")
             _modprobe(["-a", "--", *wanted])
             present = present_modules(wanted, self.release, self.root)
             for name in wanted:

@@ -134,3 +134,116 @@ def test_modules_sysctls_and_virtual_servers(node):
     assert check["changed"] and unloaded["changed"] and not nothing["changed"]
     assert set(unloaded["unloaded"]) == {"ip_vs_wrr", "ip_vs_mh"}
     assert not {"ip_vs_wrr", "ip_vs_mh"} & loaded()
+
+
+BALANCER = {"address": "192.0.2.20", "port": 443}
+MARKED = {
+    "firewall_mark": 7,
+    "scheduler": "rr",
+    "persistence": 60,
+    "real_servers": [{"address": "10.0.0.51"}, {"address": "10.0.0.52", "port": 8080, "weight": 2}],
+}
+
+
+def test_virtual_servers_by_several_tasks(node):
+    """Tasks of single real servers, firewall marks, timeouts, and what the distribution's service loads at boot."""
+    node.run("modprobe", "-a", "ip_vs", "ip_vs_sh", "ip_vs_rr", "ip_vs_wlc")
+    node.run("ipvsadm", "-C")
+
+    def real(last: int, **more: object) -> dict[str, object]:
+        server = {"address": f"10.0.0.{last}", "port": 8443, **more}
+        return {IPVS: {"services": [dict(BALANCER, exclusive=False, real_servers=[server])]}}
+
+    whole = dict(BALANCER, scheduler="sh", persistence=300, real_servers=[{"address": "10.0.0.41", "port": 8443}])
+    look = {"ansible.builtin.command": "ipvsadm -Sn", "changed_when": False}
+    marked6 = {"firewall_mark": 7, "family": "ipv6", "scheduler": "rr", "real_servers": [{"address": "fd00::51"}]}
+    found = node.play(
+        {IPVS: {"services": [whole]}},
+        real(42),
+        {**real(42), "check_mode": True},
+        real(42, weight=0),
+        look,
+        real(41, state="absent"),
+        real(41, state="absent"),
+        look,
+        {f"{IPVS}_info": {"address": "192.0.2.20"}},
+        real(43),
+        {IPVS: {"services": [MARKED, marked6]}},
+        {IPVS: {"services": [MARKED, marked6]}},
+        {f"{IPVS}_info": {"firewall_mark": 7}},
+    )
+    assert not any(result.get("failed") for result in found), found
+    changed = [result["changed"] for result in found]
+    expected = [True, True, False, True, False, True, False, False, False, True, True, False, False]
+    assert changed == expected, changed
+    settings = "-A -t 192.0.2.20:443 -s sh -p 300"
+    reals = [f"-a -t 192.0.2.20:443 -r 10.0.0.{last}:8443 -m -w {weight}" for last, weight in ((41, 1), (42, 0))]
+    assert sorted(found[4]["stdout_lines"]) == sorted([settings, *reals])
+    assert sorted(found[7]["stdout_lines"]) == sorted([settings, reals[1]])
+    (record,) = found[8]["services"]
+    assert (record["scheduler"], record["persistence"], record["family"]) == ("sh", 300, "ipv4")
+    assert record["real_servers"] == [
+        {"address": "10.0.0.42", "port": 8443, "weight": 0, "forwarding": "nat", "connections": 0}
+    ]
+    shown = [(item["firewall_mark"], item["family"], len(item["real_servers"])) for item in found[12]["services"]]
+    assert shown == [(7, "ipv4", 2), (7, "ipv6", 1)]
+
+    # Everything over a reboot: the file is what ipvsadm itself saves, and restores.
+    timeouts = {"tcp": 1234, "tcp_fin": 56, "udp": 78}
+    save = {IPVS: {"timeouts": timeouts, "save": True}}
+    first, check, second = node.play({**save, "check_mode": True}, save, save)
+    assert first["changed"] and check["changed"] and not second["changed"]
+    assert first["diff"] == check["diff"] and first["save_file"] == "/etc/ipvsadm.rules"
+    before = sorted(node.run("ipvsadm", "-Sn").stdout.splitlines())
+    saved = node.run("cat", "/etc/ipvsadm.rules").stdout
+    assert saved.splitlines()[0] == "--set 1234 56 78" and sorted(saved.splitlines()[1:]) == before
+    assert any(line.startswith("-A -f 7 -s rr -p 60") for line in before), before
+    node.run("ipvsadm", "-C")
+    node.run("ipvsadm", "--set", "900", "120", "300")
+    node.run("ipvsadm-restore", text=saved)
+    assert sorted(node.run("ipvsadm", "-Sn").stdout.splitlines()) == before
+    assert "Timeout (tcp tcpfin udp): 1234 56 78" in node.run("ipvsadm", "-L", "--timeout").stdout
+    gone = node.play({IPVS: {"services": [MARKED, marked6, whole], "state": "absent", "save": True}})
+    assert gone[0]["changed"], gone
+    assert node.run("ipvsadm", "-Sn").stdout == ""
+    assert node.run("cat", "/etc/ipvsadm.rules").stdout == "--set 1234 56 78\n"
+
+
+def test_module_parameters(node):
+    """Given when a module is loaded, changed in place where the kernel allows it, and kept for the next boot."""
+    node.run("ipvsadm", "-C")
+    node.run("modprobe", "-r", "ip_vs_sh", "ip_vs_rr", "ip_vs_wrr", "ip_vs_wlc", "ip_vs_mh", "ip_vs", check=False)
+    assert "ip_vs" not in loaded()
+    own = "/etc/modules-load.d/load-balancer.conf"
+    # ip_vs_rr is first, and would load ip_vs without its parameters.
+    task = {"modules": ["ip_vs_rr", "ip_vs"], "parameters": {"ip_vs": {"conn_tab_bits": 9}}, "persistent_file": own}
+    shown = "/sys/module/ip_vs/parameters/conn_tab_bits"
+    look = {"ansible.builtin.command": f"cat {shown} /etc/modprobe.d/load-balancer.conf", "changed_when": False}
+    other = {**task, "parameters": {"ip_vs": {"conn_tab_bits": 10}}}
+    hash_size = {"modules": ["nf_conntrack"], "parameters": {"nf_conntrack": {"hashsize": 4096}}, "persistent": False}
+    found = node.play(
+        {MODULES: task, "check_mode": True},
+        {MODULES: task},
+        look,
+        {MODULES: task},
+        {MODULES: other},
+        {MODULES: {**other, "unchangeable": "warn"}},
+        look,
+        {MODULES: hash_size},
+        {MODULES: hash_size},
+        {MODULES: {**other, "state": "absent"}},
+    )
+    check, first, after, second, refused, warned, file, live, same, gone = found
+    assert check["changed"] and first["changed"] and not second["changed"], found
+    assert check["diff"] == first["diff"] and first["parameters_file"] == "/etc/modprobe.d/load-balancer.conf"
+    assert after["stdout_lines"][0] == "9" and after["stdout_lines"][-1] == "options ip_vs conn_tab_bits=9"
+    assert refused["msg"].startswith("parameter ip_vs.conn_tab_bits: is 9, wanted 10: can only be set when")
+    assert warned["changed"] and any("is 9, wanted 10" in warning for warning in warned["warnings"])
+    assert file["stdout_lines"][0] == "9" and file["stdout_lines"][-1] == "options ip_vs conn_tab_bits=10"
+    assert live["changed"] and not same["changed"], (live, same)
+    assert live["changes"][-1]["entries"] == ["nf_conntrack.hashsize"] and live["parameters_file"] == ""
+    assert gone["changed"]
+    left = node.run(
+        "sh", "-c", "ls /etc/modprobe.d/load-balancer.conf /etc/modules-load.d/load-balancer.conf", check=False
+    )
+    assert left.stdout == ""

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ENGINE = ROOT / "plugins" / "module_utils"
 TYPES = {"str": str, "int": int, "bool": bool, "list": list, "dict": dict, "float": (int, float)}
 # What belongs to neither family.
-NODE_WIDE = (Kind.SYSCTLS, Kind.MODULES, Kind.FILES, Kind.DEVICES, Kind.TIMEOUTS)
+NODE_WIDE = (Kind.SYSCTLS, Kind.MODULES, Kind.MODULE_PARAMETERS, Kind.FILES, Kind.DEVICES, Kind.TIMEOUTS)
 
 QUALIFIERS = ("", *VARIANTS, "shared with kubelet", "monitoring")
 

@@ -79,6 +79,53 @@ def test_real_servers_are_exact_only_where_they_are_given() -> None:
 
 
 GOOD = listed.ListedServer("192.0.2.1", 80)
+MARKED = listed.ListedServer(firewall_mark=5)
+
+
+def test_real_servers_by_tasks_of_their_own() -> None:
+    """A task that is not exclusive changes what it lists, and settings only if it gives any."""
+    one, other = RealServerKey(WEB, "10.0.0.1", 80), RealServerKey(WEB, "10.0.0.2", 80)
+    servers, real_servers = {WEB: VirtualServer("sh", 1, 60, 24)}, {one: RealServer(1), other: RealServer(2)}
+    task = listed.ListedServer("192.0.2.1", 80, exclusive=False)
+    for real, wanted in (
+        (listed.ListedReal("10.0.0.1", weight=7), {one: RealServer(7), other: RealServer(2)}),
+        (listed.ListedReal("10.0.0.1", present=False), {other: RealServer(2)}),
+        (listed.ListedReal("10.0.0.9", present=False), real_servers),
+    ):
+        found = listed.listed_tables([task._replace(real_servers=(real,))])
+        assert listed.desired_real_servers(real_servers, found, (), True) == wanted
+        assert listed.desired_servers(servers, found, (), True) == servers
+        assert listed.desired_servers({}, found, (), True) == {WEB: VirtualServer("wlc", 0, 0, 32)}
+    given = listed.listed_tables([task._replace(scheduler="rr")])
+    assert listed.desired_servers(servers, given, (), True) == {WEB: PLAIN}
+
+
+def test_firewall_marks() -> None:
+    real = listed.ListedReal("10.0.0.1")
+    found = listed.listed_tables(
+        [
+            MARKED._replace(scheduler="rr", one_packet=True, real_servers=(real, real._replace(port=8080))),
+            MARKED._replace(family="ipv6", real_servers=(listed.ListedReal("fd00::1", forwarding="dr"),)),
+        ]
+    )
+    ipv4, ipv6 = VirtualServerKey("fwmark", "0.0.0.0", 5), VirtualServerKey("fwmark", "::", 5)
+    assert found.servers == {ipv4: VirtualServer("rr", 4, 0, 32), ipv6: VirtualServer("wlc", 0, 0, 128)}
+    assert [str(key) for key in found.servers] == ["firewall mark 5 (IPv4)", "firewall mark 5 (IPv6)"]
+    assert list(found.real_servers) == [
+        RealServerKey(ipv4, "10.0.0.1", 0),
+        RealServerKey(ipv4, "10.0.0.1", 8080),
+        RealServerKey(ipv6, "fd00::1", 0),
+    ]
+    # The unspecified address is no address that a purge could mean.
+    empty = listed.listed_tables([])
+    assert listed.desired_servers(found.servers, empty, ("0.0.0.0", "::"), True) == found.servers
+    assert listed.desired_real_servers(found.real_servers, empty, ("0.0.0.0", "::"), True) == found.real_servers
+
+
+def test_timeouts() -> None:
+    assert listed.listed_timeouts({"tcp": 900, "tcp_fin": None, "udp": 1}) == {"tcp": 900, "udp": 1}
+    with pytest.raises(ConfigurationError, match=r"timeouts\.udp: 0 is not between 1 and 2147483"):
+        listed.listed_timeouts({"udp": 0})
 
 
 @pytest.mark.parametrize(
@@ -90,7 +137,22 @@ GOOD = listed.ListedServer("192.0.2.1", 80)
         (GOOD._replace(persistence=-1), "services[0].persistence: -1"),
         (GOOD._replace(persistence_prefix=24), "persistence_prefix: only with persistence"),
         (GOOD._replace(persistence=1, persistence_prefix=64), "persistence_prefix: 64 is not between 1 and 32"),
-        (GOOD._replace(one_packet=True), "one_packet: only for protocol udp"),
+        (GOOD._replace(one_packet=True), "one_packet: only for protocol udp and firewall marks"),
+        (GOOD._replace(address=None), "services[0]: needs address and port, or firewall_mark"),
+        (GOOD._replace(port=None), "services[0]: needs address and port, or firewall_mark"),
+        (GOOD._replace(firewall_mark=1), "services[0].address: not together with firewall_mark"),
+        (listed.ListedServer(protocol="tcp", firewall_mark=1), "services[0].protocol: not together with firewall_mark"),
+        (listed.ListedServer(firewall_mark=0), "services[0].firewall_mark: 0 is not between 1 and 4294967295"),
+        (GOOD._replace(family="ipv6"), "services[0].family: only with firewall_mark"),
+        (
+            MARKED._replace(real_servers=(listed.ListedReal("10.0.0.1", 80, forwarding="dr"),)),
+            "real_servers[0].port: 80 is given, which only forwarding nat can do",
+        ),
+        (MARKED._replace(real_servers=(listed.ListedReal("::1"),)), "::1 is of another family than 0.0.0.0"),
+        (
+            GOOD._replace(real_servers=(listed.ListedReal("10.0.0.1"), listed.ListedReal("10.0.0.1", present=False))),
+            "real_servers[1]: real server 192.0.2.1:80/TCP/10.0.0.1:80 is given twice",
+        ),
         (GOOD._replace(flags=("mh-port",)), "flags: mh-port belongs to scheduler mh, not wlc"),
         (GOOD._replace(real_servers=(listed.ListedReal("x"),)), "services[0].real_servers[0].address: 'x'"),
         (GOOD._replace(real_servers=(listed.ListedReal("::1"),)), "::1 is of another family"),

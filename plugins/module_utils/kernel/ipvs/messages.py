@@ -15,8 +15,15 @@ from typing import Dict, Iterable, Iterator, NamedTuple, Optional, Set, Tuple
 
 from ...addresses import IPV4, IPV6, packed, unpacked
 from ...errors import KernelError
-from ...rendering.ipvs.model import HASHED, RealServer, RealServerKey, VirtualServer, VirtualServerKey
-from ..netlink.attributes import attribute, attribute_text, parse_attributes, text_attribute
+from ...rendering.ipvs.model import (
+    FIREWALL_MARK,
+    HASHED,
+    RealServer,
+    RealServerKey,
+    VirtualServer,
+    VirtualServerKey,
+)
+from ..netlink.attributes import attribute, attribute_text, nested, parse_attributes, text_attribute
 from ..netlink.socket import NLM_F_REQUEST
 
 NEW_SERVICE, SET_SERVICE, DELETE_SERVICE, GET_SERVICE = 1, 2, 3, 4
@@ -66,6 +73,8 @@ _U16 = struct.Struct("=H")
 _U32 = struct.Struct("=I")
 _PORT = struct.Struct("!H")
 _NO_REST = bytes(12)
+#: The address of a virtual server that is named by a firewall mark, by family.
+UNSPECIFIED: Dict[str, str] = {IPV4: "0.0.0.0", IPV6: "::"}
 
 
 def header(command: int) -> bytes:
@@ -97,6 +106,9 @@ _SERVICE_IDENTITY_SIZE = 48
 # The same for a message about a real server, up to the header of its address.
 _DEST = struct.Struct("=IHHIIBBHHHHHH2xHHH2xHH16sHH2s2xHHHH")
 _SERVICE_OFFSET = 20
+# Both headers alone, and the beginning of the attribute of a real server, for virtual servers that a mark names.
+_HEADERS = struct.Struct("=IHHIIBBH")
+_DEST_HEAD = struct.Struct("=HHHH")
 
 
 def _identity(key: VirtualServerKey) -> Tuple[int, int, bytes, bytes]:
@@ -105,6 +117,13 @@ def _identity(key: VirtualServerKey) -> Tuple[int, int, bytes, bytes]:
     if protocol is None:
         raise KernelError(f"virtual server {key}: {_PROTOCOL_ERROR}")
     return family, protocol, address, _PORT.pack(key.port)
+
+
+def _marked_service(key: VirtualServerKey, settings: bytes = b"") -> bytes:
+    """Return the attribute of a virtual server that is named by a firewall mark."""
+    family = socket.AF_INET6 if ":" in key.address else socket.AF_INET
+    mark = _u32(IPVS_SVC_ATTR_FWMARK, key.port)
+    return nested(IPVS_CMD_ATTR_SERVICE, _u16(IPVS_SVC_ATTR_AF, family), mark, settings)
 
 
 class ServiceEncoder:
@@ -117,6 +136,10 @@ class ServiceEncoder:
     def message(self, command: int, key: VirtualServerKey, value: Optional[VirtualServer] = None) -> bytes:
         """Return a message that names a virtual server and, with ``value``, has its settings. Raises KernelError."""
         settings = b"" if value is None else self._settings_of(value, ":" in key.address)
+        if key.protocol == FIREWALL_MARK:
+            service = _marked_service(key, settings)
+            size = _SERVICE_OFFSET + len(service)
+            return _HEADERS.pack(size, self._family_id, NLM_F_REQUEST, 0, 0, command, _VERSION, 0) + service
         family, protocol, address, port = _identity(key)
         size = _SERVICE_IDENTITY_SIZE + len(settings)
         return (
@@ -185,8 +208,16 @@ class RealServerEncoder:
             yield head + address + (tail_v6 if ":" in ip else tail_v4)
 
     def _head(self, command: int, server: VirtualServerKey, tail: int) -> bytes:
-        family, protocol, address, port = _identity(server)
         size = 4 + 4 + 16 + tail
+        if server.protocol == FIREWALL_MARK:
+            service = _marked_service(server)
+            whole = _SERVICE_OFFSET + len(service) + size
+            return (
+                _HEADERS.pack(whole, self._family_id, NLM_F_REQUEST, 0, 0, command, _VERSION, 0)
+                + service
+                + _DEST_HEAD.pack(size, IPVS_CMD_ATTR_DEST | _NESTED, 20, IPVS_DEST_ATTR_ADDR)
+            )
+        family, protocol, address, port = _identity(server)
         return _DEST.pack(
             _SERVICE_OFFSET + _SERVICE_IDENTITY_SIZE + size, self._family_id, NLM_F_REQUEST, 0, 0, command, _VERSION, 0,
             _SERVICE_IDENTITY_SIZE, IPVS_CMD_ATTR_SERVICE | _NESTED,
@@ -216,19 +247,29 @@ class RealServerEncoder:
         return _u32(IPVS_DEST_ATTR_FWD_METHOD, method) + _u32(IPVS_DEST_ATTR_WEIGHT, value.weight) + thresholds
 
 
-def decode_service(payload: memoryview, start: int, end: int) -> Optional[Tuple[VirtualServerKey, VirtualServer]]:
-    """Parse a virtual server from a GET_SERVICE answer; None for fwmark services and unsupported protocols."""
+def decode_service(
+    payload: memoryview, start: int, end: int, marks: bool = False
+) -> Optional[Tuple[VirtualServerKey, VirtualServer]]:
+    """Parse a virtual server from a GET_SERVICE answer.
+
+    None for unsupported protocols, and unless ``marks`` is set for virtual servers that are named by a firewall mark.
+    """
     outer = parse_attributes(payload, start + 4, end).get(IPVS_CMD_ATTR_SERVICE)
     if outer is None:
         return None
     found = parse_attributes(outer, 0, len(outer))
-    if IPVS_SVC_ATTR_FWMARK in found or IPVS_SVC_ATTR_PROTOCOL not in found:
-        return None
-    protocol = _PROTOCOL_NAMES.get(_U16.unpack(found[IPVS_SVC_ATTR_PROTOCOL])[0])
-    if protocol is None:
-        return None
     ipv6 = _U16.unpack(found[IPVS_SVC_ATTR_AF])[0] == socket.AF_INET6
-    address = unpacked(bytes(found[IPVS_SVC_ATTR_ADDR][: 16 if ipv6 else 4]))
+    if IPVS_SVC_ATTR_FWMARK in found:
+        if not marks:
+            return None
+        mark = _U32.unpack(found[IPVS_SVC_ATTR_FWMARK])[0]
+        key = VirtualServerKey(FIREWALL_MARK, UNSPECIFIED[IPV6 if ipv6 else IPV4], mark)
+    else:
+        protocol = _PROTOCOL_NAMES.get(_U16.unpack(found[IPVS_SVC_ATTR_PROTOCOL])[0])
+        if protocol is None:
+            return None
+        address = unpacked(bytes(found[IPVS_SVC_ATTR_ADDR][: 16 if ipv6 else 4]))
+        key = VirtualServerKey(protocol, address, _PORT.unpack(found[IPVS_SVC_ATTR_PORT])[0])
     netmask = _U32.unpack(found[IPVS_SVC_ATTR_NETMASK])[0]
     value = VirtualServer(
         attribute_text(found[IPVS_SVC_ATTR_SCHED_NAME]) if IPVS_SVC_ATTR_SCHED_NAME in found else "none",
@@ -236,7 +277,7 @@ def decode_service(payload: memoryview, start: int, end: int) -> Optional[Tuple[
         _U32.unpack(found[IPVS_SVC_ATTR_TIMEOUT])[0],
         netmask if ipv6 else bin(netmask).count("1"),
     )
-    return VirtualServerKey(protocol, address, _PORT.unpack(found[IPVS_SVC_ATTR_PORT])[0]), value
+    return key, value
 
 
 def encode_timeouts(seconds: Dict[str, int]) -> bytes:

@@ -50,22 +50,25 @@ class IpvsSocket:
     def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException], trace: Any) -> None:
         self.close()
 
-    def virtual_servers(self, family: str) -> Dict[VirtualServerKey, VirtualServer]:
-        """Return all virtual servers of a family. Raises KernelError."""
+    def virtual_servers(self, family: str, marks: bool = False) -> Dict[VirtualServerKey, VirtualServer]:
+        """Return all virtual servers of a family; with ``marks``, also those of firewall marks. Raises KernelError."""
         found: Dict[VirtualServerKey, VirtualServer] = {}
         try:
             dump = self.netlink.dump(self.family_id, messages.header(messages.GET_SERVICE))
         except NetlinkRefusal as refusal:
             raise KernelError(f"virtual servers cannot be listed: {refusal.error}") from refusal
         for buffer, _kind, start, end in dump:
-            entry = messages.decode_service(buffer, start, end)
+            entry = messages.decode_service(buffer, start, end, marks)
             if entry is not None and family_of(entry[0].address) == family:
                 found[entry[0]] = entry[1]
         return found
 
-    def real_servers(self, family: str) -> messages.RealServerTable:
-        """Return all real servers of a family, and their connections. Raises KernelError."""
-        return self._complete(self._proc_table(family), self.virtual_servers(family))
+    def real_servers(self, family: str, marks: bool = False) -> messages.RealServerTable:
+        """Return all real servers of a family, and their connections. Raises KernelError.
+
+        ``marks``: also those of virtual servers that are named by a firewall mark.
+        """
+        return self._complete(self._proc_table(family), self.virtual_servers(family, marks))
 
     def real_servers_of(self, servers: Iterable[VirtualServerKey]) -> messages.RealServerTable:
         """Return the real servers of some virtual servers, and their connections. Raises KernelError.
@@ -148,18 +151,20 @@ class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
     """The virtual servers of a family: VirtualServerKey -> VirtualServer.
 
     It sees all of the family, since virtual servers do not record which program created them; use
-    ``draining.with_excluded_servers`` to keep those that excludeCIDRs assign to other programs.
+    ``draining.with_excluded_servers`` to keep those that excludeCIDRs assign to other programs. Those of firewall marks
+    are never kube-proxy's; they are left out unless ``marks`` is set.
     """
 
     kind = Kind.VIRTUAL_SERVERS
 
-    def __init__(self, sock: IpvsSocket, family: str = IPV4) -> None:
+    def __init__(self, sock: IpvsSocket, family: str = IPV4, marks: bool = False) -> None:
         self._socket = sock
         self.family = family
+        self._marks = marks
 
     def observe(self) -> Dict[VirtualServerKey, VirtualServer]:
         """See the class. Raises KernelError."""
-        return self._socket.virtual_servers(self.family)
+        return self._socket.virtual_servers(self.family, self._marks)
 
     def apply(self, change: Change[VirtualServerKey, VirtualServer]) -> None:
         """Create, edit in place and remove virtual servers. Raises KernelError naming the first that was refused."""
@@ -195,7 +200,7 @@ class VirtualServersResource(Resource[VirtualServerKey, VirtualServer]):
 
 
 class RealServersResource(Resource[RealServerKey, RealServer]):
-    """The real servers of a family: RealServerKey -> RealServer.
+    """The real servers of a family: RealServerKey -> RealServer; ``marks`` as for VirtualServersResource.
 
     After ``observe``, ``connections`` has the number of connections of those that have any, which
     ``draining.with_draining`` needs, and ``used`` the number of those in use.
@@ -203,15 +208,16 @@ class RealServersResource(Resource[RealServerKey, RealServer]):
 
     kind = Kind.REAL_SERVERS
 
-    def __init__(self, sock: IpvsSocket, family: str = IPV4) -> None:
+    def __init__(self, sock: IpvsSocket, family: str = IPV4, marks: bool = False) -> None:
         self._socket = sock
         self.family = family
+        self._marks = marks
         self.connections: Dict[RealServerKey, int] = {}
         self.used: Dict[RealServerKey, int] = {}
 
     def observe(self) -> Dict[RealServerKey, RealServer]:
         """See the class. Raises KernelError."""
-        table = self._socket.real_servers(self.family)
+        table = self._socket.real_servers(self.family, self._marks)
         self.connections, self.used = table.connections, table.used
         return table.servers
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Union
 
-from ...addresses import IPV6, address_and_port
+from ...addresses import IPV6, address_and_port, family_of
 from ...resources import Kind
 
 DEVICE = "kube-ipvs0"
@@ -25,6 +25,9 @@ SCHEDULER_FLAG_3 = 0x20
 
 MASQUERADE = "masquerade"
 
+FIREWALL_MARK = "fwmark"
+"""In place of a protocol: the virtual server takes packets with a firewall mark. See VirtualServerKey."""
+
 # The resource tables of ipvs mode, except the chains.
 DEVICES = Kind.DEVICES
 ADDRESSES = Kind.ADDRESSES
@@ -37,14 +40,19 @@ FIREWALLED = "firewalled"
 
 
 class VirtualServerKey(NamedTuple):
-    """Identity of a virtual server."""
+    """Identity of a virtual server.
+
+    With protocol FIREWALL_MARK, ``port`` is the mark, and ``address`` is 0.0.0.0 or ::, for the address family.
+    """
 
     protocol: str
     address: str
     port: int
 
     def __str__(self) -> str:
-        """Return ``1.2.3.4:80/TCP`` as kube-proxy writes it."""
+        """Return ``1.2.3.4:80/TCP`` as kube-proxy writes it, or ``firewall mark 5 (IPv4)``."""
+        if self.protocol == FIREWALL_MARK:
+            return f"firewall mark {self.port} ({family_of(self.address)})"
         return f"{address_and_port(self.address, self.port)}/{self.protocol.upper()}"
 
 

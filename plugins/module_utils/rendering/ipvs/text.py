@@ -10,6 +10,7 @@ from typing import Dict, Iterable, List, Mapping
 from ...addresses import IPV6, address_and_port, address_bits, family_of
 from .model import (
     DEVICE,
+    FIREWALL_MARK,
     ONE_PACKET,
     PERSISTENT,
     SCHEDULER_FLAG_1,
@@ -35,6 +36,8 @@ _PLAIN_FLAG_NAMES = {SCHEDULER_FLAG_1: "flag-1", SCHEDULER_FLAG_2: "flag-2", SCH
 
 
 def _service(key: VirtualServerKey) -> str:
+    if key.protocol == FIREWALL_MARK:
+        return f"-f {key.port} -6" if family_of(key.address) == IPV6 else f"-f {key.port}"
     return f"{_PROTOCOL_OPTIONS[key.protocol]} {address_and_port(key.address, key.port)}"
 
 

@@ -1,0 +1,135 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A change of iptables that the node takes back by itself unless it is confirmed in time.
+
+Below /run, which is empty after a reboot as the tables are, each such change has a directory with the input of
+iptables-restore that takes it back, and a shell script that does so. systemd runs the script when the time is up, or,
+where it cannot, a process that waits. The file ``pending`` is renamed by whoever decides, so that only one can.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import stat
+import subprocess
+from typing import List, NamedTuple, Sequence, Tuple
+
+from ..convergence.history.units import start_timer, why_not_systemd
+from ..errors import HistoryError
+from ..kernel.xtables.variant import XtablesVariant
+
+DIRECTORY = "/run/kubenode-iptables-chains"
+PENDING, CONFIRMED, REVERTED = "pending", "confirmed", "reverted"
+_LOCK_SECONDS = 5
+
+
+class Undo(NamedTuple):
+    """What takes back the change of one family: input of ``iptables-restore --noflush`` of the variant."""
+
+    variant: XtablesVariant
+    text: str
+
+
+def _own_directory(directory: str) -> None:
+    """Create the directory; raise HistoryError if another user could have written into an existing one."""
+    try:
+        os.makedirs(directory, 0o700, exist_ok=True)
+        found = os.lstat(directory)
+    except OSError as error:
+        raise HistoryError(f"{directory}: cannot be created: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise HistoryError(f"{directory}: is not a directory of user {os.geteuid()} alone")
+
+
+def _changes(directory: str) -> List[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise HistoryError(f"{directory}: cannot be read: {error.strerror}") from error
+
+
+def _script(place: str, undos: Sequence[Tuple[str, Undo]], log: str) -> str:
+    lines = ["#!/bin/sh", f"cd {shlex.quote(place)} || exit 0", f"mv {PENDING} reverting 2>/dev/null || exit 0"]
+    for name, undo in undos:
+        wait = f" -w {_LOCK_SECONDS}" if undo.variant.restore_waits else ""
+        lines.append(f"{shlex.quote(undo.variant.restore)} --noflush{wait} <{name} 2>>{log} || echo failed >>{log}")
+    lines.append(f"[ -s {log} ] && cat {log} >&2")
+    return "\n".join([*lines, f"mv reverting {REVERTED}", ""])
+
+
+def arm(undos: Sequence[Undo], seconds: int, directory: str = DIRECTORY) -> str:
+    """Have a change taken back in so many seconds unless it is confirmed; return its name. Raises HistoryError.
+
+    Only one change can wait at a time: taking back an earlier one would rely on rule numbers that a later one changed.
+    """
+    _own_directory(directory)
+    for name in _changes(directory):
+        if os.path.exists(os.path.join(directory, name, PENDING)):
+            raise HistoryError(f"change {name} still waits to be confirmed (state: confirmed)")
+    for name in _changes(directory):
+        shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
+    change = secrets.token_hex(8)
+    place = os.path.join(directory, change)
+    script = os.path.join(place, "revert")
+    texts = [(f"undo.{undo.variant.family}", undo) for undo in undos if undo.text]
+    try:
+        os.mkdir(place, 0o700)
+        contents = {**{name: undo.text for name, undo in texts}, "revert": _script(place, texts, "errors"), PENDING: ""}
+        for name, content in contents.items():
+            with open(os.path.join(place, name), "w", encoding="utf-8") as stream:
+                stream.write(content)
+    except OSError as error:
+        raise HistoryError(f"{place}: cannot be written: {error.strerror}") from error
+    _start(change, seconds, script)
+    return change
+
+
+def _start(change: str, seconds: int, script: str) -> None:
+    command = ["/bin/sh", script]
+    if not why_not_systemd():
+        unit = f"kubenode-iptables-chains-{change}"
+        start_timer(unit, seconds, "Take back an unconfirmed change of iptables", command)
+        return
+    waiting = ["/bin/sh", "-c", f'sleep {seconds}; exec "$@"', "sh", *command]
+    try:
+        # Its own session and no descriptors of the caller: it outlives the connection that the change may cut.
+        subprocess.Popen(
+            waiting,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+    except OSError as error:
+        raise HistoryError(f"/bin/sh: cannot be started: {error.strerror}") from error
+
+
+def confirm(change: str, check: bool = False, directory: str = DIRECTORY) -> bool:
+    """Keep a change; with an empty name the one that waits, if there is one. Return whether it was waiting.
+
+    Raises HistoryError if the named change was taken back, or is not known because the node was rebooted.
+    """
+    for name in _changes(directory) if not change else [change]:
+        place = os.path.join(directory, name)
+        if check and os.path.exists(os.path.join(place, PENDING)):
+            return True
+        try:
+            os.rename(os.path.join(place, PENDING), os.path.join(place, CONFIRMED))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise HistoryError(f"{place}: {error.strerror}") from error
+        else:
+            return True
+    if not change or os.path.exists(os.path.join(directory, change, CONFIRMED)):
+        return False
+    if os.path.isdir(os.path.join(directory, change)):
+        raise HistoryError(f"change {change} was not confirmed in time: the node has taken it back")
+    raise HistoryError(f"change {change} is not known: the node was rebooted, or a later change has replaced it")

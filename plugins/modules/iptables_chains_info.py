@@ -1,0 +1,159 @@
+#!/usr/bin/python
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: iptables_chains_info
+short_description: List the rules of iptables chains
+version_added: 0.1.0
+author:
+  - kubenode.proxy contributors (@kubenode)
+description:
+  - Lists iptables chains with their rules as C(iptables-save) prints them. No table is created by listing.
+extends_documentation_fragment:
+  - kubenode.proxy.attributes.info
+  - kubenode.proxy.attributes
+options:
+  chains:
+    description: Names of the chains to list, built-in ones included. All chains if empty.
+    type: list
+    elements: str
+    default: []
+  table:
+    description: List only the chains of this table.
+    type: str
+    choices: [filter, nat, mangle, raw, security]
+  family:
+    description: Whether to list the chains of iptables, ip6tables or both.
+    type: str
+    choices: [ipv4, ipv6, both]
+    default: ipv4
+  variant:
+    description:
+      - Which iptables to use if both variants are installed. V(auto) detects which one the node uses.
+    type: str
+    choices: [auto, legacy, nft]
+    default: auto
+seealso:
+  - module: kubenode.proxy.iptables_chains
+"""
+
+EXAMPLES = r"""
+- name: List the chain INPUT and what leads out of it
+  kubenode.proxy.iptables_chains_info:
+    chains: [INPUT, MANAGEMENT]
+  register: firewall
+
+- name: Check that management access comes first
+  ansible.builtin.assert:
+    that: (firewall.chains | selectattr('name', 'eq', 'INPUT') | first).rules[0] == '-j MANAGEMENT'
+"""
+
+RETURN = r"""
+chains:
+  description: The chains, by family and table, in the order of C(iptables-save).
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: Name of the chain.
+      type: str
+      returned: always
+      sample: MANAGEMENT
+    table:
+      description: Table of the chain.
+      type: str
+      returned: always
+      sample: filter
+    family:
+      description: Family of the chain, V(ipv4) or V(ipv6).
+      type: str
+      returned: always
+      sample: ipv4
+    builtin:
+      description: Whether the kernel calls the chain by itself.
+      type: bool
+      returned: always
+      sample: false
+    rules:
+      description: The rules, without command and chain.
+      type: list
+      elements: str
+      returned: always
+      sample: ["-p tcp -m tcp --dport 22 -j ACCEPT"]
+variants:
+  description: The iptables that was used for each family, and why.
+  returned: success
+  type: dict
+  sample:
+    IPv4: "iptables 1.8.9 (nft: the only variant installed)"
+error_kind:
+  description: The kind of failure, for conditions in playbooks.
+  returned: failure
+  type: str
+  sample: kernel
+"""
+
+import os
+from typing import Any, Dict, List
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import parse_save
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.restore import save
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import (
+    XtablesVariant,
+    detect_variant,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
+
+_FAMILIES = {"ipv4": IPV4, "ipv6": IPV6}
+
+
+def _chains(variant: XtablesVariant, family: str, parameters: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """Return the chains of one family that the options select. Raises KernelError."""
+    saved = parse_save(save(variant))
+    return [
+        {"name": name, "table": table, "family": family, "builtin": (table, name) in saved.builtin, "rules": rules}
+        for (table, name), rules in saved.chains.items()
+        if parameters["table"] in (None, table) and (not parameters["chains"] or name in parameters["chains"])
+    ]
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "chains": {"type": "list", "elements": "str", "default": []},
+            "table": {"type": "str", "choices": ["filter", "nat", "mangle", "raw", "security"]},
+            "family": {"type": "str", "choices": ["ipv4", "ipv6", "both"], "default": "ipv4"},
+            "variant": {"type": "str", "choices": ["auto", "legacy", "nft"], "default": "auto"},
+        },
+        supports_check_mode=True,
+    )
+    parameters = module.params
+    refused = tables.root_needed(os.geteuid(), "listing iptables chains")
+    if refused:
+        module.fail_json(**refused)
+    found: List[Dict[str, Any]] = []
+    variants: Dict[str, str] = {}
+    wanted = "" if parameters["variant"] == "auto" else parameters["variant"]
+    try:
+        for name, family in _FAMILIES.items():
+            if parameters["family"] in (name, "both"):
+                variant = detect_variant(family, wanted)
+                variants[family] = str(variant)
+                found += _chains(variant, name, parameters)
+    except ProxyError as error:
+        module.fail_json(**tables.failure(error))
+    module.exit_json(changed=False, chains=found, variants=variants)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+#!/usr/bin/python
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: kernel_modules_info
+short_description: Show which kernel modules are loaded, and their parameters
+version_added: 0.1.0
+author:
+  - kubenode.proxy contributors (@kubenode)
+description:
+  - Shows for each kernel module whether its code is in the kernel, loaded or built in, and the values of its
+    parameters.
+  - Needs root to show parameters that only root may read.
+extends_documentation_fragment:
+  - kubenode.proxy.attributes.info
+  - kubenode.proxy.attributes
+options:
+  modules:
+    description: Names of kernel modules. V(-) in a name is equivalent to V(_).
+    type: list
+    elements: str
+    required: true
+seealso:
+  - module: kubenode.proxy.kernel_modules
+"""
+
+EXAMPLES = r"""
+- name: Show the size of the connection table of IPVS
+  kubenode.proxy.kernel_modules_info:
+    modules: [ip_vs]
+  register: kernel
+
+- name: Show it
+  ansible.builtin.debug:
+    msg: "{{ kernel.modules.ip_vs.parameters.conn_tab_bits }}"
+"""
+
+RETURN = r"""
+modules:
+  description: A dictionary for each module, by the name that the kernel uses.
+  returned: success
+  type: dict
+  contains:
+    present:
+      description: Whether the code is in the kernel, loaded or built in.
+      type: bool
+      returned: always
+      sample: true
+    loaded:
+      description: Whether it is loaded as a module.
+      type: bool
+      returned: always
+      sample: true
+    installed:
+      description: Whether the module is installed for the running kernel, so that it could be loaded.
+      type: bool
+      returned: always
+      sample: true
+    users:
+      description: Number of users of the loaded module.
+      type: int
+      returned: always
+      sample: 2
+    parameters:
+      description: Values of the parameters that the kernel shows.
+      type: dict
+      returned: always
+      sample: {conn_tab_bits: "12"}
+  sample:
+    ip_vs: {present: true, loaded: true, installed: true, users: 2, parameters: {conn_tab_bits: "12"}}
+kernel_release:
+  description: Release of the running kernel.
+  returned: success
+  type: str
+  sample: 6.1.0-13-amd64
+error_kind:
+  description: The kind of failure, for conditions in playbooks.
+  returned: failure
+  type: str
+  sample: configuration
+"""
+
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import facts
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.module_parameters import shown_parameters
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.modules import (
+    available_modules,
+    canonical_name,
+    loaded_modules,
+    present_modules,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={"modules": {"type": "list", "elements": "str", "required": True}}, supports_check_mode=True
+    )
+    found: Dict[str, Any] = {}
+    release = facts.kernel_release()
+    try:
+        names = [canonical_name(name) for name in module.params["modules"]]
+        present, loaded, installed = present_modules(names, release), loaded_modules(), available_modules(release)
+        for name in names:
+            found[name] = {
+                "present": name in present,
+                "loaded": name in loaded,
+                "installed": name in installed,
+                "users": loaded.get(name, 0),
+                "parameters": shown_parameters(name),
+            }
+    except ProxyError as error:
+        module.fail_json(**tables.failure(error))
+    module.exit_json(changed=False, modules=found, kernel_release=release)
+
+
+if __name__ == "__main__":
+    main()

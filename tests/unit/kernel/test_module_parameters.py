@@ -1,0 +1,95 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Parameters of kernel modules as users give them, and as /sys/module shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.module_parameters import (
+    ModuleParametersResource,
+    ParameterKey,
+    modprobe_file,
+    parse_parameters,
+    same,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
+
+BITS = ParameterKey("ip_vs", "conn_tab_bits")
+
+
+def test_parameters_become_a_modprobe_file() -> None:
+    found = parse_parameters({"ip-vs": {"conn_tab_bits": 20}, "nf_conntrack": {"acct": True, "hashsize": "0x100"}})
+    assert modprobe_file(found).splitlines()[1:] == [
+        "options ip_vs conn_tab_bits=20",
+        "options nf_conntrack acct=1 hashsize=0x100",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"ip_vs": 20}, "parameters.ip_vs: not a mapping"),
+        ({"ip vs": {"a": 1}}, "kernel module 'ip vs': not a module name"),
+        ({"ip_vs": {"a-b": 1}}, "parameters.ip_vs.a-b: not the name of a parameter"),
+        ({"ip_vs": {"a": "1 b=2"}}, "parameters.ip_vs.a: '1 b=2' is not a value without spaces and quotes"),
+        ({"ip_vs": {"a": "1\noptions x"}}, "is not a value without spaces"),
+        ({"ip_vs": {"a": ""}}, "is not a value without spaces"),
+    ],
+)
+def test_invalid_parameters_are_named(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        parse_parameters(given)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        ("Y\n", "1", True),
+        ("N", "0", True),
+        ("Y", "0", False),
+        ("Y", "true", True),
+        ("16", "0x10", True),
+        ("16", "17", False),
+        ("a,b", "a,b", True),
+        ("a,b", "a", False),
+    ],
+)
+def test_values_are_compared_as_the_kernel_reads_them(one: str, other: str, equal: bool) -> None:
+    assert same(one, other) is equal is same(other, one)
+
+
+def test_only_writable_parameters_of_present_modules_are_changed(tmp_path: Path) -> None:
+    directory = tmp_path / "sys/module/ip_vs/parameters"
+    directory.mkdir(parents=True)
+    for name, value, mode in (("conn_tab_bits", "12", 0o444), ("rate", "5", 0o644), ("on", "N", 0o644)):
+        (directory / name).write_text(f"{value}\n")
+        (directory / name).chmod(mode)
+    wanted = parse_parameters({"ip_vs": {"conn_tab_bits": 20, "rate": 7, "on": False, "hidden": 1}, "absent": {"a": 1}})
+    resource = ModuleParametersResource(wanted, ["ip_vs"], str(tmp_path))
+    change = difference(resource.observe(), resource.wanted)
+    assert list(change.replaced) == [BITS, ParameterKey("ip_vs", "rate")]
+    assert list(change.added) == [ParameterKey("ip_vs", "hidden")]
+    assert resource.unchangeable(change) == {
+        ParameterKey("ip_vs", "hidden"): "the module in the kernel does not show a parameter hidden",
+        BITS: "is 12, wanted 20: can only be set when the module is loaded",
+    }
+    resource.apply(change)
+    assert (directory / "rate").read_text() == "7" and (directory / "conn_tab_bits").read_text() == "12\n"
+    assert resource.describe(BITS, "20") == ["ip_vs.conn_tab_bits=20"]
+
+
+def test_a_value_that_the_kernel_refuses_is_named(tmp_path: Path) -> None:
+    directory = tmp_path / "sys/module/ip_vs/parameters"
+    directory.mkdir(parents=True)
+    (directory / "rate").symlink_to("/dev/full")
+    resource = ModuleParametersResource({ParameterKey("ip_vs", "rate"): "7"}, ["ip_vs"], str(tmp_path))
+    change = difference({ParameterKey("ip_vs", "rate"): "5"}, resource.wanted)
+    with pytest.raises(KernelError, match=r"parameter ip_vs.rate: cannot be set to 7: No space left on device"):
+        resource.apply(change)
