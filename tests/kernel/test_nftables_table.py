@@ -19,7 +19,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.mon
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.probe import answers, unsupported_reason
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import BaseHook, ChainValue
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import (
+    BaseHook,
+    ChainValue,
+    ElementKey,
+    ObjectKey,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.text import restore_text, table_family
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
 from tests.unit.nftables.samples import sample_routes, sample_settings
@@ -153,13 +158,16 @@ def test_objects_of_other_shape_are_made_anew(resource: NftablesResource) -> Non
     desired = sample(resource.family)["table objects"]
     converge(resource, desired)
     for key, value in (
-        (("set", "cluster-ips"), desired["set", "cluster-ips"]._replace(dynamic=True, size=10_000)),
-        (("set", "service-endpoints"), desired["set", "service-endpoints"]._replace(dynamic=True, size=10_000)),
+        (ObjectKey("set", "cluster-ips"), desired["set", "cluster-ips"]._replace(dynamic=True, size=10_000)),
+        (
+            ObjectKey("set", "service-endpoints"),
+            desired["set", "service-endpoints"]._replace(dynamic=True, size=10_000),
+        ),
     ):
         resource.apply(Change(replaced={key: (desired[key], value)}))
     converge(resource, desired)
     other = ChainValue((), BaseHook("nat", "input", 50))
-    resource.apply(Change(replaced={("chain", "nat-output"): (desired["chain", "nat-output"], other)}))
+    resource.apply(Change(replaced={ObjectKey("chain", "nat-output"): (desired["chain", "nat-output"], other)}))
     assert resource.observe()["chain", "nat-output"] == other
     converge(resource, desired)
 
@@ -216,12 +224,12 @@ def test_a_change_that_meets_a_foreign_one_is_made_nevertheless(resource: Nftabl
 
 def test_refusals_name_the_object(resource: NftablesResource) -> None:
     with pytest.raises(KernelError, match=r"element|table"):
-        resource.apply(Change(added={("element", "cluster-ips", b"\x01\x02\x03\x04"): True}))
+        resource.apply(Change(added={ElementKey("element", "cluster-ips", b"\x01\x02\x03\x04"): True}))
     desired = sample(resource.family)["table objects"]
     converge(resource, desired)
     loop = desired["chain", "cluster-8"]._replace(rules=desired["chain", "services"].rules)
     with pytest.raises(KernelError, match="kube-proxy"):
-        resource.apply(Change(replaced={("chain", "cluster-8"): (desired["chain", "cluster-8"], loop)}))
+        resource.apply(Change(replaced={ObjectKey("chain", "cluster-8"): (desired["chain", "cluster-8"], loop)}))
     assert not difference(resource.observe(), desired)
 
 
@@ -255,7 +263,7 @@ def test_many_elements_are_read_completely(resource: NftablesResource) -> None:
     size = 16 if resource.family == "IPv6" else 4
     desired = sample(resource.family)["table objects"]
     added: Dict[Tuple[Any, ...], Any] = {
-        ("element", "cluster-ips", number.to_bytes(size, "big")): True for number in range(1, 60_000)
+        ElementKey("element", "cluster-ips", number.to_bytes(size, "big")): True for number in range(1, 60_000)
     }
     desired.update(added)
     converge(resource, desired)

@@ -82,7 +82,7 @@ def test_what_kube_proxy_does_not_use_goes_and_the_rest_is_kube_proxys(tmp_path,
     case = load_case(str(CASES / name))
     recorded.load(Path(case.file("state-nftables.txt")), run, "")
     before = objects()
-    assert not any(is_own(("set" if kind == "map" else kind, name)) for kind, name in names(before))
+    assert not any(is_own("set" if kind == "map" else kind, name) for kind, name in names(before))
     assert convergence(case, "nftables", tmp_path, check=False).changed
     for check in (True, False):
         with pytest.raises(KernelError, match="kube-proxy has not taken it over yet"):

@@ -18,13 +18,14 @@ from .iptables.names import CLUSTER_PREFIX, LOCAL_PREFIX
 from .ipvs.model import RealServerKey, SetElementKey
 from .ipvs.sets import CLUSTER_IP, NAMES
 from .nftables.layout import FRONTENDS
+from .nftables.objects import ElementKey
 
 _CHAINS_RULE = re.compile(rf"-d ([^ /]+)/(?:32|128) .* -j (?:{CLUSTER_PREFIX}|{LOCAL_PREFIX})")
 #: The map of kube-proxy 1.36 itself that corresponds to FRONTENDS.
 _KUBE_PROXY_MAP = "service-ips"
 #: Verdicts of frontends for internal traffic, those that are cluster IPs, with and without affinity.
 _INTERNAL = ("goto cluster-", "goto local-", "goto service-")
-_FRONTENDS = (("element", FRONTENDS), ("element", _KUBE_PROXY_MAP))
+_FRONTENDS = (FRONTENDS, _KUBE_PROXY_MAP)
 _CLUSTER_IP_SETS = frozenset(names[CLUSTER_IP] for names in NAMES.values())
 
 Table = Mapping[Any, Any]
@@ -48,9 +49,9 @@ def served_cluster_ips(tables: Iterable[Table]) -> Set[str]:
             elif isinstance(key, RealServerKey):
                 if value.weight:
                     with_real_servers.add(key.server.address)
-            elif isinstance(value, str) and key[:2] in _FRONTENDS and value.startswith(_INTERNAL):
+            elif isinstance(key, ElementKey) and key.name in _FRONTENDS and str(value).startswith(_INTERNAL):
                 # The address is followed by protocol and port, each padded to a register of four bytes.
-                served.add(unpacked(key[2][:-8]))
+                served.add(unpacked(key.key[:-8]))
     return served | (cluster_ips & with_real_servers)
 
 

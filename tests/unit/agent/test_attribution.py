@@ -13,6 +13,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode
     SetElementKey,
     VirtualServerKey,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import (
+    TABLE_KEY,
+    ElementKey,
+    ObjectKey,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, Kind, PlannedChange, Resource
 
 SERVER = VirtualServerKey("tcp", "10.96.0.1", 80)
@@ -53,11 +58,11 @@ def test_kinds_counts_and_some_names():
 
 def test_every_kind_of_entry_has_a_name():
     for resource, key, expected in (
-        (Kind.TABLE_OBJECTS, ("table",), ("table", "kube-proxy")),
-        (Kind.TABLE_OBJECTS, ("chain", "services"), ("chain", "services")),
-        (Kind.TABLE_OBJECTS, ("set", "cluster-ips"), ("set or map", "cluster-ips")),
-        (Kind.TABLE_OBJECTS, ("element", "cluster-ips", b"\x0a\x60\x00\x01"), ("element of", "cluster-ips")),
-        (Kind.TABLE_OBJECTS, ("list", "service-endpoints", b"\x00"), ("element of", "service-endpoints")),
+        (Kind.TABLE_OBJECTS, TABLE_KEY, ("table", "kube-proxy")),
+        (Kind.TABLE_OBJECTS, ObjectKey("chain", "services"), ("chain", "services")),
+        (Kind.TABLE_OBJECTS, ObjectKey("set", "cluster-ips"), ("set or map", "cluster-ips")),
+        (Kind.TABLE_OBJECTS, ElementKey("element", "cluster-ips", b"\x0a\x60\x00\x01"), ("element of", "cluster-ips")),
+        (Kind.TABLE_OBJECTS, ElementKey("list", "service-endpoints", b"\x00"), ("element of", "service-endpoints")),
         (Kind.VIRTUAL_SERVERS, SERVER, ("virtual server", "10.96.0.1:80/TCP")),
         (
             Kind.REAL_SERVERS,
@@ -79,7 +84,7 @@ def test_every_kind_of_entry_has_a_name():
 
 def test_plurals():
     servers = {VirtualServerKey("tcp", "10.96.0.1", port): None for port in (80, 81)}
-    elements = {("element", "cluster-ips", bytes([number])): True for number in range(3)}
+    elements = {ElementKey("element", "cluster-ips", bytes([number])): True for number in range(3)}
     told = attributed(
         [repaired(Kind.VIRTUAL_SERVERS, Change(added=servers)), repaired(Kind.TABLE_OBJECTS, Change(added=elements))]
     )

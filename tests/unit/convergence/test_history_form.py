@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import directory, form, store
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import ChainsState, NodeState
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.raw import RawChain, RawSet
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.raw import RawChain, RawSet, StatefulKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctl_profile import KEYS
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.saved import SavedChainKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model as ipvs
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import TABLE_KEY, ObjectKey
 from tests.campaigns import examples
 
 WORDS = st.text(alphabet="abcXYZ-0189", min_size=1, max_size=12)
@@ -33,10 +34,14 @@ PORTS = st.integers(0, 65535)
 RAW = st.binary(max_size=40)
 SERVERS = st.builds(ipvs.VirtualServerKey, st.sampled_from(["tcp", "udp", "sctp"]), ADDRESSES, PORTS)
 NFT = st.one_of(
-    st.tuples(st.just(("table",)), RAW),
-    st.tuples(st.tuples(st.just("chain"), WORDS), st.builds(RawChain, RAW, st.lists(RAW, max_size=3).map(tuple))),
-    st.tuples(st.tuples(st.just("set"), WORDS), st.builds(RawSet, RAW, st.lists(RAW, max_size=3).map(tuple))),
-    st.tuples(st.tuples(st.just("object"), st.integers(1, 9), WORDS), RAW),
+    st.tuples(st.just(TABLE_KEY), RAW),
+    st.tuples(
+        st.builds(ObjectKey, st.just("chain"), WORDS), st.builds(RawChain, RAW, st.lists(RAW, max_size=3).map(tuple))
+    ),
+    st.tuples(
+        st.builds(ObjectKey, st.just("set"), WORDS), st.builds(RawSet, RAW, st.lists(RAW, max_size=3).map(tuple))
+    ),
+    st.tuples(st.builds(StatefulKey, st.just("object"), st.integers(1, 9), WORDS), RAW),
 )
 CHAINS = st.builds(
     ChainsState,
@@ -67,7 +72,7 @@ STATES = st.builds(
 )
 SAMPLE = NodeState(
     chains=(ChainsState("IPv4", "nft", ("nat",), {SavedChainKey("chain", "nat", "KUBE-SERVICES"): ("-j RETURN",)}),),
-    nftables={"IPv4": {("table",): b"\x00", ("chain", "services"): RawChain(b"\x01", (b"\x02",))}, "IPv6": {}},
+    nftables={"IPv4": {TABLE_KEY: b"\x00", ObjectKey("chain", "services"): RawChain(b"\x01", (b"\x02",))}, "IPv6": {}},
     virtual_servers={ipvs.VirtualServerKey("tcp", "10.96.0.1", 443): ipvs.VirtualServer("rr", 0, 0, 32)},
     sysctls={"net.ipv4.ip_forward": "1"},
 )

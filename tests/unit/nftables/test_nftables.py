@@ -49,7 +49,8 @@ def table(family: str = "IPv4", **changes: Any) -> Dict[Any, Any]:
 
 
 def lines_of(desired: Dict[Any, Any], *key: Any, family: str = "IPv4") -> List[str]:
-    return [line.strip() for line in describe(family, key, desired[key])]
+    (found,) = (each for each in desired if each == key)
+    return [line.strip() for line in describe(family, found, desired[found])]
 
 
 def elements(desired: Dict[Any, Any], name: str) -> List[str]:

@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterable, Sequence, Tuple
 
 from ...rendering.iptables.tables import ChainKey, JumpKey
 from ...rendering.ipvs.model import RealServerKey, SetElementKey, VirtualServerKey
+from ...rendering.nftables.objects import ElementKey, ObjectKey
 from ...resources import Kind, PlannedChange
 
 #: Number of names of one kind to list.
@@ -25,7 +26,13 @@ _SINGULAR = {
     Kind.SYSCTLS: "sysctl",
     Kind.MODULES: "module",
 }
-_NFTABLES_KINDS = {"chain": "chain", "set": "set or map", "element": "element of", "list": "element of"}
+_NFTABLES_KINDS = {
+    "table": "table",
+    "chain": "chain",
+    "set": "set or map",
+    "element": "element of",
+    "list": "element of",
+}
 _PLURALS = {"set or map": "sets and maps", "element of": "elements of", "ipset element of": "ipset elements of"}
 
 
@@ -41,8 +48,8 @@ def kind_and_name(kind: str, key: Any) -> Tuple[str, str]:
         return "virtual server", str(key)
     if isinstance(key, RealServerKey):
         return "real server", str(key)
-    if isinstance(key, tuple):
-        return (_NFTABLES_KINDS[key[0]], key[1]) if len(key) > 1 else ("table", "kube-proxy")
+    if isinstance(key, (ObjectKey, ElementKey)):
+        return _NFTABLES_KINDS[key.kind], key.name
     return _SINGULAR[kind], str(key)
 
 

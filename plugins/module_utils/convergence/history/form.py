@@ -19,11 +19,12 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 from ...addresses import FAMILIES, canonical_address
 from ...errors import HistoryError
-from ...kernel.nftables.raw import RawChain, RawSet
+from ...kernel.nftables.raw import RawChain, RawKey, RawSet, RawTable, RawValue, StatefulKey
 from ...kernel.sysctl_profile import KEYS
 from ...kernel.xtables.saved import BUILTIN, CHAIN, SavedChainKey
 from ...regular_files import gunzip, parse_json
 from ...rendering.ipvs import model as ipvs
+from ...rendering.nftables.objects import ObjectKey
 from .state import ChainsState, NodeState
 
 FORMAT = "kubenode-proxy node state"
@@ -55,7 +56,7 @@ def _text(raw: bytes) -> str:
     return base64.b64encode(raw).decode("ascii")
 
 
-def _nft_entry(key: Tuple[Any, ...], value: Any) -> List[Any]:
+def _nft_entry(key: RawKey, value: RawValue) -> List[Any]:
     if isinstance(value, RawChain):
         return [list(key), _text(value.definition), [_text(rule) for rule in value.rules]]
     if isinstance(value, RawSet):
@@ -156,18 +157,24 @@ def _decode_chains(reader: _Reader, document: Any) -> ChainsState:
     return ChainsState(family, variant, places, chains)
 
 
-def _decode_nftables(reader: _Reader, rows: Any) -> Dict[Tuple[Any, ...], Any]:
-    table: Dict[Tuple[Any, ...], Any] = {}
+def _decode_nftables(reader: _Reader, rows: Any) -> RawTable:
+    table: RawTable = {}
     if not isinstance(rows, list):
         raise reader.fail("a list for each family")
     for row in rows:
         key, definition, parts = reader.row(row, (list, str, list))
-        if not key or key[0] not in ("table", "chain", "set", "object"):
-            raise reader.fail(f"a list of objects: {key!r}")
         raw = reader.raw(definition)
         inner = tuple(map(reader.raw, parts))
-        wrap = {"chain": RawChain, "set": RawSet}.get(key[0])
-        table[tuple(key)] = raw if wrap is None else wrap(raw, inner)
+        if key[:1] == ["object"]:
+            table[StatefulKey(*reader.row(key, (str, int, str)))] = raw
+            continue
+        if key[:1] not in (["table"], ["chain"], ["set"]):
+            raise reader.fail(f"a list of objects: {key!r}")
+        object_key = ObjectKey(*reader.row(key, (str, str)))
+        value: RawValue = raw
+        if object_key.kind != "table":
+            value = RawChain(raw, inner) if object_key.kind == "chain" else RawSet(raw, inner)
+        table[object_key] = value
     return table
 
 

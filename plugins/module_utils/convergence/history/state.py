@@ -12,7 +12,7 @@ from ...configuration.model import MODES
 from ...kernel.facts import node_facts
 from ...kernel.ipvs.servers import TimeoutsResource
 from ...kernel.links import AddressesResource, DummyDeviceResource
-from ...kernel.nftables.raw import RawTableResource
+from ...kernel.nftables.raw import RawTable, RawTableResource
 from ...kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values
 from ...kernel.sysctls import SysctlsResource
 from ...kernel.xtables.saved import SavedChainKey, SavedChainsResource
@@ -20,7 +20,6 @@ from ...kernel.xtables.variant import XtablesVariant
 from ...rendering.ipvs import model as ipvs
 from ...rendering.ipvs.draining import in_networks, networks_of
 from ...rendering.ipvs.sets import FAMILY_OF_SET
-from ...rendering.nftables.objects import Key
 from ...rendering.settings import DataplaneSettings
 from ...resources import ObservedOnce, Resource
 from ..handles import KernelHandles
@@ -51,7 +50,7 @@ class NodeState(NamedTuple):
     """
 
     chains: Tuple[ChainsState, ...] = ()
-    nftables: Mapping[str, Mapping[Key, Any]] = {}
+    nftables: Mapping[str, RawTable] = {}
     sets: Mapping[str, ipvs.SetDefinition] = {}
     set_elements: Mapping[ipvs.SetElementKey, bool] = {}
     virtual_servers: Mapping[ipvs.VirtualServerKey, ipvs.VirtualServer] = {}

@@ -17,12 +17,15 @@ from ...rendering.nftables.objects import (
     SET_EVAL,
     SET_MAP,
     SET_TIMEOUT,
+    TABLE_KEY,
     TABLE_NAME,
     VERDICT,
     BaseHook,
     ChainValue,
+    ElementKey,
     Expression,
     Key,
+    ObjectKey,
     Rule,
     SetValue,
     Value,
@@ -317,28 +320,28 @@ class Reader:
         table: Dict[Key, Value] = {}
         if self.table_flags() is None:
             return table
-        table[("table",)] = True
+        table[TABLE_KEY] = True
         sets = self._counted_sets()
         for name, (value, _count) in sets.items():
-            table[("set", name)] = value
+            table[ObjectKey("set", name)] = value
         for name, chain in self.chains().items():
-            table[("chain", name)] = chain
+            table[ObjectKey("chain", name)] = chain
         for name, (value, count) in sets.items():
             if not value.dynamic:
                 table.update(self._contents(name, value, count))
         return table
 
-    def objects(self, wanted: Iterable[Tuple[str, str]]) -> Dict[Key, Value]:
-        """Return some objects as a resource table: ("set", name) with its elements, ("chain", name) with its rules."""
-        names = set(wanted)
+    def objects(self, wanted: Iterable[ObjectKey]) -> Dict[Key, Value]:
+        """Return some sets with their elements, and chains with their rules, as a resource table."""
+        keys = set(wanted)
         table: Dict[Key, Value] = {}
-        if any(kind == "chain" for kind, _name in names):
-            chains = self.chains()
-            table.update({("chain", name): value for name, value in chains.items() if ("chain", name) in names})
-        if any(kind == "set" for kind, _name in names):
+        if any(key.kind == "chain" for key in keys):
+            chains = {ObjectKey("chain", name): value for name, value in self.chains().items()}
+            table.update({key: value for key, value in chains.items() if key in keys})
+        if any(key.kind == "set" for key in keys):
             for name, (value, count) in self._counted_sets().items():
-                if ("set", name) in names:
-                    table[("set", name)] = value
+                if ObjectKey("set", name) in keys:
+                    table[ObjectKey("set", name)] = value
                     if not value.dynamic:
                         table.update(self._contents(name, value, count))
         return table
@@ -347,11 +350,11 @@ class Reader:
         """Return the elements of a set as entries of the resource table."""
         elements = self.elements(name, count)
         if not value.is_list:
-            return {("element", name, key): data for key, data in elements.items()}
+            return {ElementKey("element", name, key): data for key, data in elements.items()}
         lists: Dict[bytes, Dict[int, bytes]] = {}
         for key, data in elements.items():
             items = lists.get(key[:-4])
             if items is None:
                 items = lists[key[:-4]] = {}
             items[_INDEX.unpack(key[-4:])[0]] = data
-        return {("list", name, key): list_value(items) for key, items in lists.items()}
+        return {ElementKey("list", name, key): list_value(items) for key, items in lists.items()}

@@ -7,23 +7,23 @@ Its objects are kept as netlink attributes that are not interpreted: only volati
 expiring elements) are omitted. So a table that kube-proxy itself created is restored with everything that this project
 would never create: comments, intervals, anonymous sets. Source: linux/netfilter/nf_tables.h.
 
-=========================  ==================================================
-key                        value
-=========================  ==================================================
-``("table",)``             attributes of the table
-``("chain", name)``        :class:`RawChain`
-``("set", name)``          :class:`RawSet`, of a set or map, anonymous ones too
-``("object", type, name)`` attributes of a named counter, quota or the like
-=========================  ==================================================
+=============================  ==================================================
+key                            value
+=============================  ==================================================
+``TABLE_KEY``                  attributes of the table
+``ObjectKey("chain", name)``   :class:`RawChain`
+``ObjectKey("set", name)``     :class:`RawSet`, of a set or map, anonymous ones too
+:class:`StatefulKey`           attributes of a named counter, quota or the like
+=============================  ==================================================
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Callable, Container, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from ...errors import KernelError
-from ...rendering.nftables.objects import SET_EVAL, TABLE_NAME, ChainValue, Key, Rule
+from ...rendering.nftables.objects import SET_EVAL, TABLE_KEY, TABLE_NAME, ChainValue, ElementKey, ObjectKey, Rule
 from ...rendering.nftables.text import chain_lines, element_texts, table_family
 from ...resources import Change, Kind, Resource
 from ..netlink.socket import (
@@ -182,7 +182,17 @@ class RawSet(NamedTuple):
     elements: Tuple[bytes, ...] = ()
 
 
-RawTable = Dict[Key, Any]
+class StatefulKey(NamedTuple):
+    """The key of a named stateful object. ``type``: NFT_OBJECT_COUNTER and so on."""
+
+    kind: str
+    type: int
+    name: str
+
+
+RawKey = Union[ObjectKey, StatefulKey]
+RawValue = Union[bytes, RawChain, RawSet]
+RawTable = Dict[RawKey, RawValue]
 
 
 def _without(raw: memoryview, numbers: Container[int]) -> bytes:
@@ -225,12 +235,12 @@ def _table_flags(raw: memoryview) -> bytes:
     return (int.from_bytes(raw, "big") & ~(messages.TABLE_OWNER | messages.TABLE_PERSIST)).to_bytes(4, "big")
 
 
-def _object(raw: memoryview, start: int) -> Tuple[Key, bytes]:
+def _object(raw: memoryview, start: int) -> Tuple[StatefulKey, bytes]:
     found = parse_attributes(raw, start, len(raw))
     number = int.from_bytes(found[NFTA_OBJ_TYPE], "big")
     counting = _COUNTING_OBJECTS.get(number, ())
     kept = _kept(raw, _OBJECT_KEPT, start, {NFTA_OBJ_DATA: lambda data: _without(data, counting)})
-    return ("object", number, attribute_text(found[NFTA_OBJ_NAME])), kept
+    return StatefulKey("object", number, attribute_text(found[NFTA_OBJ_NAME])), kept
 
 
 class RawReader:
@@ -263,7 +273,7 @@ class RawReader:
         table: RawTable = {}
         for view in self._dump(messages.GET_TABLE, self._header):
             if attribute_text(parse_attributes(view, _HEAD, len(view))[NFTA_TABLE_NAME]) == TABLE_NAME:
-                table[("table",)] = _kept(view, _TABLE_KEPT, _HEAD, {NFTA_TABLE_FLAGS: _table_flags})
+                table[TABLE_KEY] = _kept(view, _TABLE_KEPT, _HEAD, {NFTA_TABLE_FLAGS: _table_flags})
         if not table:
             return table
         for view, _found in self._of_table(_GET_OBJECT):
@@ -276,14 +286,14 @@ class RawReader:
             rules.setdefault(chain, []).append(_kept(view, _RULE_KEPT, _HEAD, rewrite))
         for view, found in self._of_table(messages.GET_CHAIN):
             name = attribute_text(found[NFTA_CHAIN_NAME])
-            table[("chain", name)] = RawChain(_kept(view, _CHAIN_KEPT, _HEAD), tuple(rules.get(name, ())))
+            table[ObjectKey("chain", name)] = RawChain(_kept(view, _CHAIN_KEPT, _HEAD), tuple(rules.get(name, ())))
         for view, found in list(self._of_table(messages.GET_SET)):
             name = attribute_text(found[NFTA_SET_NAME])
             flags = int.from_bytes(found.get(NFTA_SET_FLAGS, b""), "big")
             count = int.from_bytes(found[NFTA_SET_COUNT], "big") if NFTA_SET_COUNT in found else None
             rewrite = {NFTA_SET_EXPR: _expression, NFTA_SET_EXPRESSIONS: _expressions}
             elements = () if flags & SET_EVAL else self._elements(name, bool(flags & _SET_INTERVAL), count)
-            table[("set", name)] = RawSet(_kept(view, _SET_KEPT, _HEAD, rewrite), elements)
+            table[ObjectKey("set", name)] = RawSet(_kept(view, _SET_KEPT, _HEAD, rewrite), elements)
         return table
 
     def _elements(self, name: str, interval: bool, count: Optional[int]) -> Tuple[bytes, ...]:
@@ -308,27 +318,26 @@ def replacement(family: str, present: bool, wanted: RawTable) -> List[Message]:
     batch: List[Message] = [messages.BATCH_BEGIN]
     if present:
         batch.append((messages.DELETE_TABLE, 0, in_table))
-    if ("table",) in wanted:
-        batch.append((messages.NEW_TABLE, NLM_F_CREATE, header + wanted[("table",)]))
+    table = wanted.get(TABLE_KEY)
+    if isinstance(table, bytes):
+        batch.append((messages.NEW_TABLE, NLM_F_CREATE, header + table))
         make = NLM_F_CREATE | NLM_F_EXCL
         for key, value in wanted.items():
-            if key[0] == "object":
+            if isinstance(key, StatefulKey) and isinstance(value, bytes):
                 batch.append((_NEW_OBJECT, make, header + value))
-        for key, value in wanted.items():
-            if key[0] == "chain":
-                batch.append((messages.NEW_CHAIN, make, header + value.definition))
-        sets = [(key[1], value) for key, value in wanted.items() if key[0] == "set"]
-        for number, (_name, value) in enumerate(sets, 1):
+        chains = [value for value in wanted.values() if isinstance(value, RawChain)]
+        batch += [(messages.NEW_CHAIN, make, header + chain.definition) for chain in chains]
+        sets = [(key.name, value) for key, value in wanted.items() if isinstance(value, RawSet)]
+        for number, (_name, item) in enumerate(sets, 1):
             identity = attribute(NFTA_SET_ID, number.to_bytes(4, "big"))
-            batch.append((messages.NEW_SET, make, header + value.definition + identity))
+            batch.append((messages.NEW_SET, make, header + item.definition + identity))
         # Before the rules: a set without a name accepts no more elements once a rule uses it.
-        for name, value in sets:
-            for block in _blocks(value.elements):
+        for name, item in sets:
+            for block in _blocks(item.elements):
                 payload = text_attribute(NFTA_SET_ELEM_LIST_SET, name) + nested(NFTA_SET_ELEM_LIST_ELEMENTS, block)
                 batch.append((messages.NEW_ELEMENT, make, in_table + payload))
-        for key, value in wanted.items():
-            if key[0] == "chain":
-                batch += [(messages.NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, header + rule) for rule in value.rules]
+        for chain in chains:
+            batch += [(messages.NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, header + rule) for rule in chain.rules]
     batch.append(messages.BATCH_END)
     return batch
 
@@ -348,7 +357,7 @@ def _blocks(elements: Tuple[bytes, ...]) -> Iterator[bytes]:
         yield b"".join(parts)
 
 
-class RawTableResource(Resource[Key, Any]):
+class RawTableResource(Resource[RawKey, RawValue]):
     """The raw table of a family, object by object; a change replaces the whole table in one transaction."""
 
     kind = Kind.TABLE_OBJECTS
@@ -362,7 +371,7 @@ class RawTableResource(Resource[Key, Any]):
         with NetlinkSocket(NETLINK_NETFILTER) as sock:
             return RawReader(sock, self.family).everything()
 
-    def apply(self, change: Change[Key, Any]) -> None:
+    def apply(self, change: Change[RawKey, RawValue]) -> None:
         """Apply the change to the table; retry if another program changes it meanwhile. Raises KernelError."""
         with NetlinkSocket(NETLINK_NETFILTER) as sock:
             for attempt in range(1, _ATTEMPTS + 1):
@@ -381,23 +390,23 @@ class RawTableResource(Resource[Key, Any]):
                     raise KernelError(f"table {TABLE_NAME} ({self.family}) cannot be restored: {where}: {errors[0]}")
                 time.sleep(0.05 * attempt)
 
-    def describe(self, key: Key, value: Any) -> List[str]:
+    def describe(self, key: RawKey, value: RawValue) -> List[str]:
         """Describe one object approximately as the nft program shows it."""
         table = f"{table_family(self.family)} {TABLE_NAME}"
-        if key[0] == "table":
-            return [f"table {table}"]
-        if key[0] == "object":
-            return [f"object {table} {key[2]} (type {key[1]})"]
-        if key[0] == "chain":
-            return [f"chain {key[1]} {{", *chain_lines(_chain_value(value)), "}"]
-        return [f"set {key[1]} {{", *(f"\t{text}" for text in map(self._element_text, value.elements)), "}"]
+        if isinstance(value, RawChain):
+            return [f"chain {key.name} {{", *chain_lines(_chain_value(value)), "}"]
+        if isinstance(value, RawSet):
+            return [f"set {key.name} {{", *(f"\t{text}" for text in map(self._element_text, value.elements)), "}"]
+        if isinstance(key, StatefulKey):
+            return [f"object {table} {key.name} (type {key.type})"]
+        return [f"table {table}"]
 
     def _element_text(self, raw: bytes) -> str:
         found = parse_attributes(memoryview(raw), 0, len(raw))
         parts = (found.get(number) for number in (NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_DATA))
         key, data = (None if part is None else parse_data(part) for part in parts)
         value = True if data is None else data
-        return element_texts(self.family, ("element", "", key if isinstance(key, bytes) else b""), value)[0]
+        return element_texts(self.family, ElementKey("element", "", key if isinstance(key, bytes) else b""), value)[0]
 
 
 def rule_expressions(rule: bytes) -> Iterator[memoryview]:

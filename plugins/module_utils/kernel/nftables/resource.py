@@ -9,7 +9,7 @@ import time
 from typing import Dict, Iterable, List, Optional, Type, TypeVar
 
 from ...errors import KernelError
-from ...rendering.nftables.objects import TABLE_NAME, Key, Value
+from ...rendering.nftables.objects import TABLE_KEY, TABLE_NAME, ChainValue, ElementKey, Key, ObjectKey, Value
 from ...rendering.nftables.text import describe
 from ...resources import Change, Kind, Resource, difference
 from ..netlink.socket import NETLINK_NETFILTER, MessageError, NetlinkSocket, parse_attributes
@@ -114,10 +114,10 @@ class NftablesResource(Resource[Key, Value]):
                     raise
             time.sleep(0.01 * attempt)
             observed = self._observe_touched(touched)
-            if ("table",) not in observed and ("table",) not in target:
+            if TABLE_KEY not in observed and TABLE_KEY not in target:
                 raise KernelError(f"table {TABLE_NAME} ({self.family}): another program deleted it meanwhile")
             change = difference(observed, target, touched)
-            if ("table",) in change.removed and ("table",) not in observed:
+            if TABLE_KEY in change.removed and TABLE_KEY not in observed:
                 return
 
     def _observe_touched(self, keys: Iterable[Key]) -> Dict[Key, Value]:
@@ -125,29 +125,29 @@ class NftablesResource(Resource[Key, Value]):
         reader = Reader(self.socket, self.family)
         if reader.table_flags() is None:
             return {}
-        objects = {("chain" if key[0] == "chain" else "set", key[1]) for key in keys if key[0] != "table"}
+        objects = {ObjectKey("chain" if key.kind == "chain" else "set", key.name) for key in keys if key != TABLE_KEY}
         observed = reader.objects(objects)
-        observed[("table",)] = True
+        observed[TABLE_KEY] = True
         return observed
 
     def _with_elements_of_replaced_sets(self, change: Change[Key, Value]) -> Change[Key, Value]:
         """Extend a change that recreates a set: its elements and the rules that use it have to be added again."""
-        renewed = {key[1] for key in change.replaced if key[0] == "set"}
+        renewed = {key.name for key in change.replaced if key.kind == "set"}
         if not renewed:
             return change
         reader = Reader(self.socket, self.family)
-        observed = reader.objects(("set", name) for name in renewed)
-        observed.update({("chain", name): value for name, value in reader.chains().items()})
+        observed = reader.objects(ObjectKey("set", name) for name in renewed)
+        observed.update({ObjectKey("chain", name): value for name, value in reader.chains().items()})
         wider: Change[Key, Value] = Change(dict(change.added), dict(change.replaced), dict(change.removed))
         for key, value in observed.items():
-            if key[0] in ("element", "list") and key[1] in renewed:
+            if isinstance(key, ElementKey) and key.name in renewed:
                 if key in wider.replaced:
                     wider.added[key] = wider.replaced.pop(key)[1]
                 elif key not in wider.removed:
                     wider.added[key] = value
                 else:
                     del wider.removed[key]
-            elif key[0] == "chain" and key not in wider.replaced and key not in wider.removed:
+            elif isinstance(value, ChainValue) and key not in wider.replaced and key not in wider.removed:
                 parts = (part for rule in value.rules for part in rule.expressions)
                 if renewed & {part.get(1) for part in parts if part.name in ("lookup", "dynset")}:
                     wider.replaced[key] = (value, value)

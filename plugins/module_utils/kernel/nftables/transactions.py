@@ -18,13 +18,28 @@ that every packet still sees each frontend either in its old or in its new state
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Tuple
+from typing import Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Tuple, cast
 
-from ...rendering.nftables.objects import Key, Rule, SparseList, Value, index_bytes, list_items
+from ...rendering.nftables.objects import (
+    TABLE_KEY,
+    BaseHook,
+    ChainValue,
+    ElementKey,
+    Key,
+    ListValue,
+    Rule,
+    SetValue,
+    SparseList,
+    Value,
+    index_bytes,
+    list_items,
+)
 from ...resources import Change
 from ..netlink.socket import Message
 from .messages import Encoder, ListPart
 
+#: The key of an element or list with its old and new value, None if there is none.
+_Element = Tuple[ElementKey, Optional[Value], Optional[Value]]
 #: The most elements in one transaction (the elements of one frontend are kept together even beyond that).
 ELEMENTS_PER_TRANSACTION = 10_000
 
@@ -54,11 +69,11 @@ class _Batch:
         self.flushed: List[str] = []
         self.removed_sets: List[str] = []
         self.removed_chains: List[str] = []
-        self.sets: List[Tuple[str, Any]] = []
-        self.chains: List[Tuple[str, Any]] = []
+        self.sets: List[Tuple[str, SetValue]] = []
+        self.chains: List[Tuple[str, Optional[BaseHook]]] = []
         self.rules: List[Tuple[str, Tuple[Rule, ...]]] = []
         self.removed_elements: Dict[str, List[bytes]] = {}
-        self.elements: Dict[str, List[Tuple[bytes, Any]]] = {}
+        self.elements: Dict[str, List[Tuple[bytes, Value]]] = {}
         self.lists: Dict[str, List[ListPart]] = {}
 
     def add_element(self, name: str, key: bytes, value: Value) -> None:
@@ -69,7 +84,7 @@ class _Batch:
         self.removed_elements.setdefault(name, []).append(key)
         self.weight += 1
 
-    def change_list(self, name: str, key: bytes, old: Value, new: Value) -> None:
+    def change_list(self, name: str, key: bytes, old: ListValue, new: ListValue) -> None:
         """Turn one list into another; either may be empty."""
         if not old and not isinstance(new, SparseList):
             self.lists.setdefault(name, []).append((key, _indices(len(new)), b"".join(new)))
@@ -116,23 +131,23 @@ class _Batch:
         return Transaction(list(self.labelled(1)), cleanup)
 
 
-def _elements_of(change: Change[Key, Value]) -> Iterator[Tuple[Key, Value, Value]]:
+def _elements_of(change: Change[Key, Value]) -> Iterator[_Element]:
     """Yield the keys of elements and lists that change, with old and new values (None if there is none)."""
     for key, old in change.removed.items():
-        if key[0] in ("element", "list"):
+        if isinstance(key, ElementKey):
             yield key, old, None
     for key, (old, new) in change.replaced.items():
-        if key[0] in ("element", "list"):
+        if isinstance(key, ElementKey):
             yield key, old, new
     for key, new in change.added.items():
-        if key[0] in ("element", "list"):
+        if isinstance(key, ElementKey):
             yield key, None, new
 
 
-def _put(batch: _Batch, key: Key, old: Value, new: Value) -> None:
+def _put(batch: _Batch, key: ElementKey, old: Optional[Value], new: Optional[Value]) -> None:
     kind, name, raw = key
     if kind == "list":
-        batch.change_list(name, raw, old or (), new or ())
+        batch.change_list(name, raw, cast(ListValue, old or ()), cast(ListValue, new or ()))
         return
     if old is not None:
         batch.remove_element(name, raw)
@@ -145,17 +160,17 @@ def _indices(count: int) -> bytes:
     return b"".join([index_bytes(index) for index in range(count)])
 
 
-def _length(value: Value) -> int:
-    if value is None:
-        return 0
-    return len(value.items) if isinstance(value, SparseList) else len(value)
+def _length(value: Optional[Value]) -> int:
+    if isinstance(value, SparseList):
+        return len(value.items)
+    return len(value) if isinstance(value, tuple) else 0
 
 
 def weight_of(change: Change[Key, Value]) -> int:
     """Return the number of elements that a change touches."""
     weight = 0
     for key, old, new in _elements_of(change):
-        weight += _length(old) + _length(new) if key[0] == "list" else 1
+        weight += _length(old) + _length(new) if key.kind == "list" else 1
     return weight
 
 
@@ -168,43 +183,43 @@ class Planner:
 
     def transactions(self, change: Change[Key, Value]) -> List[Transaction]:
         """Return the transactions that make the change, in order."""
-        if ("table",) in change.removed:
+        if TABLE_KEY in change.removed:
             return [Transaction([Labelled(self._encoder.delete_table(), "table to be removed")], True)]
         if weight_of(change) <= self._most_elements:
-            batch = self._definitions(change, lambda _key: True)
+            batch = self._definitions(change)
             gone = _names(change.removed, "set")
             for key, old, new in _elements_of(change):
-                if key[1] not in gone:
+                if key.name not in gone:
                     _put(batch, key, old, new)
             return [batch.transaction()]
         return list(self._phases(change))
 
-    def _definitions(self, change: Change[Key, Value], wanted: Callable[[Key], bool]) -> _Batch:
+    def _definitions(self, change: Change[Key, Value]) -> _Batch:
         """Return a batch with the sets, chains and rules of a change."""
         batch = _Batch(self._encoder)
-        batch.create_table = ("table",) in change.added
+        batch.create_table = TABLE_KEY in change.added
         for key in change.removed:
-            if key[0] == "set" and wanted(key):
-                batch.removed_sets.append(key[1])
-            elif key[0] == "chain" and wanted(key):
-                batch.flushed.append(key[1])
-                batch.removed_chains.append(key[1])
+            if key.kind == "set":
+                batch.removed_sets.append(key.name)
+            elif key.kind == "chain":
+                batch.flushed.append(key.name)
+                batch.removed_chains.append(key.name)
         for key, (old, new) in change.replaced.items():
-            if key[0] == "set":
-                batch.removed_sets.append(key[1])
-                batch.sets.append((key[1], new))
-            elif key[0] == "chain":
-                batch.flushed.append(key[1])
-                if old.base != new.base:
-                    batch.removed_chains.append(key[1])
-                    batch.chains.append((key[1], new.base))
-                batch.rules.append((key[1], new.rules))
+            if isinstance(new, SetValue):
+                batch.removed_sets.append(key.name)
+                batch.sets.append((key.name, new))
+            elif isinstance(new, ChainValue):
+                batch.flushed.append(key.name)
+                if not isinstance(old, ChainValue) or old.base != new.base:
+                    batch.removed_chains.append(key.name)
+                    batch.chains.append((key.name, new.base))
+                batch.rules.append((key.name, new.rules))
         for key, new in change.added.items():
-            if key[0] == "set" and wanted(key):
-                batch.sets.append((key[1], new))
-            elif key[0] == "chain" and wanted(key):
-                batch.chains.append((key[1], new.base))
-                batch.rules.append((key[1], new.rules))
+            if isinstance(new, SetValue):
+                batch.sets.append((key.name, new))
+            elif isinstance(new, ChainValue):
+                batch.chains.append((key.name, new.base))
+                batch.rules.append((key.name, new.rules))
         return batch
 
     def _phases(self, change: Change[Key, Value]) -> Iterator[Transaction]:
@@ -214,30 +229,32 @@ class Planner:
             {
                 key: value
                 for key, value in change.added.items()
-                if key[0] in ("table", "set") or (key[0] == "chain" and value.base is None)
+                if key.kind in ("table", "set") or (isinstance(value, ChainValue) and value.base is None)
             }
         )
-        first = self._definitions(unreachable, lambda _key: True)
+        first = self._definitions(unreachable)
         yield first.transaction()
-        yield from self._chunks((each for each in _elements_of(change) if each[0][1] in new_sets), one_by_one=True)
-        visible = (each for each in _elements_of(change) if each[0][1] not in new_sets and each[0][1] not in gone_sets)
+        new = (each for each in _elements_of(change) if each[0].name in new_sets)
+        yield from self._chunks(new, one_by_one=True)
+        apart = new_sets | gone_sets
+        visible = (each for each in _elements_of(change) if each[0].name not in apart)
         yield from self._chunks(visible)
         hooks = {key: value for key, value in change.added.items() if key not in unreachable.added}
         rest = Change(hooks, change.replaced)
-        live = self._definitions(rest, lambda _key: True).transaction()
+        live = self._definitions(rest).transaction()
         if live.messages:
             yield live
         yield from self._removals(change)
 
-    def _chunks(self, elements: Iterable[Tuple[Key, Value, Value]], one_by_one: bool = False) -> Iterator[Transaction]:
+    def _chunks(self, elements: Iterable[_Element], one_by_one: bool = False) -> Iterator[Transaction]:
         """Yield transactions of elements; all those of one frontend are together unless ``one_by_one``."""
-        groups: Iterable[List[Tuple[Key, Value, Value]]]
+        groups: Iterable[List[_Element]]
         if one_by_one:
             groups = ([each] for each in elements)
         else:
-            by_frontend: Dict[bytes, List[Tuple[Key, Value, Value]]] = {}
+            by_frontend: Dict[bytes, List[_Element]] = {}
             for each in elements:
-                by_frontend.setdefault(each[0][2], []).append(each)
+                by_frontend.setdefault(each[0].key, []).append(each)
             groups = by_frontend.values()
         batch = _Batch(self._encoder)
         for group in groups:
@@ -262,4 +279,4 @@ class Planner:
 
 
 def _names(table: Iterable[Key], kind: str) -> FrozenSet[str]:
-    return frozenset(key[1] for key in table if key[0] == kind)
+    return frozenset(key.name for key in table if key.kind == kind)

@@ -9,37 +9,38 @@ any more, but it removes only objects that it knows. The map of all endpoints wo
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, List, Set
+from typing import Callable, Iterator, List, Optional, Set
 
 from ...errors import KernelError
 from ...rendering.nftables.layout import FRONTENDS
-from ...rendering.nftables.objects import TABLE_NAME, Key
+from ...rendering.nftables.objects import TABLE_NAME, ObjectKey
 from ...rendering.nftables.own_names import is_own
 from ...resources import Change, Kind, Resource
 from ..netlink.socket import parse_attributes
 from .attributes import NFTA_DYNSET_SET_NAME, NFTA_IMMEDIATE_DATA, NFTA_LOOKUP_SET, NFTA_SET_ELEM_DATA
 from .observation import parse_data, parse_expression
-from .raw import RawChain, RawSet, RawTable, RawTableResource, rule_expressions
+from .raw import RawChain, RawKey, RawSet, RawTable, RawTableResource, RawValue, rule_expressions
 from .resource import NftablesResource
 
+_FRONTENDS = ObjectKey("set", FRONTENDS)
 #: The attributes by which an expression names a set.
 _SET_NAMES = {"lookup": NFTA_LOOKUP_SET, "dynset": NFTA_DYNSET_SET_NAME}
 
 
-def _called(verdict: Any) -> Iterator[Key]:
+def _called(verdict: object) -> Iterator[ObjectKey]:
     words = verdict.split() if isinstance(verdict, str) else []
     if len(words) == 2:
-        yield ("chain", words[1])
+        yield ObjectKey("chain", words[1])
 
 
-def references(value: Any) -> Iterator[Key]:
+def references(value: Optional[RawValue]) -> Iterator[ObjectKey]:
     """Yield the sets and chains that a chain's rules or the elements of a verdict map refer to, with duplicates."""
     if isinstance(value, RawChain):
         for rule in value.rules:
             for raw in rule_expressions(rule):
                 expression = parse_expression(raw)
                 if expression.name in _SET_NAMES:
-                    yield ("set", str(expression.get(_SET_NAMES[expression.name], "")))
+                    yield ObjectKey("set", str(expression.get(_SET_NAMES[expression.name], "")))
                 elif expression.name == "immediate":
                     yield from _called(expression.get(NFTA_IMMEDIATE_DATA, ""))
     elif isinstance(value, RawSet):
@@ -49,9 +50,9 @@ def references(value: Any) -> Iterator[Key]:
                 yield from _called(parse_data(found[NFTA_SET_ELEM_DATA]))
 
 
-def used(table: RawTable) -> Set[Key]:
+def used(table: RawTable) -> Set[RawKey]:
     """Return the objects that are not this project's alone, and all that they refer to directly or indirectly."""
-    seen = {key for key in table if not is_own(key)}
+    seen: Set[RawKey] = {key for key in table if not is_own(key.kind, key.name)}
     waiting = list(seen)
     while waiting:
         for key in references(table.get(waiting.pop())):
@@ -61,7 +62,7 @@ def used(table: RawTable) -> Set[Key]:
     return seen
 
 
-class UnusedResource(Resource[Key, Any]):
+class UnusedResource(Resource[RawKey, RawValue]):
     """Sets and chains of one family that only this project creates and that no other object in the table refers to.
 
     They can only be removed. The kernel refuses to remove one that another program has come to refer to meanwhile.
@@ -76,20 +77,20 @@ class UnusedResource(Resource[Key, Any]):
         self._open_table = open_table
         self._raw = RawTableResource(family)
 
-    def observe(self) -> Dict[Key, Any]:
+    def observe(self) -> RawTable:
         """See the class. Raises KernelError, also while the table is still the one this project programmed."""
         table = self._raw.observe()
         kept = used(table)
-        if ("set", FRONTENDS) in kept and ("set", FRONTENDS) in table:
+        if _FRONTENDS in kept and _FRONTENDS in table:
             raise KernelError(
                 f"table {TABLE_NAME} ({self.family}): kube-proxy has not taken it over yet, it still has our rules"
             )
         return {key: value for key, value in table.items() if key not in kept}
 
-    def apply(self, change: Change[Key, Any]) -> None:
+    def apply(self, change: Change[RawKey, RawValue]) -> None:
         """Remove the objects in one transaction. Raises KernelError."""
-        self._open_table().apply(Change(removed=dict.fromkeys(change.removed, True)))
+        self._open_table().apply(Change(removed={key: True for key in change.removed if isinstance(key, ObjectKey)}))
 
-    def describe(self, key: Key, value: Any) -> List[str]:
+    def describe(self, key: RawKey, value: RawValue) -> List[str]:
         """Describe one object approximately as the nft program shows it."""
         return self._raw.describe(key, value)

@@ -22,7 +22,7 @@ from ..merged import Entry
 from ..settings import DataplaneSettings
 from . import balancing
 from . import expressions as x
-from .objects import ADDRESS_TYPES, PROTOCOL_NUMBERS, RESOURCE, ChainValue, Rule, SetValue
+from .objects import ADDRESS_TYPES, PROTOCOL_NUMBERS, RESOURCE, ChainValue, ObjectKey, Rule, SetValue
 
 _LONGEST_NAME = 240
 #: The most clients recorded for one endpoint; the nft program's default for a dynamic set.
@@ -68,7 +68,7 @@ class AffinityChains:
             self._add_chain(self.external, self._external_rules(info, settings, cluster, local))
 
     def _add_chain(self, name: str, rules: List[Rule]) -> None:
-        self.entries.append((RESOURCE, ("chain", name), ChainValue(tuple(rules))))
+        self.entries.append((RESOURCE, ObjectKey("chain", name), ChainValue(tuple(rules))))
 
     def _add_endpoints(self, info: ServicePortInfo) -> None:
         family, words = self._family, x.address_words(self._family)
@@ -89,7 +89,7 @@ class AffinityChains:
                 x.value(endpoint.port.to_bytes(2, "big"), words if words > 1 else 4),
                 x.destination_nat(family, 0, words if words > 1 else 4),
             ]
-            self.entries.append((RESOURCE, ("set", f"affinity-{name}"), clients))
+            self.entries.append((RESOURCE, ObjectKey("set", f"affinity-{name}"), clients))
             self._add_chain(
                 f"endpoint-{name}",
                 [x.rule(x.source_address(family), x.remember(f"affinity-{name}")), x.rule(redirect)],

@@ -15,7 +15,21 @@ from ...addresses import IPV6, Network, packed, parse_network
 from ..merged import Entry
 from ..settings import DataplaneSettings, LocalTraffic
 from . import expressions as x
-from .objects import ADDRESS_TYPES, INDEX, PORT, PROTOCOL, RESOURCE, VERDICT, BaseHook, ChainValue, Rule, SetValue
+from .objects import (
+    ADDRESS_TYPES,
+    INDEX,
+    PORT,
+    PROTOCOL,
+    RESOURCE,
+    TABLE_KEY,
+    VERDICT,
+    BaseHook,
+    ChainValue,
+    ElementKey,
+    ObjectKey,
+    Rule,
+    SetValue,
+)
 
 CLUSTER_IPS = "cluster-ips"
 NODE_PORT_IPS = "nodeport-ips"
@@ -158,19 +172,19 @@ def _base_chains() -> Dict[str, ChainValue]:
 
 def static_entries(settings: DataplaneSettings) -> List[Entry]:
     """Return the entries that exist without any Service, in an order in which they can be created."""
-    entries: List[Entry] = [(RESOURCE, ("table",), True)]
+    entries: List[Entry] = [(RESOURCE, TABLE_KEY, True)]
     sets = fixed_sets(settings.family)
     if settings.node_port_cidrs:
         sets[NODE_PORT_IPS] = SetValue((ADDRESS_TYPES[settings.family],))
-    entries.extend((RESOURCE, ("set", name), value) for name, value in sets.items())
+    entries.extend((RESOURCE, ObjectKey("set", name), value) for name, value in sets.items())
     for name, rules in _regular_chains(settings).items():
-        entries.append((RESOURCE, ("chain", name), ChainValue(tuple(rules))))
-    entries.extend((RESOURCE, ("chain", name), value) for name, value in _base_chains().items())
+        entries.append((RESOURCE, ObjectKey("chain", name), ChainValue(tuple(rules))))
+    entries.extend((RESOURCE, ObjectKey("chain", name), value) for name, value in _base_chains().items())
     if settings.node_port_cidrs:
         for address in settings.node_port_addresses:
             raw = packed(address)
             if raw is not None and not _is_loopback(raw):
-                entries.append((RESOURCE, ("element", NODE_PORT_IPS, raw), True))
+                entries.append((RESOURCE, ElementKey("element", NODE_PORT_IPS, raw), True))
     return entries
 
 

@@ -3,15 +3,16 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The contents of the table as values: keys and values of the one resource table of nftables mode.
 
-========================  =================================================================================
-key                       value
-========================  =================================================================================
-``("table",)``            ``True``
-``("set", name)``         :class:`SetValue`, of a set or a map
-``("chain", name)``       :class:`ChainValue`, with all its rules
-``("element", set, key)`` ``True`` in a set, a verdict such as ``goto cluster-4`` or ``drop`` in a verdict map
-``("list", map, key)``    the endpoints behind one frontend: a tuple of packed data, in the order of their index
-========================  =================================================================================
+===============================  ===============================================================================
+key                              value
+===============================  ===============================================================================
+``TABLE_KEY``                    ``True``
+``ObjectKey("set", name)``       :class:`SetValue`, of a set or a map
+``ObjectKey("chain", name)``     :class:`ChainValue`, with all its rules
+``ElementKey("element", ...)``   ``True`` in a set, a verdict such as ``goto cluster-4`` or ``drop`` in a map
+``ElementKey("list", ...)``      the endpoints behind one frontend: a tuple of packed data in the order of their
+                                 index, or a :class:`SparseList`
+===============================  ===============================================================================
 
 Keys and data of elements are bytes as the kernel keeps them in its registers: every part of a concatenation is padded
 to four bytes; addresses and ports are in network order, an index is in the order of the machine.
@@ -51,11 +52,31 @@ SET_MAP = 0x8
 SET_TIMEOUT = 0x10
 SET_EVAL = 0x20
 
-Key = Tuple[Any, ...]
-Value = Any
 
 PROTOCOL_NUMBERS = {"tcp": 6, "udp": 17, "sctp": 132}
 PROTOCOL_NAMES = {number: name for name, number in PROTOCOL_NUMBERS.items()}
+
+
+class ObjectKey(NamedTuple):
+    """The key of the table, a set or map, or a chain. ``kind``: table, set or chain."""
+
+    kind: str
+    name: str
+
+
+class ElementKey(NamedTuple):
+    """The key of an element. ``kind``: element, or list for all elements of one frontend in a map of endpoints.
+
+    ``name``: of the set or map. ``key``: as in registers, without the index in a list.
+    """
+
+    kind: str
+    name: str
+    key: bytes
+
+
+Key = Union[ObjectKey, ElementKey]
+TABLE_KEY = ObjectKey("table", TABLE_NAME)
 
 
 class SetValue(NamedTuple):
@@ -124,6 +145,11 @@ class SparseList(NamedTuple):
     items: Tuple[Tuple[int, bytes], ...]
 
 
+#: The value of an element of a set or a map: True, a verdict, or data of a map that another program wrote.
+ElementValue = Union[bool, str, bytes]
+ListValue = Union[Tuple[bytes, ...], SparseList]
+Value = Union[ElementValue, ListValue, SetValue, ChainValue]
+
 HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
 
 _INDEX = struct.Struct("=I")
@@ -139,12 +165,12 @@ def index_of(raw: bytes) -> int:
     return int(_INDEX.unpack(raw)[0])
 
 
-def list_items(value: Value) -> List[Tuple[int, bytes]]:
+def list_items(value: ListValue) -> List[Tuple[int, bytes]]:
     """Return the (index, data) pairs of the value of a list."""
     return list(value.items) if isinstance(value, SparseList) else list(enumerate(value))
 
 
-def list_value(items: Dict[int, bytes]) -> Value:
+def list_value(items: Dict[int, bytes]) -> ListValue:
     """Return the value of a list from its elements."""
     if all(index in items for index in range(len(items))):
         return tuple([items[index] for index in range(len(items))])

@@ -10,7 +10,6 @@ kube-proxy's names of objects that belong to a Service contain a slash, and so d
 from __future__ import annotations
 
 import re
-from typing import Tuple
 
 from . import layout
 
@@ -29,9 +28,8 @@ _SOURCE_RANGES = re.compile(r"source-ranges-\d+")
 _CHAIN = re.compile(r"(?:nodeport-)?(?:(?:cluster|local|masquerade)-\d+|external-\d+-\d+)|firewall-\d+(?:-\d+)*")
 
 
-def is_own(key: Tuple[object, ...]) -> bool:
-    """Return whether only this project creates ``("set", name)`` or ``("chain", name)``."""
-    kind, name = key[0], str(key[1]) if len(key) > 1 else ""
+def is_own(kind: str, name: str) -> bool:
+    """Return whether only this project creates a set or chain (``kind``) of that name; False for other kinds."""
     if kind == "set":
         return name in OWN_SETS or _SOURCE_RANGES.fullmatch(name) is not None
     return kind == "chain" and _CHAIN.fullmatch(name) is not None

@@ -16,7 +16,7 @@ from ..settings import DataplaneSettings
 from . import balancing, layout
 from .affinity import AffinityChains
 from .balancing import CLUSTER, LOCAL, NODE_PORT_KEY, SERVICE_KEY
-from .objects import PROTOCOL_NUMBERS, RESOURCE, Value
+from .objects import PROTOCOL_NUMBERS, RESOURCE, ChainValue, ElementKey, ObjectKey
 
 REJECT = f"goto {layout.REJECT_CHAIN}"
 
@@ -50,23 +50,28 @@ def transport_key(protocol: str, port: int) -> bytes:
     return bytes((PROTOCOL_NUMBERS[protocol], 0, 0, 0)) + port.to_bytes(2, "big") + b"\x00\x00"
 
 
+@lru_cache(maxsize=1024)
+def _chooser_entry(family: str, kind: str, policy: str, size: int) -> Entry:
+    """Return the entry of a chain that selects; many Services share one."""
+    name = balancing.chooser_name(kind, policy, size)
+    return RESOURCE, ObjectKey("chain", name), balancing.chooser(family, kind, policy, size)
+
+
 def _lists(info: ServicePortInfo, kind: str, key: bytes, external: bool, entries: List[Entry]) -> None:
     """Add the endpoint lists that the chain of a frontend selects from, and the chains that select."""
     family = info.family
     local_only = not external and info.internal_local
     if info.cluster and not local_only:
-        size = balancing.size_class(len(info.cluster))
-        chain = ("chain", balancing.chooser_name(kind, CLUSTER, size))
-        entries.append((RESOURCE, chain, balancing.chooser(family, kind, CLUSTER, size)))
-        entries.append((RESOURCE, ("list", balancing.endpoints_map(kind, CLUSTER), key), _data(family, info.cluster)))
+        listed = ElementKey("list", balancing.endpoints_map(kind, CLUSTER), key)
+        entries.append(_chooser_entry(family, kind, CLUSTER, balancing.size_class(len(info.cluster))))
+        entries.append((RESOURCE, listed, _data(family, info.cluster)))
     if info.local and (local_only or (external and info.external_local)):
-        size = balancing.size_class(len(info.local))
-        chain = ("chain", balancing.chooser_name(kind, LOCAL, size))
-        entries.append((RESOURCE, chain, balancing.chooser(family, kind, LOCAL, size)))
-        entries.append((RESOURCE, ("list", balancing.endpoints_map(kind, LOCAL), key), _data(family, info.local)))
+        listed = ElementKey("list", balancing.endpoints_map(kind, LOCAL), key)
+        entries.append(_chooser_entry(family, kind, LOCAL, balancing.size_class(len(info.local))))
+        entries.append((RESOURCE, listed, _data(family, info.local)))
 
 
-def _external_chain(info: ServicePortInfo, settings: DataplaneSettings, kind: str) -> Tuple[str, Value]:
+def _external_chain(info: ServicePortInfo, settings: DataplaneSettings, kind: str) -> Tuple[str, Optional[ChainValue]]:
     """Return name and value of the chain for external traffic; the name is empty if there is no endpoint."""
     mark = settings.masquerade_mark
     cluster_size = balancing.size_class(len(info.cluster))
@@ -83,7 +88,7 @@ def _external_chain(info: ServicePortInfo, settings: DataplaneSettings, kind: st
 def _internal(info: ServicePortInfo, key: bytes, affinity: Optional[AffinityChains], entries: List[Entry]) -> None:
     if not info.has_any or (info.internal_local and not info.local):
         refuse = REJECT if not info.has_any else "drop"
-        entries.append((RESOURCE, ("element", layout.NO_ENDPOINT_SERVICES, key), refuse))
+        entries.append((RESOURCE, ElementKey("element", layout.NO_ENDPOINT_SERVICES, key), refuse))
         return
     endpoints = info.local if info.internal_local else info.cluster
     if not endpoints:
@@ -94,7 +99,7 @@ def _internal(info: ServicePortInfo, key: bytes, affinity: Optional[AffinityChai
         _lists(info, SERVICE_KEY, key, False, entries)
         policy = LOCAL if info.internal_local else CLUSTER
         target = balancing.chooser_name(SERVICE_KEY, policy, balancing.size_class(len(endpoints)))
-    entries.append((RESOURCE, ("element", layout.FRONTENDS, key), f"goto {target}"))
+    entries.append((RESOURCE, ElementKey("element", layout.FRONTENDS, key), f"goto {target}"))
 
 
 def _external(
@@ -109,7 +114,7 @@ def _external(
     if not info.has_any or (info.external_local and not info.local):
         refusals = layout.NO_ENDPOINT_NODE_PORTS if node_port else layout.NO_ENDPOINT_SERVICES
         refuse = REJECT if not info.has_any else "drop"
-        entries.extend((RESOURCE, ("element", refusals, key), refuse) for key in keys)
+        entries.extend((RESOURCE, ElementKey("element", refusals, key), refuse) for key in keys)
     if not info.has_any:
         return
     if affinity is not None:
@@ -120,9 +125,9 @@ def _external(
             return
         for key in keys:
             _lists(info, kind, key, True, entries)
-        entries.append((RESOURCE, ("chain", target), chain))
+        entries.append((RESOURCE, ObjectKey("chain", target), chain))
     frontends = layout.NODE_PORT_FRONTENDS if node_port else layout.FRONTENDS
-    entries.extend((RESOURCE, ("element", frontends, key), f"goto {target}") for key in keys)
+    entries.extend((RESOURCE, ElementKey("element", frontends, key), f"goto {target}") for key in keys)
 
 
 def _firewall(info: ServicePortInfo, settings: DataplaneSettings, transport: bytes, entries: List[Entry]) -> None:
@@ -141,15 +146,15 @@ def _firewall(info: ServicePortInfo, settings: DataplaneSettings, transport: byt
     lengths = tuple(sorted({length for length, _first in sources}, reverse=True))
     for length in lengths:
         name = balancing.source_ranges_name(length)
-        entries.append((RESOURCE, ("set", name), balancing.source_ranges_set(info.family)))
+        entries.append((RESOURCE, ObjectKey("set", name), balancing.source_ranges_set(info.family)))
     chain = balancing.firewall_name(lengths)
-    entries.append((RESOURCE, ("chain", chain), balancing.firewall(info.family, lengths)))
+    entries.append((RESOURCE, ObjectKey("chain", chain), balancing.firewall(info.family, lengths)))
     for vip in info.load_balancer_ips:
         key = _address(vip) + transport
         for length, first in sorted(sources):
             name = balancing.source_ranges_name(length)
-            entries.append((RESOURCE, ("element", name, key + first.to_bytes(size, "big")), True))
-        entries.append((RESOURCE, ("element", layout.FIREWALLED, key), f"goto {chain}"))
+            entries.append((RESOURCE, ElementKey("element", name, key + first.to_bytes(size, "big")), True))
+        entries.append((RESOURCE, ElementKey("element", layout.FIREWALLED, key), f"goto {chain}"))
 
 
 def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> List[Entry]:
@@ -164,12 +169,12 @@ def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> 
     if info.affinity_seconds:
         affinity = AffinityChains(info, settings)
         entries.extend(affinity.entries)
-    entries.append((RESOURCE, ("element", layout.CLUSTER_IPS, cluster_ip), True))
+    entries.append((RESOURCE, ElementKey("element", layout.CLUSTER_IPS, cluster_ip), True))
     for endpoint in info.reachable:
         if endpoint.is_local:
             ip = _address(endpoint.ip)
             key = ip + ip + transport_key(info.protocol, endpoint.port)
-            entries.append((RESOURCE, ("element", layout.HAIRPIN, key), True))
+            entries.append((RESOURCE, ElementKey("element", layout.HAIRPIN, key), True))
     _internal(info, cluster_ip + transport, affinity, entries)
     addresses = dict.fromkeys((*info.external_ips, *info.load_balancer_ips))
     if addresses:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Tuple
+from typing import Dict, List, Mapping, Tuple, cast
 
 from ...addresses import IPV6, unpacked
 from . import rule_text
@@ -17,11 +17,15 @@ from .objects import (
     PROTOCOL_NAMES,
     RESOURCE,
     TABLE_COMMENT,
+    TABLE_KEY,
     TABLE_NAME,
     VERDICT,
     ChainValue,
+    ElementKey,
     Key,
+    ListValue,
     SetValue,
+    SparseList,
     Value,
     index_of,
     list_items,
@@ -89,13 +93,13 @@ def _endpoint_text(family: str, raw: bytes) -> str:
     return concatenation_text(("ipv6_addr" if family == IPV6 else "ipv4_addr", PORT), raw)
 
 
-def element_texts(family: str, key: Key, value: Value) -> List[str]:
+def element_texts(family: str, key: ElementKey, value: Value) -> List[str]:
     """Return the elements of an entry as they are written between the braces of ``elements = { }``."""
-    kind, name, raw = key
-    text = concatenation_text(_parts(family, name, raw), raw)
-    if kind == "list":
-        return [f"{text} . {index} : {_endpoint_text(family, data)}" for index, data in list_items(value)]
-    if value is True:
+    text = concatenation_text(_parts(family, key.name, key.key), key.key)
+    if isinstance(value, (tuple, SparseList)):
+        items = list_items(cast(ListValue, value))
+        return [f"{text} . {index} : {_endpoint_text(family, data)}" for index, data in items]
+    if isinstance(value, bool):
         return [text]
     return [f"{text} : {value if isinstance(value, str) else _endpoint_text(family, value)}"]
 
@@ -144,35 +148,35 @@ def chain_lines(value: ChainValue) -> List[str]:
 def describe(family: str, key: Key, value: Value) -> List[str]:
     """Return lines that show one entry of the table as commands or blocks that ``nft -f`` accepts."""
     table = f"{table_family(family)} {TABLE_NAME}"
-    if key[0] == "table":
-        return [f"table {table}"]
-    if key[0] == "set":
-        return [*set_lines(key[1], value), "}"]
-    if key[0] == "chain":
-        return [f"chain {key[1]} {{", *chain_lines(value), "}"]
-    return [f"element {table} {key[1]} {{ {text} }}" for text in element_texts(family, key, value)]
+    if isinstance(key, ElementKey):
+        return [f"element {table} {key.name} {{ {text} }}" for text in element_texts(family, key, value)]
+    if isinstance(value, SetValue):
+        return [*set_lines(key.name, value), "}"]
+    if isinstance(value, ChainValue):
+        return [f"chain {key.name} {{", *chain_lines(value), "}"]
+    return [f"table {table}"]
 
 
 def restore_text(family: str, tables: Mapping[str, Mapping[Key, Value]]) -> str:
     """Return a script for ``nft -f`` that replaces the family's table by the desired one; empty if none is desired."""
     table = tables[RESOURCE]
-    if ("table",) not in table:
+    if TABLE_KEY not in table:
         return ""
     name = f"{table_family(family)} {TABLE_NAME}"
     # Declared first, so that the deletion succeeds whether or not the table exists.
     lines = [f"table {name}", f"delete table {name}", f"table {name} {{", f'\tcomment "{TABLE_COMMENT}"']
     elements: Dict[str, List[str]] = {}
     for key, value in table.items():
-        if key[0] in ("element", "list"):
-            elements.setdefault(key[1], []).extend(element_texts(family, key, value))
+        if isinstance(key, ElementKey):
+            elements.setdefault(key.name, []).extend(element_texts(family, key, value))
     for key, value in table.items():
-        if key[0] == "set":
-            block = set_lines(key[1], value)
-            if key[1] in elements:
-                block.append("\telements = { " + ",\n\t\t     ".join(elements[key[1]]) + " }")
+        if isinstance(value, SetValue):
+            block = set_lines(key.name, value)
+            if key.name in elements:
+                block.append("\telements = { " + ",\n\t\t     ".join(elements[key.name]) + " }")
             lines.extend("\t" + line for line in [*block, "}"])
     for key, value in table.items():
-        if key[0] == "chain":
-            lines.extend("\t" + line for line in [f"chain {key[1]} {{", *chain_lines(value), "}"])
+        if isinstance(value, ChainValue):
+            lines.extend("\t" + line for line in [f"chain {key.name} {{", *chain_lines(value), "}"])
     lines.append("}")
     return "\n".join(lines) + "\n"
