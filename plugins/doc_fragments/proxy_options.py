@@ -51,6 +51,15 @@ options:
       - A NodeProxyConfiguration, C(kubenode.proxy/v1alpha1), as data, with settings that kube-proxy does not have.
         C(apiVersion) and C(kind) are optional. It replaces the one in the file O(config).
     type: dict
+  static_services:
+    description:
+      - Service and EndpointSlice manifests that are served beside those of the cluster. They stand for the file
+        C(ansible.json), which the roles write, in the directory of static Services (C(staticServices.directory) of the
+        NodeProxyConfiguration); the other files of that directory are read as well.
+      - An object without a namespace is in the namespace V(static). A manifest that cannot be used is reported like an
+        invalid object of the cluster, with its file.
+    type: list
+    elements: dict
   fallback:
     description:
       - What to do if mode V(ipvs) is requested and the kernel has no IPVS. Without this option that is an error.

@@ -55,7 +55,7 @@ class Refusal(NamedTuple):
     """One cluster object that is skipped, and why; all other objects are processed.
 
     ``field`` is a path as kubectl would write it, e.g. ``spec.ports[0].port``; ``namespace`` is empty for
-    cluster-scoped kinds.
+    cluster-scoped kinds. ``source``: the file of a static object, empty for objects of the cluster.
     """
 
     kind: str
@@ -63,9 +63,11 @@ class Refusal(NamedTuple):
     name: str
     field: str
     reason: str
+    source: str = ""
 
     def __str__(self) -> str:
         name = self.name[:253] or "(without a name)"
         where = f"{self.namespace[:63]}/{name}" if self.namespace else name
         what = f"{self.field}: {self.reason}" if self.field else self.reason
-        return one_line(f"{self.kind} {where}: {what}")
+        source = f"{self.source}: " if self.source else ""
+        return one_line(f"{source}{self.kind} {where}: {what}")

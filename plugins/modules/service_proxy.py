@@ -207,6 +207,10 @@ refused:
       description: Why it is invalid.
       type: str
       sample: 70000 is not between 1 and 65535
+    source:
+      description: The file of a static object. Empty for an object of the cluster.
+      type: str
+      sample: ""
 refused_count:
   description: Number of invalid objects that were skipped.
   type: int

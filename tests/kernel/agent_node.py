@@ -144,6 +144,13 @@ class AgentNode:
             "healthzBindAddress": f"127.0.0.1:{self.health_port}",
             "metricsBindAddress": f"127.0.0.1:{self.metrics_port}",
         }
+        #: The second document of the configuration. Never the host's own directory of static Services.
+        self.services = scratch / "services.d"
+        self.node_configuration: Object = {
+            "apiVersion": "kubenode.proxy/v1alpha1",
+            "kind": "NodeProxyConfiguration",
+            "staticServices": {"directory": str(self.services)},
+        }
         self.write_configuration()
 
     def _choose_variant(self, variant: str) -> None:
@@ -158,7 +165,8 @@ class AgentNode:
     def write_configuration(self, **changes: Any) -> None:
         """Write the configuration file anew, with some fields changed."""
         self.configuration.update(changes)
-        (self.scratch / "config.yaml").write_text(json.dumps(self.configuration))
+        documents = (self.configuration, self.node_configuration)
+        (self.scratch / "config.yaml").write_text("\n---\n".join(map(json.dumps, documents)))
 
     def start_api(self) -> None:
         """Start the API server, at the port at which it was before."""

@@ -305,3 +305,32 @@ def test_rendered_needs_no_node_and_is_what_iptables_takes(node, public_snapshot
     assert "-A -t 10.96.0.10:53" in ipvs["rendered"]["ipvsadm IPv4"]
     assert "-A -t 172.30.0.11:30080" in ipvs["rendered"]["ipvsadm IPv4"]
     assert "create KUBE-CLUSTER-IP" in ipvs["rendered"]["ipset IPv4"]
+
+
+def test_static_services_are_previewed_served_and_removed(node):
+    directory = node.scratch / "services.d"
+    directory.mkdir()
+    static = [service("door", [{"port": 443}], clusterIP="10.103.97.2"), slice_of("door", ["192.0.2.11"], 6443)]
+    for item in static:
+        del item["metadata"]["namespace"]
+    bad = {**static[0], "metadata": {"name": "bad"}, "spec": {**static[0]["spec"], "clusterIP": "10.0.0.300"}}
+    (directory / "own.json").write_text(json.dumps(service("own", [{"port": 80}], clusterIP="10.103.97.3")))
+    options = {**SERVE, "diff_lines": 0, "node_configuration": {"staticServices": {"directory": str(directory)}}}
+    first, preview, served, again, removed, text = node.play(
+        {MODULE: options},
+        {MODULE: {**options, "static_services": static}, "check_mode": True},
+        {MODULE: {**options, "static_services": [*static, bad]}},
+        {INFO: {**options, "static_services": static}},
+        {MODULE: options},
+        {MODULE: {**options, "state": "rendered", "node_addresses": ["192.0.2.1"], "static_services": static}},
+    )
+    assert "10.103.97.3" in str(first["diff"]) and "10.103.97.2" not in str(first["diff"])
+    assert "+-t nat" in str(preview["changes"]) or "10.103.97.2" in str(preview["diff"])
+    assert preview["diff"] == served["diff"] and "--to-destination 192.0.2.11:6443" in str(served["diff"])
+    (line,) = served["refused"]
+    assert line["source"] == f"{directory}/ansible.json"
+    assert (line["namespace"], line["name"], line["field"]) == ("static", "bad", "spec.clusterIP")
+    assert again["drift"] is False and removed["changed"]
+    rules = node.run("sh", "-c", "iptables-nft-save; iptables-legacy-save").stdout
+    assert "10.103.97.3" in rules and "10.103.97.2" not in rules
+    assert "10.103.97.2" in str(text["rendered"]) and "10.103.97.3" not in str(text["rendered"])

@@ -33,6 +33,7 @@ from .source.cluster_source import ClusterSource
 from .source.inbox import Inbox
 from .source.keeper import CacheKeeper
 from .source.reflector import Batch
+from .source.static_source import LOOK_SECONDS, StaticSource
 from .source.token import TokenKeeper
 from .supervision import Supervisor
 from .surface.control import ControlRequest, ControlServer
@@ -42,17 +43,20 @@ from .surface.http_connections import limits_of, raise_open_files
 from .surface.log import LimitedLog, Log
 from .surface.metrics import Metrics
 from .surface.ports import PortKeeper
-from .surface.status import AgentState, answer
+from .surface.status import AgentState, answer, status_text
 from .surface.surface import Surface
 from .surface.systemd import Systemd
 from .sync.losses import LossWatch
 from .sync.node import NodeSync
 from .timers import Timers
+from .views import Views
 
 LOCK_SECONDS = 30.0
 #: When to report to the service manager that the agent is ready although the API server has not answered.
 READY_PATIENCE_SECONDS = 10.0
 CACHE_SECONDS = 30.0
+#: How often to look whether the cluster is known while only static Services are served.
+CLUSTER_PAUSE_SECONDS = 0.5
 
 
 class Agent:
@@ -119,10 +123,13 @@ class Agent:
             losses=LossWatch(options.max_loss_percent, options.hold_loss, self.timers.clock),
             post=self._post,
         )
+        static = StaticSource(self._configuration.node_proxy.static_services.directory, log)
+        self.views = Views(self.source, static, self.sync)
         self.metrics.api_connected.set_function(lambda: float(self.source.connected))
         self.metrics.cache_age.set_function(self.source.keeper.age)
         self._save_timer = self.timers.add("save the cluster state", self._save)
         self._suppressed = self.timers.add("report suppressed lines", self._report_suppressed)
+        self._static_timer = self.timers.add("look for static Services", self._look_for_static)
         self._stop = False
         self._reload = False
         self._ready_sent = False
@@ -182,12 +189,15 @@ class Agent:
             self.supervisor.start("events", self.events.run, self.events.interrupt)
             try:
                 self.ports.open()
-                self.source.start(self.node_name, self._is_serving())
+                serving = self._is_serving()
+                self.source.start(self.node_name, serving)
                 if self.options.token:
                     self.supervisor.start("token", self.token.run, self.token.interrupt)
-                self._await_cluster()
-                if not self._stop:
-                    self._begin()
+                self._static_timer.start(LOOK_SECONDS)
+                if serving or not self._serve_static_first():
+                    self._await_cluster()
+                    if not self._stop:
+                        self._begin()
                 self._loop()
             except Fatal as error:
                 self.log.error("the agent exits", reason=error)
@@ -204,16 +214,37 @@ class Agent:
             self.log.debug("cannot determine whether the kernel already serves", error=error)
             return False
 
+    def _serve_static_first(self) -> bool:
+        """Serve static Services on a node that serves nothing, before the cluster is known; return whether it does.
+
+        They may be the way to the API servers. The rest follows in :meth:`_serve_cluster`.
+        """
+        if not self.views.serve_static():
+            return False
+        try:
+            self._begin()
+        except ProxyError as error:
+            self.log.warning("static Services have to wait for the cluster", error=error)
+            self.views.serve_cluster()
+            return False
+        return True
+
+    def _serve_cluster(self) -> None:
+        """Go over from static Services only to all Services."""
+        self.views.serve_cluster()
+        self.sync.rebuild(self._request(self._configuration))
+        self._sync(first=True)
+
+    def _look_for_static(self) -> None:
+        self._static_timer.start(LOOK_SECONDS)
+        self.views.look_for_static()
+
     def _await_cluster(self) -> None:
         """Wait for the lists; if the API server is late, use the state kept on disk for the missing ones."""
         began = self.timers.clock()
         self.systemd.status("waiting for the API server")
-        while not self._stop and not self.source.listed:
-            now = self.timers.clock()
-            due = self.source.patience_ends()
-            if due is not None and now >= due:
-                self.source.use_cache()
-                return
+        while not self._stop and not self.views.cluster_known(self.timers.clock()):
+            now, due = self.timers.clock(), self.source.patience_ends()
             if now - began >= READY_PATIENCE_SECONDS:
                 self._send_ready()
             self._inbox.wait((), 1.0 if due is None else min(0.5, max(0.01, due - now)))
@@ -240,6 +271,8 @@ class Agent:
             if self._reload:
                 self._reload = False
                 self._reload_configuration()
+            if self.views.static_only and not self._stop and self.views.cluster_known(self.timers.clock()):
+                self._serve_cluster()
             if self._stop or self.sync.proxiers is None:
                 continue
             self.sync.look()
@@ -250,6 +283,8 @@ class Agent:
 
     def _delay(self) -> float:
         delays = [self.sync.delay(), self.supervisor.delay(), self.timers.delay()]
+        if self.views.static_only:
+            delays.append(CLUSTER_PAUSE_SECONDS)
         if self.systemd.watchdog_seconds:
             delays.append(self.systemd.watchdog_seconds / 2)
         return max(0.0, min(delays))
@@ -288,6 +323,8 @@ class Agent:
         if slices:
             self.metrics.endpoint_changes.inc(slices)
             self.metrics.endpoint_changes_pending.set(view.pending_slices)
+        if self.views.static_only:
+            return
         if batch.kind == NODES.kind:
             self.sync.node_changed(self.node_name, lambda: self.sync.rebuild(self._request(self.configuration)))
         elif batch.kind == SERVICE_CIDRS.kind:
@@ -325,6 +362,7 @@ class Agent:
             healthy=self.health.healthy,
             source=self.source,
             sync=self.sync,
+            view=self.views.current,
         )
 
     def _send_ready(self) -> None:
@@ -333,18 +371,8 @@ class Agent:
             self.systemd.ready()
 
     def _show_status(self) -> None:
-        proxiers = self.sync.proxiers
-        if proxiers is None:
-            return
-        if self.sync.syncer.last_error:
-            text = f"last sync failed: {self.sync.syncer.last_error}"
-        else:
-            services = max((len(family.summaries) for family in proxiers.families), default=0)
-            endpoints = sum(family.summaries.totals.endpoints for family in proxiers.families)
-            away = self.source.from_cache and not self.source.listed
-            origin = "kept on disk, API server unreachable" if away else "of the API server"
-            text = f"mode {proxiers.configuration.mode}: {services} Services, {endpoints} endpoints (state {origin})"
-        self.systemd.status(text)
+        if self.sync.proxiers is not None:
+            self.systemd.status(status_text(self._state()))
 
     # ---- configuration
 
@@ -358,7 +386,7 @@ class Agent:
 
     def _request(self, configuration: KubeProxyConfiguration) -> Request:
         return Request(
-            cluster=self.source.view.state,
+            cluster=self.views.current.state,
             configuration=configuration,
             node_name=self.options.node_name,
             mode=self.options.mode,
@@ -381,6 +409,7 @@ class Agent:
 
     def _apply_configuration(self, configuration: KubeProxyConfiguration) -> None:
         """Apply a reloaded configuration. Raises ProxyError; nothing is changed in that case."""
+        self.views.look_for_static()
         if configuration == self._configuration:
             self.log.info("the configuration has not changed")
             return
@@ -397,6 +426,7 @@ class Agent:
             self.log.info("the name of this node has changed", node=name, before=old_name)
         self._configuration = configuration
         self._configure_log(configuration)
+        self.views.look_for_static(configuration.node_proxy.static_services.directory)
         self.health.timeout = 2 * self.configuration.sync_period
         self.surface.configure(in_mode(configuration, self.configuration.mode))
         self.ports.open()

@@ -7,6 +7,9 @@ In kube-proxy the result is arbitrary (contract, section 12), so anyone who may 
 the cluster IP of another tenant (CVE-2020-8554). Here a cluster IP wins over a load balancer address, and that over an
 external IP; then the older Service wins, and finally the first by namespace and name. Node ports are also assigned by
 age.
+
+A static Service (see ``static``) is defined by the operator of the node and wins over any Service of the cluster, so
+that a tenant cannot take over, for example, the address of the API servers.
 """
 
 from __future__ import annotations
@@ -40,14 +43,15 @@ class Claim(NamedTuple):
 
 
 class _Claimant(NamedTuple):
-    """A Service that makes a claim; of several the smallest one wins."""
+    """A Service that makes a claim; the smallest one wins, so a static one first."""
 
+    of_cluster: bool
     kind: int
     created: str
     name: NamespacedName
 
     def __str__(self) -> str:
-        return f"Service {self.name} ({_KINDS[self.kind]})"
+        return f"{'Service' if self.of_cluster else 'static Service'} {self.name} ({_KINDS[self.kind]})"
 
 
 class Conflict(NamedTuple):
@@ -72,7 +76,7 @@ def claims_of(service: Optional[Service]) -> Dict[Claim, _Claimant]:
     if service is None:
         return claims
     created = service.created or _YOUNGEST
-    by_kind = [_Claimant(kind, created, service.key) for kind in range(len(_KINDS))]
+    by_kind = [_Claimant(not service.static, kind, created, service.key) for kind in range(len(_KINDS))]
     served = [family for family, ip in zip(FAMILIES, (service.cluster_ip_v4, service.cluster_ip_v6)) if ip]
     addresses = [(service.cluster_ip_v4, _CLUSTER_IP), (service.cluster_ip_v6, _CLUSTER_IP)]
     addresses += [(address, _LOAD_BALANCER) for address in service.load_balancer_ips]

@@ -42,6 +42,7 @@ class Service(NamedTuple):
     ``external_traffic_policy_local`` and ``internal_traffic_policy_local`` are the fields of the spec, uninterpreted.
     ``has_external_ips``: whether spec.externalIPs has any element, valid or not.
     ``created`` is metadata.creationTimestamp (UTC, RFC 3339, whole seconds), empty if the object has none.
+    ``static`` is the file that defines a static Service (see ``static``), empty for a Service of the cluster.
     """
 
     namespace: str
@@ -59,6 +60,7 @@ class Service(NamedTuple):
     internal_traffic_policy_local: bool = False
     health_check_node_port: int = 0
     created: str = ""
+    static: str = ""
 
     @property
     def key(self) -> NamespacedName:

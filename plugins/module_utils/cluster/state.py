@@ -11,6 +11,7 @@ from ..errors import Refusal
 from .claims import Claim, Claims, Conflict
 from .model import EndpointSlice, NamespacedName, Node, Service, ServiceCIDR
 from .parse import ObjectKey, is_read, object_key, parse_object
+from .static import StaticObjects
 
 _NOTHING: FrozenSet[NamespacedName] = frozenset()
 _NO_SLICES: Dict[str, EndpointSlice] = {}
@@ -23,6 +24,9 @@ class ClusterState:
 
     The state depends only on the last version of each object: an invalid version replaces an earlier valid one, as if
     the object had been deleted.
+
+    Static Services (:meth:`set_static`) are served beside those of the cluster. While there is a static Service of a
+    name, the Service of the cluster with that name and its EndpointSlices are kept but not served.
     """
 
     def __init__(self) -> None:
@@ -36,6 +40,9 @@ class ClusterState:
         self._skipped: Dict[ObjectKey, Tuple[Refusal, ...]] = {}
         self.kinds: Set[str] = set()
         self._claims = Claims()
+        self._static = StaticObjects()
+        self._hidden_services: Dict[NamespacedName, Service] = {}
+        self._hidden_slices: Dict[NamespacedName, Dict[str, EndpointSlice]] = {}
 
     @classmethod
     def from_objects(cls, objects: Iterable[Any]) -> ClusterState:
@@ -47,8 +54,17 @@ class ClusterState:
 
     @property
     def refusals(self) -> Tuple[Refusal, ...]:
-        """The objects that were skipped because they are invalid, in order of kind, namespace and name."""
-        return tuple(sorted([*self._refusals.values(), *self._nameless]))
+        """The objects that are skipped, in order of kind, namespace and name."""
+        hidden = [
+            Refusal("Service", key.namespace, key.name, "metadata.name", f"is that of a static Service of {file}")
+            for key, file in ((key, self._static.services[key].static) for key in self._hidden_services)
+        ]
+        return tuple(sorted([*self._refusals.values(), *self._nameless, *hidden, *self._static.refusals]))
+
+    @property
+    def static_services(self) -> Mapping[NamespacedName, Service]:
+        """Return the static Services."""
+        return self._static.services
 
     @property
     def skipped(self) -> Tuple[Refusal, ...]:
@@ -121,8 +137,46 @@ class ClusterState:
         self._skipped.pop(key, None)
         return self._remove(key)
 
+    def set_static(self, static: StaticObjects) -> FrozenSet[NamespacedName]:
+        """Serve these static Services instead of the earlier ones; return Services whose ServicePorts may change."""
+        affected: Set[NamespacedName] = set()
+        before, self._static = self._static, static
+        for key in before.services:
+            if key not in static.services:
+                affected |= self._replace_service(key, self._hidden_services.pop(key, None))
+                self._replace_slices(key, self._hidden_slices.pop(key, {}))
+                affected.add(key)
+        for key, service in static.services.items():
+            if key not in before.services:
+                found = self.services.get(key)
+                if found is not None:
+                    self._hidden_services[key] = found
+                if key in self._slices:
+                    self._hidden_slices[key] = self._slices[key]
+            elif self.services[key] == service and self.slices_of(key) == static.slices.get(key, _NO_SLICES):
+                continue
+            affected |= self._replace_service(key, service)
+            self._replace_slices(key, dict(static.slices.get(key, _NO_SLICES)))
+            affected.add(key)
+        return frozenset(affected)
+
+    def _replace_service(self, key: NamespacedName, service: Optional[Service]) -> Set[NamespacedName]:
+        affected = self._claims.replace(self.services.pop(key, None), service)
+        if service is not None:
+            self.services[key] = service
+        return affected
+
+    def _replace_slices(self, owner: NamespacedName, slices: Dict[str, EndpointSlice]) -> None:
+        if slices:
+            self._slices[owner] = slices
+        else:
+            self._slices.pop(owner, None)
+
     def _put_service(self, service: Service) -> FrozenSet[NamespacedName]:
         key = service.key
+        if key in self._static.services:
+            self._hidden_services[key] = service
+            return _NOTHING
         if self.services.get(key) == service:
             return _NOTHING
         affected = self._claims.replace(self.services.get(key), service)
@@ -132,33 +186,43 @@ class ClusterState:
     def _put_slice(self, item: EndpointSlice) -> FrozenSet[NamespacedName]:
         identity = (item.namespace, item.name)
         owner = item.service_key
-        earlier_owner = self._slice_owners.get(identity)
-        if earlier_owner == owner:
-            slices = self._slices[owner]
-            if slices[item.name] == item:
+        table = self._slices_by_owner(owner)
+        if self._slice_owners.get(identity) == owner:
+            if table[owner][item.name] == item:
                 return _NOTHING
-            slices[item.name] = item
-            return frozenset((owner,))
+            table[owner][item.name] = item
+            return self._served(owner)
         affected = self._drop_slice(identity)
         self._slice_owners[identity] = owner
-        self._slices.setdefault(owner, {})[item.name] = item
-        return affected | {owner}
+        table.setdefault(owner, {})[item.name] = item
+        return affected | self._served(owner)
 
     def _drop_slice(self, identity: Tuple[str, str]) -> FrozenSet[NamespacedName]:
         owner: Optional[NamespacedName] = self._slice_owners.pop(identity, None)
         if owner is None:
             return _NOTHING
-        slices = self._slices[owner]
+        table = self._slices_by_owner(owner)
+        slices = table[owner]
         del slices[identity[1]]
         if not slices:
-            del self._slices[owner]
-        return frozenset((owner,))
+            del table[owner]
+        return self._served(owner)
+
+    def _slices_by_owner(self, owner: NamespacedName) -> Dict[NamespacedName, Dict[str, EndpointSlice]]:
+        """Return the table that has the cluster's slices of a Service: not the one served, if a static one hides it."""
+        return self._hidden_slices if owner in self._static.services else self._slices
+
+    def _served(self, service: NamespacedName) -> FrozenSet[NamespacedName]:
+        return _NOTHING if service in self._static.services else frozenset((service,))
 
     def _remove(self, key: ObjectKey) -> FrozenSet[NamespacedName]:
         if key.kind == "EndpointSlice":
             return self._drop_slice((key.namespace, key.name))
         if key.kind == "Service":
             service = NamespacedName(key.namespace, key.name)
+            if service in self._static.services:
+                self._hidden_services.pop(service, None)
+                return _NOTHING
             removed = self.services.pop(service, None)
             return _NOTHING if removed is None else frozenset((service, *self._claims.replace(removed, None)))
         if key.kind == "Node":

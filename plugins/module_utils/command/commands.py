@@ -15,6 +15,7 @@ from ..cluster.cache import read_cache
 from ..cluster.connection import ApiConnection
 from ..cluster.snapshot import read_snapshot
 from ..cluster.state import ClusterState
+from ..cluster.static import StaticDirectory
 from ..configuration.load import load_given
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.validate import in_mode
@@ -34,13 +35,16 @@ def _configuration(arguments: argparse.Namespace) -> Tuple[KubeProxyConfiguratio
 
 
 def _cluster(arguments: argparse.Namespace, configuration: KubeProxyConfiguration) -> ClusterState:
-    """Return the cluster state from the source in the arguments: a snapshot, the agent's cache or the API server."""
+    """Return the cluster from where the arguments say (snapshot, cache or API server), and the static Services."""
     if arguments.snapshot:
-        return ClusterState.from_objects(read_snapshot(arguments.snapshot))
-    if arguments.from_cache:
-        return ClusterState.from_objects(read_cache(arguments.cache).objects)
-    kubeconfig = arguments.kubeconfig or configuration.client_connection.kubeconfig
-    return ClusterState.from_objects(list_objects(ApiConnection(kubeconfig=kubeconfig or None)))
+        state = ClusterState.from_objects(read_snapshot(arguments.snapshot))
+    elif arguments.from_cache:
+        state = ClusterState.from_objects(read_cache(arguments.cache).objects)
+    else:
+        kubeconfig = arguments.kubeconfig or configuration.client_connection.kubeconfig
+        state = ClusterState.from_objects(list_objects(ApiConnection(kubeconfig=kubeconfig or None)))
+    state.set_static(StaticDirectory(configuration.node_proxy.static_services.directory).read())
+    return state
 
 
 def _request(arguments: argparse.Namespace, cluster: ClusterState, configuration: KubeProxyConfiguration) -> Request:

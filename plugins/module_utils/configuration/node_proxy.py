@@ -16,6 +16,8 @@ from typing import Any, Mapping, NamedTuple, Tuple
 from ..cluster.fields import shown
 from .field import Field
 from .reader import Findings, Section
+from .sections import static_services
+from .sections.static_services import StaticServices
 
 API_VERSION = "kubenode.proxy/v1alpha1"
 KIND = "NodeProxyConfiguration"
@@ -24,8 +26,10 @@ KIND = "NodeProxyConfiguration"
 class NodeProxyConfiguration(NamedTuple):
     """All sections. ``NodeProxyConfiguration()`` equals that of a file without this document."""
 
+    static_services: StaticServices = StaticServices()
 
-FIELDS: Tuple[Field, ...] = ()
+
+FIELDS: Tuple[Field, ...] = (*static_services.FIELDS,)
 
 
 def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyConfiguration:
@@ -35,6 +39,6 @@ def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyC
         value = root.text(name)
         if value != expected:
             findings.problem(name, f"{shown(value)} is not {expected}")
-    configuration = NodeProxyConfiguration()
+    configuration = NodeProxyConfiguration(static_services=static_services.read(root.section("staticServices")))
     root.finish()
     return configuration

@@ -66,6 +66,7 @@ def proxy_spec() -> Spec:
         "config": {"type": "path"},
         "configuration": {"type": "dict"},
         "node_configuration": {"type": "dict"},
+        "static_services": {"type": "list", "elements": "dict"},
         "fallback": {"type": "str", "choices": ["iptables"]},
         "ignore_findings": {"type": "list", "elements": "str", "default": []},
         "outside_host": {"type": "bool", "default": False},

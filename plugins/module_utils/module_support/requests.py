@@ -8,13 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Tuple
 
 from ..cluster.state import ClusterState
+from ..cluster.static import StaticDirectory, StaticObjects, parse_static
 from ..configuration.load import LoadedConfiguration, load, load_file
-from ..configuration.model import MODES
+from ..configuration.model import MODES, KubeProxyConfiguration
 from ..convergence.request import Request
 from .sources import cluster_state, has_source
 
 if TYPE_CHECKING:
     from ansible.module_utils.basic import AnsibleModule
+
+#: The file of static Services that the roles write; the option ``static_services`` stands for it.
+STATIC_FILE = "ansible.json"
 
 
 def proxy_configuration(parameters: Mapping[str, Any]) -> LoadedConfiguration:
@@ -31,6 +35,15 @@ def proxy_configuration(parameters: Mapping[str, Any]) -> LoadedConfiguration:
     return load(parameters["configuration"] or {}, known, node_source)
 
 
+def _static_services(parameters: Mapping[str, Any], configuration: KubeProxyConfiguration) -> StaticObjects:
+    """Return the static Services of the node with those in the options; only these if no node is read."""
+    given = parameters["static_services"]
+    if parameters.get("state") == "rendered":
+        return parse_static({STATIC_FILE: given or []})
+    replaced = {STATIC_FILE: given} if given is not None else {}
+    return StaticDirectory(configuration.node_proxy.static_services.directory, replaced).read()
+
+
 def engine_request(module: AnsibleModule, source: str) -> Tuple[Request, Tuple[str, ...]]:
     """Return the request for a module's options, and warnings about the configuration.
 
@@ -40,8 +53,12 @@ def engine_request(module: AnsibleModule, source: str) -> Tuple[Request, Tuple[s
     parameters: Dict[str, Any] = module.params
     configuration, warnings = proxy_configuration(parameters)
     wanted = source == "required" or (source == "optional" and has_source(module))
+    cluster = ClusterState()
+    if wanted:
+        cluster = cluster_state(module)
+        cluster.set_static(_static_services(parameters, configuration))
     request = Request(
-        cluster=cluster_state(module) if wanted else ClusterState(),
+        cluster=cluster,
         configuration=configuration,
         node_name=parameters["node_name"] or "",
         mode=parameters["mode"] or "",

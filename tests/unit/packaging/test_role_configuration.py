@@ -29,6 +29,7 @@ def written(directory: Path, variables):
         "agent_configuration_file": "",
         "agent_node_configuration": {},
         "agent_node_name": "n1",
+        "agent_static": [],
         "agent_user": "root",
         "ansible_python_interpreter": sys.executable,
         # Facts have precedence over the role's own variables.

@@ -16,6 +16,7 @@ from ...cluster.parse import KINDS, ObjectKey, object_key
 from ...cluster.parse_slice import SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
 from ...cluster.prune import prune
 from ...cluster.state import ClusterState
+from ...cluster.static import StaticObjects
 from ...errors import Refusal
 from .reflector import Batch
 
@@ -107,6 +108,10 @@ class ClusterView:
         self.revision += changed
         self.dirty |= affected
         return affected
+
+    def set_static(self, static: StaticObjects) -> None:
+        """Replace the static Services, which are not part of the copy on disk."""
+        self.dirty |= self.state.set_static(static)
 
     def _note_trigger(self, raw: Dict[str, Any], gone: bool, affected: Iterable[NamespacedName]) -> None:
         if gone:

@@ -13,22 +13,28 @@ from ...convergence.explanation.target import parse_target
 from ...errors import ProxyError
 from ...packaging.identity import identity
 from ..source.cluster_source import ClusterSource
+from ..source.view import ClusterView
 from ..sync.node import NodeSync
 
 
 class AgentState(NamedTuple):
-    """The parts of the agent from which it answers. ``started``: when it started, in seconds since the epoch."""
+    """What the answers are made from.
+
+    ``started``: when the agent was started, in seconds since the epoch. ``view``: what is served, which until the
+    cluster is known may be static Services only.
+    """
 
     node: str
     started: float
     healthy: bool
     source: ClusterSource
     sync: NodeSync
+    view: ClusterView
 
 
 def status_document(state: AgentState) -> Dict[str, Any]:
-    """Return the status of a running agent as plain JSON values."""
-    proxiers, view = state.sync.proxiers, state.source.view
+    """Return the state of a running agent as plain JSON values."""
+    proxiers, view = state.sync.proxiers, state.view
     families = {}
     for family in proxiers.families if proxiers is not None else ():
         totals = family.summaries.totals
@@ -57,6 +63,8 @@ def status_document(state: AgentState) -> Dict[str, Any]:
         },
         "apiServerLostSeconds": {reflector.resource.name: round(reflector.lost_for, 1) for reflector in reflectors},
         "startedFromCache": state.source.from_cache,
+        "staticServices": {str(key): item.static for key, item in sorted(view.state.static_services.items())},
+        "clusterKnown": view is state.source.view,
         "lastSync": round(state.sync.last_sync_end, 3),
         "lastError": state.sync.syncer.last_error,
         "syncs": state.sync.syncer.syncs,
@@ -65,6 +73,23 @@ def status_document(state: AgentState) -> Dict[str, Any]:
         "conflicts": [str(conflict) for conflict in view.state.conflicts],
         "families": families,
     }
+
+
+def status_text(state: AgentState) -> str:
+    """Return the agent's state in one line, for the service manager."""
+    proxiers, syncer = state.sync.proxiers, state.sync.syncer
+    if proxiers is None:
+        return "waiting for the API server"
+    if syncer.last_error:
+        return f"last sync failed: {syncer.last_error}"
+    services = max((len(family.summaries) for family in proxiers.families), default=0)
+    endpoints = sum(family.summaries.totals.endpoints for family in proxiers.families)
+    origin = "state of the API server"
+    if state.view is not state.source.view:
+        origin = "static Services, waiting for the API server"
+    elif state.source.from_cache and not state.source.listed:
+        origin = "state kept on disk, API server unreachable"
+    return f"mode {proxiers.configuration.mode}: {services} Services, {endpoints} endpoints ({origin})"
 
 
 def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
@@ -90,4 +115,4 @@ def _explanation(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
         return {"error": str(error)}
     families = [ExplainedFamily(proxier.context, proxier.tables) for proxier in proxiers.families]
     mode = proxiers.configuration.mode
-    return explanation_document(explain(state.source.view.state, families, mode, target))
+    return explanation_document(explain(state.view.state, families, mode, target))

@@ -121,6 +121,10 @@ class NodeSync:
         )
         return proxiers
 
+    def follow(self, view: ClusterView) -> None:
+        """Sync with another view from now on. The caller sets the node up again for it."""
+        self._view = self.syncer.view = view
+
     def rebuild(self, request: Request) -> None:
         """Set up again because the node's identity or the configuration changed; the next sync applies the difference.
 

@@ -1,0 +1,48 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Static Services as the agent follows them: the manifests of a directory, read again when a file changes."""
+
+from __future__ import annotations
+
+from ...cluster.static import StaticDirectory, StaticObjects
+from ..surface.log import Log
+from .view import ClusterView
+
+#: How often to look for changed files. A look costs one stat(2) for each file.
+LOOK_SECONDS = 2.0
+
+
+class StaticSource:
+    """Follows a directory of manifests. ``objects`` holds what the last read found."""
+
+    def __init__(self, path: str, log: Log) -> None:
+        self._directory = StaticDirectory(path)
+        self._log = log
+        self.objects = StaticObjects()
+        self._read()
+
+    def follow(self, path: str) -> None:
+        """Read another directory with the next look, if the path is another one."""
+        if path != self._directory.path:
+            self._directory = StaticDirectory(path)
+
+    def look(self) -> bool:
+        """Read the directory if a file has changed; return whether that changed anything."""
+        before = self.objects
+        if self._directory.changed():
+            self._read()
+        return self.objects != before
+
+    def apply(self, view: ClusterView) -> None:
+        """Put the static Services into a view."""
+        view.set_static(self.objects)
+
+    def _read(self) -> None:
+        before, self.objects = self.objects, self._directory.read()
+        for refusal in self.objects.refusals:
+            if refusal not in before.refusals:
+                self._log.warning("a manifest of a static Service cannot be used", refused=refusal)
+        if self.objects.services != before.services or self.objects.slices != before.slices:
+            names = ", ".join(str(name) for name in sorted(self.objects.services))
+            self._log.info("static Services", directory=self._directory.path, services=names or "none")

@@ -1,0 +1,180 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Static Services: Service and EndpointSlice manifests in a directory of the node, served without a cluster.
+
+They are parsed and validated as objects of the cluster are. A manifest that cannot be used is refused by file, object
+and field, and does not affect the others.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ..errors import Refusal, SnapshotError
+from ..regular_files import read_with_own_links
+from .fields import shown
+from .model import EndpointSlice, NamespacedName, Service
+from .parse import is_read, object_key, parse_object
+from .snapshot import parse_snapshot
+
+#: The namespace of manifests that name none.
+DEFAULT_NAMESPACE = "static"
+_SUFFIXES = (".yaml", ".yml", ".json")
+_MOST_BYTES = 1 << 20
+_MOST_FILES = 256
+_KINDS = ("Service", "EndpointSlice")
+
+Slices = Dict[NamespacedName, Dict[str, EndpointSlice]]
+Signature = Tuple[Tuple[str, int, int, int], ...]
+
+
+class StaticObjects(NamedTuple):
+    """The static Services by name, their EndpointSlices by Service and name, and what was refused."""
+
+    services: Mapping[NamespacedName, Service] = {}
+    slices: Mapping[NamespacedName, Mapping[str, EndpointSlice]] = {}
+    refusals: Tuple[Refusal, ...] = ()
+
+
+def parse_static(files: Mapping[str, Sequence[Any]], refusals: Iterable[Refusal] = ()) -> StaticObjects:
+    """Return the static Services that raw objects describe, given by file; ``refusals`` are added to those found.
+
+    An object without a namespace is in DEFAULT_NAMESPACE. Of two objects with one kind and name, the first counts.
+    """
+    services: Dict[NamespacedName, Service] = {}
+    slices: List[Tuple[str, EndpointSlice]] = []
+    found = list(refusals)
+    seen: Dict[Tuple[str, ...], str] = {}
+    for file, objects in files.items():
+        for given in objects:
+            raw = _with_namespace(given)
+            key = object_key(raw)
+            if key.kind not in _KINDS:
+                reason = f"{'is missing; it must be' if not key.kind else 'is not'} Service or EndpointSlice"
+                found.append(Refusal(key.kind or "object", key.namespace, key.name, "kind", reason, file))
+                continue
+            if key in seen:
+                reason = f"is already that of another {key.kind}, in {seen[key]}"
+                found.append(Refusal(*key, "metadata.name", reason, file))
+                continue
+            skipped: List[Refusal] = []
+            parsed = parse_object(raw, skipped)
+            found += [refusal._replace(source=file) for refusal in skipped]
+            if isinstance(parsed, Refusal):
+                found.append(parsed._replace(source=file))
+            elif isinstance(parsed, Service):
+                seen[key] = file
+                services[parsed.key] = parsed._replace(static=file)
+            elif isinstance(parsed, EndpointSlice):
+                seen[key] = file
+                slices.append((file, parsed))
+            else:
+                found.append(Refusal(*key, *_unused(raw), file))
+    by_owner: Slices = {}
+    for file, item in slices:
+        if item.service_key in services:
+            by_owner.setdefault(item.service_key, {})[item.name] = item
+        else:
+            field, reason = "metadata.labels", f"there is no static Service {item.service_key}"
+            found.append(Refusal("EndpointSlice", item.namespace, item.name, field, reason, file))
+    return StaticObjects(services, by_owner, tuple(found))
+
+
+def _with_namespace(raw: Any) -> Any:
+    metadata = raw.get("metadata") if isinstance(raw, dict) else None
+    if not isinstance(metadata, dict) or metadata.get("namespace"):
+        return raw
+    return {**raw, "metadata": {**metadata, "namespace": DEFAULT_NAMESPACE}}
+
+
+def _unused(raw: Dict[str, Any]) -> Tuple[str, str]:
+    """Return the field because of which a valid object is not served, and the reason."""
+    if not is_read(raw):
+        return "apiVersion", f"{shown(raw.get('apiVersion'))} is not that of a {raw['kind']} of Kubernetes"
+    if raw["kind"] == "EndpointSlice":
+        return "metadata.labels", "kubernetes.io/service-name must name a static Service, of addressType IPv4 or IPv6"
+    spec = raw.get("spec") or {}
+    if spec.get("type") == "ExternalName":
+        return "spec.type", "an ExternalName has no address to be served at"
+    if spec.get("clusterIP") in (None, "", "None"):
+        return "spec.clusterIP", "is missing; there is no API server to assign one"
+    return "metadata.labels", "service.kubernetes.io/service-proxy-name gives it to another proxy"
+
+
+class StaticDirectory:
+    """The manifests in a directory, read again when they change.
+
+    ``replaced``: objects by the name of the file that they stand for, which is then not read.
+    """
+
+    def __init__(self, path: str, replaced: Mapping[str, Sequence[Any]] = {}) -> None:
+        self.path = path
+        self._replaced = {os.path.join(path, name): objects for name, objects in replaced.items()}
+        self._last: Dict[str, Sequence[Any]] = {}
+        self._seen: Optional[Signature] = None
+
+    def changed(self) -> bool:
+        """Return whether a file was added, changed or removed since the last :meth:`read`."""
+        return self._signature() != self._seen
+
+    def read(self) -> StaticObjects:
+        """Read all files, in order of their names.
+
+        A file that cannot be read or parsed is refused; if an earlier read succeeded, what it had then is kept, because
+        an editor may be writing it. A directory that does not exist is empty.
+        """
+        self._seen = self._signature()
+        files: Dict[str, Sequence[Any]] = {}
+        refusals: List[Refusal] = []
+        try:
+            paths = self._paths()
+        except OSError as error:
+            refusals.append(_refused_file(self.path, error.strerror or str(error)))
+            paths = list(self._last)
+        for path in paths[_MOST_FILES:]:
+            refusals.append(_refused_file(path, f"the directory has more than {_MOST_FILES} files"))
+        for path in paths[:_MOST_FILES]:
+            try:
+                files[path] = parse_snapshot(read_with_own_links(path, _MOST_BYTES), path)
+            except (OSError, SnapshotError) as error:
+                reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)[len(path) + 2 :]
+                kept = "; its last valid content stays in effect" if path in self._last else ""
+                refusals.append(_refused_file(path, f"{reason}{kept}"))
+                if kept:
+                    files[path] = self._last[path]
+        self._last = files
+        files = {**files, **self._replaced}
+        return parse_static({path: files[path] for path in sorted(files)}, refusals)
+
+    def _paths(self) -> List[str]:
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            return []
+        paths = [os.path.join(self.path, name) for name in names if _is_manifest(name)]
+        return sorted(path for path in paths if path not in self._replaced)
+
+    def _signature(self) -> Signature:
+        """Return what changes with every change of a file; the error, if the directory cannot be read."""
+        try:
+            paths = self._paths()
+        except OSError as error:
+            return (("", error.errno or 0, 0, 0),)
+        found = []
+        for path in paths:
+            try:
+                status = os.stat(path)
+                found.append((path, status.st_mtime_ns, status.st_size, status.st_ino))
+            except OSError as error:
+                found.append((path, error.errno or 0, 0, 0))
+        return tuple(found)
+
+
+def _is_manifest(name: str) -> bool:
+    return name.endswith(_SUFFIXES) and not name.startswith(".")
+
+
+def _refused_file(path: str, reason: str) -> Refusal:
+    return Refusal("file", "", path, "", reason)

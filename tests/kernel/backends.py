@@ -1,0 +1,121 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Endpoints of static Services in the network namespace of a test, each with its own address, and their manifests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from tests.lab import system
+
+ADDRESS = "10.103.97.2"
+PORT = 6443
+NAME = "static/apiserver"
+
+
+def endpoint(number: int) -> str:
+    """Return the address of a backend."""
+    return f"192.0.2.{10 + number}"
+
+
+def make_network(count: int = 3) -> None:
+    """Give the namespace the addresses of the backends, and a default route for addresses of Services."""
+    system.ip_batch(
+        [
+            "link add backends type veth peer name unused",
+            "link set unused up",
+            "link set backends up",
+            "address add 192.0.2.1/24 dev backends",
+            *(f"address add {endpoint(number)}/24 dev backends" for number in range(1, count + 1)),
+            "route add default dev backends src 192.0.2.1",
+        ]
+    )
+
+
+class Backend:
+    """A TCP server that sends its number to each client; ``hold`` keeps the connections open."""
+
+    def __init__(self, number: int, hold: bool = False) -> None:
+        self.number = number
+        self._hold = hold
+        self._held: List[socket.socket] = []
+        self._server: Optional[socket.socket] = None
+        self.start()
+
+    def start(self) -> None:
+        """Listen."""
+        server = socket.socket()
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((endpoint(self.number), PORT))
+        server.listen(64)
+        self._server = server
+        threading.Thread(target=self._serve, args=(server,), daemon=True).start()
+
+    def _serve(self, server: socket.socket) -> None:
+        while True:
+            try:
+                connection, _peer = server.accept()
+            except OSError:
+                return
+            with contextlib.suppress(OSError):
+                connection.sendall(str(self.number).encode())
+            if self._hold:
+                self._held.append(connection)
+            else:
+                connection.close()
+
+    def stop(self) -> None:
+        """Refuse connections; those that are held stay open."""
+        if self._server is not None:
+            with contextlib.suppress(OSError):
+                self._server.shutdown(socket.SHUT_RDWR)
+            self._server.close()
+            self._server = None
+
+    def close(self) -> None:
+        """End everything."""
+        self.stop()
+        for connection in self._held:
+            connection.close()
+
+
+def ask(seconds: float = 2.0) -> str:
+    """Return the number of the backend that answers at the Service's address, or why none does."""
+    try:
+        with socket.create_connection((ADDRESS, PORT), seconds) as connection:
+            connection.settimeout(seconds)
+            return connection.recv(16).decode()
+    except OSError as error:
+        return type(error).__name__
+
+
+def manifests(numbers: Sequence[int] = (1, 2, 3), **annotations: str) -> List[Dict[str, Any]]:
+    """Return the Service and its EndpointSlice."""
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "apiserver", "annotations": annotations},
+            "spec": {"clusterIP": ADDRESS, "ports": [{"name": "https", "port": PORT}]},
+        },
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {"name": "apiserver-1", "labels": {"kubernetes.io/service-name": "apiserver"}},
+            "addressType": "IPv4",
+            "ports": [{"name": "https", "port": PORT}],
+            "endpoints": [{"addresses": [endpoint(number)]} for number in numbers],
+        },
+    ]
+
+
+def write_manifests(directory: Path, objects: Sequence[Dict[str, Any]], name: str = "apiserver.json") -> None:
+    """Write manifests as one file."""
+    directory.mkdir(exist_ok=True)
+    (directory / name).write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))

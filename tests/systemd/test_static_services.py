@@ -1,0 +1,117 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Static Services on a node with systemd: served at boot before kubelet starts, even if API server or agent fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from .agent import UNIT, picture, status
+from .node import wait_for
+
+ADDRESS = "10.103.97.2"
+SERVICE = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "apiserver"},
+    "spec": {"clusterIP": ADDRESS, "ports": [{"name": "https", "port": 6443}]},
+}
+SLICE = {
+    "apiVersion": "discovery.k8s.io/v1",
+    "kind": "EndpointSlice",
+    "metadata": {"name": "apiserver-1", "labels": {"kubernetes.io/service-name": "apiserver"}},
+    "addressType": "IPv4",
+    "ports": [{"name": "https", "port": 6443}],
+    "endpoints": [{"addresses": ["192.0.2.11"]}, {"addresses": ["192.0.2.12"]}],
+}
+# Records what a kubelet would find.
+KUBELET = """
+[Service]
+ExecStartPre=/bin/sh -c 'iptables-save -t nat >/run/found-by-kubelet'
+ExecStart=sleep infinity
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+@pytest.fixture(scope="module")
+def node(start):
+    return start("static")
+
+
+@pytest.fixture(scope="module")
+def before(node):
+    return picture(node)
+
+
+@pytest.fixture(scope="module")
+def variables(cluster):
+    return {
+        "agent_kubeconfig": str(cluster.kubeconfig),
+        "agent_configuration": {"mode": "iptables"},
+        "service_proxy_static": [SERVICE, SLICE],
+    }
+
+
+@pytest.fixture(scope="module")
+def installed(node, before, variables):
+    result = node.role("agent", variables)
+    assert node.role("agent", variables).changed_tasks == []
+    node.write("/etc/systemd/system/kubelet.service", KUBELET)
+    node.run("systemctl", "enable", "kubelet.service")
+    return result
+
+
+def rules(node):
+    return node.output("iptables-save", "-t", "nat")
+
+
+def started(node, unit):
+    """When systemd started the unit's process, in seconds since boot of the machine."""
+    return int(node.unit(unit, "ExecMainStartTimestampMonotonic")["ExecMainStartTimestampMonotonic"]) / 1e6
+
+
+def test_they_are_served_and_listed(node, installed):
+    wait_for("the static Service is served", lambda: f"{ADDRESS}/32" in rules(node))
+    assert status(node)["staticServices"] == {"static/apiserver": "/etc/kubenode-proxy/services.d/ansible.json"}
+
+
+def test_at_boot_they_are_served_before_kubelet_starts(node, installed, cluster):
+    cluster.go_away()
+    node.run("rm", "-f", "/var/lib/kubenode-proxy/agent/cluster.json.gz")
+    node.restart()
+    found = node.output("cat", "/run/found-by-kubelet")
+    assert f"-d {ADDRESS}/32" in found and "--to-destination 192.0.2.12:6443" in found
+    assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active"
+    assert status(node)["clusterKnown"] is False
+    cluster.come_back()
+    wait_for("the cluster follows", lambda: "10.96.0.10/32" in rules(node), 90)
+    assert f"{ADDRESS}/32" in rules(node)
+
+
+def test_an_agent_that_fails_delays_kubelet_by_ten_seconds_and_no_more(node, installed):
+    node.run("sed", "-i.good", "s/^mode:.*/mode: wrong/", "/etc/kubenode-proxy/config.yaml")
+    node.restart()
+    wait_for("kubelet runs", lambda: node.unit("kubelet.service", "ActiveState")["ActiveState"] == "active")
+    waited = started(node, "kubelet.service") - started(node, "kubenode-proxy-ready.service")
+    assert 9.0 <= waited <= 20.0
+    assert node.unit(UNIT, "ActiveState")["ActiveState"] != "active"
+    assert node.unit("kubelet.service", "ActiveState", "NRestarts") == {"ActiveState": "active", "NRestarts": "0"}
+    node.run("mv", "/etc/kubenode-proxy/config.yaml.good", "/etc/kubenode-proxy/config.yaml")
+    wait_for("the agent has recovered", lambda: f"{ADDRESS}/32" in rules(node), 90)
+
+
+def test_without_the_variable_they_are_removed_and_other_files_are_kept(node, installed, variables):
+    node.write("/etc/kubenode-proxy/services.d/own.yaml", "")
+    node.role("agent", {**variables, "service_proxy_static": []})
+    wait_for("it is no longer served", lambda: f"{ADDRESS}/32" not in rules(node))
+    assert node.output("ls", "/etc/kubenode-proxy/services.d").split() == ["own.yaml"]
+
+
+def test_absent_leaves_nothing(node, before, installed, variables):
+    node.run("systemctl", "disable", "--now", "kubelet.service")
+    node.run("rm", "/etc/systemd/system/kubelet.service")
+    node.role("agent", {**variables, "agent_state": "absent", "agent_remove_dataplane": True})
+    left = node.output("sh", "-c", "ls -d /etc/kubenode-proxy /etc/systemd/system/kubenode* 2>/dev/null || true")
+    assert left == ""
