@@ -5,23 +5,28 @@
 
     python -m tests.steps TARGET...
 
-All are run even if one fails; the exit status is 1 then. What a target prints appears when it has ended.
+All are run even if one fails; the exit status is 1 then. What a target prints appears when it has ended. At the end
+there is a table of the targets, and one of the tests that took longest.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from typing import IO, Dict, List, NamedTuple
+from typing import IO, Dict, Iterable, List, NamedTuple
 
 PROCESSORS = 2
 # What keeps about one processor busy; everything else is alone.
 ONE_PROCESSOR = {"lint", "monitoring", "browser", "sanity", "build", "importer", "cores", "played", "molecule"}
 # These use what another one leaves behind.
 AFTER = {"importer": {"build"}, "cores": {"build"}, "played": {"build"}}
+# A line of pytest's --durations: seconds, phase (setup, call or teardown), test.
+DURATION = re.compile(rb"^ *([0-9]+\.[0-9]+)s (?:setup|call|teardown) +(\S.*?) *$", re.MULTILINE)
+SLOWEST = 30
 
 
 class Running(NamedTuple):
@@ -34,12 +39,17 @@ class Running(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a target has ended; ``processor`` are the seconds of processor time of it and what it waited for."""
+    """How a target has ended.
+
+    ``processor`` are the seconds of processor time of it and what it waited for, ``tests`` the seconds of its slow
+    tests by their names.
+    """
 
     target: str
     status: int
     seconds: float
     processor: float
+    tests: Dict[str, float]
 
 
 def calibration() -> float:
@@ -69,13 +79,27 @@ def finish(running: Dict[int, Running]) -> Ended:
     code = item.process.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.monotonic() - item.started
     item.output.seek(0)
-    sys.stdout.flush()
-    sys.stdout.buffer.write(f"== {item.target}\n".encode())
-    for block in iter(lambda: item.output.read(1 << 16), b""):
-        sys.stdout.buffer.write(block)
+    printed = item.output.read()
     item.output.close()
+    sys.stdout.flush()
+    sys.stdout.buffer.write(f"== {item.target}\n".encode() + printed)
     print(f"== {item.target} took {seconds:.0f} s" + (f", status {code}" if code else ""), flush=True)
-    return Ended(item.target, code, seconds, usage.ru_utime + usage.ru_stime)
+    return Ended(item.target, code, seconds, usage.ru_utime + usage.ru_stime, durations(printed))
+
+
+def durations(printed: bytes) -> Dict[str, float]:
+    """Return the seconds of each test that pytest lists by --durations, with those of its fixtures."""
+    found: Dict[str, float] = {}
+    for seconds, name in DURATION.findall(printed):
+        test = name.decode(errors="replace")
+        found[test] = found.get(test, 0.0) + float(seconds)
+    return found
+
+
+def slowest(ended: Iterable[Ended]) -> List[str]:
+    """Return the lines of the table of the tests that took longest."""
+    found = [(seconds, item.target, name) for item in ended for name, seconds in item.tests.items()]
+    return [f"{seconds:>8.1f} {target:<12} {name}" for seconds, target, name in sorted(found, reverse=True)[:SLOWEST]]
 
 
 def weight(target: str) -> int:
@@ -114,6 +138,9 @@ def main(targets: List[str]) -> int:
         failed = "  failed" if item.status else ""
         print(f"== {item.target:<16}{item.seconds:>8.0f}{item.processor:>19.0f}{failed}")
     print(f"== {'all':<16}{total:>8.0f}")
+    print(f"== the {SLOWEST} slowest tests, in seconds")
+    for line in slowest(ended):
+        print(f"== {line}")
     names = [item.target for item in ended if item.status]
     if names:
         print(f"error: failed: {' '.join(names)}", file=sys.stderr)

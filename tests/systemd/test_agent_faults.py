@@ -194,7 +194,7 @@ def test_without_the_api_server_the_node_serves_and_repairs(members, outage):
     assert '"healthy": true' in health or '"healthy":true' in health
 
 
-@pytest.mark.parametrize("seconds", [20, pytest.param(60, marks=pytest.mark.full)])
+@pytest.mark.parametrize("seconds", [15, pytest.param(60, marks=pytest.mark.full)])
 def test_200_changes_a_second(members, outage, seconds):
     """The kernel equals the plan at the end, and the memory is what it was after the first changes."""
     node, cluster, _before = members["nftables"]

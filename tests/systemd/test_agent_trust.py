@@ -52,7 +52,12 @@ print(json.dumps(found))
 SECRET = "nobody may change this\n"
 
 
-@pytest.fixture(scope="module", params=CONFIGURATIONS)
+FULL = pytest.mark.full
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param("legacy", marks=FULL), "nft", pytest.param("nftables", marks=FULL)]
+)
 def member(request, start):
     """A node with sockets of container runtimes, its cluster, and the variables of the role."""
     node = start(f"trust-{request.param}")

@@ -60,7 +60,9 @@ def refusal(node: Node, port: int) -> int:
         return probe.connect_ex((address_of(node), port))
 
 
-@pytest.mark.parametrize("mode", [pytest.param("iptables", marks=pytest.mark.full), "nftables"])
+# In make test what firewalld does is done by tests/kernel/test_living_with_others.py, with rules like firewalld's.
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["iptables", "nftables"])
 def test_services_answer_again_and_firewalld_keeps_its_own(node, cluster, mode):
     # The address of the container is not that of the Node object, which is the only one by default in nftables mode.
     configuration = {"mode": mode, "nodePortAddresses": ["0.0.0.0/0"]}

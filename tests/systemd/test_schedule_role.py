@@ -149,6 +149,7 @@ def test_failed_run_is_told_and_the_dataplane_stays(node, scheduled):
     node.run("mv", "/srv/away", "/srv/snapshot.json")
 
 
+@pytest.mark.full
 def test_check_tells_the_drift_and_changes_nothing(node, scheduled, variables):
     reschedule(node, {**variables, "schedule_check": True})
     rules = dataplane(node)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 IPVS = "kubenode.proxy.ipvs_services"
 MODULES = "kubenode.proxy.kernel_modules"
 SYSCTLS = "kubenode.proxy.sysctls"
@@ -91,7 +93,13 @@ def test_modules_sysctls_and_virtual_servers(node):
     entry = next(entry for entry in runs.first["diff"] if entry["after_header"] == "IPv4 real servers (after)")
     assert "-a -t 192.0.2.10:443 -r 10.0.0.21:8443 -m -w 3\n" in entry["after"] and entry["before"] == ""
 
-    # Changes in place, errors, purging, removal; then the parameters that the modules brought, and unloading.
+
+@pytest.mark.full
+def test_changes_purging_removal_and_unloading(node):
+    """Changes in place, errors, purging, removal; then the parameters that the modules brought, and unloading."""
+    node.run("ipvsadm", "-A", "-t", "192.0.2.10:80", "-s", "rr")
+    node.run("ipvsadm", "-a", "-t", "192.0.2.10:80", "-r", "10.9.9.9:80", "-m", "-w", "7")
+    node.play({MODULES: {"mode": "ipvs", "schedulers": ["wrr", "mh", "rr", "sh"]}}, {IPVS: {"services": SERVICES}})
     changed = [dict(SERVICES[0], scheduler="sh", real_servers=[SERVICES[0]["real_servers"][1]])]
     purge = {"services": [dict(changed[0], real_servers=None)], "purge": ["192.0.2.10"]}
     look = {"ansible.builtin.command": "ipvsadm -Sn", "changed_when": False}

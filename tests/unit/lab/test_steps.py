@@ -17,6 +17,8 @@ MAKE = """#!/bin/sh
 echo "+ $2" >>"{log}"
 sleep 0.1
 echo "words of $2"
+echo "1.50s setup    tests/a.py::test_of_$2"
+echo "2.25s call     tests/a.py::test_of_$2"
 echo "- $2" >>"{log}"
 [ "$2" != "{failing}" ]
 """
@@ -52,6 +54,15 @@ def test_two_small_steps_are_run_side_by_side_and_a_large_one_alone(tmp_path, mo
 def test_what_needs_the_built_collection_waits_for_it(tmp_path, monkeypatch):
     _status, moments = made(tmp_path, monkeypatch, "importer", "cores", "build", "lint")
     assert not any("build" in moment and moment & {"importer", "cores"} for moment in moments)
+
+
+def test_the_slowest_tests_are_listed_with_the_time_of_their_fixtures(tmp_path, monkeypatch, capsys):
+    made(tmp_path, monkeypatch, "kernel", "lint")
+    lines = capsys.readouterr().out.split("slowest tests, in seconds\n")[1].splitlines()
+    assert [line.split()[1:] for line in lines] == [
+        ["3.8", "lint", "tests/a.py::test_of_lint"],
+        ["3.8", "kernel", "tests/a.py::test_of_kernel"],
+    ]
 
 
 def test_a_step_that_fails_is_named_and_the_others_are_run(tmp_path, monkeypatch, capsys):
