@@ -9,6 +9,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
+QEMU := $(PYTHON) -m tests.lab.qemu
 LOAD := tests/kernel/test_migration_load.py
 UML_FIRST := tests/kernel/test_agent_ipvs.py tests/kernel/test_leaving.py tests/kernel/test_living_with_others.py
 WIRE := tests/conformance/lab
@@ -17,7 +18,7 @@ FULL ?=
 MARKS := $(if $(FULL),,and not full)
 # What `make test` runs; all are run even if one fails. For some of them: make test STEPS="lint unit"
 STEPS ?= kernel uml modules systemd conformance load unit pythons molecule lint build played sanity importer cores browser monitoring \
-	$(if $(FULL),ansible-units)
+	$(if $(FULL),debian ansible-units)
 # What `make molecule` runs; for one: make molecule SCENARIOS=ipvs
 SCENARIOS ?= default $(if $(FULL),ipvs modes airgap)
 # Cases of the wire lab, without FULL: one or two for each area; of them those that are repeated with IPv6 or both
@@ -33,6 +34,14 @@ IPVS := affinity cleanup clusterip-basic clusterip-sctp external-ips-local forei
 	lb-source-ranges masquerade-all no-endpoints-every-address nodeport-addresses nodeport-cluster nodeport-local \
 	restart-changed-meanwhile terminating-local udp-endpoint-replaced
 IPVS_TWINS := affinity hairpin lb-source-ranges nodeport-local
+# Cases on Debian's own kernels in QEMU, where each takes half a minute; of them those in IPVS mode with iptables nft,
+# and those in all modes on Debian 13.
+DEBIAN_IPVS := affinity clusterip-basic external-ips-local foreign-rules hairpin ipvs-sh lb-source-ranges \
+	no-endpoints-every-address nodeport-addresses nodeport-local udp-endpoint-replaced
+DEBIAN_13 := affinity cleanup clusterip-basic foreign-rules lb-source-ranges nodeport-local udp-endpoint-replaced
+# Tests of the kernel's interfaces on Debian 13, with its programs and its Python.
+KERNEL_13 := $(patsubst %,tests/kernel/test_%.py,conntrack_stale guards ipset_sets ipvs_addresses ipvs_netlink \
+	legacy_table_names living_with_others nftables_table preflight_kernel takeover)
 cases = $(if $(FULL),,$(foreach case,$(1),--cases $(case)))
 export FULL
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
@@ -40,7 +49,7 @@ export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup setup-lab demo docs record test test-full quick format lint unit pythons kernel load monitoring browser uml systemd molecule \
+.PHONY: help debian guests minimal setup setup-lab demo docs record test test-full quick format lint unit pythons kernel load monitoring browser uml systemd molecule \
 	modules sanity ansible-units build .packed cores importer played conformance clean
 
 help:
@@ -87,6 +96,7 @@ lint: setup
 	$(BIN)/mypy plugins/module_utils tests/lab tests/conformance tests/documentation tests/molecule_support tests/monitoring/dashboard.py \
 	  tests/monitoring/expressions.py tests/fleet/browser.py tests/fleet/samples.py tests/fleet/__main__.py tests/steps.py
 	$(BIN)/yamllint --strict .
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/ansible-lint --offline --profile production
 	$(BIN)/antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs=all .
 	$(BIN)/antsibull-changelog lint
@@ -105,7 +115,7 @@ browser: setup-lab
 
 # Two files at a time, here and below: much of the time is Ansible waiting for a node, or a test for something to happen.
 kernel: setup-lab
-	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder tests/kernel -m "not uml $(MARKS)" --ignore $(LOAD)
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder tests/kernel -m "not uml and not stock $(MARKS)" --ignore $(LOAD)
 
 # Alone, since an emulated node needs all processors.
 load: setup-lab
@@ -168,6 +178,24 @@ endif
 # One case at a time in each guest: a kernel that lists virtual servers of one namespace counts those of the others.
 	$(WIRE) uml --jobs 2 -- run --mode ipvs $(call cases,$(IPVS)) --jobs 1
 	$(WIRE) uml --jobs 2 -- run --mode ipvs $(call cases,$(IPVS_TWINS)) --jobs 1 --families ipv6
+
+# Fetches kernels and makes the root file system of Debian 13, into .cache.
+guests: setup-lab
+	$(QEMU)
+	$(QEMU) --debian 13
+
+# Guests have one processor each; in IPVS mode each runs one case at a time, as above.
+debian: guests
+	$(WIRE) qemu --jobs 2 -- run --mode ipvs $(DEBIAN_IPVS:%=--cases %) --jobs 1
+	$(QEMU) -- $(PYTEST) -q -p no:cacheprovider tests/kernel -m stock
+	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode nftables $(DEBIAN_13:%=--cases %) --jobs 1
+	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode iptables $(DEBIAN_13:%=--cases %) --jobs 1
+	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode ipvs $(DEBIAN_13:%=--cases %) --jobs 1
+	$(QEMU) --debian 13 -- python3 -m pytest -q -p no:cacheprovider -m "not full" $(KERNEL_13)
+
+# In a root file system with nothing but what .ci/bootstrap installs.
+minimal:
+	.ci/minimal-root
 
 clean:
 	@if [ -x $(PYTHON) ] && [ "$$(id -u)" -eq 0 ]; then for name in lab demo; do $(PYTHON) -m tests.lab --name $$name down; done; fi

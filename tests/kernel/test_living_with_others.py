@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
@@ -24,6 +25,7 @@ from tests.lab.background import Background
 from tests.lab.outage import Client
 
 UML = pytest.mark.uml
+STOCK = pytest.mark.stock
 SERVER = """
 import socket, sys
 sock = socket.create_server(("0.0.0.0", 8080), backlog=512)
@@ -136,8 +138,10 @@ def events(mode: str, variant: str) -> List[Event]:
         deleted = Event(" ".join(command), commands(command), "1 table (kube-proxy)")
         return [FIREWALLD_EVENT, *GUESTS, deleted, NFT_FLUSH._replace(log="1 table (kube-proxy)")]
     found = [*GUESTS, *IPTABLES]
-    if mode == "ipvs":
+    if mode == "ipvs" and variant == "legacy":
         return [*found, *IPVS]
+    if mode == "ipvs":
+        found += IPVS
     flush = NFT_FLUSH._replace(log=CHAINS if variant == "nft" else "")
     return [FIREWALLD_EVENT, *found, flush]
 
@@ -146,7 +150,7 @@ class Neighbour:
     """A network namespace of its own, joined to the node by a pair of devices."""
 
     def __init__(self, name: str, node_address: str, addresses: Sequence[str], program: str = "") -> None:
-        command = ["python3", "-c", program]
+        command = [sys.executable, "-c", program]
         wait = ["unshare", "-n", "sh", "-c", "echo ready; exec sleep infinity"]
         self._holder = Background(wait)
         number = str(self._holder.pid)
@@ -249,6 +253,7 @@ class Node(AgentNode):
         ("iptables", "legacy"),
         ("nftables", ""),
         pytest.param(("ipvs", "legacy"), marks=UML, id="ipvs"),
+        pytest.param(("ipvs", "nft"), marks=STOCK, id="ipvs-nft"),
     ],
     ids=lambda item: "-".join(filter(None, item)) if isinstance(item, tuple) else None,
 )

@@ -28,6 +28,9 @@ class Pin(NamedTuple):
     descriptors: Tuple[int, ...]
 
 
+UNPINNED = Pin([], ())
+
+
 @contextlib.contextmanager
 def pinned() -> Iterator[Pin]:
     """Choose the processor with the fewest guests, for a command that is started meanwhile.

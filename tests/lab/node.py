@@ -39,7 +39,8 @@ class Specification(NamedTuple):
     with the keys name, address and address6. With ``command`` the node ends when
     the command ends; without, it runs sshd (``sshd``: its configuration file) and the echo servers (``echo``: their
     configuration file) until it is killed. A guest finds its modules below ``kernel``, by release, and the
-    directories of the host by the file system ``shared``: hostfs (user-mode Linux) or 9p (QEMU).
+    directories of the host by the file system ``shared``: hostfs (user-mode Linux) or 9p (QEMU). ``views`` are
+    directories that a guest whose root is not the host's has on other file systems, and where it shall have them.
     """
 
     hostname: str
@@ -57,6 +58,7 @@ class Specification(NamedTuple):
     echo: Optional[str] = None
     kernel: str = GUEST_MODULES
     shared: str = "hostfs"
+    views: Dict[str, str] = {}
 
     def save(self, path: Path) -> None:
         """Write the specification where the node will read it."""
@@ -145,6 +147,9 @@ def _guest_root(specification: Specification) -> None:
             system.mount("none", NEW_ROOT + path, "hostfs", data=path)
         else:
             system.mount(shared_tag(number), NEW_ROOT + path, "9p", data="trans=virtio,version=9p2000.L,cache=none")
+    for source, path in specification.views.items():
+        os.makedirs(NEW_ROOT + path, exist_ok=True)
+        system.mount(source, NEW_ROOT + path, "", system.MS_BIND)
     system.pivot_root(NEW_ROOT)
     os.makedirs("/dev/pts", exist_ok=True)
     os.makedirs("/dev/shm", exist_ok=True)

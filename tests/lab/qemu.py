@@ -1,15 +1,20 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""QEMU: a node on Debian's own kernel, which has IPVS, iptables nft and nftables all together, unlike Debian's UML.
+"""QEMU: commands and nodes on Debian's own kernel, which has IPVS, iptables nft and nftables, unlike Debian's UML.
+
+``python -m tests.lab.qemu [--debian 13] [--writable DIRECTORY] [--memory 1G] [--modules NAME,...] -- COMMAND...``
 
 The processor is emulated in software, so no support for virtualisation is needed: a few seconds from start to the
 first program, and programs at about a tenth of their speed. As in user-mode Linux the guest's root is the host's file
-system under an overlay in memory.
+system under an overlay in memory; with ``--debian 13`` it is a Debian 13 made from packages, in which the project is at
+the same place as on the host.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import fcntl
 import os
 import shutil
@@ -20,12 +25,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import List, Optional, Sequence
+from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
+from tests.lab import debian_root
 from tests.lab.calls import Remote, RemoteError
+from tests.lab.cores import UNPINNED, Pin, pinned
+from tests.lab.guest_command import run_in_guest
 from tests.lab.node import Specification, shared_tag
-from tests.lab.stock_kernel import StockKernel, stock_kernel
+from tests.lab.stock_kernel import SUITES, StockKernel, stock_kernel
 from tests.lab.system import LabError, inside, ip_batch
+from tests.lab.uml import DATAPLANE_MODULES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # linux/if_tun.h
@@ -61,13 +70,15 @@ def missing() -> Optional[str]:
     return None
 
 
-def command(kernel: StockKernel, memory: str, root: Sequence[str], program: Sequence[str]) -> List[str]:
+def command(
+    kernel: StockKernel, memory: str, root: Sequence[str], program: Sequence[str], processors: int = 2
+) -> List[str]:
     """The command that starts a guest without devices. ``root``: see :data:`stock_kernel.FIRST_PROGRAM`, and variables
     for the first program, which is ``program``.
     """
     # The guest does not outlive the process that started it, however that ends.
     argv = ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max"]
-    argv += ["-smp", "2", "-m", memory]
+    argv += ["-smp", str(processors), "-m", memory]
     argv += ["-M", "q35", "-nodefaults", "-display", "none"]
     argv += ["-kernel", str(kernel.image), "-initrd", str(kernel.first_root)]
     return [*argv, "-append", " ".join([*_KERNEL, *root, "--", *program])]
@@ -84,31 +95,69 @@ def network(number: int, backend: str, mac: str) -> List[str]:
     return ["-netdev", f"tap,id=net{number},{backend}", "-device", device]
 
 
-def _own_root() -> List[str]:
-    """The words for a guest whose root is the host's."""
+class System(NamedTuple):
+    """What a guest runs: a kernel, and a root file system, or None for the host's; its Python, and the search path."""
+
+    kernel: StockKernel
+    root: Optional[Path]
+    python: str
+    path: str
+
+
+def system_of(release: Optional[str]) -> System:
+    """Return Debian of that release, or this machine's files on the kernel of Debian 12."""
+    if release is None:
+        return System(stock_kernel(), None, sys.executable, os.environ["PATH"])
+    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    return System(stock_kernel(release), debian_root.debian_root(release), "/usr/bin/python3", path)
+
+
+def _root_words(system: System) -> List[str]:
+    """The words for a guest whose root is that of the system, read-only."""
     options = "trans=virtio,version=9p2000.L,cache=loose,msize=512000,ro"
     words = ["root.type=9p", f"root.options={options}", "root.source=root"]
-    return [*words, f"PYTHONPATH={ROOT}", "PYTHONDONTWRITEBYTECODE=1", f"PATH={os.environ['PATH']}"]
+    if system.root:
+        words += [f"view.project={debian_root.PROJECT}", f"view.modules={debian_root.MODULES}"]
+        words += [f"share.specification={debian_root.SCRATCH}"]
+    words += [f"PYTHONPATH={debian_root.PROJECT if system.root else ROOT}", "PYTHONDONTWRITEBYTECODE=1"]
+    return [*words, f"PATH={system.path}"]
 
 
 class Machine:
     """A running guest that becomes the specified node; a context manager.
 
     ``devices`` are its network devices, eth0 and so on, as :func:`open_tap` returns them; they are closed here. The
-    guest's console is in ``console`` in the scratch directory.
+    guest's console is in ``console`` in the scratch directory. It has two processors, or with a ``pin`` one: then
+    several guests share out this machine's, as those of user-mode Linux do.
     """
 
-    def __init__(self, specification: Specification, devices: Sequence[int], memory: str) -> None:
+    def __init__(
+        self,
+        specification: Specification,
+        devices: Sequence[int],
+        memory: str,
+        system: Optional[System] = None,
+        pin: Pin = UNPINNED,
+    ) -> None:
         problem = missing()
         if problem:
             raise LabError(problem)
         self.scratch = Path(specification.scratch)
-        kernel = stock_kernel()
-        specification = specification._replace(kernel=str(kernel.modules), shared="9p")
+        system = system or system_of(None)
+        specification = specification._replace(kernel=str(system.kernel.modules), shared="9p")
+        if system.root:
+            views = {debian_root.PROJECT: str(ROOT), debian_root.MODULES: debian_root.MODULES}
+            specification = specification._replace(kernel=debian_root.MODULES, views=views)
         specification.save(self.scratch / "specification.json")
-        program = [sys.executable, "-m", "tests.lab.node", f"{self.scratch}/specification.json"]
-        argv = command(kernel, memory, _own_root(), program)
-        argv += ["-no-reboot", "-serial", f"file:{self.scratch}/console", *share("/", "root", ",readonly=on")]
+        seen = debian_root.SCRATCH if system.root else self.scratch
+        program = [system.python, "-m", "tests.lab.node", f"{seen}/specification.json"]
+        argv = command(system.kernel, memory, _root_words(system), program, processors=1 if pin.words else 2)
+        argv += ["-no-reboot", "-serial", f"file:{self.scratch}/console"]
+        argv += share(str(system.root or "/"), "root", ",readonly=on")
+        if system.root:
+            argv += share(str(ROOT), "project", ",readonly=on")
+            argv += share(str(system.kernel.modules), "modules", ",readonly=on")
+            argv += share(str(self.scratch), "specification", ",readonly=on")
         for number, path in enumerate([*specification.writable, specification.scratch]):
             argv += share(path, shared_tag(number))
         argv += ["-chardev", f"socket,id=calls,path={self.scratch}/calls,server=on,wait=off"]
@@ -117,7 +166,12 @@ class Machine:
             argv += network(number, f"fd={descriptor}", f"02:4b:4e:00:01:{number:02x}")
         with open(self.scratch / "qemu.log", "wb") as log:
             self._process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=devices
+                [*pin.words, *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=[*devices, *pin.descriptors],
             )
         for descriptor in devices:
             os.close(descriptor)
@@ -157,3 +211,75 @@ class Machine:
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+    def ended(self) -> bool:
+        """Say whether the guest has ended."""
+        return self._process.poll() is not None
+
+
+def run_in_qemu(
+    argv: Sequence[str],
+    *,
+    system: Optional[System] = None,
+    memory: str = "1G",
+    environment: Optional[Mapping[str, str]] = None,
+    modules: Sequence[str] = DATAPLANE_MODULES,
+    writable: Sequence[str] = (),
+    directory: Optional[str] = None,
+    timeout: float = 1800,
+) -> int:
+    """Run one command in a guest, as :func:`tests.lab.guest_command.run_in_guest` does."""
+    chosen = system or system_of(None)
+
+    @contextlib.contextmanager
+    def boot(specification: Specification) -> Iterator[Callable[[], bool]]:
+        with contextlib.ExitStack() as stack:
+            with pinned() as pin:
+                machine = stack.enter_context(Machine(specification, [], memory, chosen, pin))
+            yield machine.ended
+
+    return run_in_guest(
+        boot,
+        argv,
+        hostname="qemu",
+        # What is compiled in the guest stays in its memory; the project is read-only there.
+        environment={"PATH": chosen.path, "PYTHONPYCACHEPREFIX": "/run/pycache", **(environment or {})},
+        modules=modules,
+        writable=writable,
+        directory=directory,
+        timeout=timeout,
+    )
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run a command in a guest from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.lab.qemu", description="run a command on Debian's kernel")
+    parser.add_argument("--debian", choices=SUITES, help="the guest's release (default: this machine's files on 12)")
+    parser.add_argument("--memory", default="1G", help="the guest's memory (default: 1G)")
+    parser.add_argument("--writable", action="append", default=[], help="directory whose writes reach the host")
+    parser.add_argument("--modules", help="kernel modules to load, comma separated (default: those of the dataplane)")
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds until the guest is ended (default: 1800)")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="further environment")
+    parser.add_argument("command", nargs="*", help="the command and its arguments; without one the guest is only made")
+    options = parser.parse_args(arguments)
+    modules = DATAPLANE_MODULES if options.modules is None else [name for name in options.modules.split(",") if name]
+    try:
+        system = system_of(options.debian)
+        if not options.command:
+            return 0
+        return run_in_qemu(
+            options.command,
+            system=system,
+            memory=options.memory,
+            environment=dict(entry.split("=", 1) for entry in options.env),
+            modules=modules,
+            writable=options.writable,
+            timeout=options.timeout,
+        )
+    except LabError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,9 +21,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from tests.lab.cores import pinned
+from tests.lab.guest_command import run_in_guest
 from tests.lab.node import Specification
 from tests.lab.system import LabError, run
 
@@ -169,65 +170,27 @@ def run_in_uml(
     directory: Optional[str] = None,
     timeout: float = 1800,
 ) -> int:
-    """Boot a guest, run one command in it, stream what it prints, and return its exit status.
+    """Run one command in a guest, as :func:`tests.lab.guest_command.run_in_guest` does."""
 
-    Only writes below the ``writable`` directories reach the host. The command gets this process's PATH, HOME and
-    LANG and what ``environment`` adds. Raises LabError when the guest does not boot or the time is over.
-    """
-    scratch = Path(tempfile.mkdtemp(prefix="kubenode-uml-"))
-    given = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
-    specification = Specification(
-        hostname="uml",
-        scratch=str(scratch),
-        writable=[str(Path(path).resolve()) for path in writable],
-        modules=list(modules),
-        environment={"LANG": "C.UTF-8", **given, "PYTHONDONTWRITEBYTECODE": "1", **(environment or {})},
-        directory=directory or os.getcwd(),
-        command=list(argv),
-    )
-    try:
+    @contextlib.contextmanager
+    def boot(specification: Specification) -> Iterator[Callable[[], bool]]:
         process = start(specification, memory)
         try:
-            _stream(process, scratch, timeout)
+            yield lambda: process.poll() is not None
         finally:
             stop(process.pid)
             process.wait()
-        status = scratch / "status"
-        if not status.exists():
-            raise LabError(f"the user-mode Linux guest ended without a result:\n{_last_words(scratch)}")
-        return int(status.read_text(encoding="ascii"))
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
-
-def _last_words(scratch: Path) -> str:
-    """The end of what a failed guest left behind: its own error report, else its console."""
-    for name in ("error", "console"):
-        path = scratch / name
-        if path.exists():
-            return path.read_text(encoding="utf-8", errors="replace")[-3000:]
-    return "no console output"
-
-
-def _stream(process: subprocess.Popen[bytes], scratch: Path, timeout: float) -> None:
-    output = scratch / "output"
-    output.touch()
-    deadline = time.monotonic() + timeout
-    finished: Optional[float] = None
-    with open(output, "rb") as stream:
-        while True:
-            ended = process.poll() is not None
-            text = stream.read()
-            if text:
-                sys.stdout.write(text.decode("utf-8", "replace"))
-                sys.stdout.flush()
-            if ended or (finished is not None and time.monotonic() > finished + 5):
-                return
-            if finished is None and (scratch / "status").exists():
-                finished = time.monotonic()
-            if time.monotonic() > deadline:
-                raise LabError(f"the command in the user-mode Linux guest did not end within {timeout:.0f} s")
-            time.sleep(0.05)
+    return run_in_guest(
+        boot,
+        argv,
+        hostname="uml",
+        environment=environment,
+        modules=modules,
+        writable=writable,
+        directory=directory,
+        timeout=timeout,
+    )
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

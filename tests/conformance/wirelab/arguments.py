@@ -9,6 +9,8 @@ import argparse
 import os
 from pathlib import Path
 
+from tests.lab.stock_kernel import SUITES
+
 from .cases import MODES
 from .options import RunnerOptions, RunOptions
 
@@ -34,12 +36,18 @@ def make_parser() -> argparse.ArgumentParser:
     _add_selection(modes)
     _add_comparing(modes)
     _add_selection(commands.add_parser("list", help="list the cases"))
-    uml = commands.add_parser("uml", help="run the lab inside user-mode Linux: lab uml -- run ...")
-    uml.add_argument("--jobs", type=int, default=1, metavar="N", help="guests at once, each with one processor")
-    uml.add_argument("--memory", default="1G", help="memory of a guest (default: 1G)")
-    uml.add_argument("--timeout", type=float, default=3600, help="seconds until a guest is ended (default: 3600)")
-    uml.add_argument("rest", nargs=argparse.REMAINDER, help="arguments of the lab in the guest")
+    _add_guests(commands.add_parser("uml", help="run the lab inside user-mode Linux: lab uml -- run ..."))
+    qemu = commands.add_parser("qemu", help="run the lab on Debian's kernel, emulated by QEMU: lab qemu -- run ...")
+    qemu.add_argument("--debian", choices=SUITES, help="release of kernel and programs (default: this machine's files)")
+    _add_guests(qemu)
     return parser
+
+
+def _add_guests(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="guests at once, each with one processor")
+    parser.add_argument("--memory", default="1G", help="memory of a guest (default: 1G)")
+    parser.add_argument("--timeout", type=float, default=3600, help="seconds until a guest is ended (default: 3600)")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help="arguments of the lab in the guest")
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:

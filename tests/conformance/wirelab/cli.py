@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The command line: run, record, modes, list, uml."""
+"""The command line: run, record, modes, list, uml, qemu."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 
+from tests.lab.qemu import run_in_qemu, system_of
 from tests.lab.system import LabError
 from tests.lab.uml import DATAPLANE_MODULES, run_in_uml
 
@@ -29,8 +30,12 @@ from .running import run_cases
 from .twins import twins
 
 # The lab speaks SCTP itself; a kernel that can would answer every INIT with an ABORT of its own.
-UML_MODULES = tuple(module for module in DATAPLANE_MODULES if module != "sctp")
-UML_DEFAULTS = {"--iptables": "legacy", "--time-scale": "3"}
+GUEST_MODULES = tuple(module for module in DATAPLANE_MODULES if module != "sctp")
+# Debian's kernel for user-mode Linux has no NF_TABLES_IPV4; programs in QEMU have about a tenth of their speed.
+GUEST_DEFAULTS = {
+    "uml": {"--iptables": "legacy", "--time-scale": "3"},
+    "qemu": {"--iptables": "nft", "--time-scale": "6"},
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "record": _record,
         "modes": _modes,
         "list": _list,
-        "uml": _uml,
+        "uml": _in_guests,
+        "qemu": _in_guests,
     }
     try:
         return commands[arguments.command](arguments, words)
@@ -154,43 +160,70 @@ def _finish(arguments: argparse.Namespace, rows: Sequence[Row], start: float) ->
     return 0 if report.passed else 1
 
 
-def _uml(arguments: argparse.Namespace, words: list[str]) -> int:
-    """The lab inside user-mode Linux, whose root is the host's file system. A run is shared out among the guests."""
+def _in_guests(arguments: argparse.Namespace, words: list[str]) -> int:
+    """The lab inside guests with a kernel of their own, among which a run is shared out."""
     inner = arguments.rest[1:] if arguments.rest[:1] == ["--"] else list(arguments.rest)
     if not inner:
-        raise ValueError("uml: the arguments of the lab are missing: lab uml -- run ...")
-    for option, value in UML_DEFAULTS.items():
+        raise ValueError(
+            f"{arguments.command}: the arguments of the lab are missing: lab {arguments.command} -- run ..."
+        )
+    for option, value in GUEST_DEFAULTS[arguments.command].items():
         if inner[0] in ("run", "record") and not any(word.split("=")[0] == option for word in inner):
             inner += [option, value]
     inside = make_parser().parse_args(inner)
     if inner[0] == "run" and inside.mode == "ipvs" and not inside.single_stack:
         inner.append("--single-stack")
+    launch = _guest_launcher(arguments)
 
     def guest(command: list[str], writable: Sequence[str | None]) -> int:
         for directory in filter(None, writable):
             os.makedirs(directory, exist_ok=True)
-        return run_in_uml(
-            command,
-            memory=arguments.memory,
-            modules=UML_MODULES,
-            timeout=arguments.timeout,
-            writable=list(filter(None, writable)),
-            # bytecode goes to the guest's memory: every convergence of a runner would have to compile it anew
-            environment={
-                "PYTHONDONTWRITEBYTECODE": "",
-                **{name: value for name, value in os.environ.items() if name.startswith("LAB_")},
-            },
-        )
+        return launch(command, list(filter(None, writable)))
 
     if inner[0] != "run":
         folders = [*(inside.cases_dir or [str(HOME / name) for name in CASES])] if inner[0] == "record" else []
-        return guest([sys.executable, str(LAUNCHER), *inner], folders)
+        return guest([str(LAUNCHER), *inner], folders)
 
     def worker(number: int, board: str) -> Callable[[], int]:
-        command = [sys.executable, str(LAUNCHER), *inner, "--board", board, "--instance", f"g{number}"]
+        command = [str(LAUNCHER), *inner, "--board", board, "--instance", f"g{number}"]
         return lambda: guest(command, [board, inside.save, inside.keep_logs])
 
     return _run_shared(inside, worker, arguments.jobs)
+
+
+def _guest_launcher(arguments: argparse.Namespace) -> Callable[[list[str], list[str]], int]:
+    """Return what runs a Python program in a guest of the kind that the command names.
+
+    Bytecode goes to the guest's memory: every convergence of a runner would have to compile it anew.
+    """
+    given = {name: value for name, value in os.environ.items() if name.startswith("LAB_")}
+
+    def in_uml(command: list[str], writable: list[str]) -> int:
+        return run_in_uml(
+            [sys.executable, *command],
+            memory=arguments.memory,
+            modules=GUEST_MODULES,
+            timeout=arguments.timeout,
+            writable=writable,
+            environment={"PYTHONDONTWRITEBYTECODE": "", **given},
+        )
+
+    if arguments.command == "uml":
+        return in_uml
+    system = system_of(arguments.debian)
+
+    def in_qemu(command: list[str], writable: list[str]) -> int:
+        return run_in_qemu(
+            [system.python, *command],
+            system=system,
+            memory=arguments.memory,
+            modules=GUEST_MODULES,
+            timeout=arguments.timeout,
+            writable=writable,
+            environment={"PYTHONDONTWRITEBYTECODE": "", **given},
+        )
+
+    return in_qemu
 
 
 def _record(arguments: argparse.Namespace, words: list[str]) -> int:
