@@ -26,8 +26,9 @@ def start(tmp_path_factory, request):
     """
     started = []
 
-    def begin(name: str, network: str = "podman") -> Node:
-        node = Node(f"knp{os.getpid()}-{name}", tmp_path_factory.mktemp(name), network)
+    def begin(name: str, network: str = "podman", release: str = "12", *, project: bool = False) -> Node:
+        scratch = tmp_path_factory.mktemp(name)
+        node = Node(f"knp{os.getpid()}-{name}", scratch, network, release, project=project)
         started.append(node)
         return node
 

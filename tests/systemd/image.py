@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The image of a Debian 12 node with systemd, made from packages, and podman set up for it.
+"""Images of Debian nodes with systemd, made from packages, and podman set up for them.
 
 No registry is needed. The root file system is kept below .cache, by a hash of its recipe; the image stays in podman's
-storage under a name with the same hash. A user who has an image already names it in KUBENODE_NODE_IMAGE.
+storage under a name with the same hash. A user who has an image of Debian 12 names it in KUBENODE_NODE_IMAGE.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ import hashlib
 import os
 import subprocess
 from pathlib import Path
+from typing import Sequence
+
+from tests.lab.stock_kernel import SUITES
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "node-image"
-SUITE = "bookworm"
 PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "kmod", "procps", "iproute2", "netbase", "ca-certificates", "curl"),
     *("python3", "python3-apt", "python3-yaml", "python3-prometheus-client"),
     *("iptables", "nftables", "ipset", "conntrack", "git", "firewalld"),
 )
+SUITE = SUITES["12"]
+#: On a node of another release than this machine's, tests of the kernel run inside it.
+MORE_PACKAGES = {"12": (), "13": ("python3-pytest", "ipvsadm")}
 # udev in a privileged container would give every container the same hardware address; firewalld is for the test that
 # unmasks it; the others only cost time.
 MASKED = (
@@ -74,12 +79,13 @@ rm -rf "$1/usr/share/doc" "$1/usr/share/man" "$1/usr/share/locale" "$1"/var/lib/
 """
 
 
-def image() -> str:
-    """The name of the image, which is built first if it is not there; that takes about a minute and a half."""
+def image(release: str = "12") -> str:
+    """Return the name of a release's image; the first call builds it, which takes about a minute and a half."""
     given = os.environ.get("KUBENODE_NODE_IMAGE")
-    if given:
+    if given and release == "12":
         return given
-    key = hashlib.sha256(repr((SUITE, PACKAGES, _recipe())).encode()).hexdigest()[:12]
+    suite, packages = SUITES[release], (*PACKAGES, *MORE_PACKAGES[release])
+    key = hashlib.sha256(repr((suite, packages, _recipe())).encode()).hexdigest()[:12]
     name = f"localhost/kubenode-proxy-node:{key}"
     if podman("image", "exists", name, check=False).returncode == 0:
         return name
@@ -88,19 +94,19 @@ def image() -> str:
     with open(CACHE / "lock", "w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if podman("image", "exists", name, check=False).returncode != 0:
-            _make(key, name)
+            _make(suite, packages, key, name)
     return name
 
 
-def _make(key: str, name: str) -> None:
+def _make(suite: str, packages: Sequence[str], key: str, name: str) -> None:
     tree = CACHE / f"root-{key}.tar"
     if not tree.exists():
         partial = CACHE / f"root-{key}.{os.getpid()}.tar"
         hook = CACHE / f"hook-{key}"
         hook.write_text(_recipe())
         hook.chmod(0o755)
-        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
-        command += [f"--customize-hook={hook}", SUITE, str(partial)]
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(packages)}"]
+        command += [f"--customize-hook={hook}", suite, str(partial)]
         subprocess.run(command, check=True)
         partial.rename(tree)
     changes = ("--change", 'CMD ["/lib/systemd/systemd"]', "--change", "STOPSIGNAL SIGRTMIN+3")

@@ -62,14 +62,21 @@ def enter(pid: int) -> List[str]:
 
 
 class Node:
-    """A container; ``network`` is podman's, with ``none`` it has no way anywhere."""
+    """A container with a release of Debian.
 
-    def __init__(self, name: str, scratch: Path, network: str = "podman") -> None:
+    ``network`` is podman's, with ``none`` it has no way anywhere. With ``project`` it sees the project, read-only.
+    """
+
+    def __init__(
+        self, name: str, scratch: Path, network: str = "podman", release: str = "12", *, project: bool = False
+    ) -> None:
         self.name = name
         self.scratch = scratch
         options = ["--privileged", "--systemd=always", "--stop-timeout=2", f"--network={network}", f"--hostname={name}"]
         options.append(f"--label={_OWNER}={os.getpid()}")
-        image.podman("run", "--detach", "--name", name, *options, image.image())
+        if project:
+            options.append(f"--volume={ROOT}:{ROOT}:ro")
+        image.podman("run", "--detach", "--name", name, *options, image.image(release))
         self.wait_until_booted()
 
     def wait_until_booted(self) -> None:
