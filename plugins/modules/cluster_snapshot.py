@@ -3,8 +3,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-from __future__ import annotations
-
 DOCUMENTATION = r"""
 module: cluster_snapshot
 short_description: Save the cluster objects that a service proxy needs to a file
@@ -127,6 +125,7 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
+import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parse import is_read, object_key
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot import read_snapshot, write_snapshot
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import API_SOURCES, api_spec

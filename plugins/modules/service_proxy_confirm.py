@@ -3,8 +3,6 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-from __future__ import annotations
-
 DOCUMENTATION = r"""
 module: service_proxy_confirm
 short_description: Confirm a change of the service proxy after probing it
@@ -131,6 +129,7 @@ from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
 
+import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.confirm import confirm, reject
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.directory import DEFAULT_DIRECTORY
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probes import (

@@ -1,0 +1,92 @@
+#!/usr/bin/python
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+DOCUMENTATION = r"""
+module: node_programs
+short_description: Find programs on a node, and check its Python
+version_added: 0.1.0
+author:
+  - kubenode.proxy contributors (@kubenode)
+description:
+  - Returns which of the given programs a node has, as the modules of this collection find them.
+  - Like every module of the collection, it fails with one line on a Python that is too old. The roles use it as the
+    first task on a node, so that nothing is changed there before.
+extends_documentation_fragment:
+  - kubenode.proxy.attributes.posix
+  - kubenode.proxy.attributes
+options:
+  names:
+    description: Names of the programs.
+    type: list
+    elements: str
+    required: true
+attributes:
+  check_mode:
+    description: Nothing is changed in any mode.
+    support: full
+  diff_mode:
+    description: Nothing is changed.
+    support: none
+requirements:
+  - Python 3.9 or later on the node
+seealso:
+  - module: kubenode.proxy.kernel_modules
+"""
+
+EXAMPLES = r"""
+- name: Look for the programs of iptables
+  kubenode.proxy.node_programs:
+    names: [iptables, ip6tables]
+  register: programs
+
+- name: Stop if one is missing
+  ansible.builtin.assert:
+    that: programs.missing | length == 0
+"""
+
+RETURN = r"""
+found:
+  description: Paths of the programs by name.
+  type: dict
+  returned: success
+  sample: {iptables: /usr/sbin/iptables}
+missing:
+  description: Names of the programs that the node lacks.
+  type: list
+  elements: str
+  returned: success
+  sample: [ip6tables]
+error_kind:
+  description: The kind of failure, V(python).
+  type: str
+  returned: failure
+  sample: python
+"""
+
+from typing import Dict
+
+from ansible.module_utils.basic import AnsibleModule
+
+import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import find_program
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={"names": {"type": "list", "elements": "str", "required": True}},
+        supports_check_mode=True,
+    )
+    found: Dict[str, str] = {}
+    for name in module.params["names"]:
+        path = find_program(name)
+        if path:
+            found[name] = path
+    missing = [name for name in module.params["names"] if name not in found]
+    module.exit_json(changed=False, found=found, missing=missing)
+
+
+if __name__ == "__main__":
+    main()

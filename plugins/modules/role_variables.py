@@ -1,0 +1,55 @@
+#!/usr/bin/python
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+DOCUMENTATION = r"""
+module: role_variables
+short_description: Check the names of the variables that are set for a role
+version_added: 0.1.0
+author:
+  - kubenode.proxy contributors (@kubenode)
+description:
+  - Ansible ignores variables that a role does not have, so that a misspelt name silently leaves the default in effect.
+    This module finds variables that begin with the name of the role of the task, such as C(service_proxy_mod), and are
+    neither in the argument specification of the role nor set by it. It names the variable that was probably meant.
+  - Runs on the controller, as an action plugin, as the first task of each role of this collection.
+extends_documentation_fragment:
+  - kubenode.proxy.attributes.posix
+  - kubenode.proxy.attributes
+options:
+  strict:
+    description:
+      - Whether a misspelt name fails the task, and a name that resembles no variable of the role gives a warning. If
+        not, a misspelt name gives a warning, and other names are ignored.
+      - For roles whose name is distinctive. Variables of other software may begin with a name such as C(agent_).
+    type: bool
+    default: false
+  facts:
+    description: Facts that the role itself sets, which are therefore not unknown.
+    type: list
+    elements: str
+    default: []
+attributes:
+  check_mode:
+    description: Nothing is changed in any mode.
+    support: full
+  diff_mode:
+    description: Nothing is changed.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: Check the names of the role's variables
+  kubenode.proxy.role_variables:
+    strict: true
+"""
+
+RETURN = r"""
+unknown:
+  description: Variables with the prefix of the role that the role does not have.
+  type: list
+  elements: str
+  returned: always
+  sample: [service_proxy_mod]
+"""
