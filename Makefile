@@ -33,6 +33,10 @@ LEGACY := affinity cleanup clusterip-basic lb-source-ranges nodeport-cluster res
 IPVS := affinity cleanup clusterip-basic clusterip-sctp external-ips-local foreign-rules hairpin 'ipvs-*' lb-ingress-changes \
 	lb-source-ranges masquerade-all no-endpoints-every-address nodeport-addresses nodeport-cluster nodeport-local \
 	restart-changed-meanwhile terminating-local udp-endpoint-replaced
+# Those that hold in userspace mode, compared with the recordings of ipvs mode.
+USERSPACE := affinity affinity-endpoint-changes clusterip-basic clusterip-multiport external-ips-local hairpin host-network-endpoints \
+	lb-local lb-vip no-endpoints-every-address nodeport-addresses nodeport-no-endpoints open-connection-terminating service-deleted \
+	terminating-cluster udp-endpoint-replaced udp-nodeport-replaced zone-hints-and-policies
 IPVS_TWINS := affinity hairpin lb-source-ranges nodeport-local
 # Cases on Debian's own kernels in QEMU, where each takes half a minute; of them those in IPVS mode with iptables nft,
 # and those in all modes on Debian 13.
@@ -171,6 +175,7 @@ conformance: setup-lab
 	$(WIRE) run --mode iptables --iptables legacy $(call cases,$(LEGACY)) --jobs 6
 	$(WIRE) run --mode nftables $(call cases,$(AREAS)) --jobs 6
 	$(WIRE) run --mode nftables $(call cases,$(TWINS)) --families ipv6 --jobs 6
+	$(WIRE) run --mode userspace --agent --any-source --loose $(foreach case,$(USERSPACE),--cases $(case)) --jobs 6
 ifneq ($(FULL),)
 	$(WIRE) run --mode iptables --iptables nft --families ipv6 --jobs 6
 	$(WIRE) run --mode nftables --families dual --jobs 6

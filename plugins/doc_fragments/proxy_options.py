@@ -28,9 +28,10 @@ options:
   mode:
     description:
       - The proxy mode. V(auto) selects the first of nftables, ipvs and iptables that the node can run.
+      - In mode V(userspace) the agent forwards the connections itself, so this module can only check it.
       - Defaults to the mode in the configuration, and to iptables if the configuration has none.
     type: str
-    choices: [auto, iptables, ipvs, nftables]
+    choices: [auto, iptables, ipvs, nftables, userspace]
   node_name:
     description:
       - Name of this node's Node object. It identifies the node's endpoints, zone and addresses.

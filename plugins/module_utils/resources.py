@@ -49,6 +49,7 @@ class Kind:
     DEVICES = "devices"
     ADDRESSES = "addresses"
     SYSCTLS = "sysctls"
+    LISTENERS = "listeners"
     MODULES = "modules"
     MODULE_PARAMETERS = "module parameters"
     FILES = "files"

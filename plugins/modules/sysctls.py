@@ -32,7 +32,7 @@ options:
       mode:
         description: Mode of the service proxy. Takes precedence over that of O(profile.configuration).
         type: str
-        choices: [iptables, ipvs, nftables]
+        choices: [iptables, ipvs, nftables, userspace]
       configuration:
         description:
           - A KubeProxyConfiguration from which to take the mode, strict ARP, C(route_localnet) and connection tracking,
@@ -437,7 +437,7 @@ def main() -> None:
                 "type": "dict",
                 "required_one_of": [["mode", "configuration"]],
                 "options": {
-                    "mode": {"type": "str", "choices": ["iptables", "ipvs", "nftables"]},
+                    "mode": {"type": "str", "choices": ["iptables", "ipvs", "nftables", "userspace"]},
                     "configuration": {"type": "dict"},
                     "strict_arp": {"type": "bool"},
                     "route_localnet": {"type": "bool"},

@@ -22,7 +22,7 @@ ORDER = (
     ("configuration",),
     ("serviceports",),
     ("rendering",),
-    ("kernel",),
+    ("kernel", "forwarding"),
     ("preflight",),
     ("convergence",),
     ("agent", "module_support", "controller", "generic"),

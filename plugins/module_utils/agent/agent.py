@@ -28,6 +28,7 @@ from ..errors import KernelError, ProxyError
 from ..kernel.presence import holds_dataplane
 from ..serviceports.node import node_name
 from .fatal import Fatal
+from .forwarding import Forwarding
 from .options import AgentOptions, command_line_flags
 from .source.cluster_source import ClusterSource
 from .source.inbox import Inbox
@@ -79,7 +80,9 @@ class Agent:
         self.metrics = Metrics()
         self.health = ProxyHealth(2 * self._configuration.sync_period)
         self._inbox = Inbox()
-        self._handles = KernelHandles(self.systemd.progress)
+        files = raise_open_files()
+        self.forwarding = Forwarding(self.supervisor, self.timers, self.limited, files)
+        self._handles = KernelHandles(self.systemd.progress, self.forwarding)
         self._unsupported_selectors: Set[str] = set()
         self._api_warnings: Set[str] = set()
         self.token = TokenKeeper(options.token, self._connect, log)
@@ -98,7 +101,7 @@ class Agent:
             self.metrics,
             self.limited,
             self.supervisor,
-            limits=limits_of(raise_open_files()),
+            limits=limits_of(files),
             flags=command_line_flags(options),
             started=self.started,
         )
@@ -125,6 +128,7 @@ class Agent:
         )
         static = StaticSource(self._configuration.node_proxy.static_services.directory, log)
         self.views = Views(self.source, static, self.sync)
+        self.metrics.forwarding = self.forwarding.status
         self.metrics.api_connected.set_function(lambda: float(self.source.connected))
         self.metrics.cache_age.set_function(self.source.keeper.age)
         self._save_timer = self.timers.add("save the cluster state", self._save)
@@ -253,6 +257,7 @@ class Agent:
             self.ports.open()
 
     def _begin(self) -> None:
+        self.forwarding.configure(self._configuration)
         proxiers = self.sync.set_up(self._request(self._configuration))
         self._post(None, NORMAL, "Starting", "StartKubeProxy", "")
         deprecation = proxiers.mode.deprecation
@@ -293,6 +298,7 @@ class Agent:
         self.systemd.stopping()
         self.token.stop()
         self.sync.stop_watching()
+        self.forwarding.stop()
         self.events.close()
         self.source.stop()
         self.limited.report(everything=True)
@@ -363,6 +369,7 @@ class Agent:
             source=self.source,
             sync=self.sync,
             view=self.views.current,
+            forwarding=self.forwarding,
         )
 
     def _send_ready(self) -> None:
@@ -393,6 +400,7 @@ class Agent:
             fallback=self.options.fallback,
             state_directory=self.options.state_directory,
             ignore_findings=self.options.ignore_findings,
+            agent=True,
         )
 
     def _reload_configuration(self) -> None:
@@ -416,6 +424,7 @@ class Agent:
         name, old_name = self._name_node(configuration), self.node_name
         if name != old_name:
             self.source.read_node(name)
+        self.forwarding.configure(configuration)
         if self.sync.proxiers is not None:
             self.sync.rebuild(self._request(configuration))
         else:

@@ -181,7 +181,7 @@ def explain_node(arguments: argparse.Namespace, target: Target) -> Dict[str, Any
     configuration, _warnings = _configuration(arguments)
     cluster = _cluster(arguments, configuration)
     request = _request(arguments, cluster, configuration)
-    mode = choose_mode(request).mode
+    mode = choose_mode(request._replace(check=True)).mode
     configuration = in_mode(configuration, mode.name)
     view = view_node(request, configuration, mode)
     contexts = [family_context(cluster, configuration, view, family) for family in view.families]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import List, Mapping, Sequence
 
-_CHOICES = {"--mode": "iptables ipvs nftables auto", "--output": "text json", "--fallback": "iptables"}
+_CHOICES = {"--mode": "iptables ipvs nftables userspace auto", "--output": "text json", "--fallback": "iptables"}
 
 
 def script(shell: str, words: Mapping[str, Sequence[str]]) -> str:

@@ -19,7 +19,8 @@ KIND = "KubeProxyConfiguration"
 IPTABLES = "iptables"
 IPVS = "ipvs"
 NFTABLES = "nftables"
-MODES: Tuple[str, ...] = (IPTABLES, IPVS, NFTABLES)
+USERSPACE = "userspace"
+MODES: Tuple[str, ...] = (IPTABLES, IPVS, NFTABLES, USERSPACE)
 
 PRIMARY = "primary"
 
@@ -95,6 +96,7 @@ _EFFECTS = {
     IPTABLES: _Effect(localhost_node_ports=True),
     IPVS: _Effect(ipvs=True),
     NFTABLES: _Effect(own_masquerade=True, node_port_addresses=(PRIMARY,)),
+    USERSPACE: _Effect(),
 }
 
 

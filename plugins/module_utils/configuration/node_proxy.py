@@ -16,8 +16,9 @@ from typing import Any, Mapping, NamedTuple, Tuple
 from ..cluster.fields import shown
 from .field import Field
 from .reader import Findings, Section
-from .sections import static_services
+from .sections import static_services, userspace
 from .sections.static_services import StaticServices
+from .sections.userspace import UserspaceSection
 
 API_VERSION = "kubenode.proxy/v1alpha1"
 KIND = "NodeProxyConfiguration"
@@ -27,9 +28,10 @@ class NodeProxyConfiguration(NamedTuple):
     """All sections. ``NodeProxyConfiguration()`` equals that of a file without this document."""
 
     static_services: StaticServices = StaticServices()
+    userspace: UserspaceSection = UserspaceSection()
 
 
-FIELDS: Tuple[Field, ...] = (*static_services.FIELDS,)
+FIELDS: Tuple[Field, ...] = (*static_services.FIELDS, *userspace.FIELDS)
 
 
 def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyConfiguration:
@@ -39,6 +41,9 @@ def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyC
         value = root.text(name)
         if value != expected:
             findings.problem(name, f"{shown(value)} is not {expected}")
-    configuration = NodeProxyConfiguration(static_services=static_services.read(root.section("staticServices")))
+    configuration = NodeProxyConfiguration(
+        static_services=static_services.read(root.section("staticServices")),
+        userspace=userspace.read(root.section("userspace")),
+    )
     root.finish()
     return configuration

@@ -18,6 +18,7 @@ from ..resources import PlannedChange, Stage, apply_plan, plan
 from .family import FamilyContext, FamilyServices, FamilyTables
 from .guard import Guard
 from .handles import KernelHandles
+from .listeners import AskedListeners
 from .loss import LossGuard
 from .modes.choose import ChosenMode, choose_mode
 from .modes.mode import Mode
@@ -25,10 +26,11 @@ from .node import NodeView, family_services, removal_contexts, view_node
 from .prepare import check_cluster, check_node, node_modules, node_sysctls
 from .probes import default_probes
 from .removal import leftover_contexts, leftover_stages, removal_stages
-from .report import Stopwatch, conflict_warnings, counts, table_changes
+from .report import Stopwatch, conflict_warnings, counts, table_changes, unserved
 from .request import Report, Request
 from .runtime.ledger import forget, read_ledger, udp_endpoints, write_ledger
 from .runtime.lock import ConvergenceLock
+from .runtime.state_directory import control_socket
 from .stages import release_stages
 
 
@@ -46,7 +48,8 @@ def run_convergence(request: Request, make_guard: Callable[[Request, KernelHandl
         lock = ConvergenceLock(request.state_directory, request.lock_timeout)
         if not request.check:
             stack.enter_context(lock)
-        handles = stack.enter_context(KernelHandles())
+        listeners = AskedListeners(control_socket(request.state_directory))
+        handles = stack.enter_context(KernelHandles(listeners=listeners))
         convergence = _Convergence(request, handles, make_guard(request, handles))
         convergence.warnings += warnings
         if request.state == "released":
@@ -88,6 +91,8 @@ class _Convergence:
         with self.watch.stage("routes"):
             families = family_services(request.cluster, configuration, view)
         contexts = [item.context for item in families]
+        for item in families:
+            self.warnings += unserved(mode.rendering, item.service_ports.values())
         with self.watch.stage("preflight"):
             self.warnings += check_node(configuration, mode, families, request.ignore_findings)
         self._run([node_modules(configuration, view)])

@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import os
 from types import TracebackType
-from typing import Optional, Type
+from typing import Any, List, Optional, Sequence, Type
 
+from ..errors import PreflightError
 from ..kernel.facts import kernel_release
 from ..kernel.ipset.sets import IpsetSocket
 from ..kernel.ipvs.servers import PROC_TABLE, IpvsSocket
@@ -21,20 +22,37 @@ from ..kernel.modules import asking_loads
 from ..kernel.netlink.socket import NETLINK_ROUTE, NetlinkSocket
 from ..kernel.nftables.probe import answers as nftables_answers
 from ..kernel.nftables.resource import NftablesResource
-from ..resources import Progress, unheeded
+from ..resources import Progress, Resource, unheeded
 
 # It has a parameter (max_sets), so that the directory is there also where the module is built in.
 _IPSET_MODULE = "/sys/module/ip_set"
 
 
+NO_AGENT = "userspace mode needs the agent, which forwards the connections itself"
+
+
+class ListenerAccess:
+    """Where the listeners of userspace mode are; this base class has no agent that holds any."""
+
+    def resource(self, family: str) -> Resource[Any, Any]:
+        """Return the listeners of a family. Raises PreflightError if there is no agent."""
+        raise PreflightError(NO_AGENT)
+
+    def left(self, families: Sequence[str]) -> List[Resource[Any, Any]]:
+        """Return the listeners that a running agent still has after it has left userspace mode."""
+        return []
+
+
 class KernelHandles:
     """Netlink sockets in the network namespace of the calling thread; a context manager.
 
-    ``progress`` is called between the parts of long work with the kernel.
+    ``progress`` is called between the parts of long work with the kernel. ``listeners``: those of
+    userspace mode, which are in the agent and not in the kernel.
     """
 
-    def __init__(self, progress: Progress = unheeded) -> None:
+    def __init__(self, progress: Progress = unheeded, listeners: Optional[ListenerAccess] = None) -> None:
         self.progress = progress
+        self.listeners = listeners or ListenerAccess()
         self._open = contextlib.ExitStack()
         self._ipvs: Optional[IpvsSocket] = None
         self._ipset: Optional[IpsetSocket] = None

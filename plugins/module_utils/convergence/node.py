@@ -17,13 +17,22 @@ from ..errors import KernelError, PreflightError
 from ..kernel.facts import NodeFacts, interface_addresses, node_facts
 from ..kernel.xtables.variant import VARIANTS, Survey, XtablesVariant, detect_variant
 from ..rendering.build_settings import dataplane_settings, node_context
-from ..rendering.ipvs.model import DEVICE
+from ..rendering.ipvs import model as ipvs
 from ..rendering.settings import DataplaneSettings
+from ..rendering.userspace import model as userspace
 from ..serviceports.node import node_addresses, node_name
 from ..serviceports.table import NodeContext, all_service_ports
 from .family import FamilyContext, FamilyServices
 from .modes.mode import Mode
 from .request import Request
+
+#: Their addresses belong to Services and not to the node.
+_OWN_DEVICES = (ipvs.DEVICE, userspace.DEVICE)
+
+
+def node_addresses_now() -> Tuple[Tuple[str, str], ...]:
+    """Return (interface, address) of all interfaces except the proxy's own. Raises KernelError."""
+    return tuple((item.interface, item.address) for item in interface_addresses() if item.interface not in _OWN_DEVICES)
 
 
 class NodeView(NamedTuple):
@@ -53,7 +62,7 @@ def view_node(request: Request, configuration: KubeProxyConfiguration, mode: Mod
     name = node_name(request.node_name or configuration.hostname_override, os.uname().nodename)
     node = request.cluster.nodes.get(name)
     facts = node_facts()
-    addresses = tuple((item.interface, item.address) for item in interface_addresses() if item.interface != DEVICE)
+    addresses = node_addresses_now()
     primary = node_addresses(node, configuration.bind_address).primary_family
     variants, missing = mode.find_families(facts.families)
     if primary in missing:

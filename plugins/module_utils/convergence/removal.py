@@ -12,7 +12,12 @@ from .family import FamilyContext
 from .handles import KernelHandles
 from .modes.mode import Mode
 from .node import removal_contexts
-from .stages import chain_removal_stages, ipvs_removal_stages, nftables_removal_stages
+from .stages import (
+    chain_removal_stages,
+    ipvs_removal_stages,
+    nftables_removal_stages,
+    userspace_removal_stages,
+)
 
 
 def leftover_contexts(mode: Mode, families: Sequence[str]) -> List[FamilyContext]:
@@ -33,9 +38,16 @@ def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[Famil
     stages += chain_removal_stages(contexts)
     if not used.nftables:
         stages += nftables_removal_stages(handles)
+    if not used.listeners:
+        stages += userspace_removal_stages(handles)
     return stages
 
 
 def removal_stages(contexts: Sequence[FamilyContext], handles: KernelHandles) -> List[Stage]:
     """Return the stages that remove everything that any mode made, each object after those that refer to it."""
-    return [*ipvs_removal_stages(handles), *chain_removal_stages(contexts), *nftables_removal_stages(handles)]
+    return [
+        *ipvs_removal_stages(handles),
+        *chain_removal_stages(contexts),
+        *nftables_removal_stages(handles),
+        *userspace_removal_stages(handles),
+    ]

@@ -11,8 +11,9 @@ from itertools import islice
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 from ..cluster.claims import Conflict
-from ..rendering.rendering import ServicePorts
+from ..rendering.rendering import Rendering, ServicePorts
 from ..resources import PlannedChange, Resource
+from ..serviceports.info import ServicePortInfo
 from .request import TableChange
 
 
@@ -127,3 +128,13 @@ def counts(families: Sequence[ServicePorts], changes: Sequence[TableChange]) -> 
         "replaced": sum(change.replaced for change in changes),
         "removed": sum(change.removed for change in changes),
     }
+
+
+def unserved(rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo]) -> List[str]:
+    """Return one line for each ServicePort that a mode cannot serve, with the reason."""
+    found = []
+    for info in service_ports:
+        reason = rendering.refusal(info)
+        if reason:
+            found.append(f"Service {info.key} ({info.port}/{info.key.protocol}) is not served: {reason}")
+    return found

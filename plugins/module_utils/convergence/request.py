@@ -31,7 +31,8 @@ class Request(NamedTuple):
     one without the node's Node, is refused. ``outside_host``: the node is a host outside the cluster, without a Node.
     ``max_loss_percent``: refuse a change that leaves more than this percentage of the Services that are currently
     served without endpoints (100: never). ``unattended``: no person watches the run, so it refuses such a change once,
-    and applies it if the next complete cluster state is the same.
+    and applies it if the next complete cluster state is the same. ``agent``: the caller is the agent, which can forward
+    connections itself.
     """
 
     cluster: ClusterState
@@ -53,6 +54,7 @@ class Request(NamedTuple):
     outside_host: bool = False
     max_loss_percent: float = 50.0
     unattended: bool = False
+    agent: bool = False
 
 
 class TableChange(NamedTuple):

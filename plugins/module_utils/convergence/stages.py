@@ -17,7 +17,7 @@ from ..errors import KernelError
 from ..kernel.ipset.sets import SetElementsResource, SetsResource
 from ..kernel.ipvs.connections import used_connections
 from ..kernel.ipvs.servers import RealServersResource, TimeoutsResource, VirtualServersResource
-from ..kernel.links import AddressesResource, DummyDeviceResource, MonitoringDeviceResource
+from ..kernel.links import AddressDeviceResource, AddressesResource, DummyDeviceResource, MonitoringDeviceResource
 from ..kernel.nftables.unused import UnusedResource
 from ..kernel.xtables.chains import ChainsResource
 from ..kernel.xtables.emptied import EmptiedTablesResource
@@ -28,6 +28,7 @@ from ..rendering.ipvs import chains as ipvs_chains
 from ..rendering.ipvs import model as ipvs
 from ..rendering.ipvs.sets import definitions
 from ..rendering.settings import DataplaneSettings
+from ..rendering.userspace.model import DEVICE as USERSPACE_DEVICE
 from ..resources import Change, ObservedOnce, Resource, Stage
 from .family import FamilyContext
 from .handles import KernelHandles
@@ -234,6 +235,28 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
         return observed if any(kept.any() for kept in found) else {}
 
     return [Stage(device, devices), *stages, monitoring]
+
+
+def address_device_stage(handles: KernelHandles) -> Stage:
+    """Return the stage of the device of userspace mode. Raises KernelError."""
+    resource = AddressDeviceResource(handles.route, USERSPACE_DEVICE)
+    return Stage(resource, resource.desired)
+
+
+def userspace_addresses(handles: KernelHandles, family: str) -> AddressesResource:
+    """Return the addresses on the device of userspace mode. Raises KernelError."""
+    return AddressesResource(handles.route, family, USERSPACE_DEVICE, deprecated=True)
+
+
+def userspace_removal_stages(handles: KernelHandles) -> List[Stage]:
+    """Return stages that remove the device of userspace mode, its addresses, and listeners of the running agent.
+
+    Connections through the agent are reset. They could not go on: another mode redirects their next packets, which
+    connection tracking does not know, to an endpoint. Raises KernelError.
+    """
+    device = AddressDeviceResource(handles.route, USERSPACE_DEVICE)
+    addresses = [Stage(userspace_addresses(handles, family), {}) for family in FAMILIES]
+    return [Stage(device, {}), *addresses, *(Stage(item, {}) for item in handles.listeners.left(FAMILIES))]
 
 
 def nftables_removal_stages(handles: KernelHandles) -> List[Stage]:

@@ -1,17 +1,17 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The devices of ipvs mode and the addresses on one of them, over route netlink.
+"""The devices of ipvs and userspace mode and the addresses on one of them, over route netlink.
 
-Addresses are bound as single hosts (/32, /128); link-local IPv6 addresses are ignored. The device ``kube-ipvs0`` is
-never brought up: for local delivery the addresses need only exist.
+Addresses are bound as single hosts (/32, /128); link-local IPv6 addresses are ignored. The device with
+the addresses is never brought up: for local delivery the addresses need only exist.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
 from ..addresses import IPV6, address_bits, packed, unpacked
 from ..errors import KernelError
@@ -36,7 +36,8 @@ from .outcomes import MessageError, is_existing, is_missing, is_unsupported
 _RTM_NEWLINK, _RTM_DELLINK, _RTM_GETLINK = 16, 17, 18
 _RTM_NEWADDR, _RTM_DELADDR, _RTM_GETADDR = 20, 21, 22
 _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_INFO_KIND = 3, 18, 1
-_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_IFA_ADDRESS, _IFA_LOCAL, _IFA_CACHEINFO = 1, 2, 6
+_IFA_F_NODAD = 0x02
 _LINK = struct.Struct("=BxHiII")
 _IFF_UP = 1
 
@@ -44,6 +45,10 @@ _IFF_UP = 1
 MONITORING_DEVICE = "kube-nlmon0"
 MONITORING_KIND = "nlmon"
 _ADDRESS = struct.Struct("=BBBBI")
+#: struct ifa_cacheinfo: an address that is valid for ever and deprecated from the start.
+_DEPRECATED = struct.pack("=IIII", 0, 0xFFFFFFFF, 0, 0)
+#: Kinds of devices without hardware, by preference; some kernels have no dummy devices.
+_KINDS = ("dummy", "bridge")
 
 
 class Link(NamedTuple):
@@ -145,6 +150,51 @@ class DummyDeviceResource(Resource[str, str]):
         return [f"link add {key} type {value}"]
 
 
+class AddressDeviceResource(Resource[str, str]):
+    """The device that carries the service addresses of userspace mode: its name -> its kind.
+
+    It is a dummy device, or a bridge without ports where the kernel has no dummy devices. A device of that name but
+    another kind is never touched.
+    """
+
+    kind = Kind.DEVICES
+
+    def __init__(self, sock: NetlinkSocket, device: str) -> None:
+        self._socket = sock
+        self._device = device
+
+    def desired(self, observed: Mapping[str, str]) -> Dict[str, str]:
+        """Return the table for a device that must exist; either kind will do."""
+        kind = observed.get(self._device, "")
+        return {self._device: kind if kind in _KINDS else _KINDS[0]}
+
+    def observe(self) -> Dict[str, str]:
+        """Return the device and its kind, if it exists. Raises KernelError."""
+        link = find_link(self._socket, self._device)
+        return {} if link is None else {self._device: link.kind or "a physical device"}
+
+    def apply(self, change: Change[str, str]) -> None:
+        """Create or remove the device. Raises KernelError, also if the existing device is of another kind."""
+        occupied = {key: old for key, (old, _new) in change.replaced.items()}
+        occupied.update({key: old for key, old in change.removed.items() if old not in _KINDS})
+        for key, kind in occupied.items():
+            raise KernelError(f"device {key}: it is neither a dummy device nor a bridge but {kind}; rename it")
+        for key in change.added:
+            try:
+                make_device(self._socket, key, _KINDS[0])
+            except KernelError as error:
+                try:
+                    make_device(self._socket, key, _KINDS[1])
+                except KernelError as other:
+                    raise KernelError(f"{error}; {other}") from other
+        for key in change.removed:
+            remove_device(self._socket, key)
+
+    def describe(self, key: str, value: str) -> List[str]:
+        """Return one line of arguments for ``ip``."""
+        return [f"link add {key} type {value}"]
+
+
 class MonitoringDeviceResource(Resource[str, str]):
     """The device through which an agent in ipvs mode sees other programs' requests: its name -> its kind (``nlmon``).
 
@@ -179,13 +229,17 @@ class MonitoringDeviceResource(Resource[str, str]):
 
 
 class AddressesResource(Resource[str, bool]):
-    """The addresses of a family on the dummy device: address -> True."""
+    """The addresses of a family on the dummy device: address -> True.
+
+    ``deprecated``: the kernel does not choose an IPv6 address on it as the source of a connection (RFC 6724, rule 3).
+    """
 
     kind = Kind.ADDRESSES
 
-    def __init__(self, sock: NetlinkSocket, family: str, device: str = DEVICE) -> None:
+    def __init__(self, sock: NetlinkSocket, family: str, device: str = DEVICE, deprecated: bool = False) -> None:
         self._socket = sock
         self.family = family
+        self._deprecated = deprecated and family == IPV6
         self._number = socket.AF_INET6 if family == IPV6 else socket.AF_INET
         self._device = device
 
@@ -240,14 +294,17 @@ class AddressesResource(Resource[str, bool]):
             address = addresses[refused[0].position]
             raise KernelError(f"address {address} cannot be {verb} on {self._device}: {refused[0]}{others}")
 
-    def _messages(self, kind: int, flags: int, index: int, addresses: Iterable[str]) -> List[Message]:
-        head = _ADDRESS.pack(self._number, address_bits(self.family), 0, 0, index)
+    def _messages(self, kind: int, request_flags: int, index: int, addresses: Iterable[str]) -> List[Message]:
+        # Without duplicate address detection, which would never end on a device that is down.
+        flags = _IFA_F_NODAD if self._deprecated else 0
+        head = _ADDRESS.pack(self._number, address_bits(self.family), flags, 0, index)
+        tail = attribute(_IFA_CACHEINFO, _DEPRECATED) if self._deprecated else b""
         found = []
         for address in addresses:
             raw = packed(address)
             if raw is None or len(raw) * 8 != address_bits(self.family):
                 raise KernelError(f"address {address!r} cannot be bound: it is not an {self.family} address")
-            found.append((kind, flags, head + attribute(_IFA_LOCAL, raw) + attribute(_IFA_ADDRESS, raw)))
+            found.append((kind, request_flags, head + attribute(_IFA_LOCAL, raw) + attribute(_IFA_ADDRESS, raw) + tail))
         return found
 
     def describe(self, key: str, value: bool) -> List[str]:

@@ -61,6 +61,8 @@ _MODULES: Mapping[str, Tuple[str, ...]] = {
         "xt_set",
     ),
     "nftables": ("nf_tables", "nf_conntrack", "nft_chain_nat"),
+    # The kernel itself loads the driver of a device that is created.
+    "userspace": (),
 }
 MODES: Tuple[str, ...] = tuple(_MODULES)
 
@@ -124,9 +126,10 @@ def modules_for(
 ) -> List[str]:
     """Return the modules to load before a mode is programmed, in loading order, without duplicates.
 
-    ``mode``: iptables, ipvs or nftables. ``schedulers``: in mode ipvs those in use, ``rr`` if empty; ignored otherwise.
-    ``release``: kernel version (before 4.19 IPv4 connection tracking is a separate module). ``bridge_netfilter``: also
-    br_netfilter, which pods on one bridge need to reach each other by Service address. Raises ConfigurationError.
+    ``mode``: iptables, ipvs, nftables or userspace. ``schedulers``: in mode ipvs those in use, ``rr`` if empty; ignored
+    otherwise. ``release``: kernel version (before 4.19 IPv4 connection tracking is a separate module).
+    ``bridge_netfilter``: also br_netfilter, which pods on one bridge need to reach each other by Service address.
+    Raises ConfigurationError.
     """
     if mode not in _MODULES:
         raise ConfigurationError(f"mode {mode!r}: not one of {', '.join(MODES)}")

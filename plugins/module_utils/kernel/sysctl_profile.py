@@ -146,7 +146,10 @@ _OF_MODE: Dict[str, Callable[[ProfileSettings], Dict[str, Setting]]] = {
     "iptables": _iptables,
     "ipvs": _ipvs,
     "nftables": _nothing,
+    "userspace": _nothing,
 }
+#: Modes that need no connection tracking, whose parameters may not even exist.
+_UNTRACKED = frozenset(("userspace",))
 
 
 def _conntrack(settings: ProfileSettings) -> Dict[str, Setting]:
@@ -203,7 +206,8 @@ def profile(settings: ProfileSettings) -> Dict[str, Setting]:
         chosen["net.bridge.bridge-nf-call-iptables"] = Setting(1, why)
         if settings.ipv6:
             chosen["net.bridge.bridge-nf-call-ip6tables"] = Setting(1, why)
-    chosen.update(_conntrack(settings))
+    if settings.mode not in _UNTRACKED:
+        chosen.update(_conntrack(settings))
     chosen.update(_for_the_node(settings))
     return chosen
 

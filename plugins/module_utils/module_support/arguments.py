@@ -61,7 +61,7 @@ def source_spec() -> Spec:
 def proxy_spec() -> Spec:
     """Return the options of the service proxy itself, which converging and inspecting share."""
     return {
-        "mode": {"type": "str", "choices": ["auto", "iptables", "ipvs", "nftables"]},
+        "mode": {"type": "str", "choices": ["auto", "iptables", "ipvs", "nftables", "userspace"]},
         "node_name": {"type": "str"},
         "config": {"type": "path"},
         "configuration": {"type": "dict"},

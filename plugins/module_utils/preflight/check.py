@@ -33,13 +33,14 @@ class ModeNeeds(NamedTuple):
 
     ``name``: of the mode; it selects the kernel modules. ``kernel``: the oldest supported release. ``extensions``: the
     iptables matches and targets that its rules use; empty for a mode without iptables. ``ipvs``: whether it uses IPVS
-    and ipsets.
+    and ipsets. ``capabilities``: of this process, without which the mode cannot work.
     """
 
     name: str
     kernel: Tuple[int, int, int] = (0, 0, 0)
     extensions: Extensions = {}
     ipvs: bool = False
+    capabilities: Tuple[str, ...] = ("CAP_NET_ADMIN", "CAP_NET_RAW")
 
 
 class Intention(NamedTuple):
@@ -81,10 +82,10 @@ def preflight(intention: Intention, release: str = "") -> List[Finding]:
     release = release or facts.kernel_release()
     version = facts.kernel_version(release)
     effective = capabilities()
-    findings = rights_findings(effective)
+    needs = intention.needs
+    findings = rights_findings(effective, needs.capabilities)
     if findings:
         return findings
-    needs = intention.needs
     modules = modules_for(needs.name, intention.schedulers, version)
     findings += kernel_version_findings(needs.name, needs.kernel, version)
     findings += module_findings(modules, effective, release)

@@ -48,9 +48,14 @@ def capabilities(root: str = "") -> int:
     return 0
 
 
-def rights_findings(effective: int) -> List[Finding]:
+def may_change_network() -> bool:
+    """Return whether this process may change addresses and devices of the network."""
+    return bool(capabilities() >> _CAPABILITIES["CAP_NET_ADMIN"] & 1)
+
+
+def rights_findings(effective: int, needed: Sequence[str] = tuple(_CAPABILITIES)) -> List[Finding]:
     """Return an error that names the capabilities for changing the network that ``effective`` lacks."""
-    missing = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
+    missing = [name for name in needed if not effective >> _CAPABILITIES[name] & 1]
     if not missing:
         return []
     what = f"this process (user id {os.geteuid()}) lacks {' and '.join(missing)}"

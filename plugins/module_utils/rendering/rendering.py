@@ -59,8 +59,9 @@ class Rendering(Generic[Context]):
 
     ``entries_have_addresses``: entries of a ServicePort that can be reached from outside depend on the addresses of the
     node. ``drops_without_local``: with traffic policy Local, connections are dropped if all endpoints are on other
-    nodes. ``source_without_detector``: what happens to the source address of internal traffic without a
-    detectLocalMode, in words.
+    nodes. ``refused_with``: how clients without an endpoint are refused, in words. ``replaces_source``: endpoints never
+    see the client's address. ``source_without_detector``: what happens to the source address of internal traffic
+    without a detectLocalMode, in words.
     """
 
     name: str = ""
@@ -68,6 +69,8 @@ class Rendering(Generic[Context]):
     parts: Tuple[str, ...] = ()
     entries_have_addresses: bool = False
     drops_without_local: bool = True
+    refused_with: str = "ICMP port unreachable"
+    replaces_source: bool = False
     source_without_detector: str = "kept (without a detectLocalMode this node's pods are unknown)"
 
     def options(self, settings: DataplaneSettings, totals: Totals) -> Options:
@@ -105,6 +108,10 @@ class Rendering(Generic[Context]):
     def endpoints(self, service_port: ServicePortInfo, only_local: bool) -> Sequence[Endpoint]:
         """Return the endpoints that receive traffic. ``only_local``: the traffic policy is Local."""
         return service_port.local if only_local else service_port.cluster
+
+    def refusal(self, service_port: ServicePortInfo) -> str:
+        """Return why the mode cannot serve a ServicePort at all; empty if it can."""
+        return ""
 
     def derivation(self, context: Context) -> Derivation:
         """Return the derivation of entries from all contributions together, for one set of tables."""

@@ -19,6 +19,7 @@ from .ipvs.model import RealServerKey, SetElementKey
 from .ipvs.sets import CLUSTER_IP, NAMES
 from .nftables.layout import FRONTENDS
 from .nftables.objects import ElementKey
+from .userspace.model import ListenerKey
 
 _CHAINS_RULE = re.compile(rf"-d ([^ /]+)/(?:32|128) .* -j (?:{CLUSTER_PREFIX}|{LOCAL_PREFIX})")
 #: The map of kube-proxy 1.36 itself that corresponds to FRONTENDS.
@@ -49,6 +50,9 @@ def served_cluster_ips(tables: Iterable[Table]) -> Set[str]:
             elif isinstance(key, RealServerKey):
                 if value.weight:
                     with_real_servers.add(key.server.address)
+            elif isinstance(key, ListenerKey):
+                if value.endpoints:
+                    served.add(key.address)
             elif isinstance(key, ElementKey) and key.name in _FRONTENDS and str(value).startswith(_INTERNAL):
                 # The address is followed by protocol and port, each padded to a register of four bytes.
                 served.add(unpacked(key.key[:-8]))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.lab.stock_kernel import SUITES
 
-from .cases import MODES
+from .cases import COMPARED_WITH, MODES
 from .options import RunnerOptions, RunOptions
 
 HOME = Path(__file__).resolve().parent.parent
@@ -70,11 +70,14 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 def _add_comparing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="compare exact source addresses as well")
     parser.add_argument("--loose", action="store_true", help="do not compare the kind of a rejection")
+    parser.add_argument(
+        "--any-source", action="store_true", help="do not compare the source address that an endpoint saw"
+    )
 
 
 def _add_running(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--mode", choices=MODES, required=True)
+    add("--mode", choices=(*MODES, *COMPARED_WITH), required=True)
     add(
         "--runner",
         default=os.environ.get("LAB_RUNNER"),
@@ -110,7 +113,7 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--against-mode", choices=MODES, help="recording to compare with (default: that of --mode)")
+    add("--against-mode", choices=MODES, help="recording to compare with (default: that of --mode, or ipvs)")
     add("--jobs", type=int, default=1, metavar="N", help="cases at once (most of a case's time is waiting)")
     add("--json", action="store_true", help="print the report as JSON, with every difference")
     add("--save", metavar="DIR", help="keep observations and programmed state")
@@ -153,6 +156,11 @@ def runner_options(arguments: argparse.Namespace) -> RunnerOptions:
     )
 
 
+def compared_mode(arguments: argparse.Namespace) -> str:
+    """The mode with whose recordings a run is compared."""
+    return str(arguments.against_mode or COMPARED_WITH.get(arguments.mode, arguments.mode))
+
+
 def run_options(arguments: argparse.Namespace) -> RunOptions:
     """How the cases are run."""
     runner = runner_options(arguments)
@@ -166,4 +174,5 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
         keep_logs=arguments.keep_logs,
         want_state=arguments.command == "record" or bool(arguments.save),
         leave_out=("http", "metrics") if without_http else (),
+        flows_of=arguments.mode if arguments.command != "run" else compared_mode(arguments),
     )

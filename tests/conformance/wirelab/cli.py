@@ -19,7 +19,7 @@ from tests.lab.qemu import run_in_qemu, system_of
 from tests.lab.system import LabError
 from tests.lab.uml import DATAPLANE_MODULES, run_in_uml
 
-from .arguments import CASES, HOME, LAUNCHER, make_parser, run_options
+from .arguments import CASES, HOME, LAUNCHER, compared_mode, make_parser, run_options
 from .cases import MODES, Case, find_cases
 from .controlplane import ControlPlane
 from .outcomes import Rules, compare
@@ -71,7 +71,9 @@ def _selected(arguments: argparse.Namespace, mode: str | None = None) -> list[Ca
 
 
 def _rules(arguments: argparse.Namespace, leave_out: Sequence[str] = ()) -> Rules:
-    return Rules(strict=arguments.strict, loose=arguments.loose, leave_out=leave_out)
+    return Rules(
+        strict=arguments.strict, loose=arguments.loose, any_source=arguments.any_source, leave_out=leave_out
+    )
 
 
 def _run(arguments: argparse.Namespace, words: list[str]) -> int:
@@ -89,7 +91,7 @@ def _run(arguments: argparse.Namespace, words: list[str]) -> int:
 
 def _run_here(arguments: argparse.Namespace) -> int:
     options = run_options(arguments)
-    against = arguments.against_mode or arguments.mode
+    against = compared_mode(arguments)
     start = time.monotonic()
     rows = run_cases(
         _selected(arguments, against),
@@ -104,7 +106,7 @@ def _run_here(arguments: argparse.Namespace) -> int:
 
 def _run_as_worker(arguments: argparse.Namespace) -> int:
     options = run_options(arguments)
-    against = arguments.against_mode or arguments.mode
+    against = compared_mode(arguments)
     board = Board(arguments.board, arguments.instance)
     for case in board.take(_longest_first(_selected(arguments, against), against)):
         run_cases([case], options, _rules(arguments, tuple(options.leave_out)), against, arguments.save, board.done)
@@ -118,7 +120,7 @@ def _run_shared(
     to whoever started it.
     """
     start = time.monotonic()
-    cases = _selected(arguments, arguments.against_mode or arguments.mode)
+    cases = _selected(arguments, compared_mode(arguments))
     board = arguments.board or tempfile.mkdtemp(prefix="kplab-board-")
     try:
         # no more workers than cases; a shared board does not tell how many are left

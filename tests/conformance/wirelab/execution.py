@@ -118,7 +118,8 @@ class Execution:
 
     async def _flows(self, step: Step) -> list[FlowResult]:
         """The results in the order of the case; those that can run together have run first."""
-        flows = [flow for flow in step.flows if flow.wanted(self._mode) and flow.kind not in self._options.leave_out]
+        mode, left_out = self._options.flows_of or self._mode, self._options.leave_out
+        flows = [flow for flow in step.flows if flow.wanted(mode) and flow.kind not in left_out]
         together = [flow for flow in flows if not flow.ordered]
         results = dict(zip(map(id, together), await self._traffic.run_together(together)))
         for flow in flows:

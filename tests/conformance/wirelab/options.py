@@ -32,6 +32,7 @@ class RunOptions:
     *instance* keeps labs that run at once apart. *time_scale* multiplies every wait. *settle*: seconds between the
     convergence of a daemon and the traffic. *sync_metrics*: where a daemon counts its passes, if it does.
     *want_state*: keep what was programmed. *leave_out*: kinds of flows that are not run.
+    *flows_of*: the mode whose flows are run, where a flow belongs to some modes only; that of the runner if empty.
     """
 
     runner: RunnerOptions
@@ -42,3 +43,4 @@ class RunOptions:
     keep_logs: str | None = None
     want_state: bool = False
     leave_out: Collection[str] = ()
+    flows_of: str = ""

@@ -34,11 +34,13 @@ class Rules(NamedTuple):
 
     *strict*: the exact source address that the endpoint saw, instead of whether it was masqueraded.
     *loose*: one way of refusing is as good as another.
+    *any_source*: the source address that the endpoint saw does not matter.
     *leave_out*: kinds of flows that are not compared.
     """
 
     strict: bool = False
     loose: bool = False
+    any_source: bool = False
     leave_out: Collection[str] = ()
 
 
@@ -79,9 +81,9 @@ def _seen(outcome: str, flow: Flow, sent: set[str], rules: Rules) -> tuple[str, 
         return (outcome.split(" ")[0] if rules.loose else outcome,)
     endpoint, source = outcome.rsplit(" from ", 1)
     # which endpoint it is, and so which source it sees, is chance for these
-    if rules.strict and not flow.by_chance:
+    if rules.strict and not rules.any_source and not flow.by_chance:
         return endpoint, source
-    if flow.by_chance and flow.host == "node":
+    if rules.any_source or (flow.by_chance and flow.host == "node"):
         # masquerading towards another node leaves the address of the node
         return endpoint, "answered"
     return endpoint, "same source" if source in sent else "masqueraded"

@@ -15,6 +15,7 @@ _COMMANDS = {
     "iptables": _IPTABLES,
     "nftables": ("nft list ruleset",),
     "ipvs": (*_IPTABLES, "ipvsadm -Sn", "ipvsadm -Ln", "ipset save", "ip -o addr show dev kube-ipvs0"),
+    "userspace": ("ip -o addr show dev kube-userspace0", "ss -Hltun"),
 }
 _CONSTANT = (
     (re.compile(r"\[\d+:\d+\]"), "[0:0]"),

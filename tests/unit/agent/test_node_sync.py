@@ -141,7 +141,7 @@ def test_leftovers_that_cannot_be_removed_are_no_failure(bench, monkeypatch):
 
 def test_draining_real_servers_of_another_mode_are_tried_again(bench, monkeypatch):
     found = iter([node_leftovers(0, 2), node_leftovers(2, 0)])
-    monkeypatch.setattr(node, "remove_leftovers", lambda _proxiers, _progress: next(found))
+    monkeypatch.setattr(node, "remove_leftovers", lambda _proxiers, _handles: next(found))
     bench.sync.clean_up()
     bench.now += node.DRAIN_SECONDS
     bench.timers.run()

@@ -24,7 +24,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table 
     service_ports_of,
 )
 
-MODES = ("iptables", "ipvs", "nftables")
+MODES = ("iptables", "ipvs", "nftables", "userspace")
 SETTINGS = DataplaneSettings(
     "IPv4",
     "node1",

@@ -233,5 +233,5 @@ def test_every_check_runs_with_and_without_privileges(monkeypatch: pytest.Monkey
     monkeypatch.setattr(check, "capabilities", lambda: ALL_RIGHTS)
     found = check.preflight(check.Intention(mode_named("nftables").needs, ("IPv4",)), "5.10.0-1-none")
     assert ("kernel-version", "error") in names(found)
-    with pytest.raises(ConfigurationError, match="mode 'userspace'"):
-        check.preflight(check.Intention(check.ModeNeeds("userspace"), ("IPv4",)))
+    with pytest.raises(ConfigurationError, match="mode 'kernelspace'"):
+        check.preflight(check.Intention(check.ModeNeeds("kernelspace"), ("IPv4",)))

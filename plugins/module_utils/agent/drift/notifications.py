@@ -12,8 +12,8 @@ from ...kernel.address_monitor import AddressEvent, AddressMonitor, LinkRemoved
 from ...kernel.nftables.monitor import ChainMonitor, NftMonitor, TableMonitor
 from ...kernel.nftables.resource import NftablesResource
 from ...kernel.xtables.chains import ChainsResource
-from ...rendering.ipvs import model as ipvs
 from ...rendering.ipvs.entries import is_link_local
+from ...resources import Kind
 from ..sync.proxier import Proxier
 
 XTABLES_TABLES = ("mangle", "filter", "nat")
@@ -87,13 +87,14 @@ def xtables_nft_watch(resources: Sequence[ChainsResource]) -> Watch:
 
 
 class AddressWatch(Watch):
-    """Detects changes of the node's addresses, and in ipvs mode of the dummy device and its addresses.
+    """Detects changes of the node's addresses, and in modes that have one of the device with service addresses.
 
     ``changed``: whether addresses of other interfaces changed; the caller resets it.
     """
 
-    def __init__(self, families: Sequence[Proxier], with_device: bool) -> None:
-        self._families = {family.family: family for family in families} if with_device else {}
+    def __init__(self, families: Sequence[Proxier], device: str) -> None:
+        self._device = device
+        self._families = {family.family: family for family in families} if device else {}
         self._monitor = AddressMonitor()
         self.changed = False
 
@@ -104,10 +105,10 @@ class AddressWatch(Watch):
     def look(self, found: Dict[str, str]) -> None:
         """See the base class."""
         events = list(self._monitor.events())
-        device = _index_of(ipvs.DEVICE) if events and self._families else 0
+        device = _index_of(self._device) if events and self._families else 0
         for event in events:
             if isinstance(event, LinkRemoved):
-                if event.name == ipvs.DEVICE:
+                if self._device and event.name == self._device:
                     suspect(found, self._families, "notification of routing netlink")
             elif device and event.interface == device:
                 self._service_address(event, found)
@@ -121,7 +122,7 @@ class AddressWatch(Watch):
         family = self._families.get(event.family)
         if family is None or is_link_local(event.address):
             return
-        wanted = event.address in family.tables.desired[ipvs.ADDRESSES]
+        wanted = event.address in family.tables.desired[Kind.ADDRESSES]
         if wanted != event.added:
             found.setdefault(event.family, "notification of routing netlink")
 

@@ -47,7 +47,7 @@ class DriftWatch:
 
     def __init__(self, subsystems: Subsystems, families: Sequence[Proxier], handles: KernelHandles, log: Log) -> None:
         self._log = log
-        self._addresses = AddressWatch(families, subsystems.ipvs)
+        self._addresses = AddressWatch(families, subsystems.device)
         self._watches: List[Watch] = [self._addresses]
         self._closing = ExitStack()
         self._due: Dict[Watch, float] = {}

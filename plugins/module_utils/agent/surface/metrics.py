@@ -102,6 +102,42 @@ class CountedElsewhere:
         yield found
 
 
+_FORWARDING_GAUGES = (
+    ("connections", "connections", "TCP connections that are open in userspace mode"),
+    ("sessions", "sessions", "UDP sessions that are open in userspace mode"),
+    ("unboundCount", "listeners_unbound", "Listeners whose socket cannot be opened"),
+)
+_FORWARDING_COUNTERS = (
+    ("accepted", "connections", "TCP connections that were accepted"),
+    ("udpSessions", "sessions", "UDP sessions that were begun"),
+    ("bytes", "bytes", "Bytes moved by TCP connections, in both directions"),
+    ("connectFailures", "connect_failures", "Attempts to connect to an endpoint that failed"),
+    ("unreachable", "unreachable", "Connections refused because no endpoint could be reached"),
+    ("refusedBySourceRange", "refused_by_source_range", "Connections and datagrams from outside the source ranges"),
+    ("refusedByLimit", "refused_by_limit", "Connections refused because there were too many"),
+    ("evicted", "evicted", "Connections and sessions ended to make room for others"),
+    ("droppedDatagrams", "dropped_datagrams", "Datagrams that could not be forwarded"),
+)
+
+
+class Forwarded:
+    """What the agent forwards in userspace mode; no metrics in other modes."""
+
+    def __init__(self, read: Callable[[], Mapping[str, Any]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the current values."""
+        found = self._read()
+        if not found:
+            return
+        for key, name, text in _FORWARDING_GAUGES:
+            yield prometheus_client.core.GaugeMetricFamily(f"kubenode_proxy_forwarding_{name}", text, value=found[key])
+        for key, name, text in _FORWARDING_COUNTERS:
+            full = f"kubenode_proxy_forwarding_{name}_total"
+            yield prometheus_client.core.CounterMetricFamily(full, text, value=found[key])
+
+
 class Metrics:
     """All metrics of one agent in a registry of their own; the attributes are prometheus_client objects.
 
@@ -120,6 +156,9 @@ class Metrics:
         #: The packets of nfacct counters by name; the agent replaces it in the mode that has them.
         self.packets: Callable[[], Mapping[str, int]] = dict
         self.registry.register(PacketCounters(self._packets_now))
+        #: The state of the forwarder; empty where no mode uses it.
+        self.forwarding: Callable[[], Mapping[str, Any]] = dict
+        self.registry.register(Forwarded(lambda: self.forwarding()))
         #: Connections that the HTTP server closed before an answer, by reason.
         self.http_closed: Callable[[], Mapping[str, int]] = dict
         self._kube_proxy()

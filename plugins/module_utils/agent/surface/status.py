@@ -10,8 +10,11 @@ from typing import Any, Dict, NamedTuple
 
 from ...convergence.explanation.explain import ExplainedFamily, explain, explanation_document
 from ...convergence.explanation.target import parse_target
+from ...convergence.listeners import QUESTION as LISTENERS
+from ...convergence.listeners import listeners_document
 from ...errors import ProxyError
 from ...packaging.identity import identity
+from ..forwarding import Forwarding
 from ..source.cluster_source import ClusterSource
 from ..source.view import ClusterView
 from ..sync.node import NodeSync
@@ -30,6 +33,7 @@ class AgentState(NamedTuple):
     source: ClusterSource
     sync: NodeSync
     view: ClusterView
+    forwarding: Forwarding
 
 
 def status_document(state: AgentState) -> Dict[str, Any]:
@@ -72,6 +76,7 @@ def status_document(state: AgentState) -> Dict[str, Any]:
         "refused": [str(refusal) for refusal in (*view.state.refusals, *view.state.skipped)],
         "conflicts": [str(conflict) for conflict in view.state.conflicts],
         "families": families,
+        "forwarding": state.forwarding.status(),
     }
 
 
@@ -95,13 +100,15 @@ def status_text(state: AgentState) -> str:
 def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
     """Return the answer to one question of the node command; ``error`` in the answer is a message for the user.
 
-    ``question``: ``command`` is status or explain; explain has a ``destination``.
+    ``question``: ``command`` is status, explain or listeners; explain has a ``destination``.
     """
     command = question.get("command")
     if command == "status":
         return status_document(state)
     if command == "explain":
         return _explanation(state, question)
+    if command == LISTENERS:
+        return {"listeners": listeners_document(state.forwarding.table())}
     return {"error": f"unknown command {command!r}"}
 
 

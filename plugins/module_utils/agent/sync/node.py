@@ -176,7 +176,7 @@ class NodeSync:
         if self.proxiers is None:
             return
         try:
-            found = remove_leftovers(self.proxiers, self._handles.progress)
+            found = remove_leftovers(self.proxiers, self._handles)
             if found.removed:
                 self._log.info("removed leftovers of another mode", entries=found.removed)
             if found.draining:

@@ -19,6 +19,7 @@ from ...configuration.model import KubeProxyConfiguration
 from ...convergence.family import FamilyContext, FamilyTables
 from ...convergence.handles import KernelHandles
 from ...convergence.modes.mode import Mode
+from ...convergence.report import unserved
 from ...kernel.conntrack import ConntrackSocket, delete_stale_udp
 from ...kernel.xtables.variant import XtablesVariant
 from ...rendering.desired import DesiredTables
@@ -77,6 +78,8 @@ class Proxier:
         self._adjustments = mode.adjustments(context, self.stages, handles)
         self._progress = handles.progress
         self._udp_changed: Set[NamespacedName] = set()
+        #: Services with ports that the mode cannot serve, and why.
+        self.unserved: Dict[NamespacedName, List[str]] = {}
         self._found: Optional[Set[str]] = None
 
     @property
@@ -133,6 +136,11 @@ class Proxier:
             ports[service] = service_ports_of(state, service, context)
         self.tables.apply(ports, lambda service: service_ports_of(state, service, context), totals)
         for service, found in ports.items():
+            reasons = unserved(self.mode.rendering, found)
+            if reasons:
+                self.unserved[service] = reasons
+            else:
+                self.unserved.pop(service, None)
             if self.summaries.put(service, found):
                 self._udp_changed.add(service)
 
@@ -185,7 +193,7 @@ class Proxier:
         Return their number and the seconds it took (0 if no Service changed). Raises KernelError.
         """
         services, self._udp_changed = self._udp_changed, set()
-        if not services:
+        if not services or not self.mode.tracks_connections:
             return 0, 0.0
         started = time.monotonic()
         context = self.context.node

@@ -15,16 +15,14 @@ from ...convergence.family import FamilyContext, FamilyServices
 from ...convergence.handles import KernelHandles
 from ...convergence.modes.choose import choose_mode
 from ...convergence.modes.mode import Mode
-from ...convergence.node import NodeView, family_context, family_settings, view_node
+from ...convergence.node import NodeView, family_context, family_settings, node_addresses_now, view_node
 from ...convergence.prepare import check_node, missing_node, node_modules, wanted_node_sysctls
 from ...convergence.removal import leftover_contexts, leftover_stages
 from ...convergence.request import Request
 from ...convergence.sysctls import sysctl_stage
-from ...kernel.facts import interface_addresses
 from ...kernel.sysctls import Wanted
-from ...rendering.ipvs.model import DEVICE
 from ...rendering.settings import DataplaneSettings
-from ...resources import Kind, Progress, apply_plan, plan
+from ...resources import Kind, apply_plan, plan
 from .proxier import Proxier
 
 
@@ -81,13 +79,13 @@ class Leftovers(NamedTuple):
     draining: int
 
 
-def remove_leftovers(proxiers: Proxiers, progress: Progress) -> Leftovers:
-    """Remove leftovers of other modes from the node, calling ``progress`` between the steps. Raises KernelError."""
-    with KernelHandles(progress) as handles:
+def remove_leftovers(proxiers: Proxiers, agent: KernelHandles) -> Leftovers:
+    """Remove leftovers of other modes from the node, with handles as the agent's own. Raises KernelError."""
+    with KernelHandles(agent.progress, agent.listeners) as handles:
         stages = leftover_stages(proxiers.mode, handles, leftover_contexts(proxiers.mode, proxiers.view.families))
         stages += proxiers.mode.extra_stages([proxier.context for proxier in proxiers.families])
         for stage in stages:
-            stage.resource.report_to(progress)
+            stage.resource.report_to(agent.progress)
         planned = plan(stages)
         apply_plan(planned)
     servers = [item for item in planned if item.resource.kind == Kind.REAL_SERVERS]
@@ -101,8 +99,7 @@ def look_again(proxiers: Proxiers, cluster: ClusterState) -> Tuple[Proxiers, Dic
 
     Raises ConfigurationError, KernelError.
     """
-    addresses = tuple((item.interface, item.address) for item in interface_addresses() if item.interface != DEVICE)
-    view = proxiers.view._replace(addresses=addresses)
+    view = proxiers.view._replace(addresses=node_addresses_now())
     settings = {
         proxier.family: family_settings(cluster, proxiers.configuration, view, proxier.family)
         for proxier in proxiers.families

@@ -101,6 +101,7 @@ class Syncer:
         # Families whose repair failed because another program made changes meanwhile, with the reason for the repair.
         self._unrepaired: Dict[str, str] = {}
         self._refused_parameters: List[str] = []
+        self._unserved: Set[str] = set()
 
     def start(self, proxy: Proxiers) -> SyncOutcome:
         """Sync a node for the first time: adopt the current state, or fill an empty kernel in order of importance."""
@@ -380,6 +381,14 @@ class Syncer:
         for kind, count in self.view.skipped_by_kind().items():
             metrics.parts_skipped.labels(kind).set(count)
         self._warn_of_conflicts()
+        self._warn_of_unserved(proxy)
+
+    def _warn_of_unserved(self, proxy: Proxiers) -> None:
+        """Log each ServicePort that the mode cannot serve once."""
+        found = {line for family in proxy.families for lines in family.unserved.values() for line in lines}
+        for line in sorted(found - self._unserved):
+            self._log.warning("a Service cannot be served in this mode", service=line)
+        self._unserved = found
 
     def _warn_of_conflicts(self) -> None:
         """Log each conflict between Services that claim the same address or node port once."""

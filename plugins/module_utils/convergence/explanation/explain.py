@@ -180,15 +180,20 @@ def _state(endpoint: Endpoint) -> str:
 
 
 def _outcome(port: ServicePortInfo, chosen: Sequence[Endpoint], rendering: Rendering[Any]) -> str:
+    unserved = rendering.refusal(port)
+    if unserved:
+        return f"not served: {unserved}"
     if chosen:
         many = f"one of {len(chosen)} endpoints" if len(chosen) > 1 else "its only endpoint"
         return f"sent to {many}"
     if not port.has_any or not rendering.drops_without_local:
-        return "refused (ICMP port unreachable): there is no endpoint"
+        return f"refused ({rendering.refused_with}): there is no endpoint"
     return "dropped: there is no endpoint on this node, and the traffic policy is Local"
 
 
 def _source(port: ServicePortInfo, traffic: str, settings: DataplaneSettings, rendering: Rendering[Any]) -> str:
+    if rendering.replaces_source:
+        return "replaced by the node's (the agent forwards the connection)"
     if traffic == EXTERNAL:
         return "kept" if port.external_local else "replaced by the node's (masqueraded)"
     if settings.masquerade_all:

@@ -36,7 +36,14 @@ from ..report import Stopwatch, table_changes
 from ..request import TableChange
 from ..runtime.ledger import write_ledger
 from ..runtime.lock import ConvergenceLock
-from ..stages import IpvsResources, OnlyOurServers, ipvs_resources, observed_once, unloaded_ipvs_resources
+from ..stages import (
+    IpvsResources,
+    OnlyOurServers,
+    ipvs_resources,
+    observed_once,
+    unloaded_ipvs_resources,
+    userspace_removal_stages,
+)
 from . import units
 from .confirm import withdraw
 from .directory import DEFAULT_DIRECTORY
@@ -153,11 +160,13 @@ def restore_stages(state: NodeState, handles: KernelHandles, check: bool) -> Tup
     tables = _table_stages(state, handles, warnings)
     first, last = ([sysctls], []) if state.virtual_servers else ([], [sysctls])
     device = DummyDeviceResource(handles.route)
+    # The listeners of userspace mode end with the agent, so its addresses lead nowhere and are in no saved state.
+    leaving = userspace_removal_stages(handles)
     loaded = handles.has_ipvs() and handles.has_ipset()
     if not state.sets and not state.virtual_servers and not loaded:
         addresses = [AddressesResource(handles.route, family) for family in FAMILIES]
         own = [Stage(item, of_family(state.addresses, family)) for item, family in zip(addresses, FAMILIES)]
-        return [*first, Stage(device, state.devices), *tables, *own, *last], warnings
+        return [*first, Stage(device, state.devices), *tables, *own, *last, *leaving], warnings
     there = loaded or not check
     find = ipvs_resources if there else unloaded_ipvs_resources
     families = [_ipvs_stages(state, observed_once(find(handles, family)), family, there) for family in FAMILIES]
@@ -170,7 +179,7 @@ def restore_stages(state: NodeState, handles: KernelHandles, check: bool) -> Tup
         first.append(Stage(TimeoutsResource(handles.ipvs, state.timeouts), state.timeouts))
     before = [stage for item in families for stage in item.before]
     after = [stage for item in families for stage in item.after]
-    return [*first, *before, *tables, *after, *last], warnings
+    return [*first, *before, *tables, *after, *last, *leaving], warnings
 
 
 def _table_stages(state: NodeState, handles: KernelHandles, warnings: List[str]) -> List[Stage]:

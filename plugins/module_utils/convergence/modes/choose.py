@@ -5,26 +5,31 @@
 
 from __future__ import annotations
 
+import os
 from typing import Dict, List, NamedTuple, Tuple
 
 from ...configuration.model import MODES
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, PreflightError
 from ...kernel.facts import supported_families
 from ...preflight.check import Intention, preflight
-from ...preflight.findings import CONFLICTS, ERROR
+from ...preflight.features import capabilities, rights_findings
+from ...preflight.findings import CONFLICTS, ERROR, judge
+from ..handles import NO_AGENT
 from ..request import Request
+from ..runtime.state_directory import control_socket
 from .iptables import IPTABLES_MODE
 from .ipvs import IPVS_MODE
 from .mode import Mode
 from .nftables import NFTABLES_MODE
+from .userspace import USERSPACE_MODE
 
 AUTO = "auto"
 
 
-_MODES: Dict[str, Mode] = {mode.name: mode for mode in (IPTABLES_MODE, IPVS_MODE, NFTABLES_MODE)}
-#: The modes that ``auto`` tries, in this order; if none is possible, it selects the last one.
-_PREFERRED: Tuple[Mode, ...] = (NFTABLES_MODE, IPVS_MODE)
-_LAST_RESORT: Mode = IPTABLES_MODE
+_MODES: Dict[str, Mode] = {mode.name: mode for mode in (IPTABLES_MODE, IPVS_MODE, NFTABLES_MODE, USERSPACE_MODE)}
+#: The modes that ``auto`` tries, in this order; if none is possible, the agent forwards connections itself.
+_PREFERRED: Tuple[Mode, ...] = (NFTABLES_MODE, IPVS_MODE, IPTABLES_MODE)
+_LAST_RESORT: Mode = USERSPACE_MODE
 
 
 class ChosenMode(NamedTuple):
@@ -58,8 +63,9 @@ def choose_mode(request: Request) -> ChosenMode:
     """Return the mode that the request, or else the configuration, names.
 
     ``auto`` selects the first of nftables, ipvs and iptables that this node can run; for nftables the kernel validates
-    a table with everything that the mode uses, without keeping it. With a fallback, iptables replaces ipvs on a node
-    that cannot run it, with a warning that says why. Raises ConfigurationError for an unknown mode or fallback.
+    a table with everything that the mode uses, without keeping it. On a node that can run none of them, the agent
+    selects userspace. With a fallback, iptables replaces ipvs on a node that cannot run it, with a warning that says
+    why. Raises ConfigurationError for an unknown mode or fallback, PreflightError if ``auto`` finds no mode.
     """
     wanted = request.mode or request.configuration.mode
     if request.fallback not in ("", IPTABLES_MODE.name):
@@ -70,20 +76,36 @@ def choose_mode(request: Request) -> ChosenMode:
         raise ConfigurationError(f"mode: {wanted!r} is not one of {', '.join((*MODES, AUTO))}")
     asked = "requested" if request.mode else "set in the configuration"
     mode = mode_named(wanted)
+    if mode.needs_agent and not (request.check or request.agent):
+        raise PreflightError(f"{NO_AGENT}; run the agent on this node, or use another mode")
     if mode is IPVS_MODE and request.fallback:
         obstacles = _obstacles(mode, request)
         if obstacles:
             fallback = mode_named(request.fallback)
             why = f"fallback from {mode.name}, which this node cannot run: {'; '.join(obstacles)}"
             return ChosenMode(fallback, why, (f"mode {fallback.name} is used: {why}",))
-    return ChosenMode(mode, asked)
+    return ChosenMode(mode, asked, _cautions(mode))
+
+
+def _cautions(mode: Mode) -> Tuple[str, ...]:
+    return (mode.caution,) if mode.caution else ()
+
+
+def _may_forward(request: Request) -> bool:
+    """Return whether the caller is the agent, or checks a node where one runs."""
+    return request.agent or (request.check and os.path.exists(control_socket(request.state_directory)))
 
 
 def _automatic(request: Request) -> ChosenMode:
+    # What this process may not do looks like what the node lacks.
+    judge(rights_findings(capabilities()), request.ignore_findings)
     reasons: List[str] = []
     for mode in _PREFERRED:
         obstacles = _obstacles(mode, request) or mode.unsupported_reasons(supported_families())
         if not obstacles:
             return ChosenMode(mode, "; ".join([f"auto: this node has all that {mode.name} mode needs", *reasons]))
         reasons.append(f"{mode.name} mode is not possible: {'; '.join(obstacles)}")
-    return ChosenMode(_LAST_RESORT, f"auto: {'; '.join(reasons)}")
+    why = "; ".join(reasons)
+    if not _may_forward(request):
+        raise PreflightError(f"auto: {why}; {NO_AGENT}")
+    return ChosenMode(_LAST_RESORT, f"auto: {why}", _cautions(_LAST_RESORT))

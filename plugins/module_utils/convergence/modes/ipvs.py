@@ -55,7 +55,7 @@ class IpvsMode(Mode):
     """See the base class."""
 
     rendering = RENDERING
-    subsystems = Subsystems(chains=True, ipvs=True)
+    subsystems = Subsystems(chains=True, ipvs=True, device=ipvs.DEVICE)
     needs = ModeNeeds("ipvs", extensions=IPVS_EXTENSIONS, ipvs=True)
     measures_kinds = False
     deprecation = Deprecation(

@@ -27,12 +27,16 @@ from ..handles import KernelHandles
 class Subsystems(NamedTuple):
     """The parts of the kernel in which a mode creates objects.
 
-    ``chains``: iptables; ``ipvs``: IPVS, ipsets and the dummy device; ``nftables``: a table of its own in nf_tables.
+    ``chains``: iptables; ``ipvs``: IPVS and ipsets; ``nftables``: a table of its own in nf_tables. ``listeners``:
+    sockets of the agent, which are no part of the kernel. ``device``: the device that carries service addresses, or
+    empty.
     """
 
     chains: bool = False
     ipvs: bool = False
     nftables: bool = False
+    listeners: bool = False
+    device: str = ""
 
 
 class Families(NamedTuple):
@@ -76,8 +80,9 @@ class Mode:
 
     ``subsystems``: where it creates objects; leftovers of other modes in the other subsystems are removed. ``needs``:
     for preflight. ``cold_batch``: number of Services to program at a time on an empty node. ``measures_kinds``: whether
-    kube-proxy has separate metrics for full and partial syncs of this mode. ``deprecation``: None for a mode that is
-    not deprecated.
+    kube-proxy has separate metrics for full and partial syncs of this mode. ``needs_agent``: only the agent can serve
+    in this mode. ``tracks_connections``: traffic passes connection tracking, whose stale entries are removed.
+    ``caution``: a warning about the mode itself, or empty. ``deprecation``: None for a mode that is not deprecated.
     """
 
     rendering: Rendering[Any]
@@ -85,6 +90,9 @@ class Mode:
     needs: ModeNeeds
     cold_batch: int = 1000
     measures_kinds: bool = True
+    needs_agent: bool = False
+    tracks_connections: bool = True
+    caution: str = ""
     deprecation: Optional[Deprecation] = None
 
     @property

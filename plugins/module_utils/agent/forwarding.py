@@ -1,0 +1,122 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The forwarder of userspace mode as part of the agent: its thread, its limits, and what it reports."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from ..configuration.model import KubeProxyConfiguration
+from ..convergence.handles import ListenerAccess
+from ..forwarding.forwarder import RETRY_SECONDS, Forwarder
+from ..forwarding.limits import Limits, within_files
+from ..forwarding.loop import LONGEST_WAIT_SECONDS
+from ..forwarding.resource import ListenersResource
+from ..rendering.userspace.model import Listener, ListenerKey
+from ..resources import Resource
+from .supervision import Supervisor, Task, brief_traceback
+from .surface.log import INFO, LimitedLog
+from .timers import Timers
+
+_STOP_SECONDS = 5.0
+_SOON_SECONDS = 1.0
+_REPORTED = 20
+
+
+def limits_of(configuration: KubeProxyConfiguration, files: int) -> Limits:
+    """Return the forwarder's limits. The time-outs are those that other modes give to connection tracking.
+
+    ``files``: how many files the process may open.
+    """
+    own, conntrack = configuration.node_proxy.userspace, configuration.conntrack
+    default = Limits()
+    wanted = default._replace(
+        connections=own.max_connections,
+        sessions=own.max_sessions,
+        connect_seconds=own.connect_timeout,
+        drain_seconds=own.drain_timeout,
+        idle_seconds=conntrack.tcp_established_timeout or default.idle_seconds,
+        half_closed_seconds=conntrack.tcp_close_wait_timeout or default.half_closed_seconds,
+        udp_seconds=conntrack.udp_timeout or default.udp_seconds,
+        udp_stream_seconds=conntrack.udp_stream_timeout or default.udp_stream_seconds,
+    )
+    return within_files(wanted, files)
+
+
+class Forwarding(ListenerAccess):
+    """The agent's forwarder, which exists once a mode has used it. ``files``: how many files the agent may open."""
+
+    def __init__(self, supervisor: Supervisor, timers: Timers, log: LimitedLog, files: int) -> None:
+        self._supervisor = supervisor
+        self._log = log
+        self._files = files
+        self._limits = Limits()
+        self._forwarder: Optional[Forwarder] = None
+        self._task: Optional[Task] = None
+        self._unbound: Dict[ListenerKey, str] = {}
+        self._report = timers.add("report listeners", self._report_unbound)
+
+    def configure(self, configuration: KubeProxyConfiguration) -> None:
+        """Adopt the limits of a configuration; open connections are not affected."""
+        self._limits = limits_of(configuration, self._files)
+        if self._forwarder is not None:
+            self._forwarder.limits = self._limits
+
+    def resource(self, family: str) -> Resource[Any, Any]:
+        """See the base class. The first call starts the thread."""
+        return ListenersResource(self._started(), family)
+
+    def left(self, families: Sequence[str]) -> List[Resource[Any, Any]]:
+        """See the base class."""
+        return [ListenersResource(self._forwarder, family) for family in families] if self._forwarder else []
+
+    def table(self) -> Mapping[ListenerKey, Listener]:
+        """Return all listeners."""
+        return self._forwarder.table() if self._forwarder is not None else {}
+
+    def status(self) -> Dict[str, Any]:
+        """Return the state of the forwarder as plain JSON values; empty if no mode has used it."""
+        return self._forwarder.status() if self._forwarder is not None else {}
+
+    def stop(self) -> None:
+        """End all connections, after they had their time to end, and the thread."""
+        if self._forwarder is None or self._task is None:
+            return
+        self._task.close()
+        self._forwarder.stop()
+        self._task.join(_STOP_SECONDS)
+        if not self._task.alive:
+            self._forwarder.close()
+        self._forwarder = self._task = None
+
+    def _started(self) -> Forwarder:
+        if self._forwarder is None:
+            forwarder = self._forwarder = Forwarder(self._limits, self._failed)
+
+            def run(task: Task) -> None:
+                forwarder.run(lambda: task.busy(2 * LONGEST_WAIT_SECONDS))
+
+            self._task = self._supervisor.start("forwarding", run)
+            self._report.start(_SOON_SECONDS)
+        return self._forwarder
+
+    def _failed(self, error: Exception) -> None:
+        self._log.warning(
+            ("forwarding", type(error).__name__),
+            "a connection failed; this is a defect of the agent",
+            error=f"{type(error).__name__}: {error}",
+            traceback=brief_traceback(error),
+        )
+
+    def _report_unbound(self) -> None:
+        """Log listeners whose socket cannot be opened, once for each reason, and those that have recovered."""
+        if self._forwarder is None:
+            return
+        self._report.start(RETRY_SECONDS)
+        before, self._unbound = self._unbound, self._forwarder.unbound()
+        for key, reason in list(self._unbound.items())[:_REPORTED]:
+            if before.get(key) != reason:
+                self._log.warning(("listener", key), "cannot listen, retrying", listener=key, reason=reason)
+        for key in [key for key in before if key not in self._unbound][:_REPORTED]:
+            self._log.write(("listener", key), INFO, "listening, or no longer wanted", listener=key)

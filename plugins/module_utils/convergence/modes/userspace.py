@@ -1,0 +1,64 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""userspace mode: the agent itself listens at the addresses of Services and forwards connections to endpoints.
+
+It needs nothing of netfilter. Without CAP_NET_ADMIN the agent serves at the addresses that exist; whoever starts it has
+to provide those of Services, for instance on the loopback interface.
+"""
+
+from __future__ import annotations
+
+from typing import List, Sequence
+
+from ...configuration.model import KubeProxyConfiguration
+from ...preflight.check import ModeNeeds
+from ...preflight.features import may_change_network
+from ...rendering.userspace.mode import RENDERING
+from ...rendering.userspace.model import ADDRESSES, DEVICE, LISTENERS
+from ...resources import Stage
+from ..family import FamilyTables
+from ..handles import KernelHandles
+from ..stages import address_device_stage, userspace_addresses
+from .mode import Families, Mode, Subsystems
+
+
+class UserspaceMode(Mode):
+    """See the base class."""
+
+    rendering = RENDERING
+    subsystems = Subsystems(listeners=True, device=DEVICE)
+    needs = ModeNeeds("userspace", capabilities=())
+    needs_agent = True
+    tracks_connections = False
+    caution = (
+        "mode userspace: endpoints see the address of this node instead of the client's, and a restart of the agent "
+        "ends all connections"
+    )
+
+    def find_families(self, families: Sequence[str]) -> Families:
+        """Return that all families of the node can be served."""
+        return Families({}, {})
+
+    def stages(
+        self,
+        configuration: KubeProxyConfiguration,
+        families: Sequence[FamilyTables],
+        handles: KernelHandles,
+        loaded: bool = True,
+    ) -> List[Stage]:
+        """Return the device, and the addresses and listeners of each family.
+
+        A listener comes after its address, which a socket can only then be bound to. Without the capability to change
+        the network, the device and its addresses are not managed.
+        """
+        manages = may_change_network()
+        stages = [address_device_stage(handles)] if manages else []
+        for context, tables in families:
+            if manages:
+                stages.append(Stage(userspace_addresses(handles, context.family), tables[ADDRESSES]))
+            stages.append(Stage(handles.listeners.resource(context.family), tables[LISTENERS]))
+        return stages
+
+
+USERSPACE_MODE = UserspaceMode()

@@ -1,0 +1,93 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The choice of an endpoint: in turn, or the one that the client had before, and not one that has just failed."""
+
+from __future__ import annotations
+
+import collections
+import random
+from typing import Callable, Collection, Dict, Optional, Tuple
+
+from ..rendering.userspace.model import Endpoint, Listener
+
+Clock = Callable[[], float]
+
+
+class FailedEndpoints:
+    """Endpoints to which a connection has failed within ``seconds``; they are used only if no other is left."""
+
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._until: Dict[Endpoint, float] = {}
+
+    def add(self, endpoint: Endpoint) -> None:
+        """Record a failure."""
+        self._until[endpoint] = self._clock() + self._seconds
+
+    def discard(self, endpoint: Endpoint) -> None:
+        """Record that the endpoint answers again."""
+        self._until.pop(endpoint, None)
+
+    def __contains__(self, endpoint: Endpoint) -> bool:
+        until = self._until.get(endpoint)
+        return until is not None and self._clock() < until
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def expire(self) -> None:
+        """Forget failures that are too old."""
+        now = self._clock()
+        self._until = {endpoint: until for endpoint, until in self._until.items() if now < until}
+
+
+class Balancer:
+    """The turn and the affinity of one ServicePort, which all its listeners share.
+
+    At most ``most_clients`` clients are remembered; of more, those that connected least recently are forgotten.
+    """
+
+    def __init__(self, failed: FailedEndpoints, most_clients: int, clock: Clock) -> None:
+        self._failed = failed
+        self._most_clients = most_clients
+        self._clock = clock
+        # Nodes that start together must not all begin with the same endpoint.
+        self._turn = random.randrange(1 << 16)
+        self._clients: collections.OrderedDict[str, Tuple[Endpoint, float]] = collections.OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def choose(self, listener: Listener, client: str, tried: Collection[Endpoint] = ()) -> Optional[Endpoint]:
+        """Return the endpoint for a new connection of a client (its address), or None if all have been tried.
+
+        With affinity, the chosen endpoint becomes that of the client.
+        """
+        if not listener.affinity_seconds:
+            return self._next(listener.endpoints, tried)
+        known = self._clients.pop(client, None)
+        now = self._clock()
+        endpoint: Optional[Endpoint] = None
+        if known is not None and now < known[1] + listener.affinity_seconds and known[0] not in tried:
+            endpoint = known[0] if known[0] in listener.endpoints else None
+        endpoint = endpoint or self._next(listener.endpoints, tried)
+        if endpoint is not None:
+            self._clients[client] = (endpoint, now)
+            if len(self._clients) > self._most_clients:
+                self._clients.popitem(last=False)
+        return endpoint
+
+    def _next(self, endpoints: Tuple[Endpoint, ...], tried: Collection[Endpoint]) -> Optional[Endpoint]:
+        count = len(endpoints)
+        last: Optional[Endpoint] = None
+        for _attempt in range(count):
+            self._turn += 1
+            endpoint = endpoints[self._turn % count]
+            if endpoint in tried:
+                continue
+            if endpoint not in self._failed:
+                return endpoint
+            last = last or endpoint
+        return last

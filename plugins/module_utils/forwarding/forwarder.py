@@ -1,0 +1,305 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The forwarder: the table of listeners, and the sockets that serve it, in the thread of one loop.
+
+Other threads call :meth:`Forwarder.apply`, :meth:`Forwarder.table`, :meth:`Forwarder.status` and
+:meth:`Forwarder.stop`.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import itertools
+import select
+import sys
+import time
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Set, Tuple, TypeVar, Union
+
+from ..errors import KernelError
+from ..rendering.userspace.model import TCP, UDP, Listener, ListenerKey
+from ..resources import Change
+from . import tcp, udp
+from .balancing import Balancer, FailedEndpoints
+from .limits import MOST_PIPES, Limits, Totals
+from .loop import Loop
+from .sources import Sources
+from .splice import Pipes, find_splice
+
+Item = TypeVar("Item")
+Server = Union[tcp.TcpServer, udp.UdpServer]
+
+_TICK_SECONDS = 0.2
+_IDLE_SECONDS = 5.0
+#: How often a socket that could not be opened is tried again.
+RETRY_SECONDS = 5.0
+#: Listeners that are changed at a time; connections have their turn in between.
+_CHUNK = 64
+_READY_LISTENERS = 256
+#: Python's threads hand the interpreter over after at most so many seconds (5 ms by default). While the agent renders
+#: thousands of Services, each system call of the loop may have to wait that long.
+SWITCH_SECONDS = 0.0005
+_SHOWN = 20
+_REASONS = {
+    errno.EADDRINUSE: "another program uses this address and port",
+    errno.EADDRNOTAVAIL: "this node does not have the address",
+    errno.EACCES: "ports below net.ipv4.ip_unprivileged_port_start need CAP_NET_BIND_SERVICE",
+}
+
+
+def _chunks(items: Iterable[Item]) -> Iterator[List[Item]]:
+    rest = iter(items)
+    return iter(lambda: list(itertools.islice(rest, _CHUNK)), [])
+
+
+class Forwarder:
+    """Listeners, and the connections through them.
+
+    ``limits`` may be replaced at any time. ``failed`` is called, in the loop's thread, with an exception that is a
+    defect; the connection concerned is reset.
+    """
+
+    def __init__(self, limits: Limits, failed: Callable[[Exception], None]) -> None:
+        self.limits = limits
+        self.totals = Totals()
+        self._report = failed
+        self._loop = Loop(self._failed)
+        self._listeners: Dict[ListenerKey, Listener] = {}
+        self._servers: Dict[ListenerKey, Server] = {}
+        self._by_number: Dict[int, Server] = {}
+        self._unbound: Dict[ListenerKey, str] = {}
+        self._owners: collections.Counter[str] = collections.Counter()
+        self._balancers: Dict[str, Balancer] = {}
+        self._failures = FailedEndpoints(limits.avoid_seconds, self._loop.clock)
+        self._pipes = Pipes(MOST_PIPES)
+        self._connections: Sources[tcp.Connection] = Sources(
+            self._evict, lambda item: item.active, self._loop.clock
+        )
+        buffer = memoryview(bytearray(tcp.BUFFER_BYTES))
+        self._tcp = tcp.Shared(
+            self._loop,
+            lambda: self.limits,
+            self.totals,
+            self._failures,
+            self._pipes,
+            find_splice(),
+            buffer,
+            {},
+            lambda endpoint: ListenerKey(TCP, *endpoint) in self._listeners,
+        )
+        self._udp = udp.Shared(
+            self._loop,
+            lambda: self.limits,
+            self.totals,
+            self._failures,
+            buffer,
+            udp.Sessions(),
+            lambda endpoint: ListenerKey(UDP, *endpoint) in self._listeners,
+        )
+        # Listening sockets have an epoll of their own, so that all can be left waiting at once.
+        self._accepting = select.epoll()
+        self._paused_until = 0.0
+        self._loop.watch(self._accepting.fileno(), self._accept, select.EPOLLIN)
+        self._loop.every(_TICK_SECONDS, self._tick)
+        self._loop.every(_IDLE_SECONDS, self._expire_idle)
+        self._loop.every(RETRY_SECONDS, self._retry)
+
+    # ---- called by other threads
+
+    def table(self) -> Dict[ListenerKey, Listener]:
+        """Return the listeners, also those whose socket cannot be opened now (see :meth:`unbound`)."""
+        return self._listeners.copy()
+
+    def unbound(self) -> Dict[ListenerKey, str]:
+        """Return the listeners whose socket cannot be opened, with the reason. They are tried again regularly."""
+        return self._unbound.copy()
+
+    def apply(self, change: Change[ListenerKey, Listener]) -> None:
+        """Make a change of the table. Raises KernelError if the loop does not answer.
+
+        A socket that cannot be opened concerns only its own listener. Open connections go on when their listener
+        changes, and are reset when the last listener of their address is removed, because the address is removed next.
+        """
+        wanted = {**change.added, **{key: new for key, (_old, new) in change.replaced.items()}}
+        for chunk in _chunks(wanted.items()):
+            self._loop.call(lambda items=chunk: self._put(items))  # type: ignore[misc]
+        for keys in _chunks(change.removed):
+            self._loop.call(lambda items=keys: self._drop(items))  # type: ignore[misc]
+        if change.removed:
+            left = {key.address for key in self.table()}
+            gone = {key.address for key in change.removed} - left
+            if gone:
+                self._loop.call(lambda: self._reset_at(gone))
+
+    def status(self) -> Dict[str, Any]:
+        """Return the state as plain JSON values."""
+        totals, unbound = self.totals, self.unbound()
+        return {
+            "listeners": len(self._listeners),
+            "sockets": len(self._servers),
+            "connections": len(self._connections),
+            "sessions": len(self._udp.sessions),
+            "mostConnections": self.limits.connections,
+            "mostSessions": self.limits.sessions,
+            "accepted": totals.accepted,
+            "udpSessions": totals.sessions,
+            "bytes": totals.bytes,
+            "connectFailures": totals.connect_failures,
+            "unreachable": totals.unreachable,
+            "refusedBySourceRange": totals.refused_sources,
+            "refusedByLimit": totals.refused_limit,
+            "evicted": totals.evicted,
+            "droppedDatagrams": totals.dropped,
+            "unbound": [f"{key}: {reason}" for key, reason in list(unbound.items())[:_SHOWN]],
+            "unboundCount": len(unbound),
+        }
+
+    def stop(self) -> None:
+        """Stop listening, let open connections end for ``drain_seconds``, reset the others and end :meth:`run`."""
+        with contextlib.suppress(KernelError):
+            self._loop.call(self._stop_listening)
+            end = time.monotonic() + self.limits.drain_seconds
+            while len(self._connections) and time.monotonic() < end:
+                time.sleep(0.02)
+            self._loop.call(self._reset_all)
+        self._loop.stop()
+
+    # ---- the loop's thread
+
+    def run(self, alive: Callable[[], None]) -> None:
+        """Serve until :meth:`stop`; call ``alive`` regularly."""
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_SECONDS)
+        try:
+            self._loop.run(alive)
+        finally:
+            sys.setswitchinterval(before)
+
+    def close(self) -> None:
+        """Close every descriptor. :meth:`run` must have ended."""
+        self._stop_listening()
+        self._reset_all()
+        self._pipes.close()
+        self._accepting.close()
+        self._loop.close()
+
+    def _put(self, items: Iterable[Tuple[ListenerKey, Listener]]) -> None:
+        for key, listener in items:
+            before = self._listeners.get(key)
+            self._listeners[key] = listener
+            self._owners[listener.owner] += 1
+            if before is not None:
+                self._release(before.owner)
+            server = self._servers.get(key)
+            if server is None or not listener.endpoints:
+                self._close(key, listener)
+                self._open(key, listener)
+                continue
+            server.listener = listener
+            server.balancer = self._balancer(listener.owner)
+            if isinstance(server, udp.UdpServer):
+                server.keep_only(listener.endpoints)
+
+    def _drop(self, keys: Iterable[ListenerKey]) -> None:
+        for key in keys:
+            listener = self._listeners.pop(key, None)
+            if listener is not None:
+                self._close(key, listener._replace(endpoints=()))
+                self._release(listener.owner)
+
+    def _balancer(self, owner: str) -> Balancer:
+        balancer = self._balancers.get(owner)
+        if balancer is None:
+            balancer = Balancer(self._failures, self.limits.affinity_clients, self._loop.clock)
+            self._balancers[owner] = balancer
+        return balancer
+
+    def _release(self, owner: str) -> None:
+        self._owners[owner] -= 1
+        if not self._owners[owner]:
+            del self._owners[owner]
+            self._balancers.pop(owner, None)
+
+    def _open(self, key: ListenerKey, listener: Listener) -> None:
+        """Open the socket of a listener; without endpoints none is opened, and the kernel refuses clients."""
+        self._unbound.pop(key, None)
+        if not listener.endpoints:
+            return
+        if len(self._servers) >= self.limits.listeners:
+            self._unbound[key] = f"there are {self.limits.listeners} listeners, as many as open files allow"
+            return
+        balancer = self._balancer(listener.owner)
+        try:
+            server: Server
+            if key.protocol == TCP:
+                server = tcp.TcpServer(key, listener, self._tcp, balancer, self._connections)
+            else:
+                server = udp.UdpServer(key, listener, self._udp, balancer)
+        except OSError as error:
+            self._unbound[key] = _REASONS.get(error.errno or 0) or error.strerror or str(error)
+            return
+        self._servers[key] = server
+        self._by_number[server.fileno()] = server
+        self._accepting.register(server.fileno(), select.EPOLLIN)
+
+    def _close(self, key: ListenerKey, listener: Listener) -> None:
+        """Close the socket of a listener; its connections go on, and begin none to other endpoints than given."""
+        self._unbound.pop(key, None)
+        server = self._servers.pop(key, None)
+        if server is not None:
+            # Closing the socket would reset clients that are connected and wait to be accepted.
+            server.accept()
+            server.listener = listener
+            self._accepting.unregister(server.fileno())
+            del self._by_number[server.fileno()]
+            server.close_listener()
+
+    def _accept(self, _mask: int) -> None:
+        for number, _events in self._accepting.poll(0, _READY_LISTENERS):
+            server = self._by_number.get(number)
+            if server is not None and not server.accept():
+                self._paused_until = self._loop.now + tcp.PAUSE_SECONDS
+                self._loop.change(self._accepting.fileno(), 0)
+                return
+
+    def _tick(self) -> None:
+        tcp.expire_attempts(self._tcp)
+        if self._paused_until and self._loop.now >= self._paused_until:
+            self._paused_until = 0.0
+            self._loop.change(self._accepting.fileno(), select.EPOLLIN)
+
+    def _expire_idle(self) -> None:
+        tcp.expire_idle(self._connections, self._tcp)
+        self._udp.sessions.expire(self._loop.now, self.limits)
+        self._failures.expire()
+
+    def _retry(self) -> None:
+        for key in list(itertools.islice(self._unbound, _CHUNK)):
+            # To the end of the line, so that each has its turn.
+            self._open(key, self._listeners[key])
+
+    def _evict(self, connection: tcp.Connection) -> None:
+        self.totals.evicted += 1
+        connection.abort()
+
+    def _reset_at(self, addresses: Set[str]) -> None:
+        for connection in self._connections:
+            if connection.server.key.address in addresses:
+                connection.abort()
+
+    def _stop_listening(self) -> None:
+        self._drop(list(self._listeners))
+
+    def _reset_all(self) -> None:
+        for connection in self._connections:
+            connection.abort()
+
+    def _failed(self, error: Exception, work: Callable[..., None]) -> None:
+        concerned = getattr(work, "__self__", None)
+        if isinstance(concerned, tcp.Connection):
+            concerned.abort()
+        elif isinstance(concerned, udp.Session):
+            concerned.close()
+        self._report(error)

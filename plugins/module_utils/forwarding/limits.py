@@ -1,0 +1,71 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The bounds of the forwarder, so that no client, Service or endpoint can exhaust the agent."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: Open files that are not the forwarder's: netlink, the API server, the HTTP server and its clients, helper programs.
+OTHER_FILES = 2304
+#: Pipes for splice(2), each of two files; a connection that gets none is copied through a buffer.
+MOST_PIPES = 256
+
+
+class Limits(NamedTuple):
+    """The bounds; times are in seconds.
+
+    ``connections``: TCP connections at a time, each of which takes two open files. ``sessions``: UDP sessions at a
+    time, each with one file. ``listeners``: sockets that listen. ``connect_seconds``: for one attempt to connect to an
+    endpoint. ``attempts``: endpoints that are tried for one connection. ``idle_seconds``: how long a connection may be
+    silent; ``half_closed_seconds``: the same after one side has ended its half. ``udp_seconds``: how long a UDP session
+    that was never answered may be silent, ``udp_stream_seconds`` one that was. ``avoid_seconds``: how long an endpoint
+    to which a connection failed is used only if no other is left. ``drain_seconds``: how long open connections may go
+    on when the agent stops. ``affinity_clients``: clients that are remembered for each ServicePort.
+    """
+
+    connections: int = 16384
+    sessions: int = 8192
+    listeners: int = 65536
+    connect_seconds: float = 1.0
+    attempts: int = 5
+    idle_seconds: float = 86400.0
+    half_closed_seconds: float = 3600.0
+    udp_seconds: float = 30.0
+    udp_stream_seconds: float = 120.0
+    avoid_seconds: float = 5.0
+    drain_seconds: float = 5.0
+    affinity_clients: int = 65536
+
+
+def within_files(limits: Limits, files: int) -> Limits:
+    """Return the limits for a process that may open ``files`` files: a quarter each for sessions and listeners."""
+    left = max(64, files - OTHER_FILES - 2 * MOST_PIPES)
+    return limits._replace(
+        connections=min(limits.connections, left // 4),
+        sessions=min(limits.sessions, left // 4),
+        listeners=min(limits.listeners, left // 4),
+    )
+
+
+class Totals:
+    """Counters since the start of the agent, for metrics and status.
+
+    ``accepted``: TCP connections; ``sessions``: UDP sessions. ``refused_sources``: connections and datagrams from
+    clients outside the source ranges. ``refused_limit``: connections refused because there were too many, ``evicted``:
+    connections and sessions ended to make room for others. ``connect_failures``: attempts to connect to an endpoint
+    that failed, ``unreachable``: connections for which all did. ``dropped``: datagrams without an endpoint, or that a
+    socket did not take. ``bytes``: moved by TCP connections, in both directions.
+    """
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.sessions = 0
+        self.refused_sources = 0
+        self.refused_limit = 0
+        self.evicted = 0
+        self.connect_failures = 0
+        self.unreachable = 0
+        self.dropped = 0
+        self.bytes = 0

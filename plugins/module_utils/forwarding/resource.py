@@ -1,0 +1,36 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The listeners of a forwarder as a resource, like the tables of the kernel."""
+
+from __future__ import annotations
+
+from typing import Dict, List
+
+from ..addresses import family_of
+from ..rendering.userspace.mode import listener_line
+from ..rendering.userspace.model import Listener, ListenerKey
+from ..resources import Change, Kind, Resource
+from .forwarder import Forwarder
+
+
+class ListenersResource(Resource[ListenerKey, Listener]):
+    """The listeners of a family: where clients connect -> to which endpoints they are forwarded."""
+
+    kind = Kind.LISTENERS
+
+    def __init__(self, forwarder: Forwarder, family: str) -> None:
+        self.family = family
+        self._forwarder = forwarder
+
+    def observe(self) -> Dict[ListenerKey, Listener]:
+        """Return the listeners, also those whose socket cannot be opened for now."""
+        return {key: item for key, item in self._forwarder.table().items() if family_of(key.address) == self.family}
+
+    def apply(self, change: Change[ListenerKey, Listener]) -> None:
+        """Add, change and remove listeners. Raises KernelError if the forwarding thread does not answer."""
+        self._forwarder.apply(change)
+
+    def describe(self, key: ListenerKey, value: Listener) -> List[str]:
+        """Return one line in words."""
+        return [listener_line(key, value)]

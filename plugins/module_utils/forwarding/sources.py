@@ -1,0 +1,83 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The clients of the forwarder: which may connect, and whose connections end first when there are too many."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+from typing import Callable, Dict, Generic, Hashable, Iterator, Sequence, Set, Tuple, TypeVar
+
+from ..addresses import Network, parse_network
+
+Item = TypeVar("Item", bound=Hashable)
+
+#: A connection that has been silent for so long, in seconds, may be ended to make room for any client.
+PRESSED_SECONDS = 60.0
+_SHARE = 128
+
+
+@functools.lru_cache(maxsize=4096)
+def _networks(sources: Tuple[str, ...]) -> Tuple[Network, ...]:
+    return tuple(network for network in map(parse_network, sources) if network is not None)
+
+
+def is_allowed(sources: Tuple[str, ...], client: str) -> bool:
+    """Return whether source ranges admit a client (a canonical address); none admit all."""
+    return not sources or any(network.contains(client) for network in _networks(sources))
+
+
+class Sources(Generic[Item]):
+    """Connections by client. ``evict`` ends one and removes it; ``active`` returns when it last moved anything."""
+
+    def __init__(
+        self, evict: Callable[[Item], None], active: Callable[[Item], float], clock: Callable[[], float]
+    ) -> None:
+        self._clients: Dict[str, Set[Item]] = {}
+        self._evict = evict
+        self._active = active
+        self._clock = clock
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Item]:
+        for items in list(self._clients.values()):
+            yield from list(items)
+
+    def add(self, client: str, item: Item) -> None:
+        """Count a connection."""
+        self._clients.setdefault(client, set()).add(item)
+        self._count += 1
+
+    def remove(self, client: str, item: Item) -> None:
+        """Stop counting a connection that has ended."""
+        items = self._clients.get(client)
+        if items is not None and item in items:
+            items.discard(item)
+            self._count -= 1
+            if not items:
+                del self._clients[client]
+
+    def admit(self, client: str, most: int) -> bool:
+        """Return whether a client may have one more connection when there may be ``most`` of them.
+
+        Where there are too many, the client with the most connections loses those that have been silent longest: if
+        the new client has fewer, or if they have been silent for PRESSED_SECONDS. So one client can never keep others
+        out.
+        """
+        if self._count < most:
+            return True
+        largest: Sequence[Item] = list(max(self._clients.values(), key=len, default=()))
+        own = len(self._clients.get(client, ()))
+        spare = len(largest) - own - 1
+        if spare > 0:
+            chosen = heapq.nsmallest(min(spare, max(1, most // _SHARE)), largest, key=self._active)
+        else:
+            late = self._clock() - PRESSED_SECONDS
+            chosen = [item for item in heapq.nsmallest(1, largest, key=self._active) if self._active(item) <= late]
+        for item in chosen:
+            self._evict(item)
+        return bool(chosen)

@@ -1,0 +1,261 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""UDP: listening sockets, and sessions: a client of one listener, with a socket of its own towards an endpoint.
+
+UDP has no end, so a session ends when nothing was sent for a while, sooner if the endpoint never answered. As with
+connection tracking, datagrams of one session go to one endpoint as long as the ServicePort has it.
+"""
+
+from __future__ import annotations
+
+import collections
+import select
+import socket
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
+from .balancing import Balancer, FailedEndpoints
+from .limits import Limits, Totals
+from .loop import Loop
+from .sources import is_allowed
+
+_DATAGRAMS = 64
+#: Room for bursts in the receive buffer of a listener; the kernel allows at most net.core.rmem_max.
+_RECEIVE_BYTES = 1 << 21
+
+
+class Shared(NamedTuple):
+    """What all UDP listeners share; see ``tcp.Shared``. ``sessions``: all sessions."""
+
+    loop: Loop
+    limits: Callable[[], Limits]
+    totals: Totals
+    failed: FailedEndpoints
+    buffer: memoryview
+    sessions: Sessions
+    is_listener: Callable[[Endpoint], bool]
+
+
+class Session:
+    """A client's session: its socket towards the endpoint. ``answered``: the endpoint has sent something."""
+
+    __slots__ = ("active", "address", "answered", "client", "endpoint", "server", "sock")
+
+    def __init__(self, server: UdpServer, address: Tuple[str, int], endpoint: Endpoint) -> None:
+        self.server = server
+        self.address = address
+        self.endpoint = endpoint
+        self.answered = False
+        self.active = server.shared.loop.now
+        family = socket.AF_INET6 if ":" in endpoint[0] else socket.AF_INET
+        self.sock = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            self.sock.connect(endpoint)
+            server.shared.loop.watch(self.sock.fileno(), self._readable, select.EPOLLIN)
+        except OSError:
+            self.sock.close()
+            raise
+
+    def send(self, datagram: memoryview) -> bool:
+        """Send a datagram to the endpoint; return False if that has refused the last one (ICMP port unreachable)."""
+        server = self.server
+        self.active = server.shared.loop.now
+        server.shared.sessions.touch(self)
+        try:
+            self.sock.send(datagram)
+        except BlockingIOError:
+            server.shared.totals.dropped += 1
+        except OSError:
+            return False
+        return True
+
+    def _readable(self, _mask: int) -> None:
+        shared = self.server.shared
+        for _count in range(_DATAGRAMS):
+            try:
+                size = self.sock.recv_into(shared.buffer)
+            except BlockingIOError:
+                break
+            except OSError:
+                # The endpoint has refused a datagram. The client sends again, and that one goes elsewhere.
+                self.fail()
+                return
+            self.server.answer(shared.buffer[:size], self.address)
+        self.active = shared.loop.now
+        if not self.answered:
+            shared.sessions.answered(self)
+        shared.sessions.touch(self)
+
+    def fail(self) -> None:
+        """End the session because its endpoint refuses datagrams."""
+        shared = self.server.shared
+        shared.totals.connect_failures += 1
+        shared.failed.add(self.endpoint)
+        self.close()
+
+    def close(self) -> None:
+        """End the session."""
+        shared = self.server.shared
+        shared.loop.forget(self.sock.fileno())
+        shared.sessions.remove(self)
+        self.server.sessions.pop(self.address, None)
+        self.sock.close()
+
+
+class Sessions:
+    """All sessions, of both kinds the longest silent one first: those that were answered, and those that were not."""
+
+    def __init__(self) -> None:
+        self._new: collections.OrderedDict[Session, None] = collections.OrderedDict()
+        self._streams: collections.OrderedDict[Session, None] = collections.OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._new) + len(self._streams)
+
+    def _of(self, session: Session) -> collections.OrderedDict[Session, None]:
+        return self._streams if session.answered else self._new
+
+    def add(self, session: Session) -> None:
+        """Add a session."""
+        self._new[session] = None
+
+    def touch(self, session: Session) -> None:
+        """Record that the session has moved a datagram."""
+        table = self._of(session)
+        if session in table:
+            table.move_to_end(session)
+
+    def answered(self, session: Session) -> None:
+        """Record the first answer."""
+        self._new.pop(session, None)
+        session.answered = True
+        self._streams[session] = None
+
+    def remove(self, session: Session) -> None:
+        """Remove a session that has ended."""
+        self._of(session).pop(session, None)
+
+    def oldest(self) -> Optional[Session]:
+        """Return the session to end if there are too many: the longest silent one, first of those never answered."""
+        for table in (self._new, self._streams):
+            if table:
+                return next(iter(table))
+        return None
+
+    def expire(self, now: float, limits: Limits) -> None:
+        """End sessions that have been silent too long."""
+        for table, seconds in ((self._new, limits.udp_seconds), (self._streams, limits.udp_stream_seconds)):
+            due: List[Session] = []
+            for session in table:
+                if session.active + seconds > now:
+                    break
+                due.append(session)
+            for session in due:
+                session.close()
+
+
+class UdpServer:
+    """One UDP socket and its sessions. Raises OSError if the address or port cannot be used."""
+
+    def __init__(self, key: ListenerKey, listener: Listener, shared: Shared, balancer: Balancer) -> None:
+        self.key = key
+        self.listener = listener
+        self.shared = shared
+        self.balancer = balancer
+        self.sessions: Dict[Tuple[str, int], Session] = {}
+        family = socket.AF_INET6 if ":" in key.address else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            if family == socket.AF_INET6:
+                self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+            self._socket.bind((key.address, key.port))
+        except OSError:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket."""
+        return self._socket.fileno()
+
+    def accept(self) -> bool:
+        """Forward waiting datagrams; return False if the system has run out of files or memory."""
+        shared = self.shared
+        for _count in range(_DATAGRAMS):
+            try:
+                size, address = self._socket.recvfrom_into(shared.buffer)
+            except BlockingIOError:
+                return True
+            except OSError:
+                # A client has refused an answer.
+                continue
+            if not is_allowed(self.listener.sources, address[0]):
+                shared.totals.refused_sources += 1
+                continue
+            self._forward(shared.buffer[:size], address)
+        return True
+
+    def _forward(self, datagram: memoryview, address: Tuple[str, int]) -> None:
+        session = self.sessions.get(address)
+        if session is not None and session.send(datagram):
+            return
+        tried: List[Endpoint] = []
+        if session is not None:
+            tried.append(session.endpoint)
+            session.fail()
+        while len(tried) < self.shared.limits().attempts:
+            endpoint = self.balancer.choose(self.listener, address[0], tried)
+            if endpoint is None:
+                break
+            tried.append(endpoint)
+            if self.shared.is_listener(endpoint):
+                continue
+            session = self._open(address, endpoint)
+            if session is None:
+                continue
+            if session.send(datagram):
+                return
+            session.fail()
+        self.shared.totals.dropped += 1
+
+    def _open(self, address: Tuple[str, int], endpoint: Endpoint) -> Optional[Session]:
+        shared = self.shared
+        while len(shared.sessions) >= shared.limits().sessions:
+            oldest = shared.sessions.oldest()
+            if oldest is None:
+                return None
+            oldest.close()
+            shared.totals.evicted += 1
+        try:
+            session = Session(self, address, endpoint)
+        except OSError:
+            shared.failed.add(endpoint)
+            shared.totals.connect_failures += 1
+            return None
+        shared.totals.sessions += 1
+        self.sessions[address] = session
+        shared.sessions.add(session)
+        return session
+
+    def answer(self, datagram: memoryview, address: Tuple[str, int]) -> None:
+        """Send an answer of an endpoint to the client."""
+        try:
+            self._socket.sendto(datagram, address)
+        except OSError:
+            self.shared.totals.dropped += 1
+
+    def keep_only(self, endpoints: Tuple[Endpoint, ...]) -> None:
+        """End the sessions whose endpoint the ServicePort no longer has."""
+        for session in list(self.sessions.values()):
+            if session.endpoint not in endpoints:
+                session.close()
+
+    def close_listener(self) -> None:
+        """Stop listening and end all sessions, whose answers could not be sent any more."""
+        self.keep_only(())
+        self._socket.close()
+
+    def abort(self) -> None:
+        """End all sessions."""
+        self.keep_only(())

@@ -1,0 +1,107 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The entries that one ServicePort contributes to the tables of userspace mode.
+
+Traffic policies and endpoints are those of every mode. A listener exists at each address and port of the ServicePort,
+also without endpoints: ``explain`` shows it, and the loss of all endpoints is a replaced value like any other change.
+"""
+
+from __future__ import annotations
+
+from typing import FrozenSet, List, NamedTuple, Sequence, Tuple
+
+from ...addresses import address_bits, packed, parse_network
+from ...serviceports.info import Endpoint, ServicePortInfo
+from ..ipvs.entries import is_bindable, is_link_local, is_real_server
+from ..merged import Entry
+from ..settings import DataplaneSettings
+from .model import ADDRESSES, DEVICE, LISTENERS, TCP, UDP, Listener, ListenerKey
+
+_LOOPBACK = "127."
+
+
+class NodeFacts(NamedTuple):
+    """The facts that ServicePorts need from the settings, computed once.
+
+    ``owned``: addresses that other interfaces of the node have; they are not bound to the device. ``node_port_ips``:
+    the addresses on which node ports answer. ``node_ip``: the node's own address.
+    """
+
+    owned: FrozenSet[str]
+    node_port_ips: Tuple[str, ...]
+    node_ip: str
+
+
+def node_facts(settings: DataplaneSettings) -> NodeFacts:
+    """Compute the facts of a node from its settings. Link-local addresses need an interface, so they are left out."""
+    owned = frozenset(address for interface, address in settings.node_addresses if interface != DEVICE)
+    chosen = [address for address in settings.node_port_addresses if address in owned and not is_link_local(address)]
+    return NodeFacts(owned, tuple(dict.fromkeys(chosen)), settings.node_ip)
+
+
+def refusal(info: ServicePortInfo) -> str:
+    """Return why userspace mode cannot serve a ServicePort; empty if it can."""
+    if info.protocol in (TCP, UDP):
+        return ""
+    return f"userspace mode forwards TCP and UDP only, not {info.key.protocol}"
+
+
+def usable(endpoint: Endpoint) -> bool:
+    """Return whether the agent may connect to an endpoint.
+
+    In the other modes the kernel refuses to forward to loopback and link-local addresses. The agent runs on the node
+    and would reach the node's own services there, so it must refuse them, too.
+    """
+    address = endpoint.ip
+    if address.startswith((_LOOPBACK, "169.254.")) or address in ("::", "::1") or is_link_local(address):
+        return False
+    return is_real_server(address)
+
+
+def chosen_endpoints(info: ServicePortInfo, only_local: bool) -> Sequence[Endpoint]:
+    """Return the endpoints that receive traffic. ``only_local``: the traffic policy is Local."""
+    return [endpoint for endpoint in (info.local if only_local else info.cluster) if usable(endpoint)]
+
+
+def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]:
+    """Return what the ServicePort contributes: (table, key, value) triples. A key may occur more than once."""
+    if refusal(info):
+        return []
+    entries: List[Entry] = []
+    owner = f"{info.key}" if info.protocol == TCP else f"{info.key}/{info.key.protocol}"
+
+    def listener(only_local: bool, sources: Tuple[str, ...] = ()) -> Listener:
+        endpoints = tuple((endpoint.ip, endpoint.port) for endpoint in chosen_endpoints(info, only_local))
+        return Listener(owner, endpoints, info.affinity_seconds, sources)
+
+    def serve(address: str, value: Listener) -> None:
+        if is_link_local(address) or not is_bindable(address):
+            return
+        # A cluster IP is never the node's own, so it does not depend on which addresses other interfaces have.
+        if address == info.cluster_ip or address not in facts.owned:
+            entries.append((ADDRESSES, address, True))
+        entries.append((LISTENERS, ListenerKey(info.protocol, address, info.port), value))
+
+    serve(info.cluster_ip, listener(info.internal_local))
+    external = listener(info.external_local)
+    for address in info.external_ips:
+        serve(address, external)
+    for address in info.load_balancer_ips:
+        serve(address, external._replace(sources=_sources(info, address, facts)))
+    if info.node_port:
+        for address in facts.node_port_ips:
+            entries.append((LISTENERS, ListenerKey(info.protocol, address, info.node_port), external))
+    return entries
+
+
+def _sources(info: ServicePortInfo, address: str, facts: NodeFacts) -> Tuple[str, ...]:
+    """Return the clients that a load balancer address serves; empty for all.
+
+    A connection of the node itself to an address that it holds comes from that same address, so that one is allowed if
+    a range has the node.
+    """
+    networks = [network for network in map(parse_network, info.source_ranges) if network is not None]
+    if packed(facts.node_ip) is not None and any(network.contains(facts.node_ip) for network in networks):
+        return (*info.source_ranges, f"{address}/{address_bits(info.family)}")
+    return info.source_ranges

@@ -1,0 +1,89 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Render userspace mode: ServicePorts to listeners, and to the addresses at which clients reach them."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Sequence
+
+from ...addresses import address_and_port, family_of
+from ...serviceports.info import Endpoint, ServicePortInfo
+from ..ipvs.text import address_line, device_line, ip_batch_text
+from ..merged import Entry
+from ..rendering import Options, Rendering
+from ..settings import DataplaneSettings
+from .entries import NodeFacts, chosen_endpoints, node_facts, refusal, service_port_entries
+from .model import ADDRESSES, DEVICE, DEVICES, LISTENERS, Listener, ListenerKey
+
+
+def listener_line(key: ListenerKey, value: Listener) -> str:
+    """Return a listener as users read it; no program has a syntax for it."""
+    words = [f"listen {key.protocol} {address_and_port(key.address, key.port)}"]
+    if value.sources:
+        words.append(f"from {','.join(value.sources)}")
+    if value.affinity_seconds:
+        words.append(f"affinity {value.affinity_seconds}s")
+    endpoints = ",".join(address_and_port(*endpoint) for endpoint in value.endpoints)
+    words.append(f"forward {endpoints}" if endpoints else "refuse")
+    return " ".join([*words, f"# {value.owner}"])
+
+
+class UserspaceRendering(Rendering[NodeFacts]):
+    """Tables: the device, the addresses on it, and the listeners. A connection is forwarded by the agent itself."""
+
+    name = "userspace"
+    tables = (DEVICES, ADDRESSES, LISTENERS)
+    entries_have_addresses = True
+    drops_without_local = False
+    replaces_source = True
+    refused_with = "TCP reset, or for UDP ICMP port unreachable"
+
+    def settings_in_use(self, settings: DataplaneSettings) -> DataplaneSettings:
+        """See the base class. Which addresses the node itself has decides which are bound to the device."""
+        chosen = tuple(sorted(set(settings.node_port_addresses)))
+        owned = tuple(("", address) for address in sorted(node_facts(settings).owned))
+        return settings._replace(node_addresses=owned, node_port_addresses=chosen)
+
+    def context(self, settings: DataplaneSettings, options: Options) -> NodeFacts:
+        """See the base class."""
+        return node_facts(settings)
+
+    def static_entries(self, context: NodeFacts) -> List[Entry]:
+        """Return the device."""
+        return [(DEVICES, DEVICE, "dummy")]
+
+    def entries(self, service_port: ServicePortInfo, context: NodeFacts) -> List[Entry]:
+        """See the base class."""
+        return service_port_entries(service_port, context)
+
+    def endpoints(self, service_port: ServicePortInfo, only_local: bool) -> Sequence[Endpoint]:
+        """See the base class; addresses that the agent must not connect to are left out."""
+        return () if refusal(service_port) else chosen_endpoints(service_port, only_local)
+
+    def refusal(self, service_port: ServicePortInfo) -> str:
+        """See the base class. SCTP is not forwarded."""
+        return refusal(service_port)
+
+    def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+        """Return a listener in words, a device or an address as arguments of ``ip``."""
+        if table == LISTENERS:
+            return [listener_line(key, value)]
+        return [device_line(key) if table == DEVICES else address_line(key, DEVICE)]
+
+    def serves(self, entry: Entry, address: str, port: int) -> bool:
+        """See the base class."""
+        key = entry[1]
+        return (key.address, key.port) == (address, port) if isinstance(key, ListenerKey) else key == address
+
+    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
+        """See the base class."""
+        addresses = [address for address in tables[ADDRESSES] if family_of(address) == family]
+        listeners = sorted(listener_line(key, value) for key, value in tables[LISTENERS].items())
+        return {
+            f"ip {family}": ip_batch_text(addresses, DEVICE),
+            f"listeners {family}": "".join(f"{line}\n" for line in listeners),
+        }
+
+
+RENDERING = UserspaceRendering()

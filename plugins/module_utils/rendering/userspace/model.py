@@ -1,0 +1,53 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The values of userspace mode's resource tables: listeners, and the device that carries the service addresses.
+
+Addresses are canonical text, ports and seconds plain numbers, protocols lower case (tcp, udp).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Tuple
+
+from ...addresses import address_and_port
+from ...resources import Kind
+
+DEVICE = "kube-userspace0"
+"""The dummy device that carries the service addresses. An interface name has at most 15 characters."""
+
+DEVICES = Kind.DEVICES
+ADDRESSES = Kind.ADDRESSES
+LISTENERS = Kind.LISTENERS
+
+TCP, UDP = "tcp", "udp"
+
+Endpoint = Tuple[str, int]
+"""Address and port to which connections are forwarded."""
+
+
+class ListenerKey(NamedTuple):
+    """Identity of a listener: the protocol, address and port at which clients reach a ServicePort."""
+
+    protocol: str
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        """Return ``10.96.0.1:443/TCP``, as kube-proxy writes it."""
+        return f"{address_and_port(self.address, self.port)}/{self.protocol.upper()}"
+
+
+class Listener(NamedTuple):
+    """What a listener does with connections, or with datagrams.
+
+    ``owner``: the ServicePort, ``namespace/name:port``. Its listeners share the turn of endpoints and the affinity of
+    clients. ``endpoints``: sorted; without any, the agent opens no socket, so that the kernel itself refuses clients.
+    ``affinity_seconds``: for how long a client keeps its endpoint, 0 without affinity. ``sources``: CIDRs of the
+    clients that are served; empty for all.
+    """
+
+    owner: str
+    endpoints: Tuple[Endpoint, ...]
+    affinity_seconds: int = 0
+    sources: Tuple[str, ...] = ()

@@ -1,0 +1,87 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Each rung of ``auto``: the first mode that the node can run, and userspace only where an agent forwards."""
+
+from __future__ import annotations
+
+from typing import Any, Set
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes import choose
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.mode import Mode
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import PreflightError
+
+ALL = {"nftables", "ipvs", "iptables"}
+
+
+def request(mode: str = "auto", **more: Any) -> Request:
+    return Request(ClusterState(), load({}).configuration, mode=mode, **more)
+
+
+@pytest.fixture
+def impossible(monkeypatch) -> Set[str]:
+    """The modes that the node cannot run."""
+    found: Set[str] = set()
+    monkeypatch.setattr(choose, "capabilities", lambda: (1 << 41) - 1)
+    monkeypatch.setattr(
+        choose, "_obstacles", lambda mode, _request: [f"no {mode.name} here"] if mode.name in found else []
+    )
+    monkeypatch.setattr(Mode, "unsupported_reasons", lambda _mode, _families: [])
+    for mode in choose._PREFERRED:
+        monkeypatch.setattr(type(mode), "unsupported_reasons", lambda _mode, _families: [])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("missing", "chosen"),
+    [
+        ((), "nftables"),
+        (("nftables",), "ipvs"),
+        (("nftables", "ipvs"), "iptables"),
+        (("nftables", "ipvs", "iptables"), "userspace"),
+        (("ipvs", "iptables"), "nftables"),
+        (("nftables", "iptables"), "ipvs"),
+    ],
+)
+def test_the_agent_takes_the_first_that_is_possible(impossible, missing, chosen):
+    impossible.update(missing)
+    found = choose.choose_mode(request(agent=True))
+    assert found.mode.name == chosen
+    for name in ALL & set(missing) if chosen in ("iptables", "userspace") else ():
+        assert f"{name} mode is not possible: no {name} here" in found.reason
+    cautions = [text for text in found.warnings if "endpoints see the address of this node" in text]
+    assert bool(cautions) is (chosen == "userspace")
+
+
+def test_one_shot_auto_refuses_with_the_reasons(impossible):
+    impossible.update(ALL)
+    with pytest.raises(PreflightError, match=r"no nftables here.*no ipvs here.*no iptables here.*needs the agent"):
+        choose.choose_mode(request())
+
+
+def test_a_check_follows_the_agent_that_runs(impossible, tmp_path):
+    impossible.update(ALL)
+    with pytest.raises(PreflightError, match="needs the agent"):
+        choose.choose_mode(request(check=True, state_directory=str(tmp_path)))
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "agent.sock").touch()
+    assert choose.choose_mode(request(check=True, state_directory=str(tmp_path))).mode.name == "userspace"
+
+
+def test_auto_without_rights_names_the_rights(impossible, monkeypatch):
+    monkeypatch.setattr(choose, "capabilities", lambda: 0)
+    with pytest.raises(PreflightError, match="lacks CAP_NET_ADMIN"):
+        choose.choose_mode(request(agent=True))
+
+
+def test_explicit_userspace_needs_the_agent(impossible):
+    with pytest.raises(PreflightError, match="userspace mode needs the agent"):
+        choose.choose_mode(request("userspace"))
+    found = choose.choose_mode(request("userspace", agent=True))
+    assert (found.mode.name, found.reason) == ("userspace", "requested")
+    assert found.warnings == (found.mode.caution,)

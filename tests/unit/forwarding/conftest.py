@@ -1,0 +1,190 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A forwarder in its thread, with real endpoints and clients on loopback addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from typing import Callable, Iterator, List, Optional, Tuple
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding import forwarder as module
+from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.limits import Limits
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace.model import Listener, ListenerKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
+
+SECONDS = 10.0
+Place = Tuple[str, int]
+
+
+def wait_for(what: Callable[[], object], seconds: float = SECONDS) -> None:
+    """Wait until a condition holds. Raises AssertionError if it never does."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.005)
+
+
+def echo(sock: socket.socket) -> None:
+    """Send back what comes, to the end."""
+    while True:
+        data = sock.recv(1 << 16)
+        if not data:
+            break
+        sock.sendall(data)
+
+
+class Endpoint:
+    """A TCP server that gives each connection to ``serve``, in a thread of its own."""
+
+    def __init__(self, serve: Callable[[socket.socket], None] = echo, address: str = "127.0.0.1") -> None:
+        self._serve = serve
+        self._socket = socket.create_server((address, 0), backlog=512)
+        self.place: Place = self._socket.getsockname()
+        self.accepted = 0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _client = self._socket.accept()
+                self.accepted += 1
+                threading.Thread(target=self._one, args=(sock,), daemon=True).start()
+
+    def _one(self, sock: socket.socket) -> None:
+        with contextlib.suppress(OSError), sock:
+            self._serve(sock)
+
+    def close(self) -> None:
+        """Accept no more."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class UdpEndpoint:
+    """A UDP server that answers each datagram with its name."""
+
+    def __init__(self, name: str) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("127.0.0.1", 0))
+        self.place: Place = self._socket.getsockname()
+        self._name = name.encode()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                data, client = self._socket.recvfrom(1 << 16)
+                if client is None:
+                    break
+                self._socket.sendto(self._name + b" " + data, client)
+
+    def close(self) -> None:
+        """Close the socket: datagrams are refused."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def closed_port() -> Place:
+    """A place on loopback where nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        place: Place = sock.getsockname()
+        return place
+
+
+class Running:
+    """A forwarder that runs; ``errors``: its defects."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.errors: List[Exception] = []
+        self.forwarder = module.Forwarder(limits, self.errors.append)
+        self._thread = threading.Thread(target=self.forwarder.run, args=(lambda: None,), daemon=True)
+        self._thread.start()
+        self._keys: List[ListenerKey] = []
+
+    def listen(
+        self, *endpoints: Place, protocol: str = "tcp", key: Optional[ListenerKey] = None, **more: object
+    ) -> ListenerKey:
+        """Add a listener, or replace one, and return its key."""
+        key = key or ListenerKey(protocol, *closed_port())
+        listener = Listener("default/web", tuple(sorted(endpoints)), **more)  # type: ignore[arg-type]
+        before = self.forwarder.table().get(key)
+        if before is None:
+            self.forwarder.apply(Change(added={key: listener}))
+        else:
+            self.forwarder.apply(Change(replaced={key: (before, listener)}))
+        return key
+
+    def connect(self, key: ListenerKey, source: str = "") -> socket.socket:
+        """A client's connection."""
+        sock = socket.create_connection((key.address, key.port), SECONDS, (source, 0) if source else None)
+        sock.settimeout(SECONDS)
+        return sock
+
+    def status(self, name: str) -> int:
+        """A number of the status."""
+        value = self.forwarder.status()[name]
+        assert isinstance(value, int)
+        return value
+
+    def close(self) -> None:
+        """End it, and close everything."""
+        self.forwarder.stop()
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive()
+        self.forwarder.close()
+
+
+@pytest.fixture
+def start(monkeypatch) -> Iterator[Callable[..., Running]]:
+    """Start a forwarder with some limits changed; it must have no defect when the test ends."""
+    monkeypatch.setattr(module, "_TICK_SECONDS", 0.02)
+    monkeypatch.setattr(module, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
+    running: List[Running] = []
+
+    def begin(**limits: float) -> Running:
+        values = {"connect_seconds": 0.3, "drain_seconds": 0.2, **limits}
+        running.append(Running(Limits(**values)))  # type: ignore[arg-type]
+        return running[-1]
+
+    yield begin
+    for item in running:
+        item.close()
+        assert item.errors == []
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Callable[..., Endpoint]]:
+    """Start TCP endpoints."""
+    found: List[Endpoint] = []
+
+    def begin(serve: Callable[[socket.socket], None] = echo) -> Endpoint:
+        found.append(Endpoint(serve))
+        return found[-1]
+
+    yield begin
+    for item in found:
+        item.close()
+
+
+@pytest.fixture
+def udp_endpoint() -> Iterator[Callable[[str], UdpEndpoint]]:
+    """Start UDP endpoints."""
+    found: List[UdpEndpoint] = []
+
+    def begin(name: str) -> UdpEndpoint:
+        found.append(UdpEndpoint(name))
+        return found[-1]
+
+    yield begin
+    for item in found:
+        item.close()

@@ -1,0 +1,174 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which endpoint is chosen, and whose connections end when there are too many."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.balancing import Balancer, FailedEndpoints
+from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.limits import Limits, within_files
+from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.sources import (
+    PRESSED_SECONDS,
+    Sources,
+    is_allowed,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace.model import Listener
+
+A, B, C = ("10.0.0.1", 80), ("10.0.0.2", 80), ("10.0.0.3", 80)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def failed(clock):
+    return FailedEndpoints(5.0, clock)
+
+
+@pytest.fixture
+def balancer(failed, clock):
+    return Balancer(failed, 100, clock)
+
+
+def test_turns_are_equal(balancer):
+    listener = Listener("a/b", (A, B, C))
+    chosen = [balancer.choose(listener, "x") for _number in range(300)]
+    assert {endpoint: chosen.count(endpoint) for endpoint in (A, B, C)} == {A: 100, B: 100, C: 100}
+
+
+def test_every_endpoint_is_tried_once(balancer):
+    listener, tried = Listener("a/b", (A, B, C)), []
+    while True:
+        endpoint = balancer.choose(listener, "x", tried)
+        if endpoint is None:
+            break
+        tried.append(endpoint)
+    assert sorted(tried) == [A, B, C]
+
+
+def test_an_endpoint_that_failed_is_used_only_if_no_other_is_left(balancer, failed, clock):
+    listener = Listener("a/b", (A, B))
+    failed.add(A)
+    assert {balancer.choose(listener, "x") for _number in range(10)} == {B}
+    failed.add(B)
+    assert balancer.choose(listener, "x") in (A, B)
+    failed.discard(A)
+    assert {balancer.choose(listener, "x") for _number in range(10)} == {A}
+    clock.now = 5.0
+    assert {balancer.choose(listener, "x") for _number in range(10)} == {A, B}
+    failed.expire()
+    assert len(failed) == 0
+
+
+def test_affinity_lasts_from_the_last_connection(balancer, clock):
+    listener = Listener("a/b", (A, B, C), 10)
+    first = balancer.choose(listener, "x")
+    for _number in range(5):
+        clock.now += 9.0
+        assert balancer.choose(listener, "x") == first
+    clock.now += 10.0
+    assert balancer.choose(listener, "x") != first
+
+
+def test_affinity_moves_where_the_endpoint_is_gone_or_failed(balancer):
+    listener = Listener("a/b", (A, B), 10)
+    first = balancer.choose(listener, "x")
+    other = B if first == A else A
+    assert balancer.choose(listener, "x", [first]) == other
+    assert balancer.choose(listener, "x") == other
+    assert balancer.choose(listener._replace(endpoints=(first,)), "x") == first
+
+
+def test_the_clients_that_are_remembered_are_limited(balancer):
+    listener = Listener("a/b", (A, B), 10)
+    for number in range(1000):
+        balancer.choose(listener, str(number))
+    assert len(balancer) == 100
+
+
+def test_limits_leave_files_to_the_rest_of_the_agent():
+    for files in (1024, 4096, 65536, 1 << 20):
+        limits = within_files(Limits(), files)
+        used = 2 * limits.connections + limits.sessions + limits.listeners
+        assert used <= max(64, files - 2048)
+        assert limits.connections >= 16
+
+
+@pytest.mark.parametrize(
+    ("sources", "client", "allowed"),
+    [
+        ((), "192.0.2.1", True),
+        (("192.0.2.0/24",), "192.0.2.1", True),
+        (("192.0.2.0/24",), "192.0.3.1", False),
+        (("fd00::/8", "2001:db8::/32"), "2001:db8::1", True),
+        (("192.0.2.0/24",), "fe80::1%eth0", False),
+    ],
+)
+def test_source_ranges(sources, client, allowed):
+    assert is_allowed(sources, client) is allowed
+
+
+class Account:
+    """Connections as pairs (client, number), with the time at which each last moved something."""
+
+    def __init__(self, clock):
+        self.active = {}
+        self.evicted = []
+        self.sources = Sources(self._evict, lambda item: self.active[item], clock)
+        self._clock = clock
+
+    def _evict(self, item):
+        self.evicted.append(item)
+        self.sources.remove(item[0], item)
+
+    def connect(self, client, most):
+        if not self.sources.admit(client, most):
+            return False
+        item = (client, len(self.active))
+        self.active[item] = self._clock()
+        self.sources.add(client, item)
+        return True
+
+
+def test_the_client_with_most_connections_makes_room(clock):
+    account = Account(clock)
+    for number in range(10):
+        clock.now = float(number)
+        assert account.connect("hoarder", 10)
+    assert account.connect("other", 10)
+    assert account.evicted == [("hoarder", 0)]
+    assert not account.connect("hoarder", 10)
+    clock.now += PRESSED_SECONDS
+    assert account.connect("hoarder", 10)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_limit_holds_and_a_client_with_fewer_is_always_admitted(clock, seed):
+    chosen, account, most = random.Random(seed), Account(clock), 50
+    for _number in range(2000):
+        clock.now += 0.01
+        client = chosen.choice(["a"] * 20 + ["b"] * 5 + [str(number) for number in range(10)])
+        counts = {}
+        for name, _count in account.sources:
+            counts[name] = counts.get(name, 0) + 1
+        fewer = counts.get(client, 0) + 1 < max(counts.values(), default=0)
+        admitted = account.connect(client, most)
+        assert admitted or not fewer
+        assert len(account.sources) <= most
+        if account.sources and chosen.random() < 0.1:
+            item = chosen.choice(list(account.sources))
+            account.sources.remove(item[0], item)

@@ -1,0 +1,418 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""TCP connections through the forwarder: real sockets on loopback."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import random
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding import tcp
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
+from tests.unit.forwarding.conftest import SECONDS, closed_port, wait_for
+
+
+def read_all(sock: socket.socket) -> bytes:
+    found = bytearray()
+    while True:
+        data = sock.recv(1 << 16)
+        if not data:
+            return bytes(found)
+        found += data
+
+
+def named(name: bytes):
+    """Answer each connection with a name."""
+    return lambda sock: sock.sendall(name)
+
+
+def names(running, key, tries=8, source=""):
+    found = []
+    for _number in range(tries):
+        with running.connect(key, source) as sock:
+            found.append(read_all(sock))
+    return found
+
+
+def assert_reset(running, key, source=""):
+    """A client is reset, perhaps before its system call that connects has returned."""
+    with pytest.raises(ConnectionResetError), running.connect(key, source) as sock:
+        sock.recv(1)
+
+
+def digest_of_all(sock: socket.socket) -> None:
+    """Read to the end, then answer: works only if each half ends on its own."""
+    sock.sendall(hashlib.sha256(read_all(sock)).digest())
+
+
+@pytest.mark.parametrize("way", ["splice", "no splice", "no pipe"])
+def test_a_half_ends_on_its_own_and_every_byte_arrives(start, endpoint, monkeypatch, way):
+    running = start()
+    if way == "no splice":
+        running.forwarder._tcp = running.forwarder._tcp._replace(splice=None)
+    elif way == "no pipe":
+        monkeypatch.setattr(running.forwarder._pipes, "_most", 0)
+    key = running.listen(endpoint(digest_of_all).place)
+    for size in (0, 1, 70_000, 5_000_000):
+        data = random.randbytes(size)
+        with running.connect(key) as sock:
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+            assert read_all(sock) == hashlib.sha256(data).digest()
+    wait_for(lambda: running.status("connections") == 0)
+    assert running.forwarder._pipes.lent == 0
+
+
+def test_both_halves_at_once(start, endpoint):
+    running = start()
+    key = running.listen(endpoint().place)
+    data = random.randbytes(8_000_000)
+    with running.connect(key) as sock:
+        sender = threading.Thread(target=lambda: (sock.sendall(data), sock.shutdown(socket.SHUT_WR)))
+        sender.start()
+        assert read_all(sock) == data
+        sender.join()
+
+
+def test_a_slow_reader_stops_the_writer(start, endpoint):
+    sent = []
+
+    def flood(sock: socket.socket) -> None:
+        sock.settimeout(0.5)
+        try:
+            while True:
+                sent.append(sock.send(bytes(1 << 16)))
+        except TimeoutError:
+            sent.append(0)
+
+    running = start()
+    key = running.listen(endpoint(flood).place)
+    with running.connect(key) as sock:
+        wait_for(lambda: sent and sent[-1] == 0, 30)
+        # The kernel's buffers of four sockets, and at most one pipe.
+        assert sum(sent) < 64 << 20
+        assert len(sock.recv(100)) == 100
+
+
+def test_endpoints_have_their_turn(start, endpoint):
+    running = start()
+    key = running.listen(endpoint(named(b"a")).place, endpoint(named(b"b")).place, endpoint(named(b"c")).place)
+    found = names(running, key, 9)
+    assert sorted(found) == [b"a"] * 3 + [b"b"] * 3 + [b"c"] * 3
+
+
+def test_a_failed_connect_is_retried_before_the_client_notices(start, endpoint):
+    running = start(avoid_seconds=0.0)
+    key = running.listen(endpoint(named(b"a")).place, closed_port(), closed_port())
+    assert names(running, key, 9) == [b"a"] * 9
+    assert running.status("connectFailures") > 0
+    assert running.status("unreachable") == 0
+
+
+def test_an_endpoint_that_is_silent_costs_one_time_out(start, endpoint):
+    running = start(connect_seconds=0.3)
+    # The queue of a listener that accepts nothing fills up; then it ignores SYNs.
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting = []
+        for _number in range(3):
+            sock = socket.socket()
+            sock.setblocking(False)
+            sock.connect_ex(full.getsockname())
+            waiting.append(sock)
+        key = running.listen(endpoint(named(b"a")).place, full.getsockname())
+        started = time.monotonic()
+        # The one that failed is avoided from then on.
+        assert names(running, key, 6) == [b"a"] * 6
+        assert 0.25 < time.monotonic() - started < 2.0
+        assert running.status("connectFailures") == 1
+        for sock in waiting:
+            sock.close()
+
+
+def test_no_endpoint_left_resets_the_client(start):
+    running = start()
+    key = running.listen(closed_port(), closed_port())
+    assert_reset(running, key)
+    assert running.status("unreachable") == 1
+
+
+def test_no_endpoints_refuse(start, endpoint):
+    running = start()
+    key = running.listen()
+    with pytest.raises(ConnectionRefusedError):
+        running.connect(key)
+    running.listen(endpoint(named(b"a")).place, key=key)
+    assert names(running, key, 2) == [b"a", b"a"]
+    running.listen(key=key)
+    with pytest.raises(ConnectionRefusedError):
+        running.connect(key)
+
+
+def test_a_reset_goes_through(start, endpoint):
+    def reset(sock: socket.socket) -> None:
+        sock.recv(10)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    running = start()
+    key = running.listen(endpoint(reset).place)
+    with running.connect(key) as sock:
+        sock.sendall(b"x")
+        with pytest.raises(ConnectionResetError):
+            sock.recv(1)
+    wait_for(lambda: running.status("connections") == 0)
+
+
+def test_a_reset_after_an_orderly_end_is_noticed(start, endpoint):
+    seen = threading.Event()
+
+    def end_then_wait(sock: socket.socket) -> None:
+        sock.shutdown(socket.SHUT_WR)
+        try:
+            sock.settimeout(SECONDS)
+            sock.recv(1)
+        except ConnectionResetError:
+            seen.set()
+
+    running = start()
+    key = running.listen(endpoint(end_then_wait).place)
+    sock = running.connect(key)
+    assert sock.recv(1) == b""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+    assert seen.wait(SECONDS)
+    wait_for(lambda: running.status("connections") == 0)
+
+
+def test_open_connections_survive_a_change_of_endpoints(start, endpoint):
+    first, second = endpoint(), endpoint(named(b"b"))
+    running = start()
+    key = running.listen(first.place)
+    with running.connect(key) as sock:
+        sock.sendall(b"one")
+        assert sock.recv(10) == b"one"
+        running.listen(second.place, key=key)
+        sock.sendall(b"two")
+        assert sock.recv(10) == b"two"
+        running.listen(key=key)
+        sock.sendall(b"three")
+        assert sock.recv(10) == b"three"
+
+
+def test_removing_the_last_listener_of_an_address_resets_its_connections(start, endpoint):
+    running = start()
+    place = endpoint().place
+    key = running.listen(place)
+    other = running.listen(place, key=key._replace(port=closed_port()[1]))
+    with running.connect(key) as sock:
+        table = running.forwarder.table()
+        running.forwarder.apply(Change(removed={key: table[key]}))
+        sock.sendall(b"one")
+        assert sock.recv(10) == b"one"
+        running.forwarder.apply(Change(removed={other: table[other]}))
+        with pytest.raises(ConnectionResetError):
+            sock.recv(1)
+    assert running.forwarder.table() == {}
+
+
+def test_source_ranges(start, endpoint):
+    running = start()
+    key = running.listen(endpoint(named(b"a")).place, sources=("127.0.0.7/32",))
+    assert names(running, key, 2, "127.0.0.7") == [b"a", b"a"]
+    assert_reset(running, key, "127.0.0.8")
+    assert running.status("refusedBySourceRange") == 1
+
+
+def test_affinity(start, endpoint):
+    running = start()
+    places = [endpoint(named(name)).place for name in (b"a", b"b", b"c")]
+    key = running.listen(*places, affinity_seconds=60)
+    chosen = {source: set(names(running, key, 5, source)) for source in ("127.0.0.7", "127.0.0.8", "127.0.0.9")}
+    assert all(len(found) == 1 for found in chosen.values())
+    # Three clients, three endpoints, each in its turn.
+    assert set.union(*chosen.values()) == {b"a", b"b", b"c"}
+
+
+def test_silent_connections_end(start, endpoint):
+    running = start(idle_seconds=0.3)
+    key = running.listen(endpoint().place)
+    with running.connect(key) as sock:
+        for _number in range(4):
+            time.sleep(0.15)
+            sock.sendall(b"x")
+            assert sock.recv(1) == b"x"
+        with pytest.raises(ConnectionResetError):
+            sock.recv(1)
+
+
+def test_half_closed_connections_end_sooner(start, endpoint):
+    running = start(half_closed_seconds=0.3)
+    key = running.listen(endpoint(lambda sock: time.sleep(SECONDS)).place)
+    with running.connect(key) as silent, running.connect(key) as sock:
+        sock.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionResetError):
+            sock.recv(1)
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent.recv(1)
+
+
+def test_one_client_cannot_keep_others_out(start, endpoint):
+    running = start(connections=20)
+    key = running.listen(endpoint().place)
+    hoard = [running.connect(key, "127.0.0.66") for _number in range(20)]
+    wait_for(lambda: running.status("connections") == 20)
+    assert_reset(running, key, "127.0.0.66")
+    with running.connect(key, "127.0.0.7") as sock:
+        sock.sendall(b"x")
+        assert sock.recv(1) == b"x"
+    assert running.status("refusedByLimit") == 1
+    assert running.status("evicted") == 1
+    for item in hoard:
+        item.close()
+
+
+def test_no_file_is_left_open(start, endpoint):
+    running = start()
+    key = running.listen(endpoint(named(b"a")).place, closed_port())
+
+    def files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    names(running, key, 5)
+    wait_for(lambda: running.status("connections") == 0)
+    before = files()
+    names(running, key, 200)
+    wait_for(lambda: running.status("connections") == 0)
+    wait_for(lambda: files() <= before + 1)
+
+
+def test_running_out_of_files_only_delays(start, endpoint, monkeypatch):
+    running = start()
+    monkeypatch.setattr(tcp, "PAUSE_SECONDS", 0.05)
+    key = running.listen(endpoint(named(b"a")).place)
+    server = running.forwarder._servers[key]
+    real, failures = server._socket, []
+
+    class Exhausted:
+        def accept(self):
+            if len(failures) < 3:
+                failures.append(1)
+                raise OSError(errno.EMFILE, "Too many open files")
+            return real.accept()
+
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+    server._socket = Exhausted()
+    assert names(running, key, 2) == [b"a", b"a"]
+    assert len(failures) == 3
+
+
+def test_a_defect_costs_one_connection(start, endpoint, monkeypatch):
+    running = start()
+    key = running.listen(endpoint().place)
+    real = tcp.Connection._move
+
+    def broken(self, half):
+        if self.client == "127.0.0.66":
+            raise ValueError("a defect")
+        return real(self, half)
+
+    monkeypatch.setattr(tcp.Connection, "_move", broken)
+    assert_reset(running, key, "127.0.0.66")
+    with running.connect(key) as sock:
+        sock.sendall(b"x")
+        assert sock.recv(1) == b"x"
+    assert [str(error) for error in running.errors] == ["a defect"]
+    running.errors.clear()
+
+
+def test_a_port_in_use_is_tried_again(start, endpoint):
+    running = start()
+    place = endpoint(named(b"a")).place
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address, port = other.getsockname()
+        key = running.listen(place)._replace(address=address, port=port)
+        running.listen(place, key=key)
+        assert running.forwarder.unbound() == {key: "another program uses this address and port"}
+    wait_for(lambda: not running.forwarder.unbound())
+    assert names(running, key, 1) == [b"a"]
+
+
+def test_an_endpoint_that_is_a_listener_is_refused(start, endpoint):
+    running = start()
+    first, second = running.listen(closed_port()), running.listen(closed_port())
+    running.listen((second.address, second.port), key=first)
+    running.listen((first.address, first.port), key=second)
+    assert_reset(running, first)
+    assert running.status("accepted") == 1
+
+
+def test_stopping_waits_for_open_connections(start, endpoint):
+    running = start(drain_seconds=SECONDS)
+    key = running.listen(endpoint().place)
+    sock = running.connect(key)
+    sock.sendall(b"x")
+    assert sock.recv(1) == b"x"
+    stopping = threading.Thread(target=running.forwarder.stop)
+    stopping.start()
+
+    def refuses() -> bool:
+        with socket.socket() as other:
+            return other.connect_ex((key.address, key.port)) == errno.ECONNREFUSED
+
+    wait_for(refuses)
+    sock.sendall(b"y")
+    assert sock.recv(1) == b"y"
+    sock.close()
+    stopping.join(SECONDS / 2)
+    assert not stopping.is_alive()
+
+
+def test_random_changes_lose_no_request_of_an_unchanged_service(start, endpoint):
+    running = start()
+    endpoints = [endpoint() for _number in range(4)]
+    steady = running.listen(*(item.place for item in endpoints[:2]))
+    chosen = random.Random(7)
+    stop = threading.Event()
+    requests, failures = [0], []
+
+    def client() -> None:
+        while not stop.is_set():
+            try:
+                with running.connect(steady) as sock:
+                    sock.sendall(b"ping")
+                    if sock.recv(10) != b"ping":
+                        raise OSError("not the answer")
+                requests[0] += 1
+            except OSError as error:
+                failures.append(error)
+
+    clients = [threading.Thread(target=client) for _number in range(3)]
+    for item in clients:
+        item.start()
+    others = [running.listen(endpoints[0].place) for _number in range(5)]
+    end = time.monotonic() + 2.0
+    while time.monotonic() < end:
+        key = chosen.choice(others)
+        table = running.forwarder.table()
+        if key in table and chosen.random() < 0.3:
+            running.forwarder.apply(Change(removed={key: table[key]}))
+        else:
+            running.listen(*chosen.sample([item.place for item in endpoints], chosen.randrange(5)), key=key)
+    stop.set()
+    for item in clients:
+        item.join()
+    assert failures == []
+    assert requests[0] > 100

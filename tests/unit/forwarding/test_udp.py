@@ -1,0 +1,151 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""UDP sessions through the forwarder: real sockets on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+import pytest
+
+from tests.unit.forwarding.conftest import SECONDS, closed_port, wait_for
+
+
+@contextlib.contextmanager
+def client(key, source="127.0.0.1"):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(SECONDS)
+        sock.bind((source, 0))
+        sock.connect((key.address, key.port))
+        yield sock
+
+
+def ask(sock, text=b"x"):
+    sock.sendall(text)
+    return sock.recv(1 << 16)
+
+
+def test_a_session_keeps_its_endpoint_and_sessions_take_turns(start, udp_endpoint):
+    running = start()
+    key = running.listen(udp_endpoint("a").place, udp_endpoint("b").place, protocol="udp")
+    found = []
+    for _number in range(6):
+        with client(key) as sock:
+            found.append({ask(sock) for _count in range(5)})
+    assert sorted(map(sorted, found)) == [[b"a x"]] * 3 + [[b"b x"]] * 3
+    assert running.status("udpSessions") == 6
+
+
+def test_large_and_empty_datagrams(start, udp_endpoint):
+    running = start()
+    key = running.listen(udp_endpoint("a").place, protocol="udp")
+    with client(key) as sock:
+        data = os.urandom(60_000)
+        assert ask(sock, data) == b"a " + data
+        sock.send(b"")
+        assert sock.recv(10) == b"a "
+
+
+def test_silent_sessions_end_those_without_an_answer_first(start, udp_endpoint):
+    running = start(udp_seconds=0.15, udp_stream_seconds=1.0)
+    key = running.listen(udp_endpoint("a").place, protocol="udp")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mute:
+        mute.bind(("127.0.0.1", 0))
+        other = running.listen(mute.getsockname(), protocol="udp")
+        with client(key) as answered, client(other) as unanswered:
+            ask(answered)
+            unanswered.send(b"x")
+            wait_for(lambda: running.status("udpSessions") == 2)
+            wait_for(lambda: running.status("sessions") == 1)
+            assert ask(answered) == b"a x"
+            assert running.status("udpSessions") == 2
+            wait_for(lambda: running.status("sessions") == 0)
+
+
+def test_a_refused_datagram_moves_the_session(start, udp_endpoint):
+    running = start()
+    first = udp_endpoint("a")
+    key = running.listen(first.place, udp_endpoint("b").place, protocol="udp")
+    with client(key) as sock, client(key) as second:
+        pair = {ask(sock), ask(second)}
+        assert pair == {b"a x", b"b x"}
+        first.close()
+        # The first datagram meets the refusal; UDP clients send again.
+        for item in (sock, second):
+            item.settimeout(0.5)
+            answers = []
+            for _number in range(3):
+                with contextlib.suppress(TimeoutError):
+                    answers.append(ask(item))
+            assert answers[-1] == b"b x"
+
+
+def test_a_closed_port_at_once(start, udp_endpoint):
+    running = start()
+    key = running.listen(udp_endpoint("a").place, closed_port(), protocol="udp")
+    for _number in range(6):
+        with client(key) as sock:
+            sock.settimeout(0.5)
+            answers = []
+            for _count in range(3):
+                with contextlib.suppress(TimeoutError):
+                    answers.append(ask(sock))
+            assert answers[-1] == b"a x"
+
+
+def test_sessions_of_a_removed_endpoint_end(start, udp_endpoint):
+    running = start()
+    first, second = udp_endpoint("a"), udp_endpoint("b")
+    key = running.listen(first.place, protocol="udp")
+    with client(key) as sock:
+        assert ask(sock) == b"a x"
+        running.listen(second.place, protocol="udp", key=key)
+        assert ask(sock) == b"b x"
+        running.listen(protocol="udp", key=key)
+        assert running.status("sessions") == 0
+        sock.send(b"x")
+        with pytest.raises(ConnectionRefusedError):
+            sock.recv(10)
+
+
+def test_too_many_sessions_end_the_one_that_was_silent_longest(start, udp_endpoint):
+    running = start(sessions=8)
+    key = running.listen(udp_endpoint("a").place, protocol="udp")
+    with contextlib.ExitStack() as stack:
+        for _number in range(20):
+            assert ask(stack.enter_context(client(key))) == b"a x"
+        assert running.status("sessions") == 8
+        assert running.status("evicted") == 12
+
+
+def test_source_ranges(start, udp_endpoint):
+    running = start()
+    key = running.listen(udp_endpoint("a").place, protocol="udp", sources=("127.0.0.7/32",))
+    with client(key, "127.0.0.8") as refused, client(key, "127.0.0.7") as allowed:
+        refused.send(b"x")
+        assert ask(allowed) == b"a x"
+    wait_for(lambda: running.status("refusedBySourceRange") == 1)
+
+
+def test_affinity(start, udp_endpoint):
+    running = start()
+    key = running.listen(*(udp_endpoint(name).place for name in "abc"), protocol="udp", affinity_seconds=60)
+    found = set()
+    for _number in range(6):
+        with client(key) as sock:
+            found.add(ask(sock))
+    assert len(found) == 1
+
+
+def test_no_file_is_left_open(start, udp_endpoint):
+    running = start(udp_stream_seconds=0.1)
+    key = running.listen(udp_endpoint("a").place, protocol="udp")
+    before = len(os.listdir("/proc/self/fd"))
+    for _number in range(50):
+        with client(key) as sock:
+            ask(sock)
+    wait_for(lambda: running.status("sessions") == 0)
+    assert len(os.listdir("/proc/self/fd")) == before
