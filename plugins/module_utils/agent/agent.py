@@ -322,7 +322,7 @@ class Agent:
 
     def _apply(self, batch: Batch) -> None:
         view = self.source.view
-        services, slices = view.take(batch)
+        services, slices = view.apply(batch)
         if services:
             self.metrics.service_changes.inc(services)
             self.metrics.service_changes_pending.set(view.pending_services)

@@ -28,7 +28,7 @@ from .probes import default_probes
 from .removal import leftover_contexts, leftover_stages, removal_stages
 from .report import Stopwatch, conflict_warnings, counts, table_changes, unserved
 from .request import Report, Request
-from .runtime.ledger import forget, read_ledger, udp_endpoints, write_ledger
+from .runtime.ledger import forget, may_be_stale, read_ledger, udp_digests, write_ledger
 from .runtime.lock import ConvergenceLock
 from .runtime.state_directory import control_socket
 from .stages import release_stages
@@ -170,14 +170,15 @@ class _Convergence:
         again, because the ledger is updated only after success.
         """
         directory = self.request.state_directory
-        now = udp_endpoints(self.request.cluster)
-        if now == read_ledger(directory):
+        before, now = read_ledger(directory), udp_digests(families)
+        if now == before:
             return
         with self.watch.stage("conntrack"):
             try:
-                with ConntrackSocket() as sock:
-                    for context, ports in families:
-                        self.conntrack_deleted += delete_stale_udp(sock, context.family, ports.values())
+                if may_be_stale(before, now):
+                    with ConntrackSocket() as sock:
+                        for context, ports in families:
+                            self.conntrack_deleted += delete_stale_udp(sock, context.family, ports.values())
                 write_ledger(directory, now)
             except KernelError as error:
                 self.warnings.append(str(error))

@@ -16,8 +16,8 @@ from ..serviceports.table import NodeContext
 class FamilyContext(NamedTuple):
     """The node's data for one family.
 
-    ``settings``: for rendering. ``node``: by which ServicePorts are worked out. ``variant``: the
-    iptables in use, None where the mode needs none.
+    ``settings``: for rendering. ``node``: for computing ServicePorts. ``variant``: the iptables in use, None if the
+    mode needs none.
     """
 
     settings: DataplaneSettings

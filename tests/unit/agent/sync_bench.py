@@ -143,7 +143,7 @@ class SyncBench:
 
     def put(self, *objects):
         """Deliver changed objects of one kind."""
-        self.view.take(Batch(objects[0]["kind"], list(objects), []))
+        self.view.apply(Batch(objects[0]["kind"], list(objects), []))
 
     @property
     def table(self):

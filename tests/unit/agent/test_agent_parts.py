@@ -135,13 +135,13 @@ def test_systemd_is_told(tmp_path, abstract):
 
 def test_the_view_counts_real_changes_and_keeps_small_objects():
     view = ClusterView()
-    assert view.take(Batch("EndpointSlice", [small(endpoints())], [], True)) == (0, 1)
-    assert view.take(Batch("EndpointSlice", [small(endpoints(version="6"))], [])) == (0, 0)
+    assert view.apply(Batch("EndpointSlice", [small(endpoints())], [], True)) == (0, 1)
+    assert view.apply(Batch("EndpointSlice", [small(endpoints(version="6"))], [])) == (0, 0)
     assert view.revision == 1 and view.listed == {"EndpointSlice"}
-    assert view.take_dirty() == {NamespacedName("default", "web")} and view.take_dirty() == set()
+    assert view.pop_dirty() == {NamespacedName("default", "web")} and view.pop_dirty() == set()
     (text,) = view.objects()
     assert b"managedFields" not in text and b"resourceVersion" not in text
-    assert view.take(Batch("EndpointSlice", [], [endpoints()])) == (0, 1)
+    assert view.apply(Batch("EndpointSlice", [], [endpoints()])) == (0, 1)
     assert view.objects() == [] and view.revision == 2 and view.pending_slices == 2
     view.synced(time.time())
     assert view.pending_slices == 0
@@ -151,14 +151,14 @@ def test_latency_counts_from_trigger_times_after_the_start():
     view = ClusterView()
     now = time.time()
     future = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now + 5)) + ".5Z"
-    view.take(Batch("EndpointSlice", [endpoints("2020-01-01T00:00:00Z")], []))
-    view.take(Batch("EndpointSlice", [endpoints("not a time", "10.244.1.2")], []))
+    view.apply(Batch("EndpointSlice", [endpoints("2020-01-01T00:00:00Z")], []))
+    view.apply(Batch("EndpointSlice", [endpoints("not a time", "10.244.1.2")], []))
     assert view.synced(now) == []
-    view.take(Batch("EndpointSlice", [endpoints(future, "10.244.1.3")], []))
+    view.apply(Batch("EndpointSlice", [endpoints(future, "10.244.1.3")], []))
     (latency,) = view.synced(now + 10)
     assert 3.0 < latency < 6.0
-    view.take(Batch("EndpointSlice", [endpoints(future, "10.244.1.4")], []))
-    view.take(Batch("EndpointSlice", [], [endpoints()]))
+    view.apply(Batch("EndpointSlice", [endpoints(future, "10.244.1.4")], []))
+    view.apply(Batch("EndpointSlice", [], [endpoints()]))
     assert view.synced(now + 10) == []
 
 
@@ -166,7 +166,7 @@ def test_refused_objects_are_counted_by_kind():
     view = ClusterView()
     raw = endpoints()
     raw["endpoints"] = "nonsense"
-    view.take(Batch("EndpointSlice", [raw], []))
+    view.apply(Batch("EndpointSlice", [raw], []))
     assert view.refused_by_kind()["EndpointSlice"] == 1
 
 

@@ -54,7 +54,7 @@ class Bench:
 
     def list(self, *kinds):
         for kind in kinds:
-            self.source.view.take(Batch(kind, [], [], True))
+            self.source.view.apply(Batch(kind, [], [], True))
 
 
 @pytest.fixture
@@ -140,8 +140,8 @@ def test_another_node_is_read_at_once_and_followed_instead():
 def test_nothing_is_saved_before_the_cluster_is_known(cache):
     bench = Bench(cache)
     bench.source.start("n1", serving=False)
-    bench.source.view.take(Batch("Service", [SERVICE], []))
+    bench.source.view.apply(Batch("Service", [SERVICE], []))
     assert bench.source.is_unsaved and bench.source.save() and bench.source.is_unsaved
     bench.list(*KINDS)
-    bench.source.view.take(Batch("Service", [SERVICE], []))
+    bench.source.view.apply(Batch("Service", [SERVICE], []))
     assert bench.source.save() and not bench.source.is_unsaved

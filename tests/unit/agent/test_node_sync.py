@@ -171,7 +171,7 @@ def test_another_zone_applies_every_service_again(bench):
     bench.put(kubernetes_node())
     bench.sync._node = bench.view.state.nodes["n1"]
     bench.put(kubernetes_node(metadata={"labels": {"topology.kubernetes.io/zone": "west"}}))
-    bench.view.take_dirty()
+    bench.view.pop_dirty()
     bench.sync.node_changed("n1", lambda: pytest.fail("no need to set up again"))
     assert bench.view.dirty == set(bench.view.state.services)
     assert bench.sync.proxiers.families[0].context.node.zone == "west"

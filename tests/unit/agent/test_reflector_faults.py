@@ -84,7 +84,7 @@ class Run:
             lambda expect: ApiClient(
                 connection, sleep=self.clock.wait, expect=expect, dial=self.wire.dial, clock=self.clock
             ),
-            self.view.take,
+            self.view.apply,
             Log(self.stream),
             reduce=small,
             backoff=lambda: Backoff(lambda: 0.5),

@@ -97,7 +97,7 @@ class Campaign:
             lambda expect: ApiClient(
                 connection, sleep=self.clock.wait, expect=expect, dial=wire.dial, clock=self.clock
             ),
-            self.view.take,
+            self.view.apply,
             Log(self.log),
             optional=resource is SERVICE_CIDRS,
             reduce=small,

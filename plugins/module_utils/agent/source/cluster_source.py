@@ -145,14 +145,14 @@ class ClusterSource:
         """Read the Node of that name into the view; nothing if there is none. Raises ApiError."""
         with contextlib.closing(self._connect(lambda _seconds: None, LOOP_REQUEST_SECONDS)) as client:
             items = client.list(NODES, f"metadata.name={name}", reduce=small).items
-        self.view.take(Batch(NODES.kind, items, []))
+        self.view.apply(Batch(NODES.kind, items, []))
 
     def follow_node(self, name: str, old_name: str) -> None:
         """Watch the Node of this name instead of the old one."""
         old = next(reflector for reflector in self.reflectors if reflector.resource is NODES)
         old.stop()
         self.reflectors.remove(old)
-        self.view.take(Batch(NODES.kind, [], [{"kind": NODES.kind, "metadata": {"name": old_name}}]))
+        self.view.apply(Batch(NODES.kind, [], [{"kind": NODES.kind, "metadata": {"name": old_name}}]))
         self.reflectors.append(self._node_reflector(name))
         self._run(self.reflectors[-1])
 
@@ -178,7 +178,7 @@ class ClusterSource:
             by_kind.setdefault(object_key(raw).kind, []).append(raw)
         for kind, items in by_kind.items():
             if kind not in self.view.listed:
-                self.view.take(Batch(kind, items, []))
+                self.view.apply(Batch(kind, items, []))
         self._cached = []
         self.from_cache = True
         self._log.warning(

@@ -58,7 +58,7 @@ def _owner(raw: Dict[str, Any]) -> NamespacedName:
 class ClusterView:
     """The cluster as the API server has reported it so far.
 
-    ``dirty``: Services whose ServicePorts may have changed since :meth:`take_dirty`. ``listed``: kinds that are
+    ``dirty``: Services whose ServicePorts may have changed since :meth:`pop_dirty`. ``listed``: kinds that are
     completely known. ``revision`` counts changes of any kind. ``pending_services`` and ``pending_slices``: accepted
     changes since the last sync. ``trigger_times``: by Service, the trigger times of endpoint changes that are not
     programmed yet.
@@ -75,12 +75,12 @@ class ClusterView:
         self._objects: Dict[ObjectKey, bytes] = {}
         self._started = time.time()
 
-    def take(self, batch: Batch) -> Tuple[int, int]:
+    def apply(self, batch: Batch) -> Tuple[int, int]:
         """Apply a reflector's changes; return how many Services and EndpointSlices really changed."""
         services = slices = 0
         for gone, items in ((False, batch.changed), (True, batch.gone)):
             for raw in items:
-                affected = self._take_one(raw, gone)
+                affected = self._apply_one(raw, gone)
                 if affected and batch.kind == "Service":
                     services += 1
                 elif affected and batch.kind == "EndpointSlice":
@@ -92,7 +92,7 @@ class ClusterView:
         self.pending_slices += slices
         return services, slices
 
-    def _take_one(self, raw: Dict[str, Any], gone: bool) -> FrozenSet[NamespacedName]:
+    def _apply_one(self, raw: Dict[str, Any], gone: bool) -> FrozenSet[NamespacedName]:
         key = object_key(raw)
         if gone:
             affected = self.state.delete(raw)
@@ -124,7 +124,7 @@ class ClusterView:
             if len(times) < _MOST_TRIGGER_TIMES:
                 times.append(moment)
 
-    def take_dirty(self) -> Set[NamespacedName]:
+    def pop_dirty(self) -> Set[NamespacedName]:
         """Return the Services to be rendered again, and forget them."""
         dirty, self.dirty = self.dirty, set()
         return dirty

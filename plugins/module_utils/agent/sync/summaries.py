@@ -9,6 +9,7 @@ from typing import Dict, NamedTuple, Sequence
 
 from ...cluster.model import NamespacedName
 from ...serviceports.info import ServicePortInfo
+from ...serviceports.udp import udp_changed, udp_digest
 
 
 class ServiceSummary(NamedTuple):
@@ -16,8 +17,7 @@ class ServiceSummary(NamedTuple):
 
     ``no_local_internal`` and ``no_local_external`` count its ports whose traffic policy is Local and that have
     endpoints, but none on this node. ``local_ready``: distinct addresses of ready endpoints on this node.
-    ``udp``: a digest of its serving UDP endpoints, 0 if there are none. ``served``: its ports that have an endpoint to
-    choose.
+    ``udp``: the digest of its serving UDP endpoints. ``served``: its ports that have an endpoint to choose.
     """
 
     ports: int
@@ -26,8 +26,17 @@ class ServiceSummary(NamedTuple):
     no_local_external: int
     health_check_node_port: int
     local_ready: int
-    udp: int
+    udp: str
     served: int
+
+
+class SummaryTotals(NamedTuple):
+    """Sums over all Services of a family, of the fields of :class:`ServiceSummary` with these names."""
+
+    ports: int
+    endpoints: int
+    no_local_internal: int
+    no_local_external: int
 
 
 def _lacks_local(info: ServicePortInfo) -> bool:
@@ -39,13 +48,7 @@ def summarize(service_ports: Sequence[ServicePortInfo]) -> ServiceSummary:
     local = {
         endpoint.ip for info in service_ports for endpoint in info.endpoints if endpoint.is_local and endpoint.ready
     }
-    udp = frozenset(
-        (info.key.port_name, endpoint.ip, endpoint.port)
-        for info in service_ports
-        if info.key.protocol == "UDP"
-        for endpoint in info.endpoints
-        if endpoint.serving
-    )
+
     return ServiceSummary(
         ports=len(service_ports),
         endpoints=sum(len(info.endpoints) for info in service_ports),
@@ -53,7 +56,7 @@ def summarize(service_ports: Sequence[ServicePortInfo]) -> ServiceSummary:
         no_local_external=sum(1 for info in service_ports if info.external_local and _lacks_local(info)),
         health_check_node_port=max(info.health_check_node_port for info in service_ports),
         local_ready=len(local),
-        udp=hash(udp) or 1 if udp else 0,
+        udp=udp_digest(service_ports),
         served=sum(1 for info in service_ports if info.reachable),
     )
 
@@ -63,7 +66,7 @@ class Summaries:
 
     def __init__(self) -> None:
         self._services: Dict[NamespacedName, ServiceSummary] = {}
-        self.totals = ServiceSummary(0, 0, 0, 0, 0, 0, 0, 0)
+        self.totals = SummaryTotals(0, 0, 0, 0)
         #: Health check node ports by Service, and how many ready endpoints each of these Services has on this node.
         self.health_ports: Dict[NamespacedName, int] = {}
         self.health_counts: Dict[NamespacedName, int] = {}
@@ -77,7 +80,7 @@ class Summaries:
         return summary is not None and summary.served > 0
 
     def put(self, service: NamespacedName, service_ports: Sequence[ServicePortInfo]) -> bool:
-        """Replace the ServicePorts of a Service; return whether its serving UDP endpoints changed and it has some."""
+        """Replace the ServicePorts of a Service; return whether it may have stale conntrack entries."""
         before = self._services.pop(service, None)
         now = summarize(service_ports) if service_ports else None
         if now is not None:
@@ -90,18 +93,14 @@ class Summaries:
             self.health_counts.pop(service, None)
         self._count(before, -1)
         self._count(now, 1)
-        return now is not None and bool(now.udp) and (before is None or before.udp != now.udp)
+        return udp_changed("" if before is None else before.udp, "" if now is None else now.udp)
 
     def _count(self, summary: ServiceSummary | None, sign: int) -> None:
         if summary is not None:
             sums = self.totals
-            self.totals = ServiceSummary(
-                sums.ports + sign * summary.ports,
-                sums.endpoints + sign * summary.endpoints,
-                sums.no_local_internal + sign * summary.no_local_internal,
-                sums.no_local_external + sign * summary.no_local_external,
-                0,
-                0,
-                0,
-                0,
+            self.totals = SummaryTotals(
+                ports=sums.ports + sign * summary.ports,
+                endpoints=sums.endpoints + sign * summary.endpoints,
+                no_local_internal=sums.no_local_internal + sign * summary.no_local_internal,
+                no_local_external=sums.no_local_external + sign * summary.no_local_external,
             )

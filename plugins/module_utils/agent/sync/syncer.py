@@ -105,7 +105,7 @@ class Syncer:
 
     def start(self, proxy: Proxiers) -> SyncOutcome:
         """Sync a node for the first time: adopt the current state, or fill an empty kernel in order of importance."""
-        self.view.take_dirty()
+        self.view.pop_dirty()
         services = list(self.view.state.services)
         try:
             cold = bool(services) and all(family.is_cold() for family in proxy.families)
@@ -195,7 +195,7 @@ class Syncer:
 
     def sync(self, proxy: Proxiers) -> SyncOutcome:
         """Render dirty Services again and apply every family's tables to the kernel."""
-        dirty = self.view.take_dirty() | self._held
+        dirty = self.view.pop_dirty() | self._held
         self._held = set()
         loss = self._hold_back(proxy, dirty)
         succeeded = True

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Data that one convergence leaves for the next because the kernel does not have it: the endpoints of UDP Services.
 
-kube-proxy 1.36 deletes stale conntrack entries only after a sync in which the endpoints of a Service changed that has,
-or had, a UDP port with endpoints. A one-shot convergence must save those endpoints from one run to the next.
+Stale conntrack entries are deleted only if the UDP endpoints of a Service changed (see ``serviceports.udp``), so a
+one-shot convergence has to save their digests from one run to the next.
 
 An unattended run also records that it refused a loss of Services, because the next run applies it (see ``loss``).
 
@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import hashlib
 import json
 import os
-from typing import Any, Dict
+from typing import Any, Dict, Iterable, List, Mapping
 
-from ...cluster.state import ClusterState
 from ...errors import KernelError
 from ...kernel.files import remove_file
 from ...regular_files import open_regular, parse_json, read_regular
+from ...serviceports.info import ServicePortInfo
+from ...serviceports.udp import udp_changed, udp_digest
+from ..family import FamilyServices
 from .state_directory import CONTROL_SOCKET, control_socket
 
 _VERSION = 1
@@ -35,22 +36,21 @@ _TEMPORARY = ".ledger"
 _MOST_BYTES = 64 << 20
 
 
-def udp_endpoints(cluster: ClusterState) -> Dict[str, str]:
-    """Map each Service (``namespace/name``) with UDP endpoints to a digest of its slices' UDP ports and endpoints."""
+def udp_digests(families: Iterable[FamilyServices]) -> Dict[str, str]:
+    """Return the digest of each Service with serving UDP endpoints, by family and name (``IPv4 namespace/name``)."""
     digests = {}
-    for service, slices in cluster.slices.items():
-        udp = [
-            (
-                endpoint_slice.family,
-                [port for port in endpoint_slice.ports if port.protocol == "UDP"],
-                endpoint_slice.endpoints,
-            )
-            for _name, endpoint_slice in sorted(slices.items())
-            if endpoint_slice.endpoints and any(port.protocol == "UDP" for port in endpoint_slice.ports)
-        ]
-        if udp:
-            digests[str(service)] = hashlib.sha256(repr(udp).encode()).hexdigest()
-    return digests
+    for context, service_ports in families:
+        udp: Dict[str, List[ServicePortInfo]] = {}
+        for key, info in service_ports.items():
+            if key.protocol == "UDP":
+                udp.setdefault(f"{context.family} {key.service}", []).append(info)
+        digests.update({name: udp_digest(ports) for name, ports in udp.items()})
+    return {name: digest for name, digest in digests.items() if digest}
+
+
+def may_be_stale(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Return whether any Service may have stale conntrack entries, from the digests of two runs."""
+    return any(udp_changed(before.get(name, ""), digest) for name, digest in now.items())
 
 
 def _read(directory: str) -> Dict[str, Any]:
@@ -63,17 +63,17 @@ def _read(directory: str) -> Dict[str, Any]:
 
 
 def read_ledger(directory: str) -> Dict[str, str]:
-    """Return the UDP endpoints of the last convergence; empty when there was none or its record is not valid."""
+    """Return the digests of the last convergence; empty if there was none or its record is not valid."""
     known = _read(directory).get("udp_endpoints")
     if not isinstance(known, dict) or not all(isinstance(value, str) for value in known.values()):
         return {}
     return known
 
 
-def write_ledger(directory: str, endpoints: Dict[str, str]) -> None:
-    """Record the UDP endpoints that have been programmed; the caller holds the lock. Raises KernelError."""
+def write_ledger(directory: str, digests: Dict[str, str]) -> None:
+    """Record the digests of the UDP endpoints that are programmed; the caller holds the lock. Raises KernelError."""
     remark = "the next run checks connections of UDP Services again"
-    _write(directory, {**_read(directory), "udp_endpoints": endpoints}, remark)
+    _write(directory, {**_read(directory), "udp_endpoints": digests}, remark)
 
 
 def loss_was_refused(directory: str) -> bool:
