@@ -27,7 +27,7 @@ from tests import conftest  # noqa: F401  (makes the collection importable)
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs.servers import IpvsSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.listener import NetlinkListener
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import NETLINK_NETFILTER
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.protocol import NETLINK_NETFILTER
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.attributes import NFNLGRP_NFTABLES
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.legacy_tables import TableReader
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import VirtualServerKey

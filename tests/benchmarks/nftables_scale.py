@@ -28,11 +28,8 @@ from tests.lab import system
 
 # isort: split
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import (
-    NETLINK_NETFILTER,
-    NetlinkSocket,
-    Outcome,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.protocol import NETLINK_NETFILTER
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import NetlinkSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.messages import (
     BATCH_BEGIN,
     BATCH_END,
@@ -40,6 +37,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.mes
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Planner
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.outcomes import Outcome
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables import service_ports
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.service_ports import (

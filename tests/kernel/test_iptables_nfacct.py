@@ -13,13 +13,13 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import built_in
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import text_attribute
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.protocol import (
     NETLINK_NETFILTER,
     NLM_F_ACK,
     NLM_F_CREATE,
-    NetlinkSocket,
-    text_attribute,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import NetlinkSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import ChainsResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.nfacct import (
     nfacct_counters,

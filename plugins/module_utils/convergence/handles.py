@@ -19,7 +19,8 @@ from ..kernel.facts import kernel_release
 from ..kernel.ipset.sets import IpsetSocket
 from ..kernel.ipvs.servers import PROC_TABLE, IpvsSocket
 from ..kernel.modules import asking_loads
-from ..kernel.netlink.socket import NETLINK_ROUTE, NetlinkSocket
+from ..kernel.netlink.protocol import NETLINK_ROUTE
+from ..kernel.netlink.socket import NetlinkSocket
 from ..kernel.nftables.probe import answers as nftables_answers
 from ..kernel.nftables.resource import NftablesResource
 from ..resources import Progress, Resource, unheeded

@@ -24,7 +24,10 @@ from .ipset.messages import TYPE, type_query
 from .ipset.sets import IpsetSocket
 from .ipvs.messages import NEW_SERVICE, ServiceEncoder
 from .ipvs.servers import IpvsSocket
-from .netlink.socket import NETLINK_NETFILTER, NetlinkRefusal, NetlinkSocket, attribute, text_attribute
+from .netlink.attributes import attribute, text_attribute
+from .netlink.protocol import NETLINK_NETFILTER
+from .netlink.socket import NetlinkSocket
+from .outcomes import NetlinkRefusal
 
 _SCHEDULER_PREFIX = "ip_vs_"
 _SET_TYPES: Mapping[str, str] = {

@@ -21,19 +21,10 @@ from ..addresses import IPV6, packed
 from ..errors import KernelError
 from ..resources import Progress, unheeded
 from ..serviceports.info import ServicePortInfo
-from .netlink.socket import (
-    NETLINK_NETFILTER,
-    DumpInterrupted,
-    Message,
-    MessageError,
-    NetlinkRefusal,
-    NetlinkSocket,
-    attribute,
-    each_attribute,
-    nested,
-    parse_attributes,
-)
-from .outcomes import is_interrupted, is_missing, is_not_understood
+from .netlink.attributes import attribute, each_attribute, nested, parse_attributes
+from .netlink.protocol import NETLINK_NETFILTER, Message
+from .netlink.socket import DumpInterrupted, NetlinkSocket
+from .outcomes import MessageError, NetlinkRefusal, is_interrupted, is_missing, is_not_understood
 
 _GET, _DELETE = 0x0101, 0x0102
 _TUPLE_ORIG, _TUPLE_REPLY, _ID, _ZONE, _FILTER = 1, 2, 12, 18, 25

@@ -18,7 +18,9 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..addresses import FAMILIES, IPV4, IPV6, family_of, unpacked
 from ..errors import KernelError
-from .netlink.socket import NETLINK_ROUTE, NetlinkSocket, parse_attributes
+from .netlink.attributes import parse_attributes
+from .netlink.protocol import NETLINK_ROUTE
+from .netlink.socket import NetlinkSocket
 
 # linux/rtnetlink.h, linux/if_addr.h
 _ADDRESS_HEADER = struct.Struct("=BBBBI")

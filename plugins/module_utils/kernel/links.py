@@ -19,19 +19,10 @@ from ..rendering.ipvs.entries import is_link_local
 from ..rendering.ipvs.model import DEVICE
 from ..rendering.ipvs.text import address_line
 from ..resources import Change, Kind, Resource
-from .netlink.socket import (
-    NLM_F_CREATE,
-    NLM_F_EXCL,
-    Message,
-    NetlinkRefusal,
-    NetlinkSocket,
-    attribute,
-    attribute_text,
-    nested,
-    parse_attributes,
-    text_attribute,
-)
-from .outcomes import MessageError, is_existing, is_missing, is_unsupported
+from .netlink.attributes import attribute, attribute_text, nested, parse_attributes, text_attribute
+from .netlink.protocol import NLM_F_CREATE, NLM_F_EXCL, Message
+from .netlink.socket import NetlinkSocket
+from .outcomes import MessageError, NetlinkRefusal, is_existing, is_missing, is_unsupported
 
 _RTM_NEWLINK, _RTM_DELLINK, _RTM_GETLINK = 16, 17, 18
 _RTM_NEWADDR, _RTM_DELADDR, _RTM_GETADDR = 20, 21, 22

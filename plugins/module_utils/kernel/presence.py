@@ -11,7 +11,8 @@ import socket
 from ..addresses import FAMILIES
 from .facts import kernel_release, read_text
 from .modules import present_modules
-from .netlink.socket import NETLINK_NETFILTER, NetlinkSocket
+from .netlink.protocol import NETLINK_NETFILTER
+from .netlink.socket import NetlinkSocket
 from .nftables.listing import nft_chains, nft_tables
 from .xtables.legacy_tables import TableReader
 

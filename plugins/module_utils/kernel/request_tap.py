@@ -17,7 +17,7 @@ import struct
 from typing import List, Sequence, Tuple
 
 from ..errors import KernelError
-from .netlink.socket import NETLINK_GENERIC, NETLINK_NETFILTER, NLM_F_REQUEST
+from .netlink.protocol import NETLINK_GENERIC, NETLINK_NETFILTER, NLM_F_REQUEST
 
 # Every IPVS command is a change except these queries: get service, destination, daemon, config, info.
 _IPVS_QUESTIONS = (4, 8, 11, 13, 15)

@@ -18,7 +18,11 @@ from hypothesis import strategies as st
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import directory, form, store
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import ChainsState, NodeState
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.raw import RawChain, RawSet, StatefulKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.raw_reading import (
+    RawChain,
+    RawSet,
+    StatefulKey,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctl_profile import KEYS
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.saved import SavedChainKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model as ipvs

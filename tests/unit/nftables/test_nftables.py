@@ -10,7 +10,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import parse_attributes
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import parse_attributes
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import messages
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.messages import Encoder, expression_bytes
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.observation import parse_expression

@@ -12,7 +12,8 @@ from ...configuration.model import MODES
 from ...kernel.facts import node_facts
 from ...kernel.ipvs.servers import TimeoutsResource
 from ...kernel.links import AddressesResource, DummyDeviceResource
-from ...kernel.nftables.raw import RawTable, RawTableResource
+from ...kernel.nftables.raw import RawTableResource
+from ...kernel.nftables.raw_reading import RawTable
 from ...kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values
 from ...kernel.sysctls import SysctlsResource
 from ...kernel.xtables.saved import SavedChainKey, SavedChainsResource

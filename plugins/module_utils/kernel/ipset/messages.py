@@ -16,19 +16,17 @@ from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequenc
 from ...addresses import IPV4, IPV6, packed, unpacked
 from ...errors import KernelError
 from ...rendering.ipvs.model import SetDefinition
-from ..netlink.socket import (
+from ..netlink.attributes import (
     NLA_F_NET_BYTEORDER,
-    NLM_F_CREATE,
-    Message,
-    MessageError,
     attribute,
     attribute_text,
     each_attribute,
-    errno_text,
     nested,
     parse_attributes,
     text_attribute,
 )
+from ..netlink.protocol import NLM_F_CREATE, Message
+from ..outcomes import MessageError, errno_text
 
 _SUBSYSTEM = 6 << 8
 PROTOCOL, CREATE, DESTROY, SWAP, LIST, ADD, DELETE, TYPE = (

@@ -24,7 +24,7 @@ from ...rendering.ipvs.model import (
     VirtualServerKey,
 )
 from ..netlink.attributes import attribute, attribute_text, nested, parse_attributes, text_attribute
-from ..netlink.socket import NLM_F_REQUEST
+from ..netlink.protocol import NLM_F_REQUEST
 
 NEW_SERVICE, SET_SERVICE, DELETE_SERVICE, GET_SERVICE = 1, 2, 3, 4
 NEW_DEST, SET_DEST, DELETE_DEST, GET_DEST = 5, 6, 7, 8

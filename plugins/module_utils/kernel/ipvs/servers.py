@@ -18,8 +18,10 @@ from ...errors import KernelError
 from ...rendering.ipvs.model import RealServer, RealServerKey, VirtualServer, VirtualServerKey
 from ...rendering.ipvs.text import real_server_line, virtual_server_line
 from ...resources import Change, Kind, Resource
-from ..netlink.socket import NETLINK_GENERIC, MessageError, NetlinkRefusal, NetlinkSocket, generic_family
-from ..outcomes import is_existing, is_missing
+from ..netlink.generic import generic_family
+from ..netlink.protocol import NETLINK_GENERIC
+from ..netlink.socket import NetlinkSocket
+from ..outcomes import MessageError, NetlinkRefusal, is_existing, is_missing
 from . import messages
 
 # The table of the calling thread's network namespace.

@@ -10,7 +10,7 @@ import socket
 from typing import Iterator, NamedTuple, Sequence, Type, TypeVar
 
 from ...errors import KernelError
-from .socket import HEADER, NETLINK_ADD_MEMBERSHIP, SOL_NETLINK
+from .protocol import HEADER, NETLINK_ADD_MEMBERSHIP, SOL_NETLINK
 
 Self = TypeVar("Self", bound="NetlinkListener")
 

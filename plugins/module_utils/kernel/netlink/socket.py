@@ -32,70 +32,26 @@ from typing import Iterable, Iterator, List, Sequence, Tuple, Type, TypeVar, Uni
 
 from ...errors import KernelError
 from ...resources import Progress, unheeded
-from ..outcomes import MessageError, NetlinkRefusal, Outcome, Reply, errno_text, extended_text
-from .attributes import (
-    NLA_F_NESTED,
-    NLA_F_NET_BYTEORDER,
-    NLA_TYPE_MASK,
-    attribute,
-    attribute_text,
-    each_attribute,
-    nested,
-    parse_attributes,
-    text_attribute,
+from ..outcomes import MessageError, NetlinkRefusal, Outcome, Reply, extended_text
+from .protocol import (
+    HEADER,
+    NETLINK_CAP_ACK,
+    NETLINK_EXT_ACK,
+    NETLINK_GET_STRICT_CHK,
+    NLM_F_ACK,
+    NLM_F_DUMP,
+    NLM_F_DUMP_INTR,
+    NLM_F_REQUEST,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+    SOL_NETLINK,
+    Message,
+    Slice,
 )
-
-__all__ = [
-    "NLA_F_NESTED",
-    "NLA_F_NET_BYTEORDER",
-    "NLA_TYPE_MASK",
-    "MessageError",
-    "NetlinkRefusal",
-    "Outcome",
-    "Reply",
-    "attribute",
-    "attribute_text",
-    "each_attribute",
-    "errno_text",
-    "nested",
-    "parse_attributes",
-    "text_attribute",
-]
-
-NETLINK_ROUTE = 0
-NETLINK_NETFILTER = 12
-NETLINK_GENERIC = 16
-
-NLM_F_REQUEST = 0x1
-NLM_F_MULTI = 0x2
-NLM_F_ACK = 0x4
-NLM_F_ECHO = 0x8
-NLM_F_DUMP_INTR = 0x10
-NLM_F_REPLACE = 0x100
-NLM_F_EXCL = 0x200
-NLM_F_CREATE = 0x400
-NLM_F_APPEND = 0x800
-NLM_F_DUMP = 0x300
-
-NLMSG_NOOP = 1
-NLMSG_ERROR = 2
-NLMSG_DONE = 3
-
-SOL_NETLINK = 270
-NETLINK_ADD_MEMBERSHIP = 1
-NETLINK_CAP_ACK = 10
-NETLINK_EXT_ACK = 11
-NETLINK_GET_STRICT_CHK = 12
-
-_CTRL_CMD_GETFAMILY = 3
-_CTRL_ATTR_FAMILY_ID = 1
-_CTRL_ATTR_FAMILY_NAME = 2
-_GENL_ID_CTRL = 16
 
 _SO_SNDBUFFORCE = 32
 _SO_RCVBUFFORCE = 33
 
-HEADER = struct.Struct("=IHHII")
 _ERRNO = struct.Struct("=i")
 _NUMBER = struct.Struct("=I")
 _FLAGS = struct.Struct("=H")
@@ -111,8 +67,6 @@ _ERROR_TRUESIZE = 2048
 _RECEIVE_TIMEOUT_SECONDS = 120
 _DUMP_ATTEMPTS = 10
 
-Message = Tuple[int, int, bytes]
-Slice = Tuple[memoryview, int, int, int]
 Self = TypeVar("Self", bound="NetlinkSocket")
 
 
@@ -449,20 +403,3 @@ class NetlinkSocket:
                 if refusal.error.errno != errno.EINTR:
                     raise
         raise KernelError("netlink: the table kept changing during the read")
-
-
-def generic_family(sock: NetlinkSocket, name: str) -> int:
-    """Return the number of a generic netlink family; ``sock`` is a NETLINK_GENERIC socket. Raises KernelError."""
-    payload = struct.pack("=BBH", _CTRL_CMD_GETFAMILY, 1, 0) + text_attribute(_CTRL_ATTR_FAMILY_NAME, name)
-    try:
-        replies = sock.request(_GENL_ID_CTRL, payload)
-    except NetlinkRefusal as refusal:
-        if refusal.error.errno != errno.ENOENT:
-            raise KernelError(f"generic netlink family {name}: {refusal.error}") from refusal
-        reason = "its module is not loaded or not built"
-        raise KernelError(f"the kernel has no generic netlink family {name}: {reason}") from refusal
-    for reply in replies:
-        number = parse_attributes(memoryview(reply.payload), 4, len(reply.payload)).get(_CTRL_ATTR_FAMILY_ID)
-        if number is not None:
-            return int(struct.unpack("=H", number)[0])
-    raise KernelError(f"the kernel gave no number for the generic netlink family {name}")

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Dict, Iterator, List, NamedTuple, Optional
 
 from ...errors import KernelError
-from ..netlink.socket import NetlinkRefusal, NetlinkSocket, attribute_text, parse_attributes
+from ..netlink.attributes import attribute_text, parse_attributes
+from ..netlink.socket import NetlinkSocket
+from ..outcomes import NetlinkRefusal
 from .attributes import (
     NFTA_CHAIN_HOOK,
     NFTA_CHAIN_NAME,

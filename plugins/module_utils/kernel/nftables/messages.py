@@ -29,16 +29,8 @@ from ...rendering.nftables.objects import (
     SetValue,
     key_length,
 )
-from ..netlink.socket import (
-    NLA_F_NESTED,
-    NLM_F_APPEND,
-    NLM_F_CREATE,
-    NLM_F_EXCL,
-    Message,
-    attribute,
-    nested,
-    text_attribute,
-)
+from ..netlink.attributes import NLA_F_NESTED, attribute, nested, text_attribute
+from ..netlink.protocol import NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, Message
 from .attributes import (
     NFTA_CHAIN_HOOK,
     NFTA_CHAIN_NAME,

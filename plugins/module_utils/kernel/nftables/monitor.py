@@ -13,7 +13,7 @@ from typing import Callable, Collection, Dict, Iterable, Mapping, Set, Type, Typ
 from ...rendering.nftables.objects import TABLE_NAME
 from ..netlink.attributes import attribute_text, parse_attributes
 from ..netlink.listener import NetlinkListener, Notification
-from ..netlink.socket import NETLINK_NETFILTER
+from ..netlink.protocol import NETLINK_NETFILTER
 from . import messages
 from .attributes import NFNLGRP_NFTABLES, NFTA_GEN_PROC_NAME, NFTA_GEN_PROC_PID, NFTA_TABLE_NAME
 

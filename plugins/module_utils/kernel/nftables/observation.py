@@ -31,17 +31,10 @@ from ...rendering.nftables.objects import (
     Value,
     list_value,
 )
-from ..netlink.attributes import NLA_TYPE_MASK
-from ..netlink.socket import (
-    NetlinkRefusal,
-    NetlinkSocket,
-    Slice,
-    attribute_text,
-    each_attribute,
-    parse_attributes,
-    text_attribute,
-)
-from ..outcomes import is_missing, is_unsupported
+from ..netlink.attributes import NLA_TYPE_MASK, attribute_text, each_attribute, parse_attributes, text_attribute
+from ..netlink.protocol import Slice
+from ..netlink.socket import NetlinkSocket
+from ..outcomes import NetlinkRefusal, is_missing, is_unsupported
 from . import messages
 from .attributes import (
     NFTA_CHAIN_HOOK,

@@ -18,8 +18,9 @@ from ...rendering.nftables.objects import RESOURCE, BaseHook, Key, Value
 from ...rendering.settings import DataplaneSettings, LocalTraffic
 from ...resources import Change
 from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName
-from ..netlink.socket import NETLINK_NETFILTER, NetlinkRefusal, NetlinkSocket
-from ..outcomes import is_forbidden, is_not_understood
+from ..netlink.protocol import NETLINK_NETFILTER
+from ..netlink.socket import NetlinkSocket
+from ..outcomes import NetlinkRefusal, is_forbidden, is_not_understood
 from .messages import BATCH_BEGIN, Encoder
 from .transactions import Labelled, Planner
 

@@ -12,8 +12,10 @@ from ...errors import KernelError
 from ...rendering.nftables.objects import TABLE_KEY, TABLE_NAME, ChainValue, ElementKey, Key, ObjectKey, Value
 from ...rendering.nftables.text import describe
 from ...resources import Change, Kind, Resource, difference
-from ..netlink.socket import NETLINK_NETFILTER, MessageError, NetlinkSocket, parse_attributes
-from ..outcomes import is_busy, is_transient
+from ..netlink.attributes import parse_attributes
+from ..netlink.protocol import NETLINK_NETFILTER
+from ..netlink.socket import NetlinkSocket
+from ..outcomes import MessageError, is_busy, is_transient
 from . import messages
 from .attributes import NFTA_GEN_ID
 from .messages import BATCH_BEGIN, BATCH_END, Encoder

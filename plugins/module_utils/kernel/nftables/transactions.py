@@ -35,7 +35,7 @@ from ...rendering.nftables.objects import (
     list_items,
 )
 from ...resources import Change
-from ..netlink.socket import Message
+from ..netlink.protocol import Message
 from .messages import Encoder, ListPart
 
 #: The key of an element or list with its old and new value, None if there is none.

@@ -16,10 +16,11 @@ from ...rendering.nftables.layout import FRONTENDS
 from ...rendering.nftables.objects import TABLE_NAME, ObjectKey
 from ...rendering.nftables.own_names import is_own
 from ...resources import Change, Kind, Resource
-from ..netlink.socket import parse_attributes
+from ..netlink.attributes import parse_attributes
 from .attributes import NFTA_DYNSET_SET_NAME, NFTA_IMMEDIATE_DATA, NFTA_LOOKUP_SET, NFTA_SET_ELEM_DATA
 from .observation import parse_data, parse_expression
-from .raw import RawChain, RawKey, RawSet, RawTable, RawTableResource, RawValue, rule_expressions
+from .raw import RawTableResource, rule_expressions
+from .raw_reading import RawChain, RawKey, RawSet, RawTable, RawValue
 from .resource import NftablesResource
 
 _FRONTENDS = ObjectKey("set", FRONTENDS)

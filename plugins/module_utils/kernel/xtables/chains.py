@@ -23,7 +23,8 @@ from ...rendering.iptables.tables import (
     restore_text,
 )
 from ...resources import Change, Kind, Resource
-from ..netlink.socket import NETLINK_NETFILTER, NetlinkSocket
+from ..netlink.protocol import NETLINK_NETFILTER
+from ..netlink.socket import NetlinkSocket
 from ..nftables.listing import nft_chains
 from .restore import DEFAULT_WAIT, restore, save
 from .variant import NFT, XtablesVariant

@@ -19,7 +19,8 @@ from ...rendering.iptables.portions import ChainChange, portions
 from ...rendering.iptables.restore_input import one_line, tables_in_order, transaction
 from ...rendering.iptables.tables import ChainKey, ChainTableKey, JumpKey, Ownership
 from ...resources import Change, Kind, Resource
-from ..netlink.socket import NETLINK_NETFILTER, NetlinkSocket
+from ..netlink.protocol import NETLINK_NETFILTER
+from ..netlink.socket import NetlinkSocket
 from ..nftables.listing import nft_chains, nft_tables
 from .chains import KUBELET_CHAINS, Emptied, SavedTables, check_readable, parse_save
 from .restore import DEFAULT_WAIT, restore, save
