@@ -361,7 +361,11 @@ def _planned(parameters: Mapping[str, Any], wanted: ListedTables, path: str, che
     if problem:
         raise KernelError(problem)
     with connect() as connection:
-        planned = plan(stages(connection, wanted, purge, present, timeouts, FAMILIES if path else ()))
+        planned = plan(
+            stages(
+                connection, wanted, purge=purge, present=present, timeouts=timeouts, families=FAMILIES if path else ()
+            )
+        )
         if path:
             text = saved_text(planned, {**connection.timeouts(), **timeouts})
             planned += plan([Stage(FilesResource([path], 0o600), {path: text})])

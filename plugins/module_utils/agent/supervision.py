@@ -65,6 +65,7 @@ class Task:
         self,
         name: str,
         body: Callable[[Task], None],
+        *,
         interrupt: Callable[[], None],
         log: Log,
         clock: Callable[[], float],
@@ -161,7 +162,7 @@ class Supervisor:
 
     def start(self, name: str, body: Callable[[Task], None], interrupt: Callable[[], None] = lambda: None) -> Task:
         """Run a body in its own thread; see :class:`Task`. If the thread cannot be started now, retry later."""
-        task = Task(name, body, interrupt, self._log, self._clock, self._backoff)
+        task = Task(name, body, interrupt=interrupt, log=self._log, clock=self._clock, backoff=self._backoff)
         self._tasks.append(task)
         self._begin(task)
         return task

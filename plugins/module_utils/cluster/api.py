@@ -257,7 +257,7 @@ class ApiClient:
         purpose = f"watch {resource.name}"
         total = timeout_seconds + _WATCH_GRACE_SECONDS
         silence = total if read_timeout is None else read_timeout
-        answer = self._request("GET", resource.path, query, purpose, Patience(self._timeout, silence, total))
+        answer = self._request("GET", resource.path, query, purpose, patience=Patience(self._timeout, silence, total))
         self._raise_for_status(answer, purpose)
         return self._events(answer, resource.kind, purpose)
 
@@ -291,7 +291,7 @@ class ApiClient:
     ) -> Dict[str, Any]:
         """Send a request, with or without an object, and return the answer. Raises ApiError."""
         text = None if body is None else json.dumps(body).encode("utf-8")
-        answer = self._request(method, path, {}, purpose, self._patience, text, content_type)
+        answer = self._request(method, path, {}, purpose, patience=self._patience, body=text, content_type=content_type)
         return self._json_of(answer, purpose)
 
     @property
@@ -306,7 +306,7 @@ class ApiClient:
 
     def _get_json(self, path: str, query: Mapping[str, str], purpose: str) -> Dict[str, Any]:
         for attempt in range(1, _BUSY_ATTEMPTS + 1):
-            answer = self._request("GET", path, query, purpose, self._patience)
+            answer = self._request("GET", path, query, purpose, patience=self._patience)
             if answer.status not in _BUSY or attempt == _BUSY_ATTEMPTS:
                 break
             pause = answer.header("Retry-After") or "1"
@@ -342,6 +342,7 @@ class ApiClient:
         path: str,
         query: Mapping[str, str],
         purpose: str,
+        *,
         patience: Patience,
         body: Optional[bytes] = None,
         content_type: str = "application/json",

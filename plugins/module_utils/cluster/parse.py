@@ -52,14 +52,14 @@ def parse_node(raw: Dict[str, Any], skipped: List[Invalid]) -> Node:
         for index, value in enumerate(sequence(spec.get("taints"), "spec.taints"))
     ]
     return Node(
-        name,
-        tuple(addresses["InternalIP"]),
-        tuple(addresses["ExternalIP"]),
-        tuple(pod_cidrs),
-        text(labels.get(ZONE_LABEL), f"metadata.labels[{ZONE_LABEL}]"),
-        tuple(taint_keys),
-        bool(metadata.get("deletionTimestamp")),
-        text(labels.get(HOSTNAME_LABEL), f"metadata.labels[{HOSTNAME_LABEL}]"),
+        name=name,
+        internal_ips=tuple(addresses["InternalIP"]),
+        external_ips=tuple(addresses["ExternalIP"]),
+        pod_cidrs=tuple(pod_cidrs),
+        zone=text(labels.get(ZONE_LABEL), f"metadata.labels[{ZONE_LABEL}]"),
+        taint_keys=tuple(taint_keys),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        hostname=text(labels.get(HOSTNAME_LABEL), f"metadata.labels[{HOSTNAME_LABEL}]"),
     )
 
 

@@ -54,21 +54,21 @@ def parse_service(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[Servi
     cluster_ip_v4, cluster_ip_v6 = _cluster_ips(spec, cluster_ip)
     raw_external_ips = sequence(spec.get("externalIPs"), "spec.externalIPs")
     return Service(
-        namespace,
-        name,
-        service_type,
-        cluster_ip_v4,
-        cluster_ip_v6,
-        _ports(sequence(spec.get("ports"), "spec.ports")),
-        _external_ips(raw_external_ips, skipped) if raw_external_ips else (),
-        bool(raw_external_ips),
-        _load_balancer_ips(raw.get("status"), skipped),
-        _source_ranges(spec.get("loadBalancerSourceRanges")),
-        _affinity_seconds(spec),
-        text(spec.get("externalTrafficPolicy"), "spec.externalTrafficPolicy") == "Local",
-        text(spec.get("internalTrafficPolicy"), "spec.internalTrafficPolicy") == "Local",
-        integer(spec.get("healthCheckNodePort"), "spec.healthCheckNodePort", 0, 65535, 0),
-        _created(metadata.get("creationTimestamp"), skipped),
+        namespace=namespace,
+        name=name,
+        type=service_type,
+        cluster_ip_v4=cluster_ip_v4,
+        cluster_ip_v6=cluster_ip_v6,
+        ports=_ports(sequence(spec.get("ports"), "spec.ports")),
+        external_ips=_external_ips(raw_external_ips, skipped) if raw_external_ips else (),
+        has_external_ips=bool(raw_external_ips),
+        load_balancer_ips=_load_balancer_ips(raw.get("status"), skipped),
+        source_ranges=_source_ranges(spec.get("loadBalancerSourceRanges")),
+        affinity_seconds=_affinity_seconds(spec),
+        external_traffic_policy_local=text(spec.get("externalTrafficPolicy"), "spec.externalTrafficPolicy") == "Local",
+        internal_traffic_policy_local=text(spec.get("internalTrafficPolicy"), "spec.internalTrafficPolicy") == "Local",
+        health_check_node_port=integer(spec.get("healthCheckNodePort"), "spec.healthCheckNodePort", 0, 65535, 0),
+        created=_created(metadata.get("creationTimestamp"), skipped),
     )
 
 

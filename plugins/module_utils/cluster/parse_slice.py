@@ -50,13 +50,13 @@ def parse_endpoint_slice(raw: Dict[str, Any], skipped: List[Invalid]) -> Optiona
         raise Invalid("addressType", f"{shown(family)} is not IPv4, IPv6 or FQDN")
     annotations = mapping(metadata.get("annotations"), "metadata.annotations")
     return EndpointSlice(
-        namespace,
-        name,
-        owner,
-        family,
-        _ports(sequence(raw.get("ports"), "ports")),
-        _endpoints(sequence(raw.get("endpoints"), "endpoints"), family, skipped),
-        text(annotations.get(TRIGGER_TIME_ANNOTATION), f"metadata.annotations[{TRIGGER_TIME_ANNOTATION}]"),
+        namespace=namespace,
+        name=name,
+        service_name=owner,
+        family=family,
+        ports=_ports(sequence(raw.get("ports"), "ports")),
+        endpoints=_endpoints(sequence(raw.get("endpoints"), "endpoints"), family, skipped),
+        trigger_time=text(annotations.get(TRIGGER_TIME_ANNOTATION), f"metadata.annotations[{TRIGGER_TIME_ANNOTATION}]"),
     )
 
 

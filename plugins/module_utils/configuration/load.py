@@ -198,14 +198,14 @@ def _iptables(section: Section) -> IPTablesConfiguration:
 
 def _ipvs(section: Section) -> IPVSConfiguration:
     read = IPVSConfiguration(
-        section.duration("syncPeriod", 30.0, 30.0),
-        section.duration("minSyncPeriod", 0.0),
-        section.text("scheduler"),
-        _networks(section.strings("excludeCIDRs")),
-        section.flag("strictARP", False),
-        section.duration("tcpTimeout", 0.0),
-        section.duration("tcpFinTimeout", 0.0),
-        section.duration("udpTimeout", 0.0),
+        sync_period=section.duration("syncPeriod", 30.0, 30.0),
+        min_sync_period=section.duration("minSyncPeriod", 0.0),
+        scheduler=section.text("scheduler"),
+        exclude_cidrs=_networks(section.strings("excludeCIDRs")),
+        strict_arp=section.flag("strictARP", False),
+        tcp_timeout=section.duration("tcpTimeout", 0.0),
+        tcp_fin_timeout=section.duration("tcpFinTimeout", 0.0),
+        udp_timeout=section.duration("udpTimeout", 0.0),
     )
     section.finish()
     return read
@@ -225,13 +225,13 @@ def _nftables(section: Section) -> NFTablesConfiguration:
 
 def _conntrack(section: Section) -> ConntrackConfiguration:
     read = ConntrackConfiguration(
-        section.integer("maxPerCore", 32768, 0, _LARGE),
-        section.integer("min", 131072, 0, _LARGE),
-        section.duration("tcpEstablishedTimeout", 86400.0),
-        section.duration("tcpCloseWaitTimeout", 3600.0),
-        section.flag("tcpBeLiberal", False),
-        section.duration("udpTimeout", 0.0),
-        section.duration("udpStreamTimeout", 0.0),
+        max_per_core=section.integer("maxPerCore", 32768, 0, _LARGE),
+        min=section.integer("min", 131072, 0, _LARGE),
+        tcp_established_timeout=section.duration("tcpEstablishedTimeout", 86400.0),
+        tcp_close_wait_timeout=section.duration("tcpCloseWaitTimeout", 3600.0),
+        tcp_be_liberal=section.flag("tcpBeLiberal", False),
+        udp_timeout=section.duration("udpTimeout", 0.0),
+        udp_stream_timeout=section.duration("udpStreamTimeout", 0.0),
     )
     section.finish()
     return read

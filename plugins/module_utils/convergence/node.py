@@ -72,7 +72,16 @@ def view_node(request: Request, configuration: KubeProxyConfiguration, mode: Mod
     used = any(port.node_port for service in request.cluster.services.values() for port in service.ports)
     pod_cidrs = node.pod_cidrs if node else ()
     warnings += check_consistency(configuration, primary, families, pod_cidrs, has_node_ports=used)
-    return NodeView(name, node, addresses, facts, families, variants, tuple(warnings), mode.counters())
+    return NodeView(
+        name=name,
+        node=node,
+        addresses=addresses,
+        facts=facts,
+        families=families,
+        variants=variants,
+        warnings=tuple(warnings),
+        nfacct_counters=mode.counters(),
+    )
 
 
 def family_settings(
@@ -83,9 +92,9 @@ def family_settings(
     return dataplane_settings(
         configuration,
         family,
-        view.name,
-        view.node,
-        view.addresses,
+        node_name=view.name,
+        node=view.node,
+        node_addresses=view.addresses,
         service_cidrs=cluster.service_cidr_list(family),
         conntrack_liberal=view.facts.conntrack_liberal,
         random_fully=variant is None or variant.random_fully,

@@ -44,9 +44,9 @@ def render(request: Request) -> Dict[str, str]:
         settings = dataplane_settings(
             configuration,
             family,
-            name,
-            node,
-            addresses,
+            node_name=name,
+            node=node,
+            node_addresses=addresses,
             service_cidrs=request.cluster.service_cidr_list(family),
         )
         service_ports = all_service_ports(request.cluster, node_context(configuration, family, name, node))

@@ -94,13 +94,13 @@ def table_change(planned: PlannedChange, describe: bool) -> TableChange:
         after = _lines(resource, ((key, new) for key, (_old, new) in change.replaced.items()))
         after += _lines(resource, change.added.items())
     return TableChange(
-        resource.label,
-        len(change.added),
-        len(change.replaced),
-        len(change.removed),
-        tuple(before),
-        tuple(after),
-        entry_names(planned) if change else (),
+        table=resource.label,
+        added=len(change.added),
+        replaced=len(change.replaced),
+        removed=len(change.removed),
+        before=tuple(before),
+        after=tuple(after),
+        entries=entry_names(planned) if change else (),
     )
 
 

@@ -149,13 +149,13 @@ def ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
     known = definitions(family)
     real_servers = RealServersResource(handles.ipvs, family)
     return IpvsResources(
-        SetsResource(handles.ipset, known, family),
-        SetElementsResource(handles.ipset, known, family),
-        VirtualServersResource(handles.ipvs, family),
-        real_servers,
-        AddressesResource(handles.route, family),
-        lambda: real_servers.connections,
-        lambda: real_servers.used,
+        sets=SetsResource(handles.ipset, known, family),
+        elements=SetElementsResource(handles.ipset, known, family),
+        servers=VirtualServersResource(handles.ipvs, family),
+        real_servers=real_servers,
+        addresses=AddressesResource(handles.route, family),
+        connections=lambda: real_servers.connections,
+        used=lambda: real_servers.used,
     )
 
 
@@ -173,13 +173,13 @@ def unloaded_ipvs_resources(handles: KernelHandles, family: str) -> IpvsResource
     """Return resources without a socket, which can only describe, for a check while IPVS or ipset is not loaded."""
     known, nowhere = definitions(family), cast(Any, None)
     return IpvsResources(
-        NotThereYet(SetsResource(nowhere, known, family)),
-        NotThereYet(SetElementsResource(nowhere, known, family)),
-        NotThereYet(VirtualServersResource(nowhere, family)),
-        NotThereYet(RealServersResource(nowhere, family)),
-        AddressesResource(handles.route, family),
-        dict,
-        dict,
+        sets=NotThereYet(SetsResource(nowhere, known, family)),
+        elements=NotThereYet(SetElementsResource(nowhere, known, family)),
+        servers=NotThereYet(VirtualServersResource(nowhere, family)),
+        real_servers=NotThereYet(RealServersResource(nowhere, family)),
+        addresses=AddressesResource(handles.route, family),
+        connections=dict,
+        used=dict,
     )
 
 

@@ -281,6 +281,7 @@ def connect(root: str = "") -> IpvsSocket:
 def stages(
     connection: IpvsSocket,
     tables: ListedTables,
+    *,
     purge: Collection[str],
     present: bool,
     timeouts: Mapping[str, int],

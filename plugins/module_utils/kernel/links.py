@@ -71,23 +71,26 @@ def make_device(sock: NetlinkSocket, name: str, kind: str) -> None:
     """Create a device; an existing one of that name is accepted. Raises KernelError."""
     attributes = nested(_IFLA_LINKINFO, text_attribute(_IFLA_INFO_KIND, kind))
     hint = f"; the kernel has no {kind} devices (module {kind})"
-    _change_device(sock, _RTM_NEWLINK, name, "created", attributes, NLM_F_CREATE | NLM_F_EXCL, hint=hint)
+    _change_device(
+        sock, _RTM_NEWLINK, name, verb="created", attributes=attributes, flags=NLM_F_CREATE | NLM_F_EXCL, hint=hint
+    )
 
 
 def set_device_up(sock: NetlinkSocket, name: str) -> None:
     """Bring a device up. A missing one is ignored. Raises KernelError."""
-    _change_device(sock, _RTM_NEWLINK, name, "brought up", flag=_IFF_UP)
+    _change_device(sock, _RTM_NEWLINK, name, verb="brought up", flag=_IFF_UP)
 
 
 def remove_device(sock: NetlinkSocket, name: str) -> None:
     """Remove a device; a missing one is ignored. Raises KernelError."""
-    _change_device(sock, _RTM_DELLINK, name, "removed")
+    _change_device(sock, _RTM_DELLINK, name, verb="removed")
 
 
 def _change_device(
     sock: NetlinkSocket,
     message: int,
     name: str,
+    *,
     verb: str,
     attributes: bytes = b"",
     flags: int = 0,
@@ -263,14 +266,15 @@ class AddressesResource(Resource[str, bool]):
                 raise KernelError(f"device {self._device}: it does not exist, so no address can be bound to it")
             return
         add = NLM_F_CREATE | NLM_F_EXCL
-        self._send(_RTM_NEWADDR, add, link.number, list(change.added), "bound", is_existing)
-        self._send(_RTM_DELADDR, 0, link.number, list(change.removed), "unbound", is_missing)
+        self._send(_RTM_NEWADDR, add, link.number, addresses=list(change.added), verb="bound", fine=is_existing)
+        self._send(_RTM_DELADDR, 0, link.number, addresses=list(change.removed), verb="unbound", fine=is_missing)
 
     def _send(
         self,
         kind: int,
         flags: int,
         index: int,
+        *,
         addresses: List[str],
         verb: str,
         fine: Callable[[MessageError], bool],

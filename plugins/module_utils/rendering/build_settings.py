@@ -55,6 +55,7 @@ def local_traffic(
 def dataplane_settings(
     configuration: KubeProxyConfiguration,
     family: str,
+    *,
     node_name: str,
     node: Optional[Node],
     node_addresses: Iterable[Tuple[str, str]],

@@ -77,14 +77,16 @@ def service_attributes(service: Service, family: str, allow_external_ips: bool =
     load_balancer_ips = of_family(service.load_balancer_ips, family)
     external_local = is_external_local(service)
     return ServiceAttributes(
-        cluster_ip_of(service, family),
-        external_ips if allow_external_ips else (),
-        load_balancer_ips,
-        effective_source_ranges(service.source_ranges, family) if service.source_ranges else (),
-        bool(external_ips or load_balancer_ips),
-        service.internal_traffic_policy_local,
-        external_local,
-        service.health_check_node_port if external_local and service.type == "LoadBalancer" else 0,
+        cluster_ip=cluster_ip_of(service, family),
+        external_ips=external_ips if allow_external_ips else (),
+        load_balancer_ips=load_balancer_ips,
+        source_ranges=effective_source_ranges(service.source_ranges, family) if service.source_ranges else (),
+        accessible_by_address=bool(external_ips or load_balancer_ips),
+        internal_local=service.internal_traffic_policy_local,
+        external_local=external_local,
+        health_check_node_port=service.health_check_node_port
+        if external_local and service.type == "LoadBalancer"
+        else 0,
     )
 
 

@@ -136,7 +136,15 @@ class SyncBench:
         """Stands for the function of that name; the request is the configuration."""
         view = SimpleNamespace(node=None, name="n1", nfacct_counters=())
         proxier = Proxier(configuration, self.mode, self.context, handles)
-        return Proxiers(configuration, self.mode, "asked for", view, (proxier,), (), {})
+        return Proxiers(
+            configuration=configuration,
+            mode=self.mode,
+            mode_reason="asked for",
+            view=view,
+            families=(proxier,),
+            warnings=(),
+            sysctls={},
+        )
 
     def pass_time(self, seconds):
         self.now += seconds

@@ -181,11 +181,15 @@ def test_an_empty_node_is_filled_in_the_order_of_importance():
 
 
 def test_events_have_the_shape_that_the_api_wants():
-    event = make_event("host", service_reference("shop", "web"), NORMAL, "Reason", "Listen", "n" * 3000)
+    event = make_event(
+        "host", service_reference("shop", "web"), kind=NORMAL, reason="Reason", action="Listen", note="n" * 3000
+    )
     assert event["metadata"]["namespace"] == "shop" and len(event["note"]) == 1024
     assert event["reportingController"] == "kube-proxy" and event["reportingInstance"] == "kube-proxy-host"
     assert (
-        make_event("h", node_reference("n1"), NORMAL, "Starting", "StartKubeProxy", "")["metadata"]["namespace"]
+        make_event("h", node_reference("n1"), kind=NORMAL, reason="Starting", action="StartKubeProxy", note="")[
+            "metadata"
+        ]["namespace"]
         == "default"
     )
 

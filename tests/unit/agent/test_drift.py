@@ -25,7 +25,12 @@ class Polled:
     def __init__(self, notified=False, cost=0.0):
         self.content, self.outline, self.now, self.reads, self.cost = b"a", b"7", 100.0, 0, cost
         self.watch = PollWatch(
-            "IPVS", ["IPv4", "IPv6"], self.read, lambda: self.outline, lambda: notified, lambda: self.now
+            "IPVS",
+            ["IPv4", "IPv6"],
+            read=self.read,
+            outline=lambda: self.outline,
+            notified=lambda: notified,
+            clock=lambda: self.now,
         )
         self.watch.settled(True, True)
 

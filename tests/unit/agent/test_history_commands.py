@@ -64,10 +64,16 @@ def test_without_saved_states_it_says_so(directory):
     ],
 )
 def test_what_was_done_is_told(monkeypatch, check, status, last):
-    record = StateRecord(4, "", "", "", "", "", NodeState())
-    change = TableChange("IPv4 chains (nft)", 1, 2, 3, ("-old",), ("+new",))
+    record = StateRecord(number=4, created="", reason="", kernel="", engine="", boot="", state=NodeState())
+    change = TableChange(table="IPv4 chains (nft)", added=1, replaced=2, removed=3, before=("-old",), after=("+new",))
     report = RollbackReport(
-        record, True, (change,), None if check else 5, ("kubenode-proxy.service",), ("careful",), {}
+        record=record,
+        changed=True,
+        changes=(change,),
+        saved=None if check else 5,
+        stopped=("kubenode-proxy.service",),
+        warnings=("careful",),
+        durations={},
     )
     monkeypatch.setattr(rollback_command, "rollback", lambda request: report)
     found, output, errors = run("rollback", *(["--check"] if check else []))

@@ -264,10 +264,23 @@ def test_converge_tells_what_it_did_or_would_do(monkeypatch, tmp_path, check, ch
 
     def converge(request):
         requests.append(request)
-        change = TableChange("virtual servers", 2, 1, 0, ("old",), ("new",))
+        change = TableChange(table="virtual servers", added=2, replaced=1, removed=0, before=("old",), after=("new",))
         counts = {"services": 1, "without_endpoints": 0, "service_ports": 1, "endpoints": 4}
         changes = (change,) if changed else ()
-        return Report("ipvs", "", "node1", ("IPv4",), "", changed, changes, counts, {}, (), ("take care",), {})
+        return Report(
+            mode="ipvs",
+            mode_reason="",
+            node_name="node1",
+            families=("IPv4",),
+            xtables_variant="",
+            changed=changed,
+            changes=changes,
+            counts=counts,
+            programmed={},
+            refused=(),
+            warnings=("take care",),
+            durations={},
+        )
 
     monkeypatch.setattr(commands, "converge", converge)
     snapshot = tmp_path / "cluster.json"

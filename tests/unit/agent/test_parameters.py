@@ -84,7 +84,7 @@ def test_read_only_ones_are_left_out(kernel):
 
 def test_repairs_are_counted_and_a_refusal_is_logged_once(kernel, tmp_path, monkeypatch):
     stream, metrics = io.StringIO(), Metrics()
-    syncer = Syncer(None, None, metrics, None, Log(stream), LimitedLog(Log(stream)))
+    syncer = Syncer(None, None, metrics=metrics, surface=None, log=Log(stream), limited=LimitedLog(Log(stream)))
     kernel(CLOSE_WAIT).write_text("60\n")
     syncer.repair_parameters(WANTED)
     assert syncer.drift_repaired == 1 and f"{CLOSE_WAIT} from 60 to 3600" in stream.getvalue()

@@ -190,12 +190,12 @@ def test_what_is_of_no_concern_is_left_out_in_silence(raw):
 
 def test_a_whole_slice():
     assert parse_object(endpoint_slice()) == EndpointSlice(
-        "shop",
-        "web-abc.de",
-        "web",
-        "IPv4",
-        (SlicePort("http", "TCP", 8080),),
-        (SliceEndpoint("10.244.1.5", "node-a", True, True, False, ("a", "b"), ("node-a",)),),
+        namespace="shop",
+        name="web-abc.de",
+        service_name="web",
+        family="IPv4",
+        ports=(SlicePort("http", "TCP", 8080),),
+        endpoints=(SliceEndpoint("10.244.1.5", "node-a", True, True, False, ("a", "b"), ("node-a",)),),
     )
 
 

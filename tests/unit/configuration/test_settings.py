@@ -30,7 +30,9 @@ def configured(**fields):
 
 
 def settings(family=IPV4, node=NODE, facts=None, **fields):
-    return dataplane_settings(configured(**fields), family, "node-a", node, INTERFACES, **(facts or {}))
+    return dataplane_settings(
+        configured(**fields), family, node_name="node-a", node=node, node_addresses=INTERFACES, **(facts or {})
+    )
 
 
 def cidr(value):

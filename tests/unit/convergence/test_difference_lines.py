@@ -12,8 +12,18 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import TableChange
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import difference_lines
 
-CHAIN = TableChange("IPv4 chains", 0, 1, 0, ("-A X -j A", "-A X -j B"), ("-A X -j B", "-A X -j C"), ("nat X",))
-SERVERS = TableChange("IPv4 real servers", 3, 0, 0, (), ("-a 1", "-a 2", "-a 3"))
+CHAIN = TableChange(
+    table="IPv4 chains",
+    added=0,
+    replaced=1,
+    removed=0,
+    before=("-A X -j A", "-A X -j B"),
+    after=("-A X -j B", "-A X -j C"),
+    entries=("nat X",),
+)
+SERVERS = TableChange(
+    table="IPv4 real servers", added=3, replaced=0, removed=0, before=(), after=("-a 1", "-a 2", "-a 3")
+)
 
 
 @pytest.mark.parametrize(

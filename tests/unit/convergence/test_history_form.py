@@ -83,7 +83,15 @@ SAMPLE = NodeState(
 
 
 def record(state: NodeState, number: int = 1) -> form.StateRecord:
-    return form.StateRecord(number, "2026-01-02T03:04:05Z", store.BEFORE_CONVERGENCE, "6.1.0", "abc", "boot", state)
+    return form.StateRecord(
+        number=number,
+        created="2026-01-02T03:04:05Z",
+        reason=store.BEFORE_CONVERGENCE,
+        kernel="6.1.0",
+        engine="abc",
+        boot="boot",
+        state=state,
+    )
 
 
 def changed(**fields: Any) -> bytes:

@@ -44,7 +44,14 @@ def place(tmp_path, monkeypatch) -> str:
 
 @pytest.fixture
 def waiting(history, place) -> pending.Pending:
-    found = pending.Pending(1, time.monotonic(), 600.0, "2030-01-02T03:04:05Z", history.directory, "/run/x")
+    found = pending.Pending(
+        saved_state=1,
+        armed=time.monotonic(),
+        timeout=600.0,
+        deadline="2030-01-02T03:04:05Z",
+        history_directory=history.directory,
+        state_directory="/run/x",
+    )
     assert pending.write(found, b"engine", place) == f"{place}/revert.pyz"
     return found
 

@@ -73,13 +73,13 @@ def resources() -> IpvsResources:
     real = {RealServerKey(key, "10.1.0.1", 80): RealServer(1) for key in servers}
     elements = {SetElementKey("KUBE-NODE-PORT-UDP", "30080"): True}
     return IpvsResources(
-        Counted("sets", {}),
-        Counted("set elements", dict(elements)),
-        Counted("virtual servers", dict(servers)),
-        Counted("real servers", dict(real)),
-        Counted("addresses", {SERVICE.address: True}),
-        dict,
-        dict,
+        sets=Counted("sets", {}),
+        elements=Counted("set elements", dict(elements)),
+        servers=Counted("virtual servers", dict(servers)),
+        real_servers=Counted("real servers", dict(real)),
+        addresses=Counted("addresses", {SERVICE.address: True}),
+        connections=dict,
+        used=dict,
     )
 
 

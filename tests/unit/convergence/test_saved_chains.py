@@ -165,7 +165,15 @@ def test_a_table_that_the_save_program_does_not_show_is_an_error_where_it_matter
     monkeypatch.setattr(saved_module, "places_of_nft", lambda family: ())
     monkeypatch.setattr(chains_module, "nft_chains", lambda sock, family: existing)
     fixed = frozenset(ChainKey(table, "KUBE-SERVICES") for table in ("nat", "filter"))
-    variant = XtablesVariant("IPv4", NFT, "", (1, 8, 9), "iptables-nft", "iptables-nft-save", "iptables-nft-restore")
+    variant = XtablesVariant(
+        family="IPv4",
+        name=NFT,
+        reason="",
+        version=(1, 8, 9),
+        main="iptables-nft",
+        save="iptables-nft-save",
+        restore="iptables-nft-restore",
+    )
     resource = SavedChainsResource(variant, Ownership(fixed, {}), saved)
     if not refused:
         assert resource.observe() == {}

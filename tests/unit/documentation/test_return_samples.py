@@ -146,7 +146,7 @@ def test_counts_refused_and_reasons(module):
     engine = "".join(path.read_text() for path in sorted((ENGINE / "convergence").rglob("*.py")))
     assert f'"{items["mode_reason"]["sample"]}"' in engine
     reason = "kubelet's chain KUBE-IPTABLES-HINT is in mangle"
-    variant = XtablesVariant("IPv4", NFT, reason, (1, 8, 9), "", "", "")
+    variant = XtablesVariant(family="IPv4", name=NFT, reason=reason, version=(1, 8, 9), main="", save="", restore="")
     assert items["variant"]["sample"] == str(variant)
     choice = (ENGINE / "kernel" / "xtables" / "variant.py").read_text()
     assert reason.replace("KUBE-IPTABLES-HINT", "{chain}") in choice

@@ -107,7 +107,13 @@ def test_observation_is_restricted_to_what_is_ours() -> None:
 
 
 VARIANT = XtablesVariant(
-    "IPv4", "nft", "asked for", (1, 8, 9), "/sbin/iptables", "/sbin/save", "/sbin/iptables-restore"
+    family="IPv4",
+    name="nft",
+    reason="asked for",
+    version=(1, 8, 9),
+    main="/sbin/iptables",
+    save="/sbin/save",
+    restore="/sbin/iptables-restore",
 )
 TEXT = "*nat\n:A - [0:0]\n-A A -m bogus --x -j DROP\nCOMMIT\n"
 

@@ -135,7 +135,15 @@ def test_nftables_needs_a_newer_kernel() -> None:
 
 
 def variant(name: str = LEGACY, version: tuple[int, int, int] = (1, 8, 9)) -> XtablesVariant:
-    return XtablesVariant("IPv4", name, "", version, "/sbin/iptables", "/sbin/iptables-save", "/sbin/iptables-restore")
+    return XtablesVariant(
+        family="IPv4",
+        name=name,
+        reason="",
+        version=version,
+        main="/sbin/iptables",
+        save="/sbin/iptables-save",
+        restore="/sbin/iptables-restore",
+    )
 
 
 def test_missing_extensions_are_named(tmp_path: Path) -> None:

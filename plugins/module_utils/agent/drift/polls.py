@@ -68,6 +68,7 @@ class PollWatch(Watch):
         self,
         what: str,
         families: Sequence[str],
+        *,
         read: Callable[[], bytes],
         outline: Callable[[], bytes] = bytes,
         notified: Callable[[], bool] = bool,

@@ -74,9 +74,9 @@ class DriftWatch:
                 return tap.active
 
         outline = self._closing.enter_context(closing(ServersOutline()))
-        self._watches.append(PollWatch("IPVS", families, ServersContent(), outline, notified))
+        self._watches.append(PollWatch("IPVS", families, read=ServersContent(), outline=outline, notified=notified))
         content, numbers = (sets_digest(handles, families, header_only) for header_only in (False, True))
-        self._watches.append(PollWatch("ipsets", families, content, numbers, notified))
+        self._watches.append(PollWatch("ipsets", families, read=content, outline=numbers, notified=notified))
 
     def _watch_chains(self, families: Sequence[Proxier]) -> None:
         resources = [stage.resource for family in families for stage in family.stages]

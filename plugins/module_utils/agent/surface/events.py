@@ -33,7 +33,9 @@ def service_reference(namespace: str, name: str) -> Dict[str, str]:
     return {"kind": "Service", "apiVersion": "v1", "namespace": namespace, "name": name}
 
 
-def make_event(host: str, regarding: Dict[str, str], kind: str, reason: str, action: str, note: str) -> Dict[str, Any]:
+def make_event(
+    host: str, regarding: Dict[str, str], *, kind: str, reason: str, action: str, note: str
+) -> Dict[str, Any]:
     """Return an Event object. ``host``: this node's host name; ``kind``: NORMAL or WARNING."""
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
     namespace = regarding.get("namespace", "default")
@@ -69,7 +71,9 @@ class EventPoster:
     def post(self, regarding: Dict[str, str], kind: str, reason: str, action: str, note: str) -> None:
         """Queue an event; drop it if the queue is full."""
         try:
-            self._waiting.put_nowait(make_event(self._host, regarding, kind, reason, action, note))
+            self._waiting.put_nowait(
+                make_event(self._host, regarding, kind=kind, reason=reason, action=action, note=note)
+            )
         except queue.Full:
             self._log.debug("event dropped", reason=reason)
 

@@ -69,7 +69,7 @@ class NodeSync:
         self.proxiers: Optional[Proxiers] = None
         self.drift: Optional[DriftWatch] = None
         self.last_sync_end = 0.0
-        self.syncer = Syncer(view, health, metrics, surface, log, limited, losses)
+        self.syncer = Syncer(view, health, metrics=metrics, surface=surface, log=log, limited=limited, losses=losses)
         self.schedule = _schedule(configuration)
         self._node: Optional[Node] = None
         self._view = view

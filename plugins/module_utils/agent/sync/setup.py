@@ -65,7 +65,15 @@ def set_up(request: Request, handles: KernelHandles) -> Proxiers:
     stage, sysctl_warnings = sysctl_stage(sysctls)
     apply_plan(plan([stage]))
     proxiers = tuple(Proxier(configuration, mode, context, handles) for context in contexts)
-    return Proxiers(configuration, mode, chosen.reason, view, proxiers, (*warnings, *sysctl_warnings), sysctls)
+    return Proxiers(
+        configuration=configuration,
+        mode=mode,
+        mode_reason=chosen.reason,
+        view=view,
+        families=proxiers,
+        warnings=(*warnings, *sysctl_warnings),
+        sysctls=sysctls,
+    )
 
 
 def _contexts(request: Request, configuration: KubeProxyConfiguration, view: NodeView) -> List[FamilyContext]:

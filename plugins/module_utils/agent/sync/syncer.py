@@ -77,6 +77,7 @@ class Syncer:
         self,
         view: ClusterView,
         health: ProxyHealth,
+        *,
         metrics: Metrics,
         surface: Surface,
         log: Log,
@@ -220,7 +221,14 @@ class Syncer:
         if succeeded:
             self.losses.programmed(dirty, lambda service: self._serves(proxy, service))
         self._finish(proxy, succeeded)
-        return SyncOutcome(succeeded, failed, changes, observed and succeeded, loss, self.losses.held_until)
+        return SyncOutcome(
+            succeeded=succeeded,
+            failed_services=failed,
+            changes=changes,
+            observed=observed and succeeded,
+            loss=loss,
+            held_until=self.losses.held_until,
+        )
 
     def _sync_family(self, proxy: Proxiers, family: Proxier, dirty: Set[NamespacedName], suspicion: str) -> int:
         started = time.monotonic()

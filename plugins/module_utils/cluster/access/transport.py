@@ -145,7 +145,7 @@ class Transport:
         kept = self._kept()
         if kept is not None:
             try:
-                return self._exchange(kept, method, path, headers, body, patience, end)
+                return self._exchange(kept, method, path, headers=headers, body=body, patience=patience, end=end)
             except TransportError as error:
                 self.close()
                 if method != "GET" or not isinstance(error.__cause__, ConnectionError):
@@ -153,7 +153,7 @@ class Transport:
         self.close()
         connection = self._dial(patience.connect)
         self._connection, self._socket = connection, connection.sock
-        return self._exchange(connection, method, path, headers, body, patience, end)
+        return self._exchange(connection, method, path, headers=headers, body=body, patience=patience, end=end)
 
     def interrupt(self) -> None:
         """Shut down the connection to wake the thread that is waiting for it; may be called from any thread."""
@@ -188,6 +188,7 @@ class Transport:
         connection: http.client.HTTPConnection,
         method: str,
         path: str,
+        *,
         headers: Headers,
         body: Optional[bytes],
         patience: Patience,

@@ -61,7 +61,14 @@ def arm(number: int, seconds: float, history_directory: str, state_directory: st
     """
     check_timeout(seconds)
     deadline = timestamp(time.time() + seconds)
-    waiting = Pending(number, time.monotonic(), seconds, deadline, history_directory, state_directory)
+    waiting = Pending(
+        saved_state=number,
+        armed=time.monotonic(),
+        timeout=seconds,
+        deadline=deadline,
+        history_directory=history_directory,
+        state_directory=state_directory,
+    )
     path = pending.write(waiting, pack_running(revert.__name__))
     command = [sys.executable or "/usr/bin/python3", "-I", "-B", path]
     command += ["--to", str(number), "--history", history_directory, "--state-directory", state_directory]

@@ -221,17 +221,17 @@ def decode_state(document: Any) -> NodeState:
     _check_sysctls(reader, texts["sysctls"])
     excluded = tuple(map(reader.line, reader.get("exclude_cidrs", list)))
     return NodeState(
-        chains,
-        nftables,
-        sets,
-        elements,
-        servers,
-        real_servers,
-        texts["devices"],
-        addresses,
-        texts["timeouts"],
-        texts["sysctls"],
-        excluded,
+        chains=chains,
+        nftables=nftables,
+        sets=sets,
+        set_elements=elements,
+        virtual_servers=servers,
+        real_servers=real_servers,
+        devices=texts["devices"],
+        addresses=addresses,
+        timeouts=texts["timeouts"],
+        sysctls=texts["sysctls"],
+        exclude_cidrs=excluded,
     )
 
 

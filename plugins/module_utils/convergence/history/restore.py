@@ -254,7 +254,7 @@ def rollback(request: RollbackRequest) -> RollbackReport:
                 stack.enter_context(ConvergenceLock(request.state_directory, request.lock_timeout))
                 withdraw()
             handles = stack.enter_context(KernelHandles())
-            return restore(request, record, history, handles, running, list(warnings))
+            return restore(request, record, history=history, handles=handles, stopped=running, warnings=list(warnings))
     except ProxyError as error:
         if running and not request.check:
             raise type(error)(f"{error} ({', '.join(running)} was stopped before and is not restarted)") from error
@@ -264,6 +264,7 @@ def rollback(request: RollbackRequest) -> RollbackReport:
 def restore(
     request: RollbackRequest,
     record: StateRecord,
+    *,
     history: History,
     handles: KernelHandles,
     stopped: Tuple[str, ...] = (),
@@ -298,4 +299,12 @@ def restore(
                 more.append(str(error))
     changes = table_changes([*modules, *planned], request.describe)
     more += _staying(state, rest)
-    return RollbackReport(record, bool(changes), changes, saved, stopped, (*warnings, *more), dict(watch.seconds))
+    return RollbackReport(
+        record=record,
+        changed=bool(changes),
+        changes=changes,
+        saved=saved,
+        stopped=stopped,
+        warnings=(*warnings, *more),
+        durations=dict(watch.seconds),
+    )

@@ -60,7 +60,7 @@ def revert(number: int, history_directory: str, state_directory: str, directory:
         history = History(history_directory)
         request = RollbackRequest(number, history_directory, keep=1_000_000, state_directory=state_directory)
         with KernelHandles() as handles:
-            report = restore(request, history.load(number), history, handles, running)
+            report = restore(request, history.load(number), history=history, handles=handles, stopped=running)
         history.note(number, REVERTED)
         pending.clear(directory)
     # The timer is still active if a failed probe started this program before the timeout expired.

@@ -90,7 +90,14 @@ class NodeState(NamedTuple):
 def sysctl_keys() -> List[str]:
     """Return the kernel parameters that any mode may set on this node. Raises KernelError."""
     version = node_facts().kernel_version
-    conntrack = ConntrackProfile(1, 1, 1, 1, 1, True)
+    conntrack = ConntrackProfile(
+        maximum=1,
+        tcp_established_seconds=1,
+        tcp_close_wait_seconds=1,
+        udp_seconds=1,
+        udp_stream_seconds=1,
+        be_liberal=True,
+    )
     keys: Dict[str, None] = {}
     for mode in MODES:
         settings = ProfileSettings(

@@ -95,7 +95,15 @@ class History(HistoryDirectory):
         number = max([*numbers, *self.outcomes()], default=0) + 1
         if number > _MOST:
             raise HistoryError(f"{self.directory}: state numbers are exhausted ({_MOST}); remove the directory")
-        record = StateRecord(number, timestamp(), reason, os.uname().release, engine_hash(), boot_identity(), state)
+        record = StateRecord(
+            number=number,
+            created=timestamp(),
+            reason=reason,
+            kernel=os.uname().release,
+            engine=engine_hash(),
+            boot=boot_identity(),
+            state=state,
+        )
         self.write(self._path(number), pack_record(record))
         self._remove_unfinished()
         spared = {number, *kept}
@@ -166,9 +174,23 @@ class History(HistoryDirectory):
             try:
                 record = self.load(number)
             except HistoryError as error:
-                found.append(SavedState(number, "", "", "", {}, size, problem=str(error)))
+                found.append(
+                    SavedState(
+                        number=number, created="", reason="", mode="", counts={}, size_bytes=size, problem=str(error)
+                    )
+                )
                 continue
             outcome = outcomes.get(number, {}).get("outcome", "")
             state = record.state
-            found.append(SavedState(number, record.created, record.reason, state.mode(), state.counts(), size, outcome))
+            found.append(
+                SavedState(
+                    number=number,
+                    created=record.created,
+                    reason=record.reason,
+                    mode=state.mode(),
+                    counts=state.counts(),
+                    size_bytes=size,
+                    outcome=outcome,
+                )
+            )
         return found

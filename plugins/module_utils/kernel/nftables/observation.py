@@ -189,7 +189,9 @@ def parse_set(found: Dict[int, memoryview]) -> SetValue:
     if flags & SET_TIMEOUT and timeout:
         flags &= ~SET_TIMEOUT
     key = type_names(_u32(found, NFTA_SET_KEY_TYPE))
-    return SetValue(key, data, dynamic, timeout, size, flags & ~(SET_MAP | SET_EVAL))
+    return SetValue(
+        key=key, data=data, dynamic=dynamic, timeout=timeout, size=size, flags=flags & ~(SET_MAP | SET_EVAL)
+    )
 
 
 def parse_hook(found: Dict[int, memoryview]) -> Optional[BaseHook]:

@@ -265,7 +265,15 @@ def detect_variant(family: str, wanted: str = "", survey: Optional[Survey] = Non
         if refused:
             name, reason = LEGACY, refused
     programs = installed[name]
-    return XtablesVariant(family, name, reason, programs.version, programs.main, programs.save, programs.restore)
+    return XtablesVariant(
+        family=family,
+        name=name,
+        reason=reason,
+        version=programs.version,
+        main=programs.main,
+        save=programs.save,
+        restore=programs.restore,
+    )
 
 
 def unsupported_reason(family: str, variant: Optional[XtablesVariant]) -> str:

@@ -107,6 +107,7 @@ def _external(
     settings: DataplaneSettings,
     kind: str,
     keys: List[bytes],
+    *,
     affinity: Optional[AffinityChains],
     entries: List[Entry],
 ) -> None:
@@ -179,10 +180,10 @@ def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> 
     addresses = dict.fromkeys((*info.external_ips, *info.load_balancer_ips))
     if addresses:
         keys = [_address(address) + transport for address in addresses]
-        _external(info, settings, SERVICE_KEY, keys, affinity, entries)
+        _external(info, settings, SERVICE_KEY, keys, affinity=affinity, entries=entries)
     if info.node_port:
         key = transport_key(info.protocol, info.node_port)
-        _external(info, settings, NODE_PORT_KEY, [key], affinity, entries)
+        _external(info, settings, NODE_PORT_KEY, [key], affinity=affinity, entries=entries)
     if info.load_balancer_ips and info.source_ranges:
         _firewall(info, settings, transport, entries)
     return entries
