@@ -17,7 +17,7 @@ description:
   - Chains that are not listed are not changed, except for the requested jumps.
   - Rules may be written in any form that iptables accepts. They are first tried in an empty network namespace, so that
     an error in any rule is found before anything is changed, in check mode too.
-  - With O(confirm_timeout) a change is provisional. The node takes it back by itself, unless a task over a new
+  - With O(confirm_timeout) a change is provisional. The node rolls it back automatically, unless a task over a new
     connection confirms it in time, which shows that the change has not cut the node off.
 notes:
   - Trying the rules may make the kernel load modules for matches and targets, in check mode too, as listing rules does.
@@ -90,8 +90,8 @@ options:
     default: present
   confirm_timeout:
     description:
-      - Seconds after which the node takes the change back unless it is confirmed. V(0) makes the change final at once.
-      - On nodes with systemd a timer takes it back, on others a background process. Only the rules of this task are
+      - Seconds after which the node rolls the change back unless it is confirmed. V(0) makes the change final at once.
+      - On nodes with systemd a timer does this, on others a background process. Only the rules of this task are
         taken back. If another program has changed the same chains meanwhile, iptables may refuse that; the journal of
         the timer's service then has the reason.
     type: int
@@ -147,7 +147,7 @@ EXAMPLES = r"""
         rules:
           - -j DNAT --to-destination 10.0.0.20:8443
 
-- name: Change the chain through which the controller itself comes in, and take it back after a minute unless confirmed
+- name: Change the chain through which the controller connects, and roll back after a minute unless it is confirmed
   kubenode.proxy.iptables_chains:
     chains:
       - name: MANAGEMENT

@@ -321,7 +321,7 @@ def _argument_spec() -> Dict[str, Any]:
 
 
 def _invalid(parameters: Dict[str, Any]) -> str:
-    """Return what is wrong with the combination of options; empty if nothing."""
+    """Return the fault of the combination of options; empty if there is none."""
     if parameters["state"] == "present" and not parameters["modules"] and not parameters["mode"]:
         return "state is present but modules is empty and mode is not given"
     if parameters["schedulers"] and parameters["mode"] != "ipvs":

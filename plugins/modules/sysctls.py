@@ -299,8 +299,8 @@ _CONNTRACK_SPEC: Dict[str, Dict[str, Any]] = {
 }
 
 
-class Plan(NamedTuple):
-    """The planned changes, and what the result reports besides them."""
+class SysctlPlan(NamedTuple):
+    """The planned changes, and the other parts of the result."""
 
     planned: List[PlannedChange]
     running: Dict[str, str]
@@ -386,7 +386,7 @@ def _missing_in_check_mode(change_added: Mapping[str, str]) -> List[str]:
     return warnings
 
 
-def _plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool, path: str) -> Plan:
+def _plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool, path: str) -> SysctlPlan:
     chosen = _profile(parameters["profile"], cores) if parameters["profile"] else {}
     wanted = sysctl_profile.wanted_values(chosen)
     for key, value in _explicit(parameters["values"]).items():
@@ -420,12 +420,12 @@ def _plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool, p
         planned.append(PlannedChange(files, difference(existing, {path: content})))
         warnings += sysctls.boot_conflicts(path, content)
     after = {**running, **change.added, **{key: new for key, (_old, new) in change.replaced.items()}}
-    return Plan(planned, after, sysctl_profile.explanations(chosen), unchanged_here, warnings)
+    return SysctlPlan(planned, after, sysctl_profile.explanations(chosen), unchanged_here, warnings)
 
 
-def _plan_absent(path: str) -> Plan:
+def _plan_absent(path: str) -> SysctlPlan:
     files = FilesResource([path])
-    return Plan([PlannedChange(files, difference(files.observe(), {}))], {}, [], {}, [])
+    return SysctlPlan([PlannedChange(files, difference(files.observe(), {}))], {}, [], {}, [])
 
 
 def main() -> None:

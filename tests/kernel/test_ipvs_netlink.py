@@ -13,23 +13,39 @@ import subprocess
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import socket as netlink
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import socket as netlink_socket
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import (
+    attribute,
+    attribute_text,
+    parse_attributes,
+    text_attribute,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.generic import generic_family
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.protocol import (
+    NETLINK_GENERIC,
+    NETLINK_ROUTE,
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    Message,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import NetlinkSocket
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.outcomes import NetlinkRefusal
 
 RTM_NEWADDR, RTM_GETADDR, RTM_GETLINK = 20, 22, 18
-NEW = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
+NEW = NLM_F_CREATE | NLM_F_EXCL
 
 
-def address(number: int, index: int = 1) -> netlink.Message:
+def address(number: int, index: int = 1) -> Message:
     raw = struct.pack("!I", 0x0A000000 + number)
     head = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, index)
-    return (RTM_NEWADDR, NEW, head + netlink.attribute(2, raw) + netlink.attribute(1, raw))
+    return (RTM_NEWADDR, NEW, head + attribute(2, raw) + attribute(1, raw))
 
 
 def test_every_error_belongs_to_its_message():
     """20,000 messages, most of them refused: more than the receive buffer holds errors for one send."""
     messages = [address(number, 1 if number % 100 == 0 else 999) for number in range(20_000)]
     messages[300] = (RTM_NEWADDR, NEW, b"short")
-    with netlink.NetlinkSocket(netlink.NETLINK_ROUTE) as sock:
+    with NetlinkSocket(NETLINK_ROUTE) as sock:
         errors = {error.position: error for error in sock.transact(messages).errors}
         assert set(errors) == {number for number in range(20_000) if number % 100 or number == 300}
         assert errors[1].errno == errno.ENODEV and "Device not found" in str(errors[1])
@@ -41,28 +57,28 @@ def test_every_error_belongs_to_its_message():
 
 
 def test_a_small_receive_buffer_only_makes_the_sends_smaller(monkeypatch):
-    monkeypatch.setattr(netlink, "_RECEIVE_BUFFER_BYTES", 65536)
-    with netlink.NetlinkSocket(netlink.NETLINK_ROUTE, send_bytes=16384) as sock:
+    monkeypatch.setattr(netlink_socket, "_RECEIVE_BUFFER_BYTES", 65536)
+    with NetlinkSocket(NETLINK_ROUTE, send_bytes=16384) as sock:
         errors = sock.transact([address(number, 999) for number in range(5000)]).errors
     assert [error.position for error in errors] == list(range(5000))
 
 
 def test_dump_and_request():
-    with netlink.NetlinkSocket(netlink.NETLINK_ROUTE) as sock:
+    with NetlinkSocket(NETLINK_ROUTE) as sock:
         head = struct.pack("=BxHiII", 0, 0, 0, 0, 0)
         names = [
-            netlink.attribute_text(netlink.parse_attributes(view, start + len(head), end)[3])
+            attribute_text(parse_attributes(view, start + len(head), end)[3])
             for view, _kind, start, end in sock.dump(RTM_GETLINK, head)
         ]
         assert "lo" in names
-        (reply,) = sock.request(RTM_GETLINK, head + netlink.text_attribute(3, "lo"))
+        (reply,) = sock.request(RTM_GETLINK, head + text_attribute(3, "lo"))
         assert struct.unpack_from("=BxHi", reply.payload)[2] == 1
-        with pytest.raises(netlink.NetlinkRefusal, match=r"No such device \(ENODEV\)"):
-            sock.request(RTM_GETLINK, head + netlink.text_attribute(3, "nonesuch"))
+        with pytest.raises(NetlinkRefusal, match=r"No such device \(ENODEV\)"):
+            sock.request(RTM_GETLINK, head + text_attribute(3, "nonesuch"))
 
 
 def test_a_dump_given_up_does_not_disturb_the_next_one():
-    with netlink.NetlinkSocket(netlink.NETLINK_ROUTE) as sock:
+    with NetlinkSocket(NETLINK_ROUTE) as sock:
         sock.transact([address(number) for number in range(2000)])
         head = struct.pack("=BBBBI", socket.AF_INET, 0, 0, 0, 0)
         stream = sock.dump_stream(RTM_GETADDR, head)
@@ -72,7 +88,7 @@ def test_a_dump_given_up_does_not_disturb_the_next_one():
 
 
 def test_generic_families():
-    with netlink.NetlinkSocket(netlink.NETLINK_GENERIC) as sock:
-        assert netlink.generic_family(sock, "nlctrl") == 16
+    with NetlinkSocket(NETLINK_GENERIC) as sock:
+        assert generic_family(sock, "nlctrl") == 16
         with pytest.raises(KernelError, match="no generic netlink family NONESUCH"):
-            netlink.generic_family(sock, "NONESUCH")
+            generic_family(sock, "NONESUCH")

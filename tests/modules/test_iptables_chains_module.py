@@ -71,7 +71,7 @@ def test_four_times_and_back(node, variant):
     assert lines.count("-A INPUT ! -i lo -j MANAGEMENT") == 2  # both families
     assert [change["table"] for change in runs.first["changes"]] == ["IPv4 chains", "IPv6 chains"]
     assert runs.first["changes"][0]["added"] == 7
-    assert runs.first["variants"]["IPv4"].endswith(f"({variant}: asked for)")
+    assert runs.first["variants"]["IPv4"].endswith(f"({variant}: requested)")
     headers = [entry["after_header"] for entry in runs.first["diff"]]
     assert "IPv4 chains: filter MANAGEMENT (after)" in headers
 

@@ -35,7 +35,7 @@ def run_agent(arguments: argparse.Namespace, errors: TextIO) -> int:
         verbose=arguments.verbose,
         log_format=arguments.log_format,
     )
-    # Where standard error goes to the journal, systemd says so in this variable.
+    # systemd sets this variable if standard error is connected to the journal.
     log = Log(errors, priorities="JOURNAL_STREAM" in os.environ)
     agent = Agent(options, log)
     agent.install_signals()

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The NodeProxyConfiguration (kubenode.proxy/v1alpha1): settings that kube-proxy does not have.
 
-It is the second document of the configuration file, so that the first one stays a KubeProxyConfiguration that
+It is the second document of the configuration file, so that the first one remains a KubeProxyConfiguration that
 kube-proxy loads. Each section has a module of its own in ``sections``, with its model, a function that reads and
 validates it, and one row for each field. To add a section, add it in three places here: an attribute of the model, a
 line in :func:`read_node_proxy`, and its rows in ``FIELDS``.

@@ -181,7 +181,7 @@ class Placer:
         self._after: Object = {}
 
     def keep_off(self, nodes: Sequence[str]) -> PlacementChange:
-        """Add the rule to the DaemonSet, label the nodes, and wait until kube-proxy is gone from them.
+        """Add the rule to the DaemonSet, label the nodes, and wait until kube-proxy no longer runs on them.
 
         Raises ApiError, ConfigurationError.
         """

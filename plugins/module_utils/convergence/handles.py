@@ -72,21 +72,21 @@ class KernelHandles:
 
     @staticmethod
     def has_ipvs() -> bool:
-        """Whether IPVS is loaded."""
+        """Return whether IPVS is loaded."""
         return os.path.exists(PROC_TABLE)
 
     @staticmethod
     def has_ipset() -> bool:
-        """Whether ipset is loaded."""
+        """Return whether ipset is loaded."""
         return os.path.isdir(_IPSET_MODULE)
 
     @staticmethod
     def has_nftables() -> bool:
-        """Whether nf_tables is loaded or built in. Raises KernelError."""
+        """Return whether nf_tables is loaded or built in. Raises KernelError."""
         return not asking_loads("nf_tables", kernel_release()) and nftables_answers()
 
     def nftables(self, family: str) -> NftablesResource:
-        """The nftables table of a family, with a socket that is closed with the others."""
+        """Return the nftables table of a family, with a socket that is closed with the others."""
         return self._open.enter_context(contextlib.closing(NftablesResource(family)))
 
     @property

@@ -257,7 +257,7 @@ def desired_real_servers(
 
 
 def unavailable_schedulers(tables: ListedTables, root: str = "") -> str:
-    """Return what is wrong with the schedulers of the desired virtual servers, in one line; empty if nothing is known.
+    """Return the fault of the schedulers of the desired virtual servers, in one line; empty if none is known.
 
     It uses the list of modules installed for the running kernel, so that a wrong name shows before any change.
     """

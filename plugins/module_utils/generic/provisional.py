@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A change of iptables that the node takes back by itself unless it is confirmed in time.
+"""A change of iptables that the node rolls back automatically unless it is confirmed in time.
 
-Below /run, which is empty after a reboot as the tables are, each such change has a directory with the input of
-iptables-restore that takes it back, and a shell script that does so. systemd runs the script when the time is up, or,
-where it cannot, a process that waits. The file ``pending`` is renamed by whoever decides, so that only one can.
+Below /run, which like the tables is empty after a reboot, each such change has a directory with the input of
+iptables-restore that reverts it, and a shell script that does so. systemd runs the script after the timeout; on nodes
+without systemd a waiting process does. The process that decides renames the file ``pending``, so only one can.
 """
 
 from __future__ import annotations

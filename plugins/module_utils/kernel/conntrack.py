@@ -8,7 +8,7 @@ endpoint was removed. So after endpoints changed, entries of served addresses th
 endpoint are deleted (kube-proxy 1.36). TCP and SCTP entries are never deleted.
 
 Tables with a million entries are expected: addresses remain bytes, only the fields that decide are read from each
-entry, and the kernel is asked for UDP alone (CTA_FILTER, kernel 5.8; older kernels return all entries).
+entry, and the request selects UDP only (CTA_FILTER, kernel 5.8; older kernels return all entries).
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Distribution(NamedTuple):
 
 
 class NodeFacts(NamedTuple):
-    """The facts about the node that the engine needs besides the cluster state.
+    """The facts about the node that the engine needs in addition to the cluster state.
 
     ``kernel_version``: three numbers. ``cores``: as kube-proxy counts them. ``memory_bytes``: 0 if unknown.
     ``families``: the address families the kernel supports. ``conntrack_liberal``: nf_conntrack_tcp_be_liberal is set.

@@ -158,7 +158,7 @@ def _conntrack(settings: ProfileSettings) -> Dict[str, Setting]:
     if wanted.maximum is not None:
         why = settings.maximum_reason or "requested"
         chosen["net.netfilter.nf_conntrack_max"] = Setting(wanted.maximum, f"connection tracking table: {why}")
-        why = "a quarter of nf_conntrack_max, so that hash chains stay short; larger is left alone"
+        why = "a quarter of nf_conntrack_max, so that hash chains are short; larger values are not changed"
         chosen[HASH_SIZE] = Setting(AtLeast(wanted.maximum // 4), why)
     for name, seconds in (
         ("tcp_timeout_established", wanted.tcp_established_seconds),

@@ -36,7 +36,7 @@ def read_cluster_objects(module: AnsibleModule) -> List[Any]:
             "service_proxy_context or service_proxy_api_host), or a file (service_proxy_snapshot)"
         )
     if chosen["api_key"]:
-        # Ansible hides a token in the options by itself, but not one from the environment.
+        # Ansible hides a token in the options automatically, but not one from the environment.
         module.no_log_values.add(chosen["api_key"])
     return list_objects(ApiConnection(**chosen), module.params["api_timeout"])
 

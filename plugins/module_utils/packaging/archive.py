@@ -19,7 +19,7 @@ PACKAGE = "kubenode_proxy"
 DEFAULT_INTERPRETER = "/usr/bin/python3"
 # The earliest time that a zip archive can represent.
 _TIME = (1980, 1, 1, 0, 0, 0)
-# Libraries shipped with the agent are in a directory beside the archive and take precedence over the system's.
+# Libraries shipped with the agent are in a directory next to the archive and take precedence over the system's.
 _MAIN = f"""\
 import os
 import sys

@@ -22,7 +22,7 @@ from ..errors import ConfigurationError
 # Directories with code for Ansible modules, the controller and the general-purpose modules, which a node does not need.
 NOT_SHIPPED = ("module_support", "controller", "generic")
 VERSION_FILE = "VERSION"
-# The role agent installs the identity beside the archive.
+# The role agent installs the identity next to the archive.
 INSTALLED_VERSION = "/usr/local/lib/kubenode-proxy/VERSION"
 UNKNOWN_VERSION = "0.0.0"
 SHOWN_DIGITS = 12

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The inputs of a mode besides the ServicePorts: settings of the node and facts about it, per family.
+"""The inputs of a mode other than ServicePorts: settings of the node and facts about it, per family.
 
 Both are plain values, so that rendering remains a pure function; the convergence layer fills them from the
 KubeProxyConfiguration, the Node and the kernel.
@@ -36,7 +36,7 @@ class DataplaneSettings(NamedTuple):
     ``conntrack_liberal``: nf_conntrack_tcp_be_liberal is set. ``random_fully``: MASQUERADE knows --random-fully.
     ``nfacct_counters``: names of the nfacct counters that exist.
     ``scheduler``, ``exclude_cidrs``: ipvs mode. ``service_cidrs``: nftables mode.
-    ``large_cluster_endpoints``: above this number of endpoints iptables mode leaves out per-endpoint comments.
+    ``large_cluster_endpoints``: above this number of endpoints iptables mode omits per-endpoint comments.
     """
 
     family: str

@@ -71,13 +71,13 @@ class DictMode(Mode):
 
 
 class Drift:
-    """Stand in for the drift watch, and record the arguments of ``settled``."""
+    """Stand in for the drift watch, and record the arguments of ``synced``."""
 
     def __init__(self, *_arguments):
         self.syncs = []
         self.closed = False
 
-    def settled(self, changed, observed):
+    def synced(self, changed, observed):
         self.syncs.append((changed, observed))
 
     def delay(self, _now):

@@ -32,7 +32,7 @@ class Polled:
             notified=lambda: notified,
             clock=lambda: self.now,
         )
-        self.watch.settled(True, True)
+        self.watch.synced(True, True)
 
     def read(self):
         self.reads += 1
@@ -51,11 +51,11 @@ def test_other_contents_or_numbers_raise_suspicion(notified):
     assert polled.look() == []
     polled.content = b"b"
     assert polled.look() == ["IPv4", "IPv6"]
-    polled.watch.settled(True, True)
+    polled.watch.synced(True, True)
     assert polled.look() == []
     polled.outline = b"6"
     assert polled.look() == ["IPv4", "IPv6"]
-    polled.watch.settled(False, True)
+    polled.watch.synced(False, True)
     assert polled.look() == []
 
 
@@ -63,11 +63,11 @@ def test_other_contents_or_numbers_raise_suspicion(notified):
 def test_own_changes_are_verified_later_unless_foreign_ones_are_told(notified, verified):
     polled = Polled(notified)
     polled.content, polled.outline = b"c", b"8"
-    polled.watch.settled(True, False)
+    polled.watch.synced(True, False)
     assert polled.look() == []
     polled.now += 6
     assert polled.look() == verified
-    polled.watch.settled(False, True)
+    polled.watch.synced(False, True)
     polled.now += 600
     assert polled.look() == []
 
@@ -140,7 +140,7 @@ def legacy(monkeypatch):
 
 
 def test_another_size_of_a_legacy_table_is_noticed_at_once(legacy):
-    legacy.tables.settled(True, True)
+    legacy.tables.synced(True, True)
     assert legacy.tables.changed(False) is False
     legacy.rules = b"more rules"
     assert legacy.tables.changed(False) is True
@@ -148,19 +148,19 @@ def test_another_size_of_a_legacy_table_is_noticed_at_once(legacy):
 
 @pytest.mark.parametrize("lock_used", [False, True])
 def test_altered_rules_of_equal_size_are_noticed_with_and_without_the_lock(legacy, lock_used):
-    legacy.tables.settled(True, True)
+    legacy.tables.synced(True, True)
     assert legacy.tables.changed(False) is False
     legacy.rules = b"RULES"
     assert legacy.tables.changed(lock_used) is True
 
 
 def test_a_change_of_others_that_needs_no_repair_is_told_once(legacy):
-    legacy.tables.settled(True, True)
+    legacy.tables.synced(True, True)
     assert legacy.tables.changed(False) is False
     for rules in (b"RULES", b"more rules"):
         legacy.rules = rules
         assert legacy.tables.changed(True) is True
-        legacy.tables.settled(False, False)
+        legacy.tables.synced(False, False)
         legacy.now += 1000.0
         assert legacy.tables.changed(False) is False
         legacy.now += 1000.0
@@ -168,9 +168,9 @@ def test_a_change_of_others_that_needs_no_repair_is_told_once(legacy):
 
 
 def test_own_changes_of_legacy_tables_are_not_foreign(legacy):
-    legacy.tables.settled(True, True)
+    legacy.tables.synced(True, True)
     legacy.rules = b"RULES"
-    legacy.tables.settled(True, False)
+    legacy.tables.synced(True, False)
     assert legacy.tables.changed(True) is False
     legacy.now += 600
     assert legacy.tables.changed(False) is False

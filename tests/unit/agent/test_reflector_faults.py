@@ -354,7 +354,7 @@ def test_a_defect_in_reading_one_object_costs_only_this_object():
 def test_an_unexpected_failure_leaves_no_version_behind():
     """The supervisor calls the body again; it must not meet the same event once more."""
     run = Run(lambda query: page([service("a")]), lambda query: events(event("ADDED", service("b", "12"))))
-    run.reflector._take = lambda found: 1 // 0
+    run.reflector._apply = lambda found: 1 // 0
     with pytest.raises(ZeroDivisionError):
         run.go(1.0)
     assert run.reflector._version == "" and not run.reflector.connected

@@ -15,7 +15,19 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Kerne
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack import read_entry, udp_frontends
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipset import messages as ipset_messages
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import messages as ipvs_messages
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink import socket as netlink
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import (
+    attribute,
+    attribute_text,
+    nested,
+    parse_attributes,
+    text_attribute,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.protocol import (
+    HEADER,
+    NETLINK_ROUTE,
+    NLM_F_REQUEST,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import NetlinkSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.model import (
     RealServer,
     RealServerKey,
@@ -77,13 +89,13 @@ def test_invalid_proc_table(line):
 )
 def test_virtual_server_survives_encoding(key, value):
     message = ipvs_messages.ServiceEncoder(30).message(ipvs_messages.NEW_SERVICE, key, value)
-    assert netlink.HEADER.unpack_from(message) == (len(message), 30, netlink.NLM_F_REQUEST, 0, 0)
+    assert HEADER.unpack_from(message) == (len(message), 30, NLM_F_REQUEST, 0, 0)
     assert ipvs_messages.decode_service(memoryview(message), 16, len(message)) == (key, value)
 
 
 def test_unsupported_virtual_servers_are_not_decoded():
     key = VirtualServerKey("tcp", "10.96.0.1", 80)
-    marked = netlink.nested(1, netlink.attribute(1, struct.pack("=H", socket.AF_INET)), netlink.attribute(5, bytes(4)))
+    marked = nested(1, attribute(1, struct.pack("=H", socket.AF_INET)), attribute(5, bytes(4)))
     assert ipvs_messages.decode_service(memoryview(bytes(4) + marked), 0, len(marked) + 4) is None
     assert ipvs_messages.decode_service(memoryview(bytes(4)), 0, 4) is None
     for bad in (key._replace(protocol="icmp"), key._replace(address="nonsense")):
@@ -110,7 +122,7 @@ def test_real_server_messages_do_not_mix_up_what_they_keep():
     names: List[Tuple[RealServerKey, Optional[RealServer]]] = [(key, None) for key, _value in entries]
     assert list(together.messages(command, names)) == [alone(key, None) for key, _value in entries]
     for (key, value), message in zip(entries, together.messages(command, entries)):
-        assert netlink.HEADER.unpack_from(message) == (len(message), 30, netlink.NLM_F_REQUEST, 0, 0)
+        assert HEADER.unpack_from(message) == (len(message), 30, NLM_F_REQUEST, 0, 0)
         table = ipvs_messages.empty_table()
         ipvs_messages.decode_dest(memoryview(message), 16, len(message), key.server, table)
         assert table.servers == {key: value}
@@ -166,12 +178,12 @@ def test_invalid_elements(set_type, element):
 
 
 def test_messages_are_numbered_and_split_and_only_the_last_of_a_send_requests_an_answer():
-    with netlink.NetlinkSocket(netlink.NETLINK_ROUTE) as sock:
+    with NetlinkSocket(NETLINK_ROUTE) as sock:
         sends = sock.encode([(16, 0x400, b"abcde")] * 3, first=7)
         assert [(first, last) for _data, first, last in sends] == [(7, 9)]
         data = sends[0][0]
         assert len(data) == 3 * 24
-        headers = [netlink.HEADER.unpack_from(data, offset) for offset in (0, 24, 48)]
+        headers = [HEADER.unpack_from(data, offset) for offset in (0, 24, 48)]
         assert headers == [(21, 16, 0x401, 7, sock.port), (21, 16, 0x401, 8, 0), (21, 16, 0x405, 9, 0)]
         many = sock.encode([(16, 0, bytes(1000))] * 20_000, first=1)
         assert len(many) > 1 and many[-1][2] == 20_000
@@ -181,8 +193,8 @@ def test_messages_are_numbered_and_split_and_only_the_last_of_a_send_requests_an
 
 @pytest.mark.parametrize("payloads", [[b"abcd"] * 5000, [b"abcd", b"abcdefgh"] * 2500, [bytes(100_000)] * 90])
 def test_whole_messages_become_what_their_parts_would(payloads):
-    with netlink.NetlinkSocket(netlink.NETLINK_ROUTE) as sock:
-        ready = [netlink.HEADER.pack(16 + len(data), 20, netlink.NLM_F_REQUEST, 0, 0) + data for data in payloads]
+    with NetlinkSocket(NETLINK_ROUTE) as sock:
+        ready = [HEADER.pack(16 + len(data), 20, NLM_F_REQUEST, 0, 0) + data for data in payloads]
         chunks = list(sock.chunks(ready))
         assert len(chunks) > 1 and [message for chunk in chunks for message in chunk] == ready
         for chunk in chunks:
@@ -193,10 +205,10 @@ def test_whole_messages_become_what_their_parts_would(payloads):
 
 
 def test_attributes():
-    data = netlink.attribute(1, b"abc") + netlink.nested(2, netlink.text_attribute(3, "x")) + b"\x03\x00"
-    found = netlink.parse_attributes(memoryview(data), 0, len(data))
+    data = attribute(1, b"abc") + nested(2, text_attribute(3, "x")) + b"\x03\x00"
+    found = parse_attributes(memoryview(data), 0, len(data))
     assert bytes(found[1]) == b"abc" and set(found) == {1, 2}
-    assert netlink.attribute_text(netlink.parse_attributes(found[2], 0, len(found[2]))[3]) == "x"
+    assert attribute_text(parse_attributes(found[2], 0, len(found[2]))[3]) == "x"
 
 
 def test_text_for_the_usual_tools():
@@ -229,13 +241,13 @@ def test_text_for_the_usual_tools():
 
 
 def conntrack_tuple(kind: int, source: bytes, to: bytes, ports: bytes, protocol: int, turned: bool) -> bytes:
-    addresses = [netlink.attribute(1, source), netlink.attribute(2, to)]
-    numbers = [netlink.attribute(1, bytes((protocol,)))]
-    numbers += [netlink.attribute(2, ports[:2]), netlink.attribute(3, ports[2:])]
+    addresses = [attribute(1, source), attribute(2, to)]
+    numbers = [attribute(1, bytes((protocol,)))]
+    numbers += [attribute(2, ports[:2]), attribute(3, ports[2:])]
     if turned:
         addresses.reverse()
         numbers.reverse()
-    return netlink.nested(kind, netlink.nested(1, *addresses), netlink.nested(2, *numbers))
+    return nested(kind, nested(1, *addresses), nested(2, *numbers))
 
 
 @pytest.mark.parametrize("turned", [False, True])

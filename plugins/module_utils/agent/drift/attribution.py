@@ -54,7 +54,7 @@ def kind_and_name(kind: str, key: Any) -> Tuple[str, str]:
 
 
 def summary(entries: Iterable[Tuple[str, Any]]) -> str:
-    """``2 nat chains (KUBE-SERVICES, KUBE-NODEPORTS), 3 nat jumps (OUTPUT, PREROUTING, POSTROUTING)``.
+    """Return text such as ``2 nat chains (KUBE-SERVICES, KUBE-NODEPORTS), 3 nat jumps (OUTPUT, PREROUTING)``.
 
     ``entries``: kind of the resource, key. Kinds and names keep their order, except that jumps into our chains and base
     chains come first.

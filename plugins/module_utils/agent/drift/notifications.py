@@ -33,7 +33,7 @@ class Watch:
     def look(self, found: Dict[str, str]) -> None:
         """Add families that need to be observed. Raises KernelError."""
 
-    def settled(self, changed: bool, observed: bool) -> None:
+    def synced(self, changed: bool, observed: bool) -> None:
         """Handle the end of a sync. ``changed``: it changed something; ``observed``: it observed everything."""
 
     def close(self) -> None:

@@ -43,11 +43,11 @@ class LegacyWatch(Watch):
             if tables.changed(used):
                 found.setdefault(family, "contents of the iptables tables")
 
-    def settled(self, changed: bool, observed: bool) -> None:
+    def synced(self, changed: bool, observed: bool) -> None:
         """See the base class."""
         self._lock.used()
         for tables in self._tables.values():
-            tables.settled(changed, observed)
+            tables.synced(changed, observed)
 
     def close(self) -> None:
         """See the base class."""
@@ -130,7 +130,7 @@ class PollWatch(Watch):
         self._digest = self._outlined = None
         suspect(found, self._families, reason)
 
-    def settled(self, changed: bool, observed: bool) -> None:
+    def synced(self, changed: bool, observed: bool) -> None:
         """See the base class."""
         if observed:
             self._digest, self._outlined = self._measured(), self._outline()

@@ -122,11 +122,11 @@ class DriftWatch:
         ripe, self._suspects = self._suspects, {}
         return DriftReport(ripe, addresses)
 
-    def settled(self, changed: bool, observed: bool) -> None:
+    def synced(self, changed: bool, observed: bool) -> None:
         """Handle the end of a good sync. ``changed``: it changed something; ``observed``: it observed everything."""
         for watch in self._watches:
             try:
-                watch.settled(changed, observed)
+                watch.synced(changed, observed)
             except KernelError as error:
                 self._log.warning("the kernel cannot be watched", error=error)
 

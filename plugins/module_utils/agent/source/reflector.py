@@ -290,13 +290,13 @@ class Reflector:
         try:
             return self._reduce(check_identity(raw, self.resource.kind))
         except Invalid as error:
-            self._leave_out(raw, error.field, error.reason)
+            self._skip(raw, error.field, error.reason)
         except Exception as error:
             # A defect that one object triggers must affect only this object.
-            self._leave_out(raw, "", f"{type(error).__name__}: {error} ({brief_traceback(error)})")
+            self._skip(raw, "", f"{type(error).__name__}: {error} ({brief_traceback(error)})")
         return None
 
-    def _leave_out(self, raw: object, field: str, reason: str) -> None:
+    def _skip(self, raw: object, field: str, reason: str) -> None:
         """Log a warning about an unusable object, once for each name and reason."""
         self._left_out += 1
         key = object_key(raw)
@@ -319,7 +319,7 @@ class Reflector:
                     # The server has another history; it was restored from a backup, for example.
                     self._forget_version()
                     return
-                self._take(event)
+                self._apply(event)
                 self._version = self._minimum = event.resource_version or self._version
                 self._succeeded()
                 if self._ending.is_set():
@@ -334,11 +334,11 @@ class Reflector:
                 self._forget_version()
             raise
 
-    def _take(self, event: WatchEvent) -> None:
+    def _apply(self, event: WatchEvent) -> None:
         if event.type == "BOOKMARK":
             return
         if event.type not in ("ADDED", "MODIFIED", "DELETED"):
-            self._leave_out(event.object, "type", f"{shown(event.type)} is no type of event")
+            self._skip(event.object, "type", f"{shown(event.type)} is not a type of event")
             return
         item = self._received(event.object)
         if item is None:

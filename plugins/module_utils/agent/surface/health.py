@@ -62,7 +62,7 @@ class ProxyHealth:
             self._oldest_pending.setdefault(family, self._clock())
 
     def node_seen(self, node: Node) -> None:
-        """Record the current Node object. Do not call this for a deleted Node, whose last state stays in effect."""
+        """Record the current Node object. Do not call this for a deleted Node, whose last state remains in effect."""
         with self._lock:
             self._node_eligible = not node.deleting and DELETION_TAINT not in node.taint_keys
 

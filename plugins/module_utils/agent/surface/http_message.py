@@ -38,7 +38,7 @@ class HttpRequest(NamedTuple):
     accept: str = ""
 
 
-#: Returns the answer to a request; None stands for 404.
+#: Returns the answer to a request; None for 404.
 Responder = Callable[[HttpRequest], Optional[Answer]]
 
 

@@ -31,7 +31,7 @@ class Log:
     """Writes lines to ``stream``; safe to use from several threads.
 
     ``as_json``: JSON objects instead of key=value pairs. ``priorities``: begin each line with ``<N>`` as the journal
-    wants it. ``verbose``: write debug lines as well.
+    wants it. ``verbose``: write debug lines, too.
     """
 
     def __init__(

@@ -292,7 +292,7 @@ class Metrics:
             "kubenode_proxy_conflicts", "Addresses with port, and node ports, that several Services claim"
         )
         self.losses = self._counter(
-            "kubenode_proxy_losses_total", "Times that most Services of the node lost their endpoints at once"
+            "kubenode_proxy_losses_total", "Times that most Services of the node lost their endpoints together"
         )
         self.longest_kernel_call = self._gauge(
             "kubenode_proxy_longest_kernel_call_seconds", "The longest single call into the kernel since the start"

@@ -226,7 +226,7 @@ def _own_addresses(configuration: KubeProxyConfiguration) -> Tuple[Optional[Addr
 
 
 def health_addresses(settings: DataplaneSettings) -> Tuple[str, ...]:
-    """Where health check node ports of a family listen: everywhere, or on the addresses that serve node ports.
+    """Return where health check node ports of a family listen: everywhere, or on the addresses that serve node ports.
 
     Link-local IPv6 addresses are omitted, because listening on them requires an interface.
     """

@@ -128,7 +128,7 @@ class NodeSync:
     def rebuild(self, request: Request) -> None:
         """Set up again because the node's identity or the configuration changed; the next sync applies the difference.
 
-        Raises like :meth:`set_up`; the proxiers stay as they were then.
+        Raises as :meth:`set_up` does; the proxiers do not change in that case.
         """
         self.set_up(request)
         self._view.dirty |= set(self._view.state.services)
@@ -154,7 +154,7 @@ class NodeSync:
         if self.drift is None:
             # Not before the first sync of a node: it may cause more notifications than any buffer holds.
             self.drift = DriftWatch(proxiers.mode.subsystems, proxiers.families, self._handles, self._log)
-        self.drift.settled(outcome.changes > 0, outcome.observed)
+        self.drift.synced(outcome.changes > 0, outcome.observed)
         if outcome.observed:
             self._check.restart(max(proxiers.configuration.check_period, CHECK_PAUSE_FACTOR * (now - started)))
             trim_memory()
@@ -186,7 +186,7 @@ class NodeSync:
         except ProxyError as error:
             self._log.warning("leftovers of another mode cannot be removed", error=error)
         if self.drift is not None:
-            self.drift.settled(True, False)
+            self.drift.synced(True, False)
         trim_memory()
 
     def look(self) -> None:
@@ -238,7 +238,7 @@ class NodeSync:
         node = self._view.state.nodes.get(name)
         if node is None:
             if self._node is not None:
-                self._log.warning("this node's Node object was deleted; its last version stays in effect", node=name)
+                self._log.warning("this node's Node object was deleted; its last version remains in effect", node=name)
             return
         self._health.node_seen(node)
         if self.proxiers is None:
@@ -281,7 +281,7 @@ class NodeSync:
         if self.proxiers is not None:
             gone, left = self.syncer.drain(self.proxiers.families)
             if gone and self.drift is not None:
-                self.drift.settled(True, False)
+                self.drift.synced(True, False)
             if left:
                 self._draining.start(DRAIN_SECONDS)
 

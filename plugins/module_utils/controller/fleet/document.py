@@ -94,7 +94,7 @@ class Report(NamedTuple):
 
 
 def duration(seconds: float) -> str:
-    """A length of time for people: its largest unit, or two."""
+    """Return a length of time as text for people, in its one or two largest units."""
     whole = int(seconds)
     if whole < 120:
         return f"{whole} s"
@@ -111,7 +111,7 @@ def running_engine(node: Node) -> str:
 
 
 def tally(values: Iterable[str]) -> Dict[str, int]:
-    """How often each value occurs, the most frequent first, then in natural order; empty values are left out."""
+    """Count how often each value occurs; the most frequent first, then in natural order, without empty values."""
     found = Counter(value for value in values if value)
     return dict(sorted(found.items(), key=lambda item: (-item[1], natural_key(item[0]))))
 
@@ -218,7 +218,7 @@ def _exceptions(nodes: Sequence[Node], reasons: Sequence[Sequence[Reason]]) -> T
 
 
 def make_report(nodes: Sequence[Node], about: About) -> Report:
-    """The report of these nodes."""
+    """Return the report of these nodes."""
     majority = _majority(nodes)
     reasons = tuple(_reasons(node, about, majority) for node in nodes)
     common = _common_warnings(reasons)
@@ -281,7 +281,7 @@ def summary(report: Report) -> Dict[str, Any]:
 
 
 def document(report: Report) -> Dict[str, Any]:
-    """The report as plain JSON values; docs/fleet.md describes them."""
+    """Return the report as plain JSON values, which docs/fleet.md describes."""
     about = report.about
     return {
         "schema": SCHEMA,
@@ -309,12 +309,12 @@ def document(report: Report) -> Dict[str, Any]:
 
 
 def document_text(report: Report) -> str:
-    """The document as a JSON file, readable and the same for the same report."""
+    """Return the document as the text of a JSON file, readable and identical for identical reports."""
     return json.dumps(document(report), indent=1, ensure_ascii=False) + "\n"
 
 
 def one_sentence(report: Report) -> str:
-    """The report in one line for people."""
+    """Return the report in one line for people."""
     total = len(report.nodes)
     words = {
         UNREACHABLE: "unreachable",

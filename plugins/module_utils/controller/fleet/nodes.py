@@ -62,7 +62,7 @@ class TableDrift(NamedTuple):
 
 
 class RefusedObject(NamedTuple):
-    """An object that a node leaves out: ``Service ns/name``, and the field with the reason."""
+    """An invalid object that a node skips: ``Service ns/name``, and the field with the reason."""
 
     object: str
     reason: str
@@ -106,13 +106,13 @@ class Node(NamedTuple):
 
 
 def natural_key(name: str) -> Tuple[Tuple[int, int, str], ...]:
-    """A key by which worker-2 comes before worker-10."""
+    """Return a sort key by which worker-2 precedes worker-10."""
     parts = re.findall(r"[0-9]+|[^0-9]+", name)
     return tuple((0, int(part[:18]), part) if part[0] in "0123456789" else (1, 0, part) for part in parts)
 
 
 def text(value: Any, limit: int = TEXT_LIMIT) -> str:
-    """A text on one printable line of at most ``limit`` characters; empty for what is neither text nor a number."""
+    """Return one printable line of at most ``limit`` characters; empty for what is neither text nor a number."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return ""
     line = one_line(str(value))
@@ -120,7 +120,7 @@ def text(value: Any, limit: int = TEXT_LIMIT) -> str:
 
 
 def count(value: Any) -> Optional[int]:
-    """A number of things, or None for anything else."""
+    """Return a count, or None for anything that is not one."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
@@ -178,7 +178,7 @@ def _agent(value: Any) -> Optional[Agent]:
 
 
 def _message(result: Mapping[Any, Any]) -> str:
-    """Why a task did not succeed, without what ansible-core 2.19 puts before every such message."""
+    """Return why a task did not succeed, without the prefix that ansible-core 2.19 adds to every such message."""
     return re.sub(r"^(?:Task failed: )+", "", text(result.get("msg")))
 
 
@@ -226,9 +226,9 @@ def _node(name: str, found: Mapping[Any, Any], failure: str, message: str) -> No
 
 
 def read_node(entry: Any) -> Node:
-    """The record of one entry of the input: ``name`` and ``results``.
+    """Return the record of one entry of the input: ``name`` and ``results``.
 
-    ``results`` are those of the tasks that looked at the node, in their order: the first that is unreachable or failed
+    ``results`` are those of the tasks that inspected the node, in their order: the first that is unreachable or failed
     says why there is nothing more, and the last that is not skipped is that of ``service_proxy_info``. An entry without
     any is a node that the play did not get to.
     """
@@ -242,10 +242,10 @@ def read_node(entry: Any) -> Node:
             return _node(name, result, FAILED, _message(result) or "failed without a message")
     found = results[-1] if results else {}
     if "programmed" not in found:
-        return _node(name, {}, FAILED, "was not looked at: the play ended before")
+        return _node(name, {}, FAILED, "was not inspected: the play ended before")
     return _node(name, found, "", "")
 
 
 def read_nodes(entries: Any) -> Tuple[Node, ...]:
-    """The records of all entries in the natural order of their names."""
+    """Return the records of all entries in the natural order of their names."""
     return tuple(sorted(map(read_node, _list(entries)), key=lambda node: (natural_key(node.name), node.name)))

@@ -85,12 +85,12 @@ _COLOURED = frozenset(("state", "mode", "engine", "kernel", "distribution"))
 
 
 def escape(value: Any) -> str:
-    """A value as text of an element or of a quoted attribute."""
+    """Return a value as text of an element or of a quoted attribute."""
     return html.escape(str(value), quote=True)
 
 
 def script_data(value: Any) -> str:
-    """A value as JSON inside a script element: nothing in it can end the element or begin a comment."""
+    """Return a value as JSON for a script element; nothing in it can end the element or begin a comment."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -134,7 +134,7 @@ def _last_sync(agent: Optional[Agent]) -> str:
 
 
 def _share(report: Report) -> str:
-    """A bar of all states, of the whole width; the legend below the matrix has the same in numbers."""
+    """Return a bar of all states over the whole width; the legend below the matrix has the same numbers."""
     by_state = Counter(report.states)
     total = max(len(report.nodes), 1)
     parts, x = [], 0.0

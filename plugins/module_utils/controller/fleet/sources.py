@@ -12,7 +12,7 @@ from ...errors import ConfigurationError
 
 
 def read_entries(path: str) -> List[Any]:
-    """The entries of a file of results: a JSON list. Raises ConfigurationError."""
+    """Return the entries of a file of results: a JSON list. Raises ConfigurationError."""
     try:
         with open(path, encoding="utf-8") as file:
             entries = json.load(file)

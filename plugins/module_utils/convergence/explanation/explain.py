@@ -53,7 +53,7 @@ class EndpointVerdict(NamedTuple):
 class Explanation(NamedTuple):
     """One ServicePort and the traffic of one kind to it.
 
-    ``via``: which kinds of addresses the traffic goes to. ``frontends``: these addresses and ports. ``traffic``:
+    ``via``: the kinds of addresses the traffic is sent to. ``frontends``: these addresses and ports. ``traffic``:
     internal or external. ``policy``: the traffic policy in effect. ``outcome``: what happens to a new connection.
     ``programmed``: what the desired table has for it, in native syntax.
     """

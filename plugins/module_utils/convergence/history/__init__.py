@@ -15,7 +15,7 @@ and applies the difference; with ``check`` it changes nothing::
     rollback(RollbackRequest(to=None, history_directory=DIR, keep=5, check=False, describe=False, stop_units=True,
                              state_directory="/run/kubenode-proxy", lock_timeout=30.0)) -> RollbackReport
 
-Without ``to`` it goes to the newest state that was saved before a convergence, so that a second rollback changes
+Without ``to`` it restores the newest state that was saved before a convergence, so that a second rollback changes
 nothing.
 
 Confirmation. ``converge(Request(..., history_directory=DIR, confirm_timeout=60))`` has systemd revert the change in a

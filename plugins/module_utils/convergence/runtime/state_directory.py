@@ -61,8 +61,8 @@ def prepare_state_directory(directory: str) -> None:
 def _remove_untrusted(directory: str, descriptor: int, owners: Set[int]) -> None:
     """Keep the lock if it is one, the control socket and the agent's own directory; remove everything else.
 
-    Nobody but root can change the names any more. A running agent of an earlier version holds the lock, so its file
-    stays, and becomes root's; its group keeps access.
+    From now on only root can change the names. A running agent of an earlier version holds the lock, so its file is
+    kept, with root as its owner; its group keeps access.
     """
     for name in os.listdir(descriptor):
         found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)

@@ -152,9 +152,9 @@ class LockWatch:
 
 
 class LegacyTables:
-    """The tables of one family, and whether they have changed since :meth:`settled` was last called.
+    """The tables of one family, and whether they have changed since :meth:`synced` was last called.
 
-    Contents are compared when the lock was used, and at intervals besides: a program in a container may have a lock of
+    Contents are compared when the lock was used, and also at intervals: a program in a container may have a lock of
     its own.
     """
 
@@ -193,7 +193,7 @@ class LegacyTables:
         before, self._infos, self._digests = (self._infos, self._digests), infos, self._read_digests()
         return before != (self._infos, self._digests)
 
-    def settled(self, by_us: bool, observed: bool) -> None:
+    def synced(self, by_us: bool, observed: bool) -> None:
         """Record the end of a sync; ``by_us``: we have just changed the tables; ``observed``: they have been compared.
 
         Later comparisons use the state at this point: reading it takes a few hundredths of the time of writing it.

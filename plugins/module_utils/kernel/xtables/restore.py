@@ -91,7 +91,7 @@ def _reasons(variant: XtablesVariant, text: str, output: str, line: str) -> List
 
 
 def _where(lines: List[str], number: int) -> str:
-    """Return the failed line of the text, in parentheses; a failed COMMIT stands for its table."""
+    """Return the failed line of the text, in parentheses; a failed COMMIT means its whole table."""
     if not number:
         return ""
     line = lines[number - 1]

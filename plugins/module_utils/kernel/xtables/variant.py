@@ -256,7 +256,7 @@ def detect_variant(family: str, wanted: str = "", survey: Optional[Survey] = Non
     if wanted:
         if wanted not in installed:
             raise KernelError(f"{prefix}: the {wanted} variant is not installed")
-        name, reason = wanted, "asked for"
+        name, reason = wanted, "requested"
     elif len(installed) == 1:
         name, reason = next(iter(installed)), "the only variant installed"
     else:

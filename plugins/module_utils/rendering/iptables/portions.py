@@ -19,7 +19,7 @@ from ...resources import Change
 from .canonical import target_of
 from .tables import ChainKey, ChainTableKey, ChainTableValue, JumpKey
 
-#: Changes that create or remove up to this many chains stay whole: that takes a fraction of a second.
+#: Changes that create or remove up to this many chains are not split: they take a fraction of a second.
 WHOLE = 500
 #: The number of chains in one transaction. With fewer, the cost of reading the existing chains, which iptables does
 #: each time, dominates; with more, the cost of the search among the names in the transaction.

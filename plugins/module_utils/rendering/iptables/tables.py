@@ -5,7 +5,7 @@
 
 One table holds both: ``ChainKey`` maps to the tuple of its rules, ``JumpKey`` to the number of times the rule occurs in
 a built-in chain (1 is desired; any more are removed). Rules are canonical texts (see ``canonical``), without ``-A
-CHAIN``. The value PRESENT stands for a chain that must exist but whose rules belong to another program.
+CHAIN``. The value PRESENT means a chain that must exist but whose rules belong to another program.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ _REWRITE_BELOW = 48
 def _edits(chain: str, old: Rules, new: Rules) -> Optional[List[str]]:
     """Return lines that turn ``old`` into ``new`` by single deletions and insertions; None if a rewrite is better.
 
-    Unchanged rules keep their packet counters and the text stays O(change).
+    Unchanged rules keep their packet counters, and the size of the text is O(change).
     """
     if min(len(old), len(new)) < _REWRITE_BELOW:
         return None
