@@ -11,7 +11,6 @@ PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
 QEMU := $(PYTHON) -m tests.lab.qemu
 LOAD := tests/kernel/test_migration_load.py
-UML_FIRST := tests/kernel/test_agent_ipvs.py tests/kernel/test_leaving.py tests/kernel/test_living_with_others.py
 WIRE := tests/conformance/lab
 # Empty: what `make test` runs. FULL=1, for any target: also the tests that are marked `full`, all scenarios, all cases.
 FULL ?=
@@ -125,10 +124,11 @@ kernel: setup-lab
 load: setup-lab
 	$(PYTEST) -q $(if $(FULL),,-m "not full") $(LOAD)
 
-# Two guests at a time: each has one processor. The second has all files that the first has not.
+# Two guests at a time, each with one processor, share out the files.
 uml: setup-lab
-	@printf '%s\n' "$(UML_FIRST)" "tests/kernel tests/modules $(UML_FIRST:%=--ignore %)" | xargs -P 2 -I % sh -c \
-	  '$(PYTHON) -m tests.lab.uml --memory 1G -- $(PYTEST) -q -p no:cacheprovider % -m "uml $(MARKS)"'
+	@board=$$(mktemp -d); trap 'rm -rf "$$board"' EXIT; printf '%s\n' 1 2 | xargs -P 2 -I % sh -c \
+	  '$(PYTHON) -m tests.lab.uml --memory 1G --writable '$$board' --env TEST_BOARD='$$board' -- \
+	  $(PYTEST) -q -p no:cacheprovider tests/kernel tests/modules -m "uml $(MARKS)"'
 
 systemd: setup-lab
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder $(if $(FULL),,-m "not full") tests/systemd

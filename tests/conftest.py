@@ -1,10 +1,13 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make the collection importable as ``ansible_collections.kubenode.proxy`` from a plain clone.
+"""Make the collection importable as ``ansible_collections.kubenode.proxy`` from a plain clone, and share tests out.
 
 Ansible finds a collection only below ``ansible_collections/NAMESPACE/NAME``. The clone gets a link of that
 shape, ignored by git, and its parent directory goes on the import path.
+
+Several runs with the same TEST_BOARD, a directory, run each file of tests once among them: a run takes a file by
+making a folder there. Nothing but a common file system is needed between two guests.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import List
+from typing import Dict, List, Optional
 
 import pytest
 
@@ -26,6 +29,8 @@ LONGEST = (
     "test_laboratory.py",
     "test_service_proxy_playbooks.py",
     "test_in_guest.py",
+    "test_agent_ipvs.py",
+    "test_leaving.py",
     "test_service_proxy_module.py",
     "test_agent_faults.py",
     "test_migration.py",
@@ -46,6 +51,26 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     """Put the longest files first; the order within a file is kept."""
     order = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+TAKEN: Dict[Path, bool] = {}
+
+
+def takes(path: Path) -> bool:
+    """Return whether this run has the tests of a file, as all have without a board."""
+    board = os.environ.get("TEST_BOARD")
+    if board and path not in TAKEN:
+        try:
+            Path(board, f"{path.parent.name}-{path.name}").mkdir()
+            TAKEN[path] = True
+        except FileExistsError:
+            TAKEN[path] = False
+    return TAKEN.get(path, True)
+
+
+def pytest_runtest_protocol(item: pytest.Item) -> Optional[bool]:
+    """Leave out a test whose file another run has taken."""
+    return None if takes(item.path) else True
 
 
 make_link()

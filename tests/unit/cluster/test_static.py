@@ -125,9 +125,7 @@ def test_manifests_of_a_directory_are_served(tmp_path):
         ),
         (
             [service(), endpoint_slice(address="127.0.0.1")],
-            [
-                "f.yaml: EndpointSlice static/apiserver-1: endpoints[0].addresses[0]: 127.0.0.1 is a loopback address"
-            ],
+            ["f.yaml: EndpointSlice static/apiserver-1: endpoints[0].addresses[0]: 127.0.0.1 is a loopback address"],
         ),
     ],
 )
