@@ -52,7 +52,7 @@ export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
-.PHONY: help debian guests minimal setup setup-lab demo docs record test test-full quick format lint unit pythons kernel load monitoring browser uml systemd molecule \
+.PHONY: help debian guests minimal setup setup-lab changelog demo docs docsite environment integration record test test-full quick format lint unit pythons kernel load monitoring browser uml systemd molecule \
 	modules sanity ansible-units build .packed cores importer played conformance clean
 
 help:
@@ -70,6 +70,15 @@ demo:
 
 docs: setup
 	$(PYTHON) -m tests.documentation
+
+changelog: setup
+	.ci/changelog
+
+docsite: setup
+	.ci/docsite
+
+environment: .packed
+	.ci/environment
 
 pins: setup ## renew the pinned libraries of the role agent from the package index
 	$(PYTHON) -m tests.pins
@@ -103,6 +112,8 @@ lint: setup
 	$(BIN)/ansible-lint --offline --profile production
 	$(BIN)/antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs=all .
 	$(BIN)/antsibull-changelog lint
+	.ci/changelog --check
+	$(BIN)/reuse lint --quiet || { $(BIN)/reuse lint --lines; exit 1; }
 	@if command -v shellcheck >/dev/null; then shellcheck $$(grep -lx "#!/bin/sh" .ci/*); \
 	else echo "error: shellcheck is not installed: apt-get install shellcheck" >&2; exit 2; fi
 
@@ -147,6 +158,10 @@ modules: setup-lab
 
 sanity: setup
 	.ci/ansible-test sanity
+
+# In namespaces, since the targets change the host that they run on.
+integration: setup-lab
+	.ci/ansible-test integration
 
 ansible-units: setup
 	.ci/ansible-test units

@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: agent_access
 short_description: Create the agent's account in the cluster with minimal permissions
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

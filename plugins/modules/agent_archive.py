@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: agent_archive
 short_description: Pack the collection's engine into one executable file
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: agent_libraries
 short_description: Bundle the agent's Python libraries for nodes without a package index
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

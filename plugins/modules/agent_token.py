@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: agent_token
 short_description: Request a token of the agent's account for one node
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: cluster_snapshot
 short_description: Save the cluster objects that a service proxy needs to a file
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: fleet_report
 short_description: Create an HTML page and a JSON document about all nodes of a cluster
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: iptables_chains
 short_description: Manage complete iptables chains atomically
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

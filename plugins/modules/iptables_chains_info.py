@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: iptables_chains_info
 short_description: List the rules of iptables chains
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: ipvs_services
 short_description: Manage IPVS virtual servers and their real servers
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

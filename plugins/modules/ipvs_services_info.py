@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: ipvs_services_info
 short_description: List IPVS virtual servers, their real servers and their connections
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

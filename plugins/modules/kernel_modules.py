@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: kernel_modules
 short_description: Load kernel modules now and at every boot
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: kernel_modules_info
 short_description: Show which kernel modules are loaded, and their parameters
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

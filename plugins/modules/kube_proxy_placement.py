@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: kube_proxy_placement
 short_description: Keep kube-proxy off labelled nodes, or let it return
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

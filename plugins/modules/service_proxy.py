@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: service_proxy
 short_description: Make a node serve Kubernetes Services
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: service_proxy_confirm
 short_description: Confirm a change of the service proxy after probing it
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

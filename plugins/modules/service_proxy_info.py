@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: service_proxy_info
 short_description: Report what is programmed on a node and its drift from the cluster state
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

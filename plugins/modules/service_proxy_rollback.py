@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: service_proxy_rollback
 short_description: Restore a node's state that was saved before a change
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

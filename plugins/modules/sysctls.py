@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: sysctls
 short_description: Set kernel parameters now and at every boot
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: sysctls_info
 short_description: Read kernel parameters and what sets them at boot
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:
