@@ -358,7 +358,7 @@ def test_an_unexpected_failure_leaves_no_version_behind():
     with pytest.raises(ZeroDivisionError):
         run.go(1.0)
     assert run.reflector._version == "" and not run.reflector.connected
-    del run.reflector._take
+    del run.reflector._apply
     run.go(1.0)
     assert run.names == ["a", "b"] and len(run.lists) == 2
 
