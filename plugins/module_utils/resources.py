@@ -41,6 +41,7 @@ class Kind:
     CHAINS = "chains"
     EMPTY_TABLES = "empty tables"
     TABLE_OBJECTS = "table objects"
+    POLICY_OBJECTS = "network policy objects"
     SETS = "sets"
     SET_ELEMENTS = "set elements"
     VIRTUAL_SERVERS = "virtual servers"

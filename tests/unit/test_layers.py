@@ -20,7 +20,7 @@ ORDER = (
     ("errors", "addresses", "resources", "timestamps", "whole_files", "regular_files"),
     ("cluster", "packaging"),
     ("configuration",),
-    ("serviceports",),
+    ("serviceports", "networkpolicy"),
     ("rendering",),
     ("kernel", "forwarding"),
     ("preflight",),

@@ -11,17 +11,21 @@ from ..addresses import canonical_network
 from ..errors import Refusal
 from .fields import Invalid, address, dns_subdomain, mapping, sequence, shown, text
 from .model import EndpointSlice, Node, Service, ServiceCIDR
+from .parse_cluster_policy import parse_cluster_network_policy
+from .parse_network_policy import parse_network_policy
+from .parse_pod import parse_namespace, parse_pod
 from .parse_service import parse_service
 from .parse_slice import parse_endpoint_slice
+from .policy_model import ClusterNetworkPolicy, Namespace, NetworkPolicy, Pod
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 
-Parsed = Union[Service, EndpointSlice, Node, ServiceCIDR]
+Parsed = Union[Service, EndpointSlice, Node, ServiceCIDR, Pod, Namespace, NetworkPolicy, ClusterNetworkPolicy]
 
 
 class ObjectKey(NamedTuple):
-    """The identity of a raw object: kind, namespace (empty for Nodes and ServiceCIDRs) and name."""
+    """The identity of a raw object: kind, namespace (empty for cluster-scoped kinds) and name."""
 
     kind: str
     namespace: str
@@ -108,6 +112,10 @@ _KINDS: Dict[str, _Kind] = {
     "EndpointSlice": _Kind("discovery.k8s.io/v1", parse_endpoint_slice),
     "Node": _Kind("v1", parse_node),
     "ServiceCIDR": _Kind("networking.k8s.io/v1", parse_service_cidr),
+    "Pod": _Kind("v1", parse_pod),
+    "Namespace": _Kind("v1", parse_namespace),
+    "NetworkPolicy": _Kind("networking.k8s.io/v1", parse_network_policy),
+    "ClusterNetworkPolicy": _Kind("policy.networking.k8s.io/v1alpha2", parse_cluster_network_policy),
 }
 
 KINDS: Tuple[str, ...] = tuple(_KINDS)
@@ -146,11 +154,11 @@ def object_key(raw: object) -> ObjectKey:
 
 
 def parse_object(raw: object, skipped: Optional[List[Refusal]] = None) -> Union[Parsed, Refusal, None]:
-    """Return one raw object as a Service, EndpointSlice, Node or ServiceCIDR.
+    """Return one raw object as a value of the model.
 
     Returns None for an object that the proxy does not serve (another kind, headless, labelled for another proxy) and a
     Refusal for an invalid one; no input raises. Invalid parts on which nothing else in the object depends (addresses,
-    endpoints) are skipped and appended to ``skipped``.
+    endpoints, peers of a policy) are skipped and appended to ``skipped``.
     """
     invalid_parts: List[Invalid] = []
     try:

@@ -15,6 +15,7 @@ Shape = Union[bool, Mapping[str, Any]]
 """The parts of a value to keep: True keeps all of it; a mapping only these fields, in each element of a list."""
 
 _METADATA = {"namespace": True, "name": True}
+_CONTAINER_PORTS = {"name": True, "protocol": True, "containerPort": True}
 
 _SHAPES: Dict[str, Mapping[str, Any]] = {
     "Service": {
@@ -56,6 +57,19 @@ _SHAPES: Dict[str, Mapping[str, Any]] = {
         "status": {"addresses": {"type": True, "address": True}},
     },
     "ServiceCIDR": {"metadata": _METADATA, "spec": {"cidrs": True}},
+    "Pod": {
+        "metadata": {**_METADATA, "uid": True, "labels": True, "creationTimestamp": True, "deletionTimestamp": True},
+        "spec": {
+            "nodeName": True,
+            "hostNetwork": True,
+            "containers": {"ports": _CONTAINER_PORTS},
+            "initContainers": {"restartPolicy": True, "ports": _CONTAINER_PORTS},
+        },
+        "status": {"phase": True, "podIP": True, "podIPs": {"ip": True}},
+    },
+    "Namespace": {"metadata": {"name": True, "labels": True}},
+    "NetworkPolicy": {"metadata": _METADATA, "spec": True},
+    "ClusterNetworkPolicy": {"metadata": {"name": True}, "spec": True},
 }
 
 

@@ -11,6 +11,7 @@ from ..errors import Refusal
 from .claims import Claim, Claims, Conflict
 from .model import EndpointSlice, NamespacedName, Node, Service, ServiceCIDR
 from .parse import ObjectKey, is_read, object_key, parse_object
+from .policy_objects import KEPT_KINDS, POLICY_TYPES, PolicyObjects
 from .static import StaticObjects
 
 _NOTHING: FrozenSet[NamespacedName] = frozenset()
@@ -18,12 +19,14 @@ _NO_SLICES: Dict[str, EndpointSlice] = {}
 
 
 class ClusterState:
-    """Services, the EndpointSlices of each, Nodes and ServiceCIDRs; and the objects that were refused as invalid.
+    """Services, the EndpointSlices of each, Nodes and ServiceCIDRs; what policies depend on; and the objects refused.
 
-    ``kinds``: the kinds of all objects ever passed to :meth:`upsert`, valid or not, deleted since or not.
+    ``kinds``: the kinds of all objects ever passed to :meth:`upsert`, valid or not, deleted since or not. ``policy``:
+    Pods, Namespaces and network policies.
 
     The state depends only on the last version of each object: an invalid version replaces an earlier valid one, as if
-    the object had been deleted.
+    the object had been deleted. Network policies are the exception: the last valid version remains in force until the
+    object is deleted, since pods would lose their protection otherwise.
 
     Static Services (:meth:`set_static`) are served beside those of the cluster. While there is a static Service of a
     name, the Service of the cluster with that name and its EndpointSlices are kept but not served.
@@ -39,6 +42,7 @@ class ClusterState:
         self._nameless: Dict[Refusal, None] = {}
         self._skipped: Dict[ObjectKey, Tuple[Refusal, ...]] = {}
         self.kinds: Set[str] = set()
+        self.policy = PolicyObjects()
         self._claims = Claims()
         self._static = StaticObjects()
         self._hidden_services: Dict[NamespacedName, Service] = {}
@@ -98,7 +102,7 @@ class ClusterState:
     def upsert(self, raw: Any) -> FrozenSet[NamespacedName]:
         """Add or replace a raw object and return the Services whose ServicePorts may change.
 
-        Empty if nothing changes or the object is a Node or ServiceCIDR. An invalid object does not raise: it is
+        Empty if nothing changes or Services do not depend on the object. An invalid object does not raise: it is
         recorded in ``refusals``.
         """
         skipped: List[Refusal] = []
@@ -115,7 +119,7 @@ class ClusterState:
                 self._nameless[parsed] = None
                 return _NOTHING
             self._refusals[key] = parsed
-            return self._remove(key)
+            return _NOTHING if key.kind in KEPT_KINDS else self._remove(key)
         if self._refusals:
             self._refusals.pop(key, None)
         if isinstance(parsed, EndpointSlice):
@@ -127,6 +131,9 @@ class ClusterState:
             return _NOTHING
         if isinstance(parsed, ServiceCIDR):
             self.service_cidrs[parsed.name] = parsed
+            return _NOTHING
+        if isinstance(parsed, POLICY_TYPES):
+            self.policy.put(parsed)
             return _NOTHING
         return self._remove(key) if is_read(raw) else _NOTHING
 
@@ -229,4 +236,6 @@ class ClusterState:
             self.nodes.pop(key.name, None)
         elif key.kind == "ServiceCIDR":
             self.service_cidrs.pop(key.name, None)
+        else:
+            self.policy.remove(key)
         return _NOTHING

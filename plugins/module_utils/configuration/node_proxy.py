@@ -16,7 +16,8 @@ from typing import Any, Mapping, NamedTuple, Tuple
 from ..cluster.fields import shown
 from .field import Field
 from .reader import Findings, Section
-from .sections import static_services, userspace
+from .sections import network_policy, static_services, userspace
+from .sections.network_policy import NetworkPolicySettings
 from .sections.static_services import StaticServices
 from .sections.userspace import UserspaceSection
 
@@ -29,9 +30,10 @@ class NodeProxyConfiguration(NamedTuple):
 
     static_services: StaticServices = StaticServices()
     userspace: UserspaceSection = UserspaceSection()
+    network_policy: NetworkPolicySettings = NetworkPolicySettings()
 
 
-FIELDS: Tuple[Field, ...] = (*static_services.FIELDS, *userspace.FIELDS)
+FIELDS: Tuple[Field, ...] = (*static_services.FIELDS, *userspace.FIELDS, *network_policy.FIELDS)
 
 
 def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyConfiguration:
@@ -44,6 +46,7 @@ def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyC
     configuration = NodeProxyConfiguration(
         static_services=static_services.read(root.section("staticServices")),
         userspace=userspace.read(root.section("userspace")),
+        network_policy=network_policy.read(root.section("networkPolicy")),
     )
     root.finish()
     return configuration

@@ -23,6 +23,7 @@ from .loss import LossGuard
 from .modes.choose import ChosenMode, choose_mode
 from .modes.mode import Mode
 from .node import NodeView, family_services, removal_contexts, view_node
+from .policy import claim_warnings, node_policy, policy_removal_stages, policy_stage
 from .prepare import check_cluster, check_node, node_modules, node_sysctls
 from .probes import default_probes
 from .removal import leftover_contexts, leftover_stages, removal_stages
@@ -98,6 +99,7 @@ class _Convergence:
         self._run([node_modules(configuration, view)])
         with self.watch.stage("render"):
             stages = self._stages(mode, configuration, families)
+            stages += self._policy_stages(configuration, view)
             others = leftover_contexts(mode, view.families)
         self.guard.target(configuration)
 
@@ -120,6 +122,15 @@ class _Convergence:
         loaded = not self.request.check or mode.is_loaded(self.handles)
         stages = mode.stages(configuration, tables, self.handles, loaded)
         return [*stages, *mode.extra_stages([item.context for item in families])]
+
+    def _policy_stages(self, configuration: KubeProxyConfiguration, view: NodeView) -> List[Stage]:
+        """Return the stage of network policies, or the one that removes what an earlier run left of them."""
+        settings = configuration.node_proxy.network_policy
+        if not settings.enabled:
+            return policy_removal_stages(self.handles)
+        policy = node_policy(self.request.cluster, settings, view.name, view.addresses)
+        self.warnings += claim_warnings(policy)
+        return [policy_stage(policy, settings, self.handles, self.request.check)]
 
     def remove(self) -> Report:
         """Remove everything that any mode programmed."""

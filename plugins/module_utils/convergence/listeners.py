@@ -34,9 +34,7 @@ def parse_listeners(document: Any) -> Dict[ListenerKey, Listener]:
         raise KernelError(f"the agent's answer about its listeners is not valid: {error}") from error
 
 
-def _parse_row(
-    protocol: Any, address: Any, port: Any, owner: Any, endpoints: Any, affinity: Any, sources: Any
-) -> Any:
+def _parse_row(protocol: Any, address: Any, port: Any, owner: Any, endpoints: Any, affinity: Any, sources: Any) -> Any:
     if canonical_address(str(address)) != address:
         raise ValueError(f"{address!r} is not an address")
     places = tuple((str(ip), int(number)) for ip, number in endpoints)

@@ -12,6 +12,7 @@ from .family import FamilyContext
 from .handles import KernelHandles
 from .modes.mode import Mode
 from .node import removal_contexts
+from .policy import policy_removal_stages
 from .stages import (
     chain_removal_stages,
     ipvs_removal_stages,
@@ -50,4 +51,5 @@ def removal_stages(contexts: Sequence[FamilyContext], handles: KernelHandles) ->
         *chain_removal_stages(contexts),
         *nftables_removal_stages(handles),
         *userspace_removal_stages(handles),
+        *policy_removal_stages(handles),
     ]

@@ -74,9 +74,7 @@ class Forwarder:
         self._balancers: Dict[str, Balancer] = {}
         self._failures = FailedEndpoints(limits.avoid_seconds, self._loop.clock)
         self._pipes = Pipes(MOST_PIPES)
-        self._connections: Sources[tcp.Connection] = Sources(
-            self._evict, lambda item: item.active, self._loop.clock
-        )
+        self._connections: Sources[tcp.Connection] = Sources(self._evict, lambda item: item.active, self._loop.clock)
         buffer = memoryview(bytearray(tcp.BUFFER_BYTES))
         self._tcp = tcp.Shared(
             self._loop,

@@ -4,7 +4,8 @@
 """One convergence of the node this runs on, told by the lab's environment: the runners ``oneshot`` and ``cleanup``.
 
 Reads LAB_CONFIG (KubeProxyConfiguration), LAB_SNAPSHOT (objects), LAB_NODE, LAB_MODE and LAB_DIR (what is remembered
-between runs). Calls what the module service_proxy calls; exits 0 if the node has converged.
+between runs); LAB_NETWORK_POLICY (``1``: enforce network policies) and LAB_NETWORK_POLICY_ESTABLISHED (``keep`` or
+``cut``). Calls what the module service_proxy calls; exits 0 if the node has converged.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any, Dict, Mapping, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "plugins"))
 
@@ -23,11 +25,22 @@ from module_utils.convergence.request import Request
 from module_utils.errors import ProxyError
 
 
+def node_document(environment: Mapping[str, str]) -> Optional[Dict[str, Any]]:
+    """Return the NodeProxyConfiguration that the environment asks for; None for that of the file."""
+    if "LAB_NETWORK_POLICY" not in environment:
+        return None
+    policy: Dict[str, Any] = {"enabled": environment["LAB_NETWORK_POLICY"] == "1", "clusterNetworkPolicies": True}
+    established = environment.get("LAB_NETWORK_POLICY_ESTABLISHED")
+    if established:
+        policy["establishedConnections"] = established
+    return {"networkPolicy": policy}
+
+
 def main(action: str) -> int:
     """Converge (``oneshot``) or remove everything (``cleanup``); 0 on success, 1 with one line on standard error."""
     environment = os.environ
     try:
-        configuration, warnings = load_file(environment["LAB_CONFIG"])
+        configuration, warnings = load_file(environment["LAB_CONFIG"], node_source=node_document(environment))
         present = action == "oneshot"
         cluster = ClusterState.from_objects(read_snapshot(environment["LAB_SNAPSHOT"]) if present else ())
         report = converge(

@@ -180,7 +180,7 @@ def test_cluster_ips_by_family(spec, expected):
                 "labels": {"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""},
             },
         },
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": 5}},
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": 5}},
         {"apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": {}},
     ],
 )

@@ -101,7 +101,7 @@ def test_a_refused_version_takes_the_place_of_the_good_one_until_it_is_mended():
 
 
 def test_bad_objects_do_not_stop_the_others():
-    state = ClusterState.from_objects([3, {"kind": "Service"}, service(port=-1), service("cart"), {"kind": "Pod"}])
+    state = ClusterState.from_objects([3, {"kind": "Service"}, service(port=-1), service("cart"), {"kind": "Secret"}])
     assert list(state.services) == [CART]
     assert len(state.refusals) == 3
 

@@ -14,19 +14,21 @@ from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 from ...addresses import IPV6
 from ...rendering.nftables.expressions import SCHEMA
 from ...rendering.nftables.objects import (
+    CLASSID,
     DATA_TYPES,
     HOOKS,
     INDEX,
+    SERVICES_TABLE,
+    SET_CONCAT,
     SET_EVAL,
     SET_MAP,
     SET_TIMEOUT,
-    TABLE_COMMENT,
-    TABLE_NAME,
     VERDICT,
     BaseHook,
     Expression,
     Rule,
     SetValue,
+    TableIdentity,
     key_length,
 )
 from ..netlink.attributes import NLA_F_NESTED, attribute, nested, text_attribute
@@ -49,11 +51,16 @@ from .attributes import (
     NFTA_SET_DATA_LEN,
     NFTA_SET_DATA_TYPE,
     NFTA_SET_DESC,
+    NFTA_SET_DESC_CONCAT,
     NFTA_SET_DESC_SIZE,
     NFTA_SET_ELEM_DATA,
+    NFTA_SET_ELEM_FLAGS,
     NFTA_SET_ELEM_KEY,
+    NFTA_SET_ELEM_KEY_END,
     NFTA_SET_ELEM_LIST_ELEMENTS,
     NFTA_SET_ELEM_LIST_SET,
+    NFTA_SET_EXPR,
+    NFTA_SET_FIELD_LEN,
     NFTA_SET_FLAGS,
     NFTA_SET_ID,
     NFTA_SET_KEY_LEN,
@@ -81,7 +88,7 @@ _BATCH_HEADER = struct.pack(">BBH", 0, 0, 10)
 BATCH_BEGIN: Message = (_BATCH_BEGIN, 0, _BATCH_HEADER)
 BATCH_END: Message = (_BATCH_END, 0, _BATCH_HEADER)
 
-FAMILY_NUMBERS = {"IPv4": 2, "IPv6": 10}
+FAMILY_NUMBERS = {"inet": 1, "IPv4": 2, "IPv6": 10}
 TABLE_OWNER, TABLE_PERSIST = 0x2, 0x4
 
 VERDICT_CODES = {"drop": 0, "accept": 1, "continue": -1, "break": -2, "jump": -3, "goto": -4, "return": -5}
@@ -94,13 +101,16 @@ _LENGTH_AND_KIND = struct.Struct("=HH")
 _ELEMENT_BYTES = 60_000
 #: The word at which the key begins in an element: after the headers of the element, its key and the key's value.
 _KEY_WORD = 3
+ELEMENT_INTERVAL_END = 0x1
+#: The bytes of a part of a concatenation that are compared, without those that pad it to a register.
+FIELD_BYTES = {"ipv4_addr": 4, "ipv6_addr": 16, "inet_proto": 1, "inet_service": 2, CLASSID: 4}
 
 #: Part of a list: key of the frontend, indices and data, each as one concatenated string.
 ListPart = Tuple[bytes, bytes, bytes]
 
 
 def family_header(family: str) -> bytes:
-    """Return ``struct nfgenmsg`` for a family."""
+    """Return ``struct nfgenmsg`` for a family: IPv4, IPv6, or ``inet`` for tables of both."""
     return struct.pack(">BBH", FAMILY_NUMBERS[family], 0, 0)
 
 
@@ -120,7 +130,7 @@ def _attribute_bytes(kind: str, number: int, value: object) -> bytes:
         return nested(number, attribute(NFTA_DATA_VALUE, value)) if kind == "data" else attribute(number, value)
     if isinstance(value, str):
         return nested(number, verdict_data(value)) if kind == "data" else text_attribute(number, value)
-    form = {"u8": ">B", "u64": ">Q"}.get(kind, ">I")
+    form = {"u8": ">B", "u16": ">H", "u64": ">Q"}.get(kind, ">I")
     return attribute(number, struct.pack(form, value))
 
 
@@ -161,10 +171,10 @@ def _typeof_concatenation(parts: Tuple[str, ...]) -> bytes:
 
 def _set_user_data(value: SetValue) -> bytes:
     """Return byte orders, and types written as expressions for parts without a type name in the nft syntax."""
-    host = value.key == (INDEX,)
+    host = value.key in ((INDEX,), (CLASSID,))
     found = _typeof_u32(0, 1 if host else 0 if len(value.key) > 1 else 2)
     if value.data is not None:
-        found += _typeof_u32(1, 0)
+        found += _typeof_u32(1, 1 if value.data == (CLASSID,) else 0)
     if value.is_list and value.data is not None:
         found += _typeof(3, _typeof_concatenation(value.key)) + _typeof(4, _typeof_concatenation(value.data))
     return found
@@ -199,17 +209,25 @@ def _element(key_length: int, data: bytes) -> bytes:
     return nested(NFTA_LIST_ELEM, key, data)
 
 
+def _element_data(value: object) -> bytes:
+    """Return the data of an element: a verdict in text, bytes, or nothing in a set."""
+    if isinstance(value, str):
+        return nested(NFTA_SET_ELEM_DATA, verdict_data(value))
+    return nested(NFTA_SET_ELEM_DATA, attribute(NFTA_DATA_VALUE, value)) if isinstance(value, bytes) else b""
+
+
 class Encoder:
     """Encodes the messages for the table of one family."""
 
-    def __init__(self, family: str, table: str = TABLE_NAME) -> None:
+    def __init__(self, family: str, table: TableIdentity = SERVICES_TABLE) -> None:
         self.family = family
+        self._table = table
         self._header = family_header(family)
-        self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, table)
+        self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, table.name)
 
     def table(self) -> Message:
         """Create the table unless it exists."""
-        user_data = attribute(NFTA_TABLE_USERDATA, _comment_bytes(TABLE_COMMENT))
+        user_data = attribute(NFTA_TABLE_USERDATA, _comment_bytes(self._table.comment))
         return (NEW_TABLE, NLM_F_CREATE, self._in_table + _u32(NFTA_TABLE_FLAGS, 0) + user_data)
 
     def delete_table(self) -> Message:
@@ -240,6 +258,11 @@ class Encoder:
             ]
         if value.size:
             parts.append(nested(NFTA_SET_DESC, _u32(NFTA_SET_DESC_SIZE, value.size)))
+        if value.flags & SET_CONCAT:
+            fields = [nested(NFTA_LIST_ELEM, _u32(NFTA_SET_FIELD_LEN, FIELD_BYTES[part])) for part in value.key]
+            parts.append(nested(NFTA_SET_DESC, nested(NFTA_SET_DESC_CONCAT, *fields)))
+        if value.counted:
+            parts.append(nested(NFTA_SET_EXPR, text_attribute(NFTA_EXPR_NAME, "counter")))
         parts.append(_u32(NFTA_SET_ID, number))
         if value.timeout:
             parts.append(attribute(NFTA_SET_TIMEOUT, struct.pack(">Q", value.timeout)))
@@ -294,21 +317,66 @@ class Encoder:
                 keys = by_value[value] = []
             keys.append(key)
         for value, keys in by_value.items():
-            yield from self._elements(NEW_ELEMENT, NLM_F_CREATE | NLM_F_EXCL, name, keys, value)
+            yield from self._of_kind(NEW_ELEMENT, NLM_F_CREATE | NLM_F_EXCL, name, keys, value)
 
     def delete_elements(self, name: str, keys: Iterable[bytes]) -> Iterator[Message]:
         """Delete elements by their keys."""
-        yield from self._elements(DELETE_ELEMENT, 0, name, list(keys), True)
+        yield from self._of_kind(DELETE_ELEMENT, 0, name, list(keys), True)
+
+    def _of_kind(self, kind: int, flags: int, name: str, keys: List[bytes], value: object) -> Iterator[Message]:
+        """Yield messages for elements with the same value: single keys, or ranges where the set has ranges."""
+        ranges = self._table.intervals.get(name)
+        if ranges is None:
+            yield from self._elements(kind, flags, name, keys, value)
+        elif ranges.flags & SET_CONCAT:
+            yield from self._concatenated_ranges(kind, flags, name, keys, value)
+        else:
+            yield from self._ranges(kind, flags, name, keys, value)
+
+    def _concatenated_ranges(
+        self, kind: int, flags: int, name: str, keys: List[bytes], value: object
+    ) -> Iterator[Message]:
+        """Yield messages for ranges in each field of a concatenation: an element with first and last key."""
+        half = len(keys[0]) // 2
+        last = nested(NFTA_SET_ELEM_KEY_END, attribute(NFTA_DATA_VALUE, bytes(half)))
+        template = _element(half, last + _element_data(value))
+        fields = [
+            (_KEY_WORD, half // 4, b"".join([key[:half] for key in keys])),
+            (_KEY_WORD + half // 4 + 2, half // 4, b"".join([key[half:] for key in keys])),
+        ]
+        block = columns(template, len(keys), fields)
+        yield from self._element_messages(kind, flags, name, block, len(template))
+
+    def _ranges(self, kind: int, flags: int, name: str, keys: List[bytes], value: object) -> Iterator[Message]:
+        """Yield messages for ranges as two elements each: where it begins, and after its last key where it ends.
+
+        A range that ends with the last key of all has no end. The two elements must follow each other: the kernel
+        refuses a range that begins within another one.
+        """
+        half = len(keys[0]) // 2
+        highest = b"\xff" * half
+        begin = _element(half, _element_data(value))
+        end = _element(half, _u32(NFTA_SET_ELEM_FLAGS, ELEMENT_INTERVAL_END))
+        # The word of the key is behind the headers of the element, its key and the key's value.
+        end_word = len(begin) // 4 + _KEY_WORD
+        bounded = [key for key in keys if key[half:] != highest]
+        if bounded:
+            ends = b"".join([(int.from_bytes(key[half:], "big") + 1).to_bytes(half, "big") for key in bounded])
+            fields = [
+                (_KEY_WORD, half // 4, b"".join([key[:half] for key in bounded])),
+                (end_word, half // 4, ends),
+            ]
+            block = columns(begin + end, len(bounded), fields)
+            yield from self._element_messages(kind, flags, name, block, len(begin) + len(end))
+        for key in keys:
+            if key[half:] == highest:
+                block = columns(begin, 1, [(_KEY_WORD, half // 4, key[:half])])
+                yield from self._element_messages(kind, flags, name, block, len(begin))
 
     def _elements(self, kind: int, flags: int, name: str, keys: List[bytes], value: object) -> Iterator[Message]:
         """Yield messages for elements with keys of equal length and the same value."""
         length = len(keys[0])
-        data = b""
-        if isinstance(value, str):
-            data = nested(NFTA_SET_ELEM_DATA, verdict_data(value))
-        elif isinstance(value, bytes):
-            data = nested(NFTA_SET_ELEM_DATA, attribute(NFTA_DATA_VALUE, value))
-        template = _element(length, data)
+        template = _element(length, _element_data(value))
         block = columns(template, len(keys), [(_KEY_WORD, length // 4, b"".join(keys))])
         yield from self._element_messages(kind, flags, name, block, len(template))
 

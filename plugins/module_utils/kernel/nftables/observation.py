@@ -13,12 +13,13 @@ from ...rendering.nftables.expressions import IGNORED, OPTIONAL, SCHEMA
 from ...rendering.nftables.objects import (
     DATA_TYPE_NAMES,
     HOOKS,
+    SERVICES_TABLE,
     SET_ANONYMOUS,
+    SET_CONCAT,
     SET_EVAL,
     SET_MAP,
     SET_TIMEOUT,
     TABLE_KEY,
-    TABLE_NAME,
     VERDICT,
     BaseHook,
     ChainValue,
@@ -28,6 +29,7 @@ from ...rendering.nftables.objects import (
     ObjectKey,
     Rule,
     SetValue,
+    TableIdentity,
     Value,
     list_value,
 )
@@ -60,9 +62,13 @@ from .attributes import (
     NFTA_SET_DESC,
     NFTA_SET_DESC_SIZE,
     NFTA_SET_ELEM_DATA,
+    NFTA_SET_ELEM_FLAGS,
     NFTA_SET_ELEM_KEY,
+    NFTA_SET_ELEM_KEY_END,
     NFTA_SET_ELEM_LIST_ELEMENTS,
     NFTA_SET_ELEM_LIST_SET,
+    NFTA_SET_EXPR,
+    NFTA_SET_EXPRESSIONS,
     NFTA_SET_FLAGS,
     NFTA_SET_KEY_TYPE,
     NFTA_SET_NAME,
@@ -190,7 +196,13 @@ def parse_set(found: Dict[int, memoryview]) -> SetValue:
         flags &= ~SET_TIMEOUT
     key = type_names(_u32(found, NFTA_SET_KEY_TYPE))
     return SetValue(
-        key=key, data=data, dynamic=dynamic, timeout=timeout, size=size, flags=flags & ~(SET_MAP | SET_EVAL)
+        key=key,
+        data=data,
+        dynamic=dynamic,
+        timeout=timeout,
+        size=size,
+        flags=flags & ~(SET_MAP | SET_EVAL),
+        counted=NFTA_SET_EXPR in found or NFTA_SET_EXPRESSIONS in found,
     )
 
 
@@ -227,19 +239,32 @@ def added_up(dump: Callable[[], Iterable[Tuple[Element, Data]]], count: Optional
     return found
 
 
+def _joined(bounds: List[Tuple[bytes, bool, Any]]) -> Iterator[Tuple[bytes, Any]]:
+    """Yield ranges from the elements where they begin and end: (key, whether it begins there, data)."""
+    # At the same key one range ends before the next begins.
+    ordered = sorted(bounds, key=lambda bound: bound[:2])
+    for position, (key, begins, data) in enumerate(ordered):
+        if begins:
+            following = ordered[position + 1][0] if position + 1 < len(ordered) else b""
+            size = len(key)
+            last = (int.from_bytes(following, "big") - 1).to_bytes(size, "big") if following else b"\xff" * size
+            yield key + last, data
+
+
 class Reader:
     """Reads the table of one family over a socket."""
 
-    def __init__(self, sock: NetlinkSocket, family: str) -> None:
+    def __init__(self, sock: NetlinkSocket, family: str, table: TableIdentity = SERVICES_TABLE) -> None:
         self._sock = sock
+        self._name = table.name
         self._header = messages.family_header(family)
-        self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, TABLE_NAME)
+        self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, table.name)
 
     def table_flags(self) -> Optional[int]:
         """Return the flags of the table, or None if there is no table."""
         for buffer, _kind, start, end in _dump(self._sock, messages.GET_TABLE, self._header):
             found = parse_attributes(buffer, start + _HEAD, end)
-            if attribute_text(found[NFTA_TABLE_NAME]) == TABLE_NAME:
+            if attribute_text(found[NFTA_TABLE_NAME]) == self._name:
                 return _u32(found, NFTA_TABLE_FLAGS)
         return None
 
@@ -247,7 +272,7 @@ class Reader:
         for buffer, _kind, start, end in _dump(self._sock, kind, self._in_table):
             found = parse_attributes(buffer, start + _HEAD, end)
             # NFTA_CHAIN_TABLE, NFTA_RULE_TABLE and NFTA_SET_TABLE are the same number.
-            if attribute_text(found[NFTA_TABLE_NAME]) == TABLE_NAME:
+            if attribute_text(found[NFTA_TABLE_NAME]) == self._name:
                 yield found
 
     def sets(self) -> Dict[str, SetValue]:
@@ -310,6 +335,29 @@ class Reader:
         key = parse_data(found[NFTA_SET_ELEM_KEY]) if NFTA_SET_ELEM_KEY in found else b""
         return key, parse_data(found[NFTA_SET_ELEM_DATA]) if NFTA_SET_ELEM_DATA in found else True
 
+    def _ranges(self, name: str, value: SetValue) -> Dict[bytes, Any]:
+        """Return all elements of a set of ranges: first and last key, joined, to True, verdict or data.
+
+        In a set with a single field the kernel keeps the beginning and the end of a range apart.
+        """
+        payload = self._in_table + text_attribute(NFTA_SET_ELEM_LIST_SET, name)
+        found: Dict[bytes, Any] = {}
+        bounds: List[Tuple[bytes, bool, Any]] = []
+        for buffer, _kind, start, end in _dump(self._sock, messages.GET_ELEMENT, payload):
+            nest = parse_attributes(buffer, start + _HEAD, end).get(NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
+            for _number, raw in each_attribute(nest, 0, len(nest)):
+                parts = parse_attributes(raw, 0, len(raw))
+                key = parse_data(parts[NFTA_SET_ELEM_KEY]) if NFTA_SET_ELEM_KEY in parts else b""
+                data = parse_data(parts[NFTA_SET_ELEM_DATA]) if NFTA_SET_ELEM_DATA in parts else True
+                if value.flags & SET_CONCAT:
+                    last = parse_data(parts[NFTA_SET_ELEM_KEY_END]) if NFTA_SET_ELEM_KEY_END in parts else key
+                    found[key + last] = data
+                else:
+                    flags = _u32(parts, NFTA_SET_ELEM_FLAGS)
+                    bounds.append((key, not flags & messages.ELEMENT_INTERVAL_END, data))
+        found.update(_joined(bounds))
+        return found
+
     def everything(self) -> Dict[Key, Value]:
         """Return the whole table as a resource table; empty if it does not exist."""
         table: Dict[Key, Value] = {}
@@ -343,6 +391,8 @@ class Reader:
 
     def _contents(self, name: str, value: SetValue, count: Optional[int]) -> Dict[Key, Value]:
         """Return the elements of a set as entries of the resource table."""
+        if value.is_interval:
+            return {ElementKey("element", name, key): data for key, data in self._ranges(name, value).items()}
         elements = self.elements(name, count)
         if not value.is_list:
             return {ElementKey("element", name, key): data for key, data in elements.items()}

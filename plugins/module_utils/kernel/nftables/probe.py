@@ -14,7 +14,7 @@ from typing import Dict, List
 from ...addresses import IPV6
 from ...errors import KernelError
 from ...rendering.nftables.mode import RENDERING
-from ...rendering.nftables.objects import RESOURCE, BaseHook, Key, Value
+from ...rendering.nftables.objects import RESOURCE, BaseHook, Key, TableIdentity, Value
 from ...rendering.settings import DataplaneSettings, LocalTraffic
 from ...resources import Change
 from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName
@@ -24,7 +24,7 @@ from ..outcomes import NetlinkRefusal, is_forbidden, is_not_understood
 from .messages import BATCH_BEGIN, Encoder
 from .transactions import Labelled, Planner
 
-PROBE_TABLE = "kube-proxy-probe"
+PROBE_TABLE = TableIdentity("kube-proxy-probe", "")
 #: NFT_MSG_GETGEN of NFNL_SUBSYS_NFTABLES (linux/netfilter/nf_tables.h).
 _GET_GENERATION = 10 << 8 | 16
 

@@ -9,7 +9,16 @@ import time
 from typing import Dict, Iterable, List, Optional, Type, TypeVar
 
 from ...errors import KernelError
-from ...rendering.nftables.objects import TABLE_KEY, TABLE_NAME, ChainValue, ElementKey, Key, ObjectKey, Value
+from ...rendering.nftables.objects import (
+    SERVICES_TABLE,
+    TABLE_KEY,
+    ChainValue,
+    ElementKey,
+    Key,
+    ObjectKey,
+    TableIdentity,
+    Value,
+)
 from ...rendering.nftables.text import describe
 from ...resources import Change, Kind, Resource, difference
 from ..netlink.attributes import parse_attributes
@@ -53,10 +62,15 @@ class NftablesResource(Resource[Key, Value]):
     kind = Kind.TABLE_OBJECTS
     atomic = True
 
+    #: The table, and its family in nf_tables if that is not the family of the resource.
+    table: TableIdentity = SERVICES_TABLE
+    table_family: str = ""
+
     def __init__(self, family: str, most_elements: int = ELEMENTS_PER_TRANSACTION) -> None:
         self.family = family
         self.longest_call = 0.0
-        self._encoder = Encoder(family)
+        self._table_family = self.table_family or family
+        self._encoder = Encoder(self._table_family, self.table)
         self._planner = Planner(self._encoder, most_elements)
         self._sock: Optional[NetlinkSocket] = None
 
@@ -82,7 +96,10 @@ class NftablesResource(Resource[Key, Value]):
 
     def observe(self) -> Dict[Key, Value]:
         """Return the whole table, whichever programs created its objects. Raises KernelError."""
-        return Reader(self.socket, self.family).everything()
+        return self._reader().everything()
+
+    def _reader(self) -> Reader:
+        return Reader(self.socket, self._table_family, self.table)
 
     @property
     def port(self) -> int:
@@ -91,7 +108,7 @@ class NftablesResource(Resource[Key, Value]):
 
     def generation(self) -> int:
         """Return the generation of the namespace's tables: every transaction of any program increments it."""
-        for reply in self.socket.request(messages.GET_GENERATION, messages.family_header(self.family)):
+        for reply in self.socket.request(messages.GET_GENERATION, messages.family_header(self._table_family)):
             found = parse_attributes(memoryview(reply.payload), 4, len(reply.payload))
             if NFTA_GEN_ID in found:
                 return int.from_bytes(found[NFTA_GEN_ID], "big")
@@ -117,14 +134,15 @@ class NftablesResource(Resource[Key, Value]):
             time.sleep(0.01 * attempt)
             observed = self._observe_touched(touched)
             if TABLE_KEY not in observed and TABLE_KEY not in target:
-                raise KernelError(f"table {TABLE_NAME} ({self.family}): another program deleted it meanwhile")
+                where = f"table {self.table.name} ({self._table_family})"
+                raise KernelError(f"{where}: another program deleted it meanwhile")
             change = difference(observed, target, touched)
             if TABLE_KEY in change.removed and TABLE_KEY not in observed:
                 return
 
     def _observe_touched(self, keys: Iterable[Key]) -> Dict[Key, Value]:
         """Return the objects that hold these keys, and whether the table exists."""
-        reader = Reader(self.socket, self.family)
+        reader = self._reader()
         if reader.table_flags() is None:
             return {}
         objects = {ObjectKey("chain" if key.kind == "chain" else "set", key.name) for key in keys if key != TABLE_KEY}
@@ -137,7 +155,7 @@ class NftablesResource(Resource[Key, Value]):
         renewed = {key.name for key in change.replaced if key.kind == "set"}
         if not renewed:
             return change
-        reader = Reader(self.socket, self.family)
+        reader = self._reader()
         observed = reader.objects(ObjectKey("set", name) for name in renewed)
         observed.update({ObjectKey("chain", name): value for name, value in reader.chains().items()})
         wider: Change[Key, Value] = Change(dict(change.added), dict(change.replaced), dict(change.removed))
@@ -203,7 +221,7 @@ class NftablesResource(Resource[Key, Value]):
             for error in errors
         )
         more = f" (and {len(errors) - 1} more refusals)" if len(errors) > 1 else ""
-        text = f"table {TABLE_NAME} ({self.family}): {where}: {first}{more}"
+        text = f"table {self.table.name} ({self._table_family}): {where}: {first}{more}"
         return TransactionRefused(text, any(map(is_transient, errors)), busy_chains)
 
     def describe(self, key: Key, value: Value) -> List[str]:

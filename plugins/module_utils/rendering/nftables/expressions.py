@@ -14,16 +14,17 @@ from typing import Dict, List, Optional, Tuple, Union
 from ...addresses import IPV6, Network
 from .objects import Expression, Rule
 
-CMP_EQUAL, CMP_NOT_EQUAL = 0, 1
-META_MARK, META_IIFNAME, META_L4PROTO = 3, 6, 16
+CMP_EQUAL, CMP_NOT_EQUAL, CMP_AT_MOST, CMP_AT_LEAST = 0, 1, 3, 5
+META_PRIORITY, META_MARK, META_IIF, META_IIFNAME, META_NFPROTO, META_L4PROTO = 2, 3, 4, 6, 15, 16
 CT_STATE, CT_STATUS = 0, 2
-CT_STATE_NEW = 0x8
+CT_STATE_ESTABLISHED, CT_STATE_RELATED, CT_STATE_NEW, CT_STATE_UNTRACKED = 0x2, 0x4, 0x8, 0x40
 CT_STATUS_DNAT = 0x20
 NETWORK_HEADER, TRANSPORT_HEADER = 1, 2
 FIB_RESULT_ADDRTYPE = 3
 FIB_SADDR, FIB_DADDR = 0x1, 0x2
 RTN_LOCAL = 2
 LOOKUP_INVERT = 0x1
+BYTEORDER_HTON = 1
 NAT_DESTINATION = 1
 NAT_FULLY_RANDOM = 0x10
 DYNSET_UPDATE = 1
@@ -44,10 +45,23 @@ SCHEMA: Dict[str, Dict[int, str]] = {
     "masq": {1: "u32"},
     "fib": {1: "u32", 2: "u32", 3: "u32"},
     "reject": {1: "u32", 2: "u8"},
+    "byteorder": {1: "u32", 2: "u32", 3: "u32", 4: "u32", 5: "u32"},
+    "limit": {1: "u64", 2: "u64", 3: "u32", 4: "u32", 5: "u32"},
+    "log": {1: "u16", 2: "text", 3: "u32"},
     "dynset": {1: "text", 3: "u32", 4: "u32", 5: "u32", 6: "u64", 9: "u32"},
 }
 OPTIONAL = frozenset(
-    [("lookup", 5), ("numgen", 4), ("bitwise", 6), ("masq", 1), ("dynset", 6), ("dynset", 9), ("nat", 7)]
+    [
+        ("lookup", 5),
+        ("numgen", 4),
+        ("bitwise", 6),
+        ("masq", 1),
+        ("dynset", 6),
+        ("dynset", 9),
+        ("nat", 7),
+        ("limit", 4),
+        ("limit", 5),
+    ]
 )
 #: Attributes that only help to find an object within one transaction.
 IGNORED = frozenset([("lookup", 4), ("dynset", 2), ("numgen", 5), ("numgen", 6)])
@@ -121,6 +135,41 @@ def compare(value: bytes, equal: bool = True, word: int = 0) -> Expression:
     return Expression("cmp", ((1, register(word)), (2, CMP_EQUAL if equal else CMP_NOT_EQUAL), (3, value)))
 
 
+def at_least(value: bytes, word: int = 0) -> Expression:
+    """Continue only if a register is not below the value, in the order of the network."""
+    return Expression("cmp", ((1, register(word)), (2, CMP_AT_LEAST), (3, value)))
+
+
+def at_most(value: bytes, word: int = 0) -> Expression:
+    """Continue only if a register is not above the value, in the order of the network."""
+    return Expression("cmp", ((1, register(word)), (2, CMP_AT_MOST), (3, value)))
+
+
+def of_family(family: str) -> Expressions:
+    """Match packets of an IP family, in a table for both."""
+    return [meta(META_NFPROTO), compare(bytes((NFPROTO[family],)))]
+
+
+def network_order(word: int = 0) -> Expression:
+    """Turn a word from the order of the machine into that of the network."""
+    return Expression("byteorder", ((1, register(word)), (2, register(word)), (3, BYTEORDER_HTON), (4, 4), (5, 4)))
+
+
+def set_meta(key: int, word: int = 0) -> Expression:
+    """Set metadata of the packet to the content of a register."""
+    return Expression("meta", ((2, key), (3, register(word))))
+
+
+def limit(per_second: int, burst: int) -> Expression:
+    """Continue only for that many packets a second."""
+    return Expression("limit", ((1, per_second), (2, 1), (3, burst)))
+
+
+def log(group: int, prefix: str, bytes_of_packet: int) -> Expression:
+    """Send the beginning of the packet to listeners of an NFLOG group."""
+    return Expression("log", ((1, group), (2, prefix), (3, bytes_of_packet)))
+
+
 def bitwise(mask: bytes, xor: bytes, word: int = 0) -> Expression:
     """Set a register to ``(register & mask) ^ xor``."""
     place = register(word)
@@ -168,15 +217,25 @@ def is_local(which: int) -> Expressions:
     return [fib, compare(struct.pack("=I", RTN_LOCAL))]
 
 
+def host_word(number: int) -> bytes:
+    """Return a number as a word in the order of the machine."""
+    return struct.pack("=I", number)
+
+
 def has_bits(load: Expression, bits: int) -> Expressions:
     """Match if any of the bits of a 32-bit value is set."""
     zero = bytes(4)
     return [load, bitwise(struct.pack("=I", bits), zero), compare(zero, equal=False)]
 
 
+def has_state(bits: int) -> Expressions:
+    """Match if connection tracking has the packet in one of some states."""
+    return has_bits(Expression("ct", ((1, register(0)), (2, CT_STATE))), bits)
+
+
 def new_connection() -> Expressions:
     """Match if the packet begins a connection."""
-    return has_bits(Expression("ct", ((1, register(0)), (2, CT_STATE))), CT_STATE_NEW)
+    return has_state(CT_STATE_NEW)
 
 
 def was_redirected() -> Expressions:
@@ -187,13 +246,13 @@ def was_redirected() -> Expressions:
 def set_mark_bits(mark: int) -> Expressions:
     """Set the bits of the mark."""
     change = bitwise(struct.pack("=I", ~mark & 0xFFFFFFFF), struct.pack("=I", mark))
-    return [meta(META_MARK), change, Expression("meta", ((2, META_MARK), (3, register(0))))]
+    return [meta(META_MARK), change, set_meta(META_MARK)]
 
 
 def flip_mark_bits(mark: int) -> Expressions:
     """Flip the bits of the mark."""
     change = bitwise(b"\xff\xff\xff\xff", struct.pack("=I", mark))
-    return [meta(META_MARK), change, Expression("meta", ((2, META_MARK), (3, register(0))))]
+    return [meta(META_MARK), change, set_meta(META_MARK)]
 
 
 def prefix_mask(length: int, size: int) -> bytes:

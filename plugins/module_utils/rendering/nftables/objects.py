@@ -14,14 +14,15 @@ key                              value
                                  index, or a :class:`SparseList`
 ===============================  ===============================================================================
 
-Keys and data of elements are bytes as the kernel keeps them in its registers: every part of a concatenation is padded
+In a set of ranges the key of an element is the first key of the range followed by the last one. Keys and data of
+elements are bytes as the kernel keeps them in its registers: every part of a concatenation is padded
 to four bytes; addresses and ports are in network order, an index is in the order of the machine.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from ...resources import Kind
 
@@ -35,6 +36,8 @@ PROTOCOL = "inet_proto"
 PORT = "inet_service"
 #: The index of an endpoint in its list: the result of ``numgen``.
 INDEX = "integer"
+#: ``meta priority``, in the order of the machine.
+CLASSID = "classid"
 VERDICT = "verdict"
 
 #: The nft program's number of a data type, and the bytes that it occupies in registers.
@@ -44,13 +47,16 @@ DATA_TYPES: Dict[str, Tuple[int, int]] = {
     "ipv6_addr": (8, 16),
     PROTOCOL: (12, 4),
     PORT: (13, 4),
+    CLASSID: (23, 4),
 }
 DATA_TYPE_NAMES = {number: name for name, (number, _size) in DATA_TYPES.items()}
 
 SET_ANONYMOUS = 0x1
+SET_INTERVAL = 0x4
 SET_MAP = 0x8
 SET_TIMEOUT = 0x10
 SET_EVAL = 0x20
+SET_CONCAT = 0x80
 
 
 PROTOCOL_NUMBERS = {"tcp": 6, "udp": 17, "sctp": 132}
@@ -83,7 +89,8 @@ class SetValue(NamedTuple):
     """A set, or a map if ``data`` is not None: type names of the parts of its key and of its data.
 
     ``dynamic``: elements are added by the packet path and managed by the kernel alone; ``timeout`` in milliseconds;
-    ``size``: most elements of a dynamic set. ``flags``: any other flags of the kernel, 0 in all of ours.
+    ``size``: most elements of a dynamic set. ``flags``: any other flags of the kernel. ``counted``: each element has a
+    counter, which is not part of its value.
     """
 
     key: Tuple[str, ...]
@@ -92,11 +99,28 @@ class SetValue(NamedTuple):
     timeout: int = 0
     size: int = 0
     flags: int = 0
+    counted: bool = False
+
+    @property
+    def is_interval(self) -> bool:
+        """Return whether elements are ranges; their keys in the resource table are first and last key, joined."""
+        return bool(self.flags & SET_INTERVAL)
 
     @property
     def is_list(self) -> bool:
         """Return whether the map has a frontend and an index as key and an endpoint as data."""
         return self.key[-1] == INDEX and self.data is not None
+
+
+class TableIdentity(NamedTuple):
+    """Name and comment of a table, and its sets of ranges by name (see :attr:`SetValue.is_interval`)."""
+
+    name: str
+    comment: str
+    intervals: Mapping[str, SetValue] = {}
+
+
+SERVICES_TABLE = TableIdentity(TABLE_NAME, TABLE_COMMENT)
 
 
 class Expression(NamedTuple):

@@ -22,10 +22,28 @@ _PAYLOAD_FIELDS = {
     (x.NETWORK_HEADER, 8, 16): "ip6 saddr",
     (x.NETWORK_HEADER, 24, 16): "ip6 daddr",
     (x.TRANSPORT_HEADER, 2, 2): "th dport",
+    (x.TRANSPORT_HEADER, 0, 1): "icmpv6 type",
+    (x.TRANSPORT_HEADER, 13, 1): "tcp flags",
 }
-_META_FIELDS = {x.META_MARK: "meta mark", x.META_IIFNAME: "iifname", x.META_L4PROTO: "meta l4proto"}
+_META_FIELDS = {
+    x.META_PRIORITY: "meta priority",
+    x.META_MARK: "meta mark",
+    x.META_IIF: "iif",
+    x.META_IIFNAME: "iifname",
+    x.META_NFPROTO: "meta nfproto",
+    x.META_L4PROTO: "meta l4proto",
+}
 _CT_FIELDS = {x.CT_STATE: "ct state", x.CT_STATUS: "ct status"}
-_STATE_NAMES = {("ct state", x.CT_STATE_NEW): "new", ("ct status", x.CT_STATUS_DNAT): "dnat"}
+_BIT_NAMES = {
+    "ct state": {
+        x.CT_STATE_ESTABLISHED: "established",
+        x.CT_STATE_RELATED: "related",
+        x.CT_STATE_NEW: "new",
+        x.CT_STATE_UNTRACKED: "untracked",
+    },
+    "ct status": {x.CT_STATUS_DNAT: "dnat"},
+}
+_NFPROTO_NAMES = {2: "ipv4", 10: "ipv6"}
 _ADDRESS_STARTS = {4: ((12, "ip saddr"), (16, "ip daddr")), 16: ((8, "ip6 saddr"), (24, "ip6 daddr"))}
 
 
@@ -128,13 +146,19 @@ class _Reader:
             raise _Unknown
         self.hold(part.get(2), _Held(before.text, before.size, part.get(4), part.get(5)))
 
+    def read_byteorder(self, part: Expression) -> None:
+        # nft writes no conversion, because the type of the value implies it.
+        if part.get(1) != part.get(2) or self.held(part.get(1)).mask:
+            raise _Unknown
+
     def read_cmp(self, part: Expression) -> None:
         held = self.held(part.get(1))
-        operators = {x.CMP_EQUAL: "", x.CMP_NOT_EQUAL: "!= "}
+        operators = {x.CMP_EQUAL: "", x.CMP_NOT_EQUAL: "!= ", x.CMP_AT_MOST: "<= ", x.CMP_AT_LEAST: ">= "}
         if part.get(2) not in operators:
             raise _Unknown
         self.parts.append(_comparison(held, operators[part.get(2)], part.get(3)))
-        self.words.clear()
+        if part.get(2) == x.CMP_EQUAL:
+            self.words.clear()
 
     def read_lookup(self, part: Expression) -> None:
         key = self.concatenation(part.get(2))
@@ -169,6 +193,15 @@ class _Reader:
             shown = f"[{address}]" if ":" in address else address
             self.parts.append(f"dnat to {shown}:{self.held(part.get(5)).text}")
 
+    def read_limit(self, part: Expression) -> None:
+        if part.get(2) != 1 or part.get(4) or part.get(5):
+            raise _Unknown
+        self.parts.append(f"limit rate {part.get(1)}/second burst {part.get(3)} packets")
+
+    def read_log(self, part: Expression) -> None:
+        prefix = str(part.get(2, "")).replace('"', "?")
+        self.parts.append(f'log prefix "{prefix}" group {part.get(1)} snaplen {part.get(3)}')
+
     def read_masq(self, part: Expression) -> None:
         self.parts.append("masquerade fully-random" if part.get(1) == x.NAT_FULLY_RANDOM else "masquerade")
 
@@ -196,7 +229,9 @@ def _number(raw: bytes) -> int:
 
 
 def _changed_text(held: _Held) -> str:
-    """Return ``meta mark | 0x00004000`` or ``meta mark ^ 0x00004000``."""
+    """Return ``meta mark | 0x00004000``, ``meta mark ^ 0x00004000``, or an unchanged value."""
+    if not held.mask and (" map @" in held.text or held.text == "0.0.0.0"):
+        return held.text if held.text != "0.0.0.0" else "0:0"
     if len(held.mask) != 4:
         raise _Unknown
     mask, xor = _number(held.mask), _number(held.xor)
@@ -215,11 +250,22 @@ def _prefix_length(mask: bytes) -> Optional[int]:
 
 def _comparison(held: _Held, operator: str, data: bytes) -> str:
     text = held.text
-    if text in ("ct state", "ct status"):
-        bits = _STATE_NAMES.get((text, _number(held.mask) if held.mask else 0))
-        if bits is None or operator != "!= " or any(data):
+    if text in _BIT_NAMES:
+        names = _BIT_NAMES[text]
+        bits = _number(held.mask) if held.mask else 0
+        if not bits or bits & ~sum(names) or operator != "!= " or any(data):
             raise _Unknown
-        return f"{text} {bits}"
+        return f"{text} {','.join(word for bit, word in names.items() if bits & bit)}"
+    if text == "meta nfproto" and data[0] in _NFPROTO_NAMES:
+        return f"{text} {operator}{_NFPROTO_NAMES[data[0]]}"
+    if text == "meta priority":
+        return f"{text} {operator}{_number(data) >> 16:x}:{_number(data) & 0xFFFF:x}"
+    if text == "iif":
+        return f"{text} {operator}{_number(data)}"
+    if text == "icmpv6 type":
+        return f"{text} {operator}{data[0]}"
+    if text == "tcp flags":
+        return f"{text} & 0x{held.mask[0]:x} {operator or '== '}0x{data[0]:x}"
     if text == "meta mark" and held.mask:
         return f"meta mark & 0x{_number(held.mask):08x} {operator or '== '}0x{_number(data):08x}"
     if text == "iifname":

@@ -10,6 +10,7 @@ from typing import Dict, List, Mapping, Tuple, cast
 from ...addresses import IPV6, unpacked
 from . import rule_text
 from .objects import (
+    CLASSID,
     DATA_TYPES,
     INDEX,
     PORT,
@@ -54,6 +55,8 @@ def _part_text(part: str, raw: bytes) -> str:
         return str(int.from_bytes(raw[:2], "big"))
     if part == INDEX:
         return str(index_of(raw))
+    if part == CLASSID:
+        return f"{index_of(raw) >> 16:x}:{index_of(raw) & 0xFFFF:x}"
     return "0x" + raw.hex()
 
 
@@ -116,11 +119,14 @@ def set_lines(name: str, value: SetValue) -> List[str]:
     lines = [f"{kind} {name} {{", f"\t{'typeof' if typeof else 'type'} {shown}"]
     if value.size:
         lines.append(f"\tsize {value.size}")
-    flags = [word for word, present in (("dynamic", value.dynamic), ("timeout", value.timeout)) if present]
+    words = (("dynamic", value.dynamic), ("timeout", value.timeout), ("interval", value.is_interval))
+    flags = [word for word, present in words if present]
     if flags:
         lines.append(f"\tflags {','.join(flags)}")
     if value.timeout:
         lines.append(f"\ttimeout {_duration(value.timeout)}")
+    if value.counted:
+        lines.append("\tcounter")
     return lines
 
 

@@ -1,0 +1,157 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reading of a raw ClusterNetworkPolicy (policy.networking.k8s.io/v1alpha2), failing closed as its API demands.
+
+A part of a rule that is not understood makes an Accept rule match nothing, and turns a Deny or Pass rule into one that
+denies everything. The fields ``nodes`` and ``domainNames`` are not supported and treated in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Tuple
+
+from .fields import Invalid, dns_subdomain, integer, mapping, sequence, shown, text
+from .parse_network_policy import is_port_name, read_network
+from .policy_model import (
+    ACCEPT,
+    ADMIN,
+    BASELINE,
+    DENY,
+    LAST_PORT,
+    PASS,
+    BlockPeer,
+    ClusterNetworkPolicy,
+    Peer,
+    PodPeer,
+    PolicyPort,
+    PolicyRule,
+)
+from .selectors import parse_selector
+
+_ACTIONS = (ACCEPT, DENY, PASS)
+_TIERS = (ADMIN, BASELINE)
+_MOST = 25
+_MOST_PRIORITY = 1000
+_PROTOCOLS = {"tcp": "TCP", "udp": "UDP", "sctp": "SCTP"}
+_DENY_ALL = PolicyRule(action=DENY)
+_NOTHING = PolicyRule(peers=(None,))
+
+
+def parse_cluster_network_policy(raw: Dict[str, Any], skipped: List[Invalid]) -> ClusterNetworkPolicy:
+    """Return the ClusterNetworkPolicy that a raw object describes.
+
+    Parts of rules that are not understood are appended to ``skipped``. Raises Invalid.
+    """
+    metadata = mapping(raw.get("metadata"), "metadata")
+    name = dns_subdomain(metadata.get("name"), "metadata.name")
+    spec = mapping(raw.get("spec"), "spec")
+    tier = spec.get("tier")
+    if tier not in _TIERS:
+        raise Invalid("spec.tier", f"{shown(tier)} is not one of {', '.join(_TIERS)}")
+    return ClusterNetworkPolicy(
+        name,
+        str(tier),
+        integer(spec.get("priority"), "spec.priority", 0, _MOST_PRIORITY),
+        _pods_or_namespaces(spec.get("subject"), "spec.subject"),
+        _rules(spec.get("ingress"), "spec.ingress", "from", skipped),
+        _rules(spec.get("egress"), "spec.egress", "to", skipped),
+    )
+
+
+def _only_field(raw: Dict[str, Any], known: Tuple[str, ...], field: str) -> str:
+    """Return the name of the only field of an object. Raises Invalid unless it is one of the known ones."""
+    given = [name for name, value in raw.items() if value is not None]
+    if len(given) != 1 or given[0] not in known:
+        raise Invalid(field, f"must have exactly one of {', '.join(known)}")
+    return str(given[0])
+
+
+def _pods_or_namespaces(value: object, field: str) -> PodPeer:
+    raw = mapping(value, field)
+    if _only_field(raw, ("namespaces", "pods"), field) == "namespaces":
+        return PodPeer("", parse_selector(raw["namespaces"], f"{field}.namespaces"))
+    pods = mapping(raw["pods"], f"{field}.pods")
+    for name in pods:
+        if name not in ("namespaceSelector", "podSelector"):
+            raise Invalid(f"{field}.pods.{name}", "is not a field of this object")
+    return PodPeer(
+        "",
+        parse_selector(pods.get("namespaceSelector"), f"{field}.pods.namespaceSelector"),
+        parse_selector(pods.get("podSelector"), f"{field}.pods.podSelector"),
+    )
+
+
+def _rules(value: object, field: str, peers_field: str, skipped: List[Invalid]) -> Tuple[PolicyRule, ...]:
+    items = sequence(value, field)
+    if len(items) > _MOST:
+        raise Invalid(field, f"has {len(items)} rules, more than {_MOST}")
+    return tuple(_rule(item, f"{field}[{index}]", peers_field, skipped) for index, item in enumerate(items))
+
+
+def _rule(value: object, field: str, peers_field: str, skipped: List[Invalid]) -> PolicyRule:
+    action: Any = None
+    try:
+        raw = mapping(value, field)
+        action = raw.get("action")
+        if action not in _ACTIONS:
+            raise Invalid(f"{field}.action", f"{shown(action)} is not one of {', '.join(_ACTIONS)}")
+        peers = _each(raw.get(peers_field), f"{field}.{peers_field}", _peers(peers_field == "to"))
+        if not peers:
+            raise Invalid(f"{field}.{peers_field}", "is missing")
+        ports = _each(raw.get("protocols"), f"{field}.protocols", lambda item, where: [_port(item, where)])
+        if raw.get("protocols") is not None and not ports:
+            raise Invalid(f"{field}.protocols", "is empty")
+        if any(port.name for port in ports) and any(isinstance(peer, BlockPeer) for peer in peers):
+            raise Invalid(f"{field}.protocols", "names a port together with networks")
+        return PolicyRule(tuple(peers), tuple(ports), str(action), text(raw.get("name"), f"{field}.name"))
+    except Invalid as error:
+        skipped.append(error)
+        return _NOTHING if action == ACCEPT else _DENY_ALL
+
+
+def _each(value: object, field: str, read: Callable[[object, str], List[Any]]) -> List[Any]:
+    items = sequence(value, field)
+    if len(items) > _MOST:
+        raise Invalid(field, f"has {len(items)} entries, more than {_MOST}")
+    return [part for index, item in enumerate(items) for part in read(item, f"{field}[{index}]")]
+
+
+def _peers(egress: bool) -> Callable[[object, str], List[Peer]]:
+    def read(value: object, field: str) -> List[Peer]:
+        raw = mapping(value, field)
+        if egress and raw.get("networks") is not None:
+            _only_field(raw, ("networks",), field)
+            networks = sequence(raw["networks"], f"{field}.networks")
+            if not 1 <= len(networks) <= _MOST:
+                raise Invalid(f"{field}.networks", f"has {len(networks)} entries, not 1 to {_MOST}")
+            return [BlockPeer(read_network(item, f"{field}.networks[{index}]")) for index, item in enumerate(networks)]
+        return [_pods_or_namespaces(raw, field)]
+
+    return read
+
+
+def _port(value: object, field: str) -> PolicyPort:
+    raw = mapping(value, field)
+    kind = _only_field(raw, (*_PROTOCOLS, "destinationNamedPort"), field)
+    if kind == "destinationNamedPort":
+        if not is_port_name(raw[kind]):
+            raise Invalid(f"{field}.{kind}", f"{shown(raw[kind])} is not the name of a port")
+        return PolicyPort("", name=raw[kind])
+    inner = mapping(raw[kind], f"{field}.{kind}")
+    port = inner.get("destinationPort")
+    if port is None:
+        if any(item is not None for item in inner.values()):
+            raise Invalid(f"{field}.{kind}", "has a field that is not known")
+        return PolicyPort(_PROTOCOLS[kind])
+    return _numbers(port, f"{field}.{kind}.destinationPort", _PROTOCOLS[kind])
+
+
+def _numbers(value: object, field: str, kind: str) -> PolicyPort:
+    raw = mapping(value, field)
+    if _only_field(raw, ("number", "range"), field) == "number":
+        number = integer(raw["number"], f"{field}.number", 1, LAST_PORT)
+        return PolicyPort(kind, number, number)
+    ends = mapping(raw["range"], f"{field}.range")
+    first = integer(ends.get("start"), f"{field}.range.start", 1, LAST_PORT)
+    return PolicyPort(kind, first, integer(ends.get("end"), f"{field}.range.end", first + 1, LAST_PORT))

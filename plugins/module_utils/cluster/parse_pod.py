@@ -1,0 +1,165 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Reading of raw Pods and Namespaces (core/v1), as far as network policies depend on them.
+
+Everything but the identity is read leniently: a pod that is left out would not be protected.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Dict, List, Optional, Tuple
+
+from ..addresses import canonical_address, family_of, packed
+from .fields import Invalid, dns_label, dns_subdomain, flag, integer, mapping, protocol, sequence, shown, text
+from .policy_model import ContainerPort, Namespace, Pod
+
+_ENDED = ("Succeeded", "Failed")
+_ALWAYS = "Always"
+
+
+def parse_pod(raw: Dict[str, Any], skipped: List[Invalid]) -> Pod:
+    """Return the Pod that a raw object describes. Parts that are not valid are left out and appended to ``skipped``.
+
+    Raises Invalid if it has no valid identity.
+    """
+    metadata = mapping(raw.get("metadata"), "metadata")
+    namespace = dns_label(metadata.get("namespace"), "metadata.namespace")
+    name = dns_subdomain(metadata.get("name"), "metadata.name")
+    spec = _part(raw.get("spec"), "spec", skipped)
+    status = _part(raw.get("status"), "status", skipped)
+    return Pod(
+        sys.intern(namespace),
+        name,
+        _text(metadata.get("uid"), "metadata.uid", skipped),
+        read_labels(metadata.get("labels"), skipped),
+        _text(metadata.get("creationTimestamp"), "metadata.creationTimestamp", skipped),
+        metadata.get("deletionTimestamp") is not None,
+        sys.intern(_text(spec.get("nodeName"), "spec.nodeName", skipped)),
+        _host_network(spec.get("hostNetwork"), skipped),
+        _text(status.get("phase"), "status.phase", skipped) in _ENDED,
+        _addresses(status, skipped),
+        _ports(spec, skipped),
+    )
+
+
+def parse_namespace(raw: Dict[str, Any], skipped: List[Invalid]) -> Namespace:
+    """Return the Namespace that a raw object describes. Raises Invalid if it has no valid name."""
+    metadata = mapping(raw.get("metadata"), "metadata")
+    name = dns_label(metadata.get("name"), "metadata.name")
+    return Namespace(sys.intern(name), read_labels(metadata.get("labels"), skipped))
+
+
+def read_labels(value: object, skipped: List[Invalid]) -> Dict[str, str]:
+    """Return labels, without those whose value is not a string."""
+    labels = {}
+    for key, item in _part(value, "metadata.labels", skipped).items():
+        if isinstance(item, str):
+            labels[sys.intern(key)] = sys.intern(item)
+        else:
+            skipped.append(Invalid(f"metadata.labels[{key}]", f"{shown(item)} is not a string"))
+    return labels
+
+
+def _part(value: object, field: str, skipped: List[Invalid]) -> Dict[str, Any]:
+    try:
+        return mapping(value, field)
+    except Invalid as error:
+        skipped.append(error)
+        return {}
+
+
+def _list(value: object, field: str, skipped: List[Invalid]) -> List[Any]:
+    try:
+        return sequence(value, field)
+    except Invalid as error:
+        skipped.append(error)
+        return []
+
+
+def _text(value: object, field: str, skipped: List[Invalid]) -> str:
+    try:
+        return text(value, field)
+    except Invalid as error:
+        skipped.append(error)
+        return ""
+
+
+def _host_network(value: object, skipped: List[Invalid]) -> bool:
+    try:
+        return flag(value, "spec.hostNetwork", False)
+    except Invalid as error:
+        skipped.append(error)
+        return False
+
+
+def _addresses(status: Dict[str, Any], skipped: List[Invalid]) -> Tuple[str, ...]:
+    """Return the addresses of status.podIPs, or of status.podIP where there are none."""
+    items = [
+        (f"status.podIPs[{index}].ip", item.get("ip") if isinstance(item, dict) else item)
+        for index, item in enumerate(_list(status.get("podIPs"), "status.podIPs", skipped))
+    ]
+    if not items and status.get("podIP"):
+        items = [("status.podIP", status["podIP"])]
+    found: Dict[str, None] = {}
+    for field, value in items:
+        address = canonical_address(value) if isinstance(value, str) else None
+        if address is None:
+            skipped.append(Invalid(field, f"{shown(value)} is not an IP address"))
+            continue
+        special = not_global(address)
+        if special:
+            skipped.append(Invalid(field, f"{address} is {special}"))
+        else:
+            found[address] = None
+    return tuple(found)
+
+
+def not_global(address: str) -> str:
+    """Return why a canonical address is not global unicast (RFC 4291, RFC 1122), or an empty text."""
+    raw = packed(address) or b""
+    if not any(raw):
+        return "the unspecified address"
+    if family_of(address) == "IPv6":
+        if raw[0] == 0xFF:
+            return "a multicast address"
+        if raw == bytes(15) + b"\x01":
+            return "a loopback address"
+        return "a link-local address" if raw[0] == 0xFE and raw[1] & 0xC0 == 0x80 else ""
+    if raw[0] == 127:
+        return "a loopback address"
+    if raw == b"\xff\xff\xff\xff":
+        return "the broadcast address"
+    if raw[0] & 0xF0 == 0xE0:
+        return "a multicast address"
+    return "a link-local address" if raw[:2] == b"\xa9\xfe" else ""
+
+
+def _ports(spec: Dict[str, Any], skipped: List[Invalid]) -> Tuple[ContainerPort, ...]:
+    """Return the named ports of containers, and of init containers that keep running (sidecars)."""
+    found: Dict[ContainerPort, None] = {}
+    for kind in ("containers", "initContainers"):
+        for index, container in enumerate(_list(spec.get(kind), f"spec.{kind}", skipped)):
+            where = f"spec.{kind}[{index}]"
+            item = _part(container, where, skipped)
+            if kind == "initContainers" and item.get("restartPolicy") != _ALWAYS:
+                continue
+            for position, port in enumerate(_list(item.get("ports"), f"{where}.ports", skipped)):
+                named = _port(port, f"{where}.ports[{position}]", skipped)
+                if named is not None:
+                    found[named] = None
+    return tuple(found)
+
+
+def _port(value: object, field: str, skipped: List[Invalid]) -> Optional[ContainerPort]:
+    try:
+        raw = mapping(value, field)
+        name = text(raw.get("name"), f"{field}.name")
+        if not name:
+            return None
+        number = integer(raw.get("containerPort"), f"{field}.containerPort", 1, 65535)
+        return ContainerPort(sys.intern(name), protocol(raw.get("protocol"), f"{field}.protocol"), number)
+    except Invalid as error:
+        skipped.append(error)
+        return None

@@ -1,0 +1,94 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The section ``networkPolicy``: enforcement of network policies for the pods of the node."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Tuple
+
+from ...cluster.fields import shown
+from ..field import HONOURED, Field
+from ..reader import Section
+
+KEEP, CUT = "keep", "cut"
+_MOST_GROUP = 65535
+#: 100 is what other implementations use by default.
+_DEFAULT_GROUP = 4114
+
+
+class NetworkPolicySettings(NamedTuple):
+    """How network policies are enforced.
+
+    ``established_connections``: ``keep`` or ``cut`` connections that a change no longer allows. ``log_group``: NFLOG
+    group of denied packets, if ``log_denied``.
+    """
+
+    enabled: bool = False
+    cluster_policies: bool = False
+    established_connections: str = KEEP
+    log_denied: bool = False
+    log_group: int = _DEFAULT_GROUP
+
+
+FIELDS: Tuple[Field, ...] = (
+    Field(
+        "networkPolicy.enabled",
+        "network_policy.enabled",
+        "false",
+        "all",
+        HONOURED,
+        "enforce NetworkPolicies for the pods of this node",
+    ),
+    Field(
+        "networkPolicy.clusterNetworkPolicies",
+        "network_policy.cluster_policies",
+        "false",
+        "all",
+        HONOURED,
+        "enforce ClusterNetworkPolicies (`policy.networking.k8s.io/v1alpha2`) too",
+    ),
+    Field(
+        "networkPolicy.establishedConnections",
+        "network_policy.established_connections",
+        "keep",
+        "all",
+        HONOURED,
+        "`keep` or `cut` connections that a change of policies, labels or pods no longer allows",
+    ),
+    Field(
+        "networkPolicy.logDenied",
+        "network_policy.log_denied",
+        "false",
+        "all",
+        HONOURED,
+        "send the beginning of at most 10 denied packets a second to an NFLOG group",
+    ),
+    Field(
+        "networkPolicy.logGroup",
+        "network_policy.log_group",
+        str(_DEFAULT_GROUP),
+        "all",
+        HONOURED,
+        "that NFLOG group",
+    ),
+)
+
+
+def read(section: Section) -> NetworkPolicySettings:
+    """Return the settings of the section, recording what is invalid."""
+    default = NetworkPolicySettings()
+    established = section.text("establishedConnections", default.established_connections)
+    if established not in (KEEP, CUT):
+        section.findings.problem(
+            section.field("establishedConnections"), f"{shown(established)} is not {KEEP} or {CUT}"
+        )
+    settings = NetworkPolicySettings(
+        section.flag("enabled", default.enabled),
+        section.flag("clusterNetworkPolicies", default.cluster_policies),
+        established,
+        section.flag("logDenied", default.log_denied),
+        section.integer("logGroup", default.log_group, 0, _MOST_GROUP),
+    )
+    section.finish()
+    return settings

@@ -1,0 +1,65 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Network policies of the node in a convergence: from the cluster state to the stage of their table."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, List, Tuple
+
+from ..addresses import packed, unpacked
+from ..cluster.state import ClusterState
+from ..configuration.sections.network_policy import CUT, NetworkPolicySettings
+from ..networkpolicy.node_policy import NodePolicy
+from ..networkpolicy.owners import Address
+from ..rendering.networkpolicy.elements import desired_table
+from ..rendering.networkpolicy.layout import NO_LOG, Options
+from ..resources import Resource, Stage
+from .handles import KernelHandles
+from .stages import NotThereYet
+
+_NAMED_CLAIMS = 5
+
+
+def policy_options(settings: NetworkPolicySettings) -> Options:
+    """Return what the rules of the table depend on."""
+    group = settings.log_group if settings.log_denied else NO_LOG
+    return Options(tiers=settings.cluster_policies, cut=settings.established_connections == CUT, log_group=group)
+
+
+def raw_addresses(addresses: Iterable[Tuple[str, str]]) -> List[Address]:
+    """Return the addresses out of pairs (interface, address)."""
+    return [raw for raw in (packed(address) for _interface, address in addresses) if raw is not None]
+
+
+def node_policy(
+    cluster: ClusterState,
+    settings: NetworkPolicySettings,
+    node_name: str,
+    addresses: Iterable[Tuple[str, str]],
+) -> NodePolicy:
+    """Return the policies of a node. ``addresses``: of the node, as pairs (interface, address)."""
+    return NodePolicy(node_name, cluster.policy, raw_addresses(addresses), settings.cluster_policies)
+
+
+def claim_warnings(policy: NodePolicy) -> List[str]:
+    """Return a line for each of the first few pods that claim an address of the node."""
+    claims = sorted(policy.owners.refused())
+    lines = [f"Pod {key}: status.podIPs: {unpacked(address)} is an address of this node" for address, key in claims]
+    left = len(lines) - _NAMED_CLAIMS
+    return [*lines[:_NAMED_CLAIMS], f"{left} more pods claim addresses of this node"] if left > 0 else lines
+
+
+def policy_stage(
+    policy: NodePolicy, settings: NetworkPolicySettings, handles: KernelHandles, check: bool = False
+) -> Stage:
+    """Return the stage of the table. In a check, a kernel module that is not loaded counts as an empty table."""
+    resource: Resource[Any, Any] = handles.network_policy()
+    if check and not handles.has_nftables():
+        resource = NotThereYet(resource)
+    return Stage(resource, desired_table(policy.table.rows, policy_options(settings)))
+
+
+def policy_removal_stages(handles: KernelHandles) -> List[Stage]:
+    """Return the stage that removes the table; none if nf_tables is not loaded."""
+    return [Stage(handles.network_policy(), {})] if handles.has_nftables() else []

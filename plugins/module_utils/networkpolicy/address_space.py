@@ -1,0 +1,72 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The address space of one family cut at the ends of all ranges in use, each piece with the ranges that contain it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Tuple
+
+from .compiled import Block
+
+_NONE: FrozenSet[Block] = frozenset()
+
+
+class Piece(NamedTuple):
+    """Addresses from ``first`` to ``last`` and the blocks that contain all of them; at least one."""
+
+    first: int
+    last: int
+    blocks: FrozenSet[Block]
+
+
+def pieces_of(blocks: Iterable[Block]) -> List[Piece]:
+    """Return the pieces that are in any block, in order; neighbours have different blocks."""
+    events: List[Tuple[int, bool, Block]] = []
+    for block in blocks:
+        for first, last in block.intervals:
+            events += [(first, True, block), (last + 1, False, block)]
+    events.sort(key=lambda event: event[0])
+    active: Dict[Block, None] = {}
+    known: Dict[FrozenSet[Block], FrozenSet[Block]] = {}
+    found: List[Piece] = []
+    position = index = 0
+    while index < len(events):
+        at = events[index][0]
+        if active and at > position:
+            now = frozenset(active)
+            now = known.setdefault(now, now)
+            if found and found[-1].last == position - 1 and found[-1].blocks == now:
+                found[-1] = found[-1]._replace(last=at - 1)
+            else:
+                found.append(Piece(position, at - 1, now))
+        while index < len(events) and events[index][0] == at:
+            _at, begins, block = events[index]
+            if begins:
+                active[block] = None
+            else:
+                active.pop(block, None)
+            index += 1
+        position = at
+    return found
+
+
+class AddressSpace:
+    """The pieces of one family, with a search by address."""
+
+    def __init__(self) -> None:
+        self.pieces: List[Piece] = []
+        self._starts: List[int] = []
+
+    def cut(self, blocks: AbstractSet[Block]) -> None:
+        """Replace the pieces by those of other blocks."""
+        self.pieces = pieces_of(blocks)
+        self._starts = [piece.first for piece in self.pieces]
+
+    def blocks_at(self, address: int) -> FrozenSet[Block]:
+        """Return the blocks that contain an address."""
+        position = bisect_right(self._starts, address) - 1
+        if position < 0 or self.pieces[position].last < address:
+            return _NONE
+        return self.pieces[position].blocks

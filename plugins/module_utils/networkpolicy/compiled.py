@@ -1,0 +1,168 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Policies in the form in which they are evaluated: each rule with its peers taken apart and its ports merged."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+from ..addresses import FAMILIES, Network, address_bits
+from ..cluster.policy_model import DIRECTIONS, EGRESS, BlockPeer, PodPeer, PolicyPort, PolicyRule
+from ..cluster.selectors import LabelSelector
+from .ports import EVERYTHING, PROTOCOL_NUMBERS, PortSet, Range, union
+
+#: First and last address of a range, as numbers.
+Interval = Tuple[int, int]
+DIGEST_BYTES = 16
+
+
+def digest(*parts: bytes) -> bytes:
+    """Return a hash that is the same in every run and on every node."""
+    made = blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        made.update(len(part).to_bytes(4, "big"))
+        made.update(part)
+    return made.digest()
+
+
+class Block:
+    """The addresses of one family that the ipBlocks of one rule contain, as intervals that do not touch.
+
+    Compared by ``digest``, which is cheap however many intervals there are.
+    """
+
+    __slots__ = ("digest", "family", "intervals")
+
+    def __init__(self, family: str, intervals: Tuple[Interval, ...]) -> None:
+        self.family = family
+        self.intervals = intervals
+        self.digest = digest(family.encode(), repr(intervals).encode())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Block) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+class NamedPort(NamedTuple):
+    """A port that a rule gives by name; protocol 0 is any protocol in which the pod has the name."""
+
+    protocol: int
+    name: str
+
+
+class CompiledRule(NamedTuple):
+    """A rule. ``every_peer``: the source or destination does not matter. ``ports``: those given by number."""
+
+    every_peer: bool
+    pods: Tuple[PodPeer, ...]
+    blocks: Tuple[Block, ...]
+    ports: PortSet
+    names: Tuple[NamedPort, ...] = ()
+    action: str = ""
+
+    @property
+    def is_useful(self) -> bool:
+        """Return whether the rule can match anything."""
+        return (self.every_peer or bool(self.pods or self.blocks)) and bool(self.ports or self.names)
+
+
+def compile_rule(rule: PolicyRule) -> CompiledRule:
+    """Return a rule in the form in which it is evaluated."""
+    pods = dict.fromkeys(peer for peer in rule.peers if isinstance(peer, PodPeer))
+    blocks = [peer for peer in rule.peers if isinstance(peer, BlockPeer)]
+    ports, names = _ports(rule.ports)
+    return CompiledRule(not rule.peers, tuple(pods), tuple(_blocks(blocks)), ports, names, rule.action)
+
+
+def compile_rules(rules: Iterable[Optional[PolicyRule]]) -> Tuple[CompiledRule, ...]:
+    """Return the rules that can match anything. Rules of a NetworkPolicy with the same ports become one."""
+    merged: Dict[Optional[Tuple[PolicyPort, ...]], PolicyRule] = {}
+    for rule in rules:
+        if rule is None:
+            continue
+        key = tuple(sorted(set(filter(None, rule.ports)))) if rule.ports else None
+        if rule.ports and not key:
+            continue
+        before = merged.get(key)
+        if before is not None:
+            # A rule without peers is for every peer, which a union with others must remain.
+            every = not before.peers or not rule.peers
+            rule = PolicyRule(() if every else before.peers + rule.peers, before.ports)
+        merged[key] = rule
+    return tuple(found for found in map(compile_rule, merged.values()) if found.is_useful)
+
+
+def _ports(ports: Sequence[Optional[PolicyPort]]) -> Tuple[PortSet, Tuple[NamedPort, ...]]:
+    if not ports:
+        return EVERYTHING, ()
+    ranges: List[Range] = []
+    names: Dict[NamedPort, None] = {}
+    for port in ports:
+        if port is None:
+            continue
+        if port.name:
+            names[NamedPort(PROTOCOL_NUMBERS.get(port.protocol, 0), port.name)] = None
+        else:
+            ranges.append((PROTOCOL_NUMBERS[port.protocol], port.first, port.last))
+    return union(ranges), tuple(names)
+
+
+def interval_of(network: Network) -> Interval:
+    """Return the first and the last address of a range."""
+    return network.first, network.first + (1 << (address_bits(network.family) - network.prefix_length)) - 1
+
+
+def merge(intervals: Iterable[Interval]) -> List[Interval]:
+    """Return the union of intervals as intervals that do not touch, in order."""
+    merged: List[Interval] = []
+    for first, last in sorted(intervals):
+        if merged and merged[-1][1] >= first - 1:
+            if last > merged[-1][1]:
+                merged[-1] = (merged[-1][0], last)
+        else:
+            merged.append((first, last))
+    return merged
+
+
+def _without(outer: Interval, excepted: Sequence[Interval]) -> Iterable[Interval]:
+    position = outer[0]
+    for first, last in merge(excepted):
+        if first > position:
+            yield position, first - 1
+        position = last + 1
+    if position <= outer[1]:
+        yield position, outer[1]
+
+
+def _blocks(peers: Sequence[BlockPeer]) -> Iterable[Block]:
+    for family in FAMILIES:
+        intervals: List[Interval] = []
+        for peer in peers:
+            if peer.network.family == family:
+                intervals += _without(interval_of(peer.network), list(map(interval_of, peer.excepted)))
+        if intervals:
+            yield Block(family, tuple(merge(intervals)))
+
+
+def _selector_text(selector: Optional[LabelSelector]) -> str:
+    if selector is None:
+        return "-"
+    return repr([(item.key, item.operator, sorted(item.values)) for item in selector.requirements])
+
+
+def peer_digest(peer: PodPeer) -> bytes:
+    """Return a hash of a peer's meaning."""
+    parts = (peer.namespace, _selector_text(peer.namespaces), _selector_text(peer.pods))
+    return digest(*(part.encode("utf-8", "surrogatepass") for part in parts))
+
+
+def side(direction: str) -> str:
+    """Return ``in`` or ``out`` for Ingress and Egress."""
+    return "out" if direction == EGRESS else "in"
+
+
+SIDES = tuple(side(direction) for direction in DIRECTIONS)

@@ -1,0 +1,174 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The rows of one family: classes of peers, pieces of address space, and what subjects grant to classes."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Set, Tuple
+
+from ..addresses import address_bits
+from .address_space import AddressSpace
+from .compiled import Block
+from .numbers import Numbers, content_digest
+from .owners import Address
+from .peers import Content
+from .rows import ANY, BLOCK, CLASS, GRANT, NO_CLASS, TIER_GRANT, PolicyRows, Row
+from .subjects import NETWORK_POLICY, Subject
+from .values import GrantValues
+
+
+class FamilyTables:
+    """Classes and grants of one family; :meth:`settle` brings the rows up to date after any number of changes."""
+
+    def __init__(self, family: str, rows: PolicyRows, values: GrantValues) -> None:
+        self.family = family
+        self.space = AddressSpace()
+        self.class_of: Dict[Address, int] = {}
+        self._bytes = address_bits(family) // 8
+        self._rows = rows
+        self._values = values
+        self._classes: Numbers[Content] = Numbers(content_digest, high=False)
+        self._held: Dict[int, Content] = {}
+        self._pieces: Dict[Row, int] = {}
+        self._block_uses: Dict[Block, int] = {}
+        self._blocks_changed = False
+        self._subjects: Dict[Subject, Set[Address]] = {}
+        self._leaving: List[Tuple[Subject, Address]] = []
+        self._coming: List[Tuple[Subject, Address]] = []
+
+    # ---- blocks
+
+    def use_blocks(self, blocks: List[Block], count: int) -> None:
+        """Add to the number of uses of blocks; those of the other family are skipped."""
+        for block in blocks:
+            if block.family == self.family:
+                before = self._block_uses.get(block, 0)
+                self._block_uses[block] = before + count
+                self._blocks_changed |= not before or not before + count
+                if not before + count:
+                    del self._block_uses[block]
+
+    def cut(self) -> bool:
+        """Cut the address space again if other blocks are in use; return whether it changed."""
+        if not self._blocks_changed:
+            return False
+        self._blocks_changed = False
+        self.space.cut(self._block_uses.keys())
+        pieces: Dict[Row, int] = {}
+        for first, last, blocks in self.space.pieces:
+            row = (BLOCK, first.to_bytes(self._bytes, "big"), last.to_bytes(self._bytes, "big"))
+            pieces[row] = self._classes.acquire(Content(blocks=blocks))
+            self._rows.put(row, pieces[row])
+        for row, number in self._pieces.items():
+            if row not in pieces:
+                self._rows.remove(row)
+            self._classes.release(number)
+        self._pieces = pieces
+        return True
+
+    # ---- peers
+
+    def classify(self, address: Address, content: Content) -> None:
+        """Set the class of a pod's address; ``content`` lacks the blocks.
+
+        A pod that only its blocks match needs no entry: its address is in a piece of that class.
+        """
+        before = self.class_of.pop(address, None)
+        if content.peers or content.ports:
+            whole = content._replace(blocks=self.space.blocks_at(int.from_bytes(address, "big")))
+            number = self.class_of[address] = self._classes.acquire(whole)
+            self._rows.put((CLASS, address), number)
+        elif before is not None:
+            self._rows.remove((CLASS, address))
+        if before is not None:
+            self._classes.release(before)
+
+    # ---- subjects
+
+    def join(self, subject: Subject, address: Address) -> None:
+        """Add an address of this node to a subject."""
+        self._coming.append((subject, address))
+
+    def leave(self, subject: Subject, address: Address) -> None:
+        """Remove an address of this node from a subject."""
+        self._leaving.append((subject, address))
+
+    def settle(self) -> None:
+        """Bring grants up to date."""
+        self._let_leave()
+        live = self._classes.values
+        held = self._held
+        touched = sorted(number for number in self._classes.touched if live.get(number) is not held.get(number))
+        self._classes.touched.clear()
+        gone = [number for number in touched if number in held]
+        new = [number for number in touched if number in live]
+        for subject, addresses in self._subjects.items():
+            for number in gone:
+                self._withdraw(subject, number, addresses)
+            for number in new:
+                self._grant(subject, number, live[number], addresses)
+        for number in gone:
+            del held[number]
+        for number in new:
+            held[number] = live[number]
+        for subject, address in self._coming:
+            self._admit(subject, address)
+        self._coming.clear()
+
+    def _let_leave(self) -> None:
+        for subject, address in self._leaving:
+            granted = subject.granted[self.family]
+            for number in granted:
+                self._rows.remove(_grant_row(subject, number, address))
+            addresses = self._subjects[subject]
+            addresses.remove(address)
+            if not addresses:
+                del self._subjects[subject]
+                for value in granted.values():
+                    self._values.release(value)
+                granted.clear()
+        self._leaving.clear()
+
+    def _admit(self, subject: Subject, address: Address) -> None:
+        granted = subject.granted[self.family]
+        addresses = self._subjects.get(subject)
+        if addresses is None:
+            addresses = self._subjects[subject] = set()
+            for number, content in sorted(self._held.items()):
+                self._grant(subject, number, content, ())
+            self._grant_value(subject, NO_CLASS, subject.default(), ())
+            self._grant_value(subject, _ANY_CLASS, subject.any, ())
+        addresses.add(address)
+        for number, value in granted.items():
+            self._rows.put(_grant_row(subject, number, address), value)
+
+    def _grant(self, subject: Subject, number: int, content: Content, addresses: Any) -> None:
+        self._grant_value(subject, number, subject.grant(content), addresses)
+
+    def _grant_value(self, subject: Subject, number: int, value: Any, addresses: Any) -> None:
+        if not value:
+            return
+        granted = self._values.acquire(value)
+        subject.granted[self.family][number] = granted
+        for address in addresses:
+            self._rows.put(_grant_row(subject, number, address), granted)
+
+    def _withdraw(self, subject: Subject, number: int, addresses: Set[Address]) -> None:
+        value = subject.granted[self.family].pop(number, None)
+        if value is not None:
+            for address in addresses:
+                self._rows.remove(_grant_row(subject, number, address))
+            self._values.release(value)
+
+
+#: Stands for peers of every class among what a subject grants.
+_ANY_CLASS = -1
+
+
+def _grant_row(subject: Subject, number: int, address: Address) -> Row:
+    if number == _ANY_CLASS:
+        return (ANY, subject.side, address)
+    if subject.tier == NETWORK_POLICY:
+        return (GRANT, subject.side, number, address)
+    return (TIER_GRANT, subject.tier, subject.side, number, address)

@@ -1,0 +1,54 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The port sets and outcomes in use, as rows; both families share them."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator
+
+from ..cluster.policy_model import ACCEPT, DENY
+from .numbers import Numbers, value_digest
+from .ports import Outcome, PortSet
+from .rows import EVERYTHING_ID, PORTS, TIER_OTHERS, TIER_PORTS, PolicyRows, Row
+
+
+class GrantValues:
+    """Numbers of port sets and outcomes, and the rows with their content."""
+
+    def __init__(self, rows: PolicyRows) -> None:
+        self._rows = rows
+        self._numbers: Numbers[Any] = Numbers(value_digest, high=True)
+
+    def acquire(self, value: Any) -> int:
+        """Return the number of a port set or outcome, with one more use."""
+        if isinstance(value, PortSet) and value.everything:
+            return EVERYTHING_ID
+        number = self._numbers.acquire(value)
+        if self._numbers.is_new(number):
+            for row in _rows_of(number, value):
+                self._rows.put(row)
+        return number
+
+    def release(self, number: int) -> None:
+        """Take back one use of a number."""
+        if number == EVERYTHING_ID:
+            return
+        value = self._numbers.values[number]
+        if self._numbers.release(number):
+            for row in _rows_of(number, value):
+                self._rows.remove(row)
+
+    def value(self, number: int) -> Any:
+        """Return the port set or outcome of a number in use."""
+        return PortSet((), True) if number == EVERYTHING_ID else self._numbers.values[number]
+
+
+def _rows_of(number: int, value: Any) -> Iterator[Row]:
+    if isinstance(value, Outcome):
+        for action, ranges in ((ACCEPT, value.accepted), (DENY, value.denied)):
+            yield from ((TIER_PORTS, action, number, *part) for part in ranges)
+        if value.others:
+            yield (TIER_OTHERS, value.others, number)
+    else:
+        yield from ((PORTS, number, *part) for part in value.ranges)

@@ -1,0 +1,123 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Render the rows of a node's policies to elements of the table."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
+
+from ...addresses import IPV4, IPV6
+from ...networkpolicy import rows
+from ...networkpolicy.rows import ABSENT, Row
+from ...resources import Change
+from ..nftables.objects import TABLE_KEY, ElementKey, Key, ObjectKey, Value
+from . import layout
+from .layout import Options, class_bytes
+
+Entry = Tuple[Key, Value]
+
+
+def static_entries(options: Options) -> Dict[Key, Value]:
+    """Return the table without data."""
+    found: Dict[Key, Value] = {TABLE_KEY: True}
+    found.update({ObjectKey("set", name): value for name, value in layout.sets(options).items()})
+    chains = layout.chains(options, rows.EVERYTHING_ID)
+    found.update({ObjectKey("chain", name): value for name, value in chains.items()})
+    return found
+
+
+def _family(address: bytes) -> str:
+    return IPV4 if len(address) == 4 else IPV6
+
+
+def _port_key(number: bytes, protocol: int, port: int) -> bytes:
+    return number + bytes((protocol, 0, 0, 0)) + port.to_bytes(2, "big") + b"\0\0"
+
+
+def _port_range(number: int, protocol: int, first: int, last: int) -> bytes:
+    """Return the key of a range: all its parts are in the order of the network (see ``layout``)."""
+    raw = number.to_bytes(4, "big")
+    return _port_key(raw, protocol, first) + _port_key(raw, protocol, last)
+
+
+class Elements:
+    """Renders rows with the options of one table."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._grants = {
+            (side, size): layout.name(layout.GRANTS, family, side)
+            for side in layout.SIDES
+            for family, size in ((IPV4, 4), (IPV6, 16))
+        }
+
+    def entries(self, row: Row, value: Any) -> List[Entry]:
+        """Return the elements of a row."""
+        kind = row[0]
+        if kind == rows.GRANT:
+            _kind, side, number, address = row
+            name = self._grants[side, len(address)]
+            return [(ElementKey("element", name, class_bytes(number) + address), class_bytes(value))]
+        return list(self._others(kind, row, value))
+
+    def _others(self, kind: str, row: Row, value: Any) -> Iterator[Entry]:
+        if kind == rows.CLASS:
+            yield ElementKey("element", layout.name(layout.PODS, _family(row[1])), row[1]), class_bytes(value)
+        elif kind == rows.BLOCK:
+            name = layout.name(layout.BLOCKS, _family(row[1]))
+            yield ElementKey("element", name, row[1] + row[2]), class_bytes(value)
+        elif kind == rows.PORTS:
+            yield self._ports(*row[1:]), True
+        elif kind == rows.ANY:
+            yield ElementKey("element", layout.name(layout.ANY, _family(row[2]), row[1]), row[2]), class_bytes(value)
+        elif kind == rows.SELF:
+            yield ElementKey("element", layout.name(layout.SELF, _family(row[1])), row[1] * 2), True
+        elif kind == rows.ISOLATED:
+            yield ElementKey("element", layout.name(layout.ISOLATED, _family(row[2]), row[1]), row[2]), True
+        elif kind == rows.POLICED:
+            for name in (layout.DENIED, *((layout.POLICED,) if self._options.tiers else ())):
+                yield ElementKey("element", layout.name(name, _family(row[2]), row[1]), row[2]), True
+        elif self._options.tiers:
+            yield self._of_tier(kind, row), class_bytes(value) if kind == rows.TIER_GRANT else True
+
+    @staticmethod
+    def _ports(number: int, protocol: int, first: int, last: int) -> Key:
+        if first == last:
+            return ElementKey("element", layout.PORTS, _port_key(class_bytes(number), protocol, first))
+        return ElementKey("element", layout.PORT_RANGES, _port_range(number, protocol, first, last))
+
+    @staticmethod
+    def _of_tier(kind: str, row: Row) -> Key:
+        if kind == rows.TIER_GRANT:
+            _kind, tier, side, number, address = row
+            grants = layout.tier_grants(tier.lower(), side, _family(address))
+            return ElementKey("element", grants, class_bytes(number) + address)
+        if kind == rows.TIER_PORTS:
+            return ElementKey("element", f"{layout.TIER_PORTS}-{row[1].lower()}", _port_range(*row[2:]))
+        return ElementKey("element", f"{layout.TIER_OTHERS}-{row[1].lower()}", class_bytes(row[2]))
+
+
+def desired_table(found: Mapping[Row, Any], options: Options) -> Dict[Key, Value]:
+    """Return the whole table for rows."""
+    table = static_entries(options)
+    entries = Elements(options).entries
+    for row, value in found.items():
+        table.update(entries(row, value))
+    return table
+
+
+def change_of(journal: Mapping[Row, Any], found: Mapping[Row, Any], options: Options) -> Change[Key, Value]:
+    """Return the change of the table for rows that changed. ``journal``: their values before; ``found``: all rows."""
+    change: Change[Key, Value] = Change()
+    entries = Elements(options).entries
+    for row, before in journal.items():
+        now = found.get(row, ABSENT)
+        if now is ABSENT:
+            change.removed.update(entries(row, before))
+        elif before is ABSENT:
+            change.added.update(entries(row, now))
+        else:
+            old = dict(entries(row, before))
+            change.replaced.update({key: (old[key], new) for key, new in entries(row, now)})
+    return change

@@ -1,0 +1,316 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The table of network policies without its data: sets, maps, and constant rules, whatever policies there are.
+
+A packet is judged where its addresses are those of the pods, after destination and before source NAT, in this order:
+the class of the peer is looked up by its address; class and pod give a port set; and the port set has the port or not.
+``meta priority`` carries the intermediate result from one lookup to the next: it is the only scratch register whose use
+the nft program can list. It is set to 0 before a packet leaves a chain.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Tuple
+
+from ...addresses import FAMILIES, IPV6
+from ..nftables import expressions as x
+from ..nftables.expressions import Expressions
+from ..nftables.objects import (
+    ADDRESS_TYPES,
+    CLASSID,
+    PORT,
+    PROTOCOL,
+    SET_CONCAT,
+    SET_INTERVAL,
+    BaseHook,
+    ChainValue,
+    Expression,
+    Rule,
+    SetValue,
+    TableIdentity,
+)
+
+TABLE_NAME = "kubenode-network-policy"
+TABLE_COMMENT = "network policies, by kubenode-proxy"
+
+ISOLATED, DENIED, SELF, POLICED = "isolated", "denied", "self", "policed"
+PODS, BLOCKS, ANY, GRANTS = "pods", "blocks", "any", "grants"
+PORTS, PORT_RANGES = "ports", "port-ranges"
+TIER_PORTS, TIER_OTHERS = "tier-ports", "tier-others"
+
+POSTROUTING_PRIORITY = 95
+INPUT_PRIORITY = 101
+ARRIVING_PRIORITY = -90
+
+SIDES = ("in", "out")
+TIERS = ("admin", "baseline")
+OUTCOMES = ("accept", "deny")
+_ICMPV6 = 58
+_NEIGHBOUR_DISCOVERY = (133, 137)
+_TCP = 6
+_PORT_PROTOCOLS = (6, 17, 132)
+_FIN_SYN_RST_ACK, _SYN = 0x17, 0x02
+_TCP_FLAGS_OFFSET = 13
+_LOGGED_BYTES = 128
+_LOGS_PER_SECOND, _LOG_BURST = 10, 20
+_NO_PRIORITY = bytes(4)
+
+
+#: No NFLOG group.
+NO_LOG = -1
+
+
+class Options(NamedTuple):
+    """What the rules depend on.
+
+    ``tiers``: ClusterNetworkPolicies are enforced. ``cut``: connections are cut when they are no longer allowed, so a
+    TCP connection must not be picked up in its middle. ``log_group``: NFLOG group of denied packets, or NO_LOG.
+    """
+
+    tiers: bool = False
+    cut: bool = False
+    log_group: int = NO_LOG
+
+
+def number(family: str) -> str:
+    """Return the digit that ends the names of objects of a family."""
+    return "6" if family == IPV6 else "4"
+
+
+def name(kind: str, family: str, side: str = "") -> str:
+    """Return the name of a set or chain: ``grants-in4``, ``pods6``."""
+    return f"{kind}-{side}{number(family)}" if side else f"{kind}{number(family)}"
+
+
+def tier_grants(tier: str, side: str, family: str) -> str:
+    """Return the name of the map with the outcomes of a tier."""
+    return name(f"{tier}-grants", family, side)
+
+
+def sets(options: Options) -> Dict[str, SetValue]:
+    """Return all sets and maps by name."""
+    port_key = (CLASSID, PROTOCOL, PORT)
+    ranges = SET_INTERVAL | SET_CONCAT
+    found = {PORTS: SetValue(port_key), PORT_RANGES: SetValue(port_key, flags=ranges)}
+    for family in FAMILIES:
+        address = ADDRESS_TYPES[family]
+        grants = SetValue((CLASSID, address), (CLASSID,))
+        found[name(SELF, family)] = SetValue((address, address))
+        found[name(PODS, family)] = SetValue((address,), (CLASSID,))
+        found[name(BLOCKS, family)] = SetValue((address,), (CLASSID,), flags=SET_INTERVAL)
+        for side in SIDES:
+            found[name(ISOLATED, family, side)] = SetValue((address,))
+            found[name(DENIED, family, side)] = SetValue((address,), counted=True)
+            found[name(ANY, family, side)] = SetValue((address,), (CLASSID,))
+            found[name(GRANTS, family, side)] = grants
+            if options.tiers:
+                found[name(POLICED, family, side)] = SetValue((address,))
+                found.update({tier_grants(tier, side, family): grants for tier in TIERS})
+    if options.tiers:
+        for outcome in OUTCOMES:
+            found[f"{TIER_PORTS}-{outcome}"] = SetValue(port_key, flags=ranges)
+            found[f"{TIER_OTHERS}-{outcome}"] = SetValue((CLASSID,))
+    return found
+
+
+TABLE = TableIdentity(
+    TABLE_NAME,
+    TABLE_COMMENT,
+    {key: value for key, value in sets(Options(tiers=True)).items() if value.is_interval},
+)
+
+_SET_PRIORITY = x.set_meta(x.META_PRIORITY)
+_RESET = [x.value(_NO_PRIORITY, 0), _SET_PRIORITY]
+_RETURN = [*_RESET, x.verdict("return")]
+
+
+def _own(family: str, side: str, word: int = 0) -> Expression:
+    """Load the address of the pod that is judged."""
+    return (x.source_address if side == "out" else x.destination_address)(family, word)
+
+
+def _peer(family: str, side: str) -> Expression:
+    return (x.destination_address if side == "out" else x.source_address)(family)
+
+
+def _ports_key() -> Expressions:
+    return [x.meta(x.META_PRIORITY), *x.protocol_and_port(1)]
+
+
+def _ranges_key() -> Expressions:
+    """Load the key of a set of ranges, in which nft keeps all parts in the order of the network."""
+    return [x.meta(x.META_PRIORITY), x.network_order(), *x.protocol_and_port(1)]
+
+
+def _granted(everything: int) -> List[Rule]:
+    """Return the rules that let a packet pass if the port set in the priority has it."""
+    whole = [x.meta(x.META_PRIORITY), x.compare(class_bytes(everything))]
+    return [
+        x.rule(whole, _RETURN),
+        x.rule(_ports_key(), x.lookup(PORTS), _RETURN),
+        x.rule(_ranges_key(), x.lookup(PORT_RANGES), _RETURN),
+    ]
+
+
+def class_bytes(value: int) -> bytes:
+    """Return a class, port set or outcome as it is in a register."""
+    return x.host_word(value)
+
+
+def _classify(family: str, side: str) -> List[Rule]:
+    """Return the rules that look up the class of the peer; a pod's own class replaces that of its range."""
+    own = x.of_family(family)
+    return [
+        x.rule(own, _peer(family, side), x.map_lookup(name(BLOCKS, family)), _SET_PRIORITY),
+        x.rule(own, _peer(family, side), x.map_lookup(name(PODS, family)), _SET_PRIORITY),
+    ]
+
+
+def _by_class(family: str, side: str, grants: str) -> Rule:
+    """Return the rule that replaces the class in the priority by what it is granted."""
+    key = [*x.of_family(family), x.meta(x.META_PRIORITY), _own(family, side, 1)]
+    return x.rule(key, x.map_lookup(grants), _SET_PRIORITY)
+
+
+def _drop_name(family: str, side: str) -> str:
+    return name("drop", family, side)
+
+
+def _policy_chain(family: str, side: str, options: Options, everything: int) -> ChainValue:
+    """Return the chain that judges packets of isolated pods by NetworkPolicies: it returns if they are allowed."""
+    own = [*x.of_family(family), _own(family, side)]
+    drop = x.verdict(f"goto {_drop_name(family, side)}")
+    rules: List[Rule] = []
+    if options.tiers:
+        rules.append(x.rule(*_to_itself(family), _RETURN))
+    elif options.cut:
+        rules.append(_half_open(drop))
+    rules.append(x.rule(_RESET))
+    rules.append(x.rule(own, x.map_lookup(name(ANY, family, side)), _SET_PRIORITY))
+    rules += _granted(everything)
+    rules += _classify(family, side)
+    rules.append(_by_class(family, side, name(GRANTS, family, side)))
+    rules += _granted(everything)
+    rules.append(x.rule(drop))
+    return ChainValue(tuple(rules))
+
+
+def _to_itself(family: str) -> Tuple[Expressions, Expression]:
+    width = x.address_words(family)
+    addresses = [x.source_address(family), x.destination_address(family, width)]
+    return [*x.of_family(family), *addresses], x.lookup(name(SELF, family))
+
+
+def _half_open(drop: Expression) -> Rule:
+    """Drop a TCP packet that would begin a connection without being its first one."""
+    tcp = [x.meta(x.META_L4PROTO), x.compare(bytes((_TCP,)))]
+    flags = x.payload(x.TRANSPORT_HEADER, _TCP_FLAGS_OFFSET, 1)
+    masked = x.bitwise(bytes((_FIN_SYN_RST_ACK,)), b"\0")
+    return x.rule(x.new_connection(), tcp, flags, masked, x.compare(bytes((_SYN,)), equal=False), drop)
+
+
+def _tiers_chain(family: str, side: str, options: Options) -> ChainValue:
+    """Return the chain that judges packets of pods with policies of any API; it returns if they are allowed."""
+    drop = x.verdict(f"goto {_drop_name(family, side)}")
+    admin, baseline = TIERS
+    judge = x.verdict(f"goto {name('policy', family, side)}")
+    isolated = [*x.of_family(family), _own(family, side), x.lookup(name(ISOLATED, family, side)), judge]
+    rules = [_half_open(drop)] if options.cut else []
+    rules += _tier(family, side, admin, drop)
+    rules.append(x.rule(isolated))
+    rules += _tier(family, side, baseline, drop)
+    rules.append(x.rule(_RESET))
+    return ChainValue(tuple(rules))
+
+
+def _tier(family: str, side: str, tier: str, drop: Expression) -> List[Rule]:
+    accept, deny = OUTCOMES
+    without_ports = [x.compare(bytes((number,)), equal=False) for number in _PORT_PROTOCOLS]
+    other = [x.meta(x.META_L4PROTO), *without_ports, x.meta(x.META_PRIORITY)]
+    return [
+        x.rule(_RESET),
+        *_classify(family, side),
+        _by_class(family, side, tier_grants(tier, side, family)),
+        x.rule(_ranges_key(), x.lookup(f"{TIER_PORTS}-{deny}"), drop),
+        x.rule(_ranges_key(), x.lookup(f"{TIER_PORTS}-{accept}"), _RETURN),
+        x.rule(other, x.lookup(f"{TIER_OTHERS}-{deny}"), drop),
+        x.rule(other, x.lookup(f"{TIER_OTHERS}-{accept}"), _RETURN),
+    ]
+
+
+def _drop_chain(family: str, side: str, options: Options) -> ChainValue:
+    """Return the chain that counts, logs and drops packets."""
+    own = [*x.of_family(family), _own(family, side), x.lookup(name(DENIED, family, side))]
+    rules = [x.rule(own, x.verdict("drop")), x.rule(x.verdict("drop"))]
+    if options.log_group != NO_LOG:
+        logged = x.log(options.log_group, f"denied {side} ", _LOGGED_BYTES)
+        rules.insert(0, x.rule(x.limit(_LOGS_PER_SECOND, _LOG_BURST), logged))
+    return ChainValue(tuple(rules))
+
+
+def _always_accepted() -> List[Rule]:
+    known = x.has_state(x.CT_STATE_ESTABLISHED | x.CT_STATE_RELATED)
+    first, last = _NEIGHBOUR_DISCOVERY
+    discovery = [
+        *x.of_family(IPV6),
+        x.meta(x.META_L4PROTO),
+        x.compare(bytes((_ICMPV6,))),
+        x.payload(x.TRANSPORT_HEADER, 0, 1),
+        x.at_least(bytes((first,))),
+        x.at_most(bytes((last,))),
+    ]
+    return [x.rule(known, x.verdict("accept")), x.rule(discovery, x.verdict("accept"))]
+
+
+def _judged(family: str, side: str, options: Options) -> Rule:
+    """Return the rule that has packets of policed pods judged."""
+    which, chain = (POLICED, "tiers") if options.tiers else (ISOLATED, "policy")
+    listed = [*x.of_family(family), _own(family, side), x.lookup(name(which, family, side))]
+    return x.rule(listed, x.verdict(f"jump {name(chain, family, side)}"))
+
+
+def _hooks(options: Options) -> Dict[str, ChainValue]:
+    no_interface = [x.meta(x.META_IIF), x.compare(x.host_word(0))]
+    from_node = [*no_interface, *x.is_local(x.FIB_SADDR), x.verdict("accept")]
+    leaving = [*_always_accepted(), x.rule(from_node)]
+    if not options.tiers:
+        leaving += [x.rule(*_to_itself(family), x.verdict("accept")) for family in FAMILIES]
+    leaving += [_judged(family, side, options) for side in ("out", "in") for family in FAMILIES]
+    loopback = x.interface_name("lo", prefix=False, equal=True)
+    to_node = [x.rule(loopback, x.verdict("accept")), *_always_accepted()]
+    to_node += [_judged(family, "out", options) for family in FAMILIES]
+    which = POLICED if options.tiers else ISOLATED
+    begins = x.has_state(x.CT_STATE_NEW | x.CT_STATE_UNTRACKED)
+    elsewhere = x.interface_name("lo", prefix=False, equal=False)
+    forged = [
+        x.rule(
+            begins,
+            elsewhere,
+            x.is_local(x.FIB_SADDR),
+            x.of_family(family),
+            x.destination_address(family),
+            x.lookup(name(which, family, "in")),
+            x.verdict("drop"),
+            comment="a source address of this node that did not come from it",
+        )
+        for family in FAMILIES
+    ]
+    return {
+        "postrouting": ChainValue(tuple(leaving), BaseHook("filter", "postrouting", POSTROUTING_PRIORITY)),
+        "input": ChainValue(tuple(to_node), BaseHook("filter", "input", INPUT_PRIORITY)),
+        "arriving": ChainValue(tuple(forged), BaseHook("filter", "prerouting", ARRIVING_PRIORITY)),
+    }
+
+
+def chains(options: Options, everything: int) -> Dict[str, ChainValue]:
+    """Return all chains by name, each after those that it refers to. ``everything``: the port set of all packets."""
+    found: Dict[str, ChainValue] = {}
+    for family in FAMILIES:
+        for side in SIDES:
+            found[_drop_name(family, side)] = _drop_chain(family, side, options)
+            found[name("policy", family, side)] = _policy_chain(family, side, options, everything)
+            if options.tiers:
+                found[name("tiers", family, side)] = _tiers_chain(family, side, options)
+    found.update(_hooks(options))
+    return found

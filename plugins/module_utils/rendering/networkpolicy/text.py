@@ -1,0 +1,83 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The table of network policies in the syntax of the nft program: for users to read, and for ``nft -f`` to load."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Tuple
+
+from ..nftables.objects import CLASSID, ChainValue, ElementKey, Key, SetValue, Value, key_length
+from ..nftables.text import chain_lines, concatenation_text, set_lines
+from .layout import TABLE_COMMENT, TABLE_NAME, Options, sets
+
+_FAMILY = "inet"
+_SETS = sets(Options(tiers=True))
+
+
+def _range_text(value: SetValue, raw: bytes) -> str:
+    """Return ``10.0.0.0-10.0.0.255``; parts of a concatenation that are single values are written once."""
+    half = len(raw) // 2
+    first, last = raw[:half], raw[half:]
+    texts: List[str] = []
+    position = 0
+    for part in value.key:
+        end = position + key_length((part,))
+        ends = [_range_end(part, each[position:end]) for each in (first, last)]
+        texts.append(ends[0] if ends[0] == ends[1] else "-".join(ends))
+        position = end
+    return " . ".join(texts)
+
+
+def _range_end(part: str, raw: bytes) -> str:
+    if part == CLASSID:
+        # In a set of ranges it is in the order of the network.
+        return f"{int.from_bytes(raw[:2], 'big'):x}:{int.from_bytes(raw[2:], 'big'):x}"
+    return concatenation_text((part,), raw)
+
+
+def element_text(set_name: str, raw: bytes, value: Value) -> str:
+    """Return an element as it is written between the braces of ``elements = { }``."""
+    definition = _SETS.get(set_name)
+    if definition is None:
+        # Of a set that another program made: what its key means is not known.
+        return f"0x{raw.hex()}"
+    key = _range_text(definition, raw) if definition.is_interval else concatenation_text(definition.key, raw)
+    if isinstance(value, bytes) and definition.data is not None:
+        return f"{key} : {concatenation_text(definition.data, value)}"
+    return f"{key} : {value}" if isinstance(value, str) else key
+
+
+def describe(key: Key, value: Any) -> List[str]:
+    """Return one entry of the table in the syntax of the nft program."""
+    if isinstance(key, ElementKey):
+        return [f"element {_FAMILY} {TABLE_NAME} {key.name} {{ {element_text(key.name, key.key, value)} }}"]
+    if isinstance(value, SetValue):
+        return [*set_lines(key.name, value), "}"]
+    if isinstance(value, ChainValue):
+        return [f"chain {key.name} {{", *chain_lines(value), "}"]
+    return [f"table {_FAMILY} {TABLE_NAME}"]
+
+
+def restore_text(table: Mapping[Key, Value]) -> str:
+    """Return a script for ``nft -f`` that replaces the table by the desired one."""
+    name = f"{_FAMILY} {TABLE_NAME}"
+    # Declared first, so that the deletion succeeds whether or not the table exists.
+    lines = [f"table {name}", f"delete table {name}", f"table {name} {{", f'\tcomment "{TABLE_COMMENT}"']
+    elements: Dict[str, List[str]] = {}
+    for key, value in table.items():
+        if isinstance(key, ElementKey):
+            elements.setdefault(key.name, []).append(element_text(key.name, key.key, value))
+    blocks: List[Tuple[str, ...]] = []
+    for key, value in table.items():
+        if isinstance(value, SetValue):
+            held = elements.get(key.name)
+            block = set_lines(key.name, value)
+            if held:
+                block.append("\telements = { " + ",\n\t\t     ".join(held) + " }")
+            blocks.append((*block, "}"))
+    for key, value in table.items():
+        if isinstance(value, ChainValue):
+            blocks.append((f"chain {key.name} {{", *chain_lines(value), "}"))
+    lines += [f"\t{line}" for block in blocks for line in block]
+    return "\n".join([*lines, "}"]) + "\n"

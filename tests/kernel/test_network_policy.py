@@ -1,0 +1,141 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Network policies on the wire: the cases, in the modes that need no IPVS, and the table in the kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+
+import pytest
+
+from tests.netpol import cases
+from tests.netpol.network import Network
+from tests.netpol.running import Node, run_case
+
+#: One case for each area; all others with FULL=1.
+QUICK = (
+    "address-reused",
+    "cnp-egress",
+    "cnp-tiers",
+    "default-deny-egress",
+    "ip-block",
+    "named-ports-egress",
+    "node-port-source",
+    "odd-objects",
+    "own-node",
+    "policy-comes-and-goes",
+    "replies-and-errors",
+    "to-itself",
+)
+TABLE = "inet kubenode-network-policy"
+
+
+def marked(name):
+    return name if name in QUICK else pytest.param(name, marks=pytest.mark.full)
+
+
+@pytest.fixture
+def lab(tmp_path):
+    def made(mode, bridge=False):
+        network = Network(f"t{os.getpid()}", bridge)
+        opened.append(network)
+        network.__enter__()
+        return network, Node(network, tmp_path, mode)
+
+    opened = []
+    yield made
+    for network in opened:
+        network.destroy()
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in cases.names()])
+def test_a_case_with_nftables(lab, name):
+    network, node = lab("nftables")
+    assert asyncio.run(run_case(name, network, node)) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("node-port-source", "service-is-transparent") else pytest.param(name, marks=pytest.mark.full)
+        for name in cases.names()
+    ],
+)
+def test_a_case_with_iptables(lab, name):
+    network, node = lab("iptables")
+    assert asyncio.run(run_case(name, network, node)) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", cases.names())
+def test_a_case_with_pods_on_a_bridge(lab, name):
+    network, node = lab("nftables", bridge=True)
+    assert asyncio.run(run_case(name, network, node)) == []
+
+
+def rules(node):
+    return node.inside("nft", "list", "ruleset")
+
+
+def test_a_second_run_changes_nothing_and_removal_leaves_nothing(lab):
+    _network, node = lab("nftables")
+    objects = cases.steps("ip-block")[0].objects
+    assert TABLE not in rules(node)
+    node.converge(objects.values())
+    first = rules(node)
+    assert TABLE in first
+    monitor = subprocess.Popen(
+        ["ip", "netns", "exec", _network.full_name("node1"), "nft", "monitor"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        node.converge(objects.values())
+    finally:
+        monitor.terminate()
+    assert monitor.communicate()[0] == ""
+    assert rules(node) == first
+    node.converge(objects.values(), LAB_NETWORK_POLICY="0")
+    assert TABLE not in rules(node) and "table ip kube-proxy" in rules(node)
+    node.converge(objects.values())
+    assert TABLE in rules(node)
+    node.clean_up()
+    assert rules(node) == ""
+
+
+def test_what_another_program_changed_is_repaired(lab):
+    _network, node = lab("nftables")
+    objects = cases.steps("cnp-tiers")[0].objects
+    node.converge(objects.values())
+    first = rules(node)
+    for command in (
+        ("flush", "set", *TABLE.split(), "isolated-in4"),
+        ("flush", "map", *TABLE.split(), "pods4"),
+        ("flush", "chain", *TABLE.split(), "policy-in4"),
+        ("add", "element", *TABLE.split(), "blocks4", "{ 192.0.2.0-192.0.2.7 : 1:1 }"),
+        ("add", "element", *TABLE.split(), "tier-ports-accept", "{ 8000:7 . tcp . 1-9 }"),
+        ("delete", "table", *TABLE.split()),
+    ):
+        node.inside("nft", *command)
+        assert rules(node) != first
+        node.converge(objects.values())
+        assert sorted(rules(node).split()) == sorted(first.split()), command
+
+
+def test_nft_lists_the_table_and_loads_what_it_listed(lab, tmp_path):
+    _network, node = lab("nftables")
+    node.converge(cases.steps("cnp-egress")[0].objects.values())
+    first = rules(node)
+    assert node.inside("nft", "-j", "list", "ruleset")
+    listed = tmp_path / "listed.nft"
+    listed.write_text("flush ruleset\n" + first, encoding="utf-8")
+    node.inside("nft", "-f", str(listed))
+    assert sorted(rules(node).replace(",", " ").split()) == sorted(first.replace(",", " ").split())
+
+
+def test_denied_packets_are_counted_by_pod(lab):
+    network, node = lab("nftables")
+    assert asyncio.run(run_case("default-deny-ingress", network, node)) == []
+    listed = node.inside("nft", "list", "set", *TABLE.split(), "denied-in4")
+    assert "10.244.1.12 counter packets" in listed and "10.244.1.12 counter packets 0" not in listed

@@ -1,0 +1,86 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Random clusters and changes: the table of the project, executed by an interpreter, against the oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import packed
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import (
+    change_of,
+    desired_table,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.layout import Options
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
+
+from .interpreter import Interpreter
+from .oracle import Oracle
+from .random_clusters import NODE_ADDRESSES, Generator
+
+STEPS = 4
+PACKETS = 30
+_OWN = [packed(address) for address in NODE_ADDRESSES]
+#: Priorities that packets with a DSCP value arrive with.
+_PRIORITIES = (0, 2, 4, 6)
+
+
+def _policy(cluster: ClusterState, tiers: bool) -> NodePolicy:
+    return NodePolicy("node1", cluster.policy, _OWN, tiers)
+
+
+def differences(seed: int) -> list[str]:
+    """One cluster with a few changes: every packet that is not judged as the oracle does, in a line.
+
+    AssertionError if rows or tables that follow changes are not those of a calculation from the beginning.
+    """
+    generator = Generator(seed)
+    tiers = seed % 3 != 0
+    options = Options(tiers=tiers, cut=seed % 5 == 0, log_group=9 if seed % 7 == 0 else -1)
+    objects = generator.cluster()
+    if not tiers:
+        objects = {key: item for key, item in objects.items() if key[0] != "ClusterNetworkPolicy"}
+        generator = Generator(seed + 1_000_000_000, cluster_policies=False)
+    cluster = ClusterState.from_objects(objects.values())
+    policy = _policy(cluster, tiers)
+    cluster.policy.pop_changes()
+    policy.table.pop_journal()
+    table = desired_table(policy.table.rows, options)
+    wrong: list[str] = []
+    for step in range(STEPS):
+        judge = Oracle(objects.values(), "node1", NODE_ADDRESSES)
+        interpreter = Interpreter(table)
+        for packet in generator.packets(PACKETS):
+            expected = judge.allowed(packet)
+            if interpreter.allowed(packet, frozenset(NODE_ADDRESSES), _PRIORITIES[seed % 4]) != expected:
+                wrong.append(
+                    f"seed {seed} step {step}: {packet}: the oracle says {'allowed' if expected else 'denied'}"
+                )
+        again = _policy(ClusterState.from_objects(objects.values()), tiers)
+        assert not difference(policy.table.rows, again.table.rows), f"seed {seed} step {step}"
+        before = dict(objects)
+        generator.change(objects)
+        follow(cluster, before, objects)
+        if cluster.refusals:
+            # The last valid version of a policy stays in force, which the oracle, without a memory, cannot know.
+            break
+        policy.update(cluster.policy.pop_changes())
+        change = change_of(policy.table.pop_journal(), policy.table.rows, options)
+        assert change == difference(table, desired_table(policy.table.rows, options)), f"seed {seed} step {step}"
+        table.update(change.added)
+        table.update({key: new for key, (_old, new) in change.replaced.items()})
+        for key in change.removed:
+            del table[key]
+    return wrong
+
+
+def follow(cluster: ClusterState, before: dict[Any, Any], now: dict[Any, Any]) -> None:
+    """Give a cluster state the objects that differ."""
+    for key in before.keys() - now.keys():
+        cluster.delete(before[key])
+    for key, item in now.items():
+        if before.get(key) != item:
+            cluster.upsert(item)

@@ -1,0 +1,154 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A small cluster out of network namespaces, in which network policies are enforced on ``node1``.
+
+``node1`` is the node under test with six pods, ``node2`` and ``node3`` are other nodes that answer for all addresses of
+their pods, ``client`` is outside of the cluster, ``router`` connects them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.conformance.wirelab.namespaces import NetworkNamespace, exists, ip_batch
+
+POD_NUMBERS = tuple(range(11, 17))
+NODES = {"node1": 2, "node2": 3, "node3": 4}
+CLIENTS = {"client": (10, "10"), "client2": (200, "200")}
+_EVERYWHERE = {
+    "ipv4/conf/all/rp_filter": 0,
+    "ipv4/conf/default/rp_filter": 0,
+    "ipv4/icmp_ratemask": 0,
+    "ipv6/icmp/ratelimit": 0,
+    "ipv6/conf/all/accept_dad": 0,
+    "ipv6/conf/default/accept_dad": 0,
+    "ipv6/conf/default/dad_transmits": 0,
+    "ipv6/conf/default/accept_ra": 0,
+    "ipv4/tcp_syn_retries": 2,
+}
+_FORWARDING = {
+    "ipv4/ip_forward": 1,
+    "ipv6/conf/all/forwarding": 1,
+    "ipv4/conf/all/send_redirects": 0,
+    "ipv4/conf/default/send_redirects": 0,
+}
+_BRIDGED = {"bridge/bridge-nf-call-iptables": 1, "bridge/bridge-nf-call-ip6tables": 1}
+
+
+def pod(number: int) -> str:
+    """The name of the namespace of a pod by the last part of its addresses."""
+    return f"pod{number}"
+
+
+class Network:
+    """The namespaces of one lab. ``instance`` keeps several labs apart; ``bridge``: pods share a bridge."""
+
+    def __init__(self, instance: str, bridge: bool = False) -> None:
+        self._prefix = f"knp{instance}-"
+        self._bridge = bridge
+        self.names = (*NODES, "client", "router", *map(pod, POD_NUMBERS))
+        self.namespaces: dict[str, NetworkNamespace] = {}
+
+    def __enter__(self) -> Network:
+        self.destroy()
+        ip_batch([f"netns add {self.full_name(name)}" for name in self.names])
+        for name in self.names:
+            self.namespaces[name] = NetworkNamespace(self.full_name(name))
+            sysctls = dict(_EVERYWHERE)
+            if name in NODES or name == "router":
+                sysctls.update(_FORWARDING)
+            if name == "node1" and self._bridge:
+                sysctls.update(_BRIDGED)
+            if name in ("node2", "node3"):
+                # They speak for every address of their pods.
+                sysctls.update({"ipv4/ip_nonlocal_bind": 1, "ipv6/ip_nonlocal_bind": 1})
+            self.namespaces[name].set_sysctls(sysctls)
+        ip_batch(list(self._cables()))
+        for name in self.names:
+            ip_batch(list(self._links(name)), self.full_name(name))
+            for six in (False, True):
+                ip_batch(list(self._addresses(name, six)), self.full_name(name), ipv6=six)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.destroy()
+
+    def full_name(self, name: str) -> str:
+        """The name that ``ip netns`` knows."""
+        return self._prefix + name
+
+    def destroy(self) -> None:
+        """Remove the namespaces, those that an earlier run left included."""
+        for namespace in self.namespaces.values():
+            namespace.close()
+        self.namespaces = {}
+        present = [name for name in map(self.full_name, self.names) if exists(name)]
+        ip_batch(["netns del " + name for name in present], check=False)
+
+    def _cables(self) -> Iterator[str]:
+        ends = [(name, "eth0", "router", name) for name in (*NODES, "client")]
+        ends += [(pod(number), "eth0", "node1", f"veth{number}") for number in POD_NUMBERS]
+        for name, device, other, far in ends:
+            yield f"link add {device} netns {self.full_name(name)} type veth peer {far} netns {self.full_name(other)}"
+
+    def _links(self, name: str) -> Iterator[str]:
+        yield "link set lo up"
+        if name == "router":
+            yield "link add br0 type bridge"
+            for node in NODES:
+                yield from (f"link set {node} master br0", f"link set {node} up")
+            yield from ("link set br0 up", "link set client up")
+            return
+        yield "link set eth0 up"
+        if name == "node1":
+            if self._bridge:
+                yield from ("link add cni0 type bridge", "link set cni0 up")
+            for number in POD_NUMBERS:
+                if self._bridge:
+                    yield f"link set veth{number} master cni0"
+                yield f"link set veth{number} up"
+                if self._bridge:
+                    yield f"link set veth{number} type bridge_slave hairpin on"
+
+    def _addresses(self, name: str, six: bool) -> Iterator[str]:
+        nodes, pods, clients, length = (
+            ("fd00:172:18::{}", "fd00:10:244:{}::{}", "2001:db8:113::{}", 128)
+            if six
+            else ("172.18.0.{}", "10.244.{}.{}", "203.0.113.{}", 32)
+        )
+        subnet = 64 if six else 24
+        nodad = " nodad" if six else ""
+        gateway = pods.format(1, 1)
+        if name in NODES:
+            number = NODES[name]
+            yield f"addr add {nodes.format(number)}/{subnet} dev eth0{nodad}"
+            yield f"route add default via {nodes.format(1)}"
+            if name != "node1":
+                base = pods.format(number - 1, "" if six else 0)
+                yield f"route add local {base}/{subnet} dev lo"
+            elif self._bridge:
+                yield f"addr add {gateway}/{subnet} dev cni0{nodad}"
+            else:
+                for each in POD_NUMBERS:
+                    yield f"addr add {gateway}/{length} dev veth{each}{nodad}"
+                    yield f"route add {pods.format(1, each)}/{length} dev veth{each}"
+        elif name == "client":
+            for value, _suffix in CLIENTS.values():
+                yield f"addr add {clients.format(value)}/{subnet} dev eth0{nodad}"
+            yield f"route add default via {clients.format(1)}"
+        elif name == "router":
+            yield f"addr add {nodes.format(1)}/{subnet} dev br0{nodad}"
+            yield f"addr add {clients.format(1)}/{subnet} dev client{nodad}"
+            for number in NODES.values():
+                base = pods.format(number - 1, "" if six else 0)
+                yield f"route add {base}/{subnet} via {nodes.format(number)}"
+        else:
+            address = pods.format(1, name[3:])
+            if self._bridge:
+                yield f"addr add {address}/{subnet} dev eth0{nodad}"
+                yield f"route add default via {gateway}"
+            else:
+                yield f"addr add {address}/{length} dev eth0{nodad}"
+                yield f"route add {gateway} dev eth0"
+                yield f"route add default via {gateway} dev eth0"

@@ -1,0 +1,104 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs cases of network policies: a convergence by the runner of the conformance lab for each step, then probes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from . import cases
+from .network import Network
+from .wire import Wire
+
+RUNNERS = Path(__file__).resolve().parents[1] / "conformance" / "runners"
+_CONFIGURATION = {
+    "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+    "kind": "KubeProxyConfiguration",
+    "clusterCIDR": "10.244.0.0/16,fd00:10:244::/48",
+    "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+}
+
+
+class Node:
+    """The node under test: converged by ``oneshot``. ``directory`` keeps what the runner needs to remember."""
+
+    def __init__(self, network: Network, directory: Path, mode: str, **environment: str) -> None:
+        self._namespace = network.full_name("node1")
+        self._directory = directory
+        self._environment = {
+            **os.environ,
+            "LAB_CONFIG": str(directory / "config.yaml"),
+            "LAB_SNAPSHOT": str(directory / "snapshot.json"),
+            "LAB_NODE": "node1",
+            "LAB_MODE": mode,
+            "LAB_DIR": str(directory),
+            "LAB_CASE": "netpol",
+            "LAB_NETWORK_POLICY": "1",
+            **environment,
+        }
+        (directory / "config.yaml").write_text(yaml.safe_dump(_CONFIGURATION), encoding="utf-8")
+
+    def converge(self, objects: Iterable[dict[str, Any]], **environment: str) -> str:
+        """Converge to objects; returns what was written to standard error."""
+        snapshot = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        (self._directory / "snapshot.json").write_text(json.dumps(snapshot), encoding="utf-8")
+        return self._run("oneshot", environment)
+
+    def clean_up(self) -> str:
+        """Remove everything."""
+        return self._run("cleanup", {})
+
+    def inside(self, *command: str) -> str:
+        """The output of a command in the node's namespace."""
+        done = subprocess.run(
+            ["ip", "netns", "exec", self._namespace, *command], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout
+
+    def _run(self, runner: str, environment: dict[str, str]) -> str:
+        done = subprocess.run(
+            ["ip", "netns", "exec", self._namespace, str(RUNNERS / runner)],
+            env={**self._environment, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{runner} failed: {done.stderr}"
+        return done.stderr
+
+
+async def run_case(name: str, network: Network, node: Node, families: tuple[str, ...] = cases.FAMILIES) -> list[str]:
+    """Run a case; returns a line for each answer that is not as expected."""
+    wrong: list[str] = []
+    wire = Wire(network)
+    try:
+        for number, step in enumerate(cases.steps(name)):
+            await asyncio.to_thread(node.converge, step.objects.values())
+            for held in step.held:
+                alive = await wire.is_alive(held["name"])
+                if alive != (held["expect"] == "alive"):
+                    wrong.append(f"step {number}: held {held['name']}: expected {held['expect']}: {held['why']}")
+            expected = cases.expectations(step, families)
+            answers = await wire.allowed([item.probe for item in expected])
+            wrong += [
+                f"step {number}: {item.text}: {'allowed' if answers[item.probe] else 'denied'}: {item.why}"
+                for item in expected
+                if answers[item.probe] != item.allowed
+            ]
+            for opened in step.open:
+                (probe,) = cases.probes_of(opened["flow"], step.objects).values()
+                if not await wire.open(opened["name"], probe):
+                    wrong.append(f"step {number}: {opened['flow']} cannot be opened")
+    finally:
+        wire.close()
+    return wrong

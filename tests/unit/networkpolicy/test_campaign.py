@@ -1,0 +1,21 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Random clusters: what the table allows is what the specification says, also after changes of single objects."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.netpol.campaign import differences
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_the_table_allows_what_the_oracle_allows(first):
+    assert [line for seed in range(first, first + 50) for line in differences(seed)] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(1000, 11000, 500))
+def test_ten_thousand_clusters(first):
+    assert [line for seed in range(first, first + 500) for line in differences(seed)] == []
