@@ -72,6 +72,14 @@ class Failure(Exception):
         }
 
 
+def _decoded(content: bytes) -> Any:
+    """Return the JSON document that is the body of a request."""
+    try:
+        return json.loads(content or b"{}")
+    except ValueError as error:
+        raise Failure(415, "UnsupportedMediaType", "the body of the request was in an unknown format") from error
+
+
 def _encode_token(version: int, start: str) -> str:
     text = json.dumps({"v": "meta.k8s.io/v1", "rv": version, "start": start + "\0"}, separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
@@ -93,24 +101,27 @@ def _path_key(item: Object) -> str:
 class ApiServer:
     """A test API server over a store.
 
-    ``wrong`` may give the answer to a GET in place of the server, in bytes; see ``wire``.
+    Without ``certificates`` it speaks plain HTTP and accepts every request. ``token``: the only bearer token accepted.
+    ``listener``: a listening socket to use instead of ``address``. ``bookmark_seconds``: how often an idle watch gets a
+    bookmark.
 
-    ``token``: the only bearer token accepted. ``bookmark_seconds``: how often an idle watch gets a bookmark.
-    Faults can be injected: ``down`` answers nothing (connections are closed at once), ``drop_watches()`` ends every
-    open watch, ``failing`` maps a collection path to an HTTP status given instead of an answer. ``requests`` records
-    paths, ``posted`` the bodies of events, ``patched`` paths and bodies of patches. ``controllers`` are called with the
-    store after each patch. ``accounts``: ServiceAccounts and their tokens, which are accepted beside ``token``; what
-    they may do to these objects follows from Roles. ``unknown_fields``: fields by which this server cannot select, like
-    an older version.
+    ``wrong`` may answer a GET instead of the server, in bytes; see ``wire``. Other faults can be injected: ``down``
+    answers nothing (connections are closed immediately), ``drop_watches()`` ends every open watch, ``failing`` maps a
+    collection path to an HTTP status returned instead of an answer. ``requests`` records paths, ``posted`` the bodies
+    of events, ``patched`` paths and bodies of patches. ``controllers`` are called with the store after each patch.
+    ``accounts``: ServiceAccounts and their tokens, which are accepted in addition to ``token``; Roles determine what
+    they may do to these objects. ``unknown_fields``: fields by which this server cannot select, like an older version.
     """
 
     def __init__(
         self,
         store: Store,
-        certificates: Certificates,
+        certificates: Optional[Certificates],
         token: str = "test-token",
         address: Tuple[str, int] = ("127.0.0.1", 0),
         bookmark_seconds: float = 60.0,
+        *,
+        listener: Optional[socket.socket] = None,
     ) -> None:
         self.store = store
         self.token = token
@@ -127,7 +138,11 @@ class ApiServer:
         self.generation = 0
         self._controlling = threading.Lock()
         handler = type("Handler", (_Handler,), {"api": self})
-        self._server = TlsServer(address, handler, certificates)
+        self.is_open = certificates is None
+        if certificates is None:
+            self._server = PlainServer(address, handler, listener)
+        else:
+            self._server = TlsServer(address, handler, certificates, listener)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
         self._thread.start()
 
@@ -139,9 +154,9 @@ class ApiServer:
 
     @property
     def url(self) -> str:
-        """https:// address of the server."""
+        """The URL of the server."""
         host, port = self._server.server_address[:2]
-        return f"https://{host!s}:{port}"
+        return f"{'http' if self.is_open else 'https'}://{host!s}:{port}"
 
     def run_controllers(self) -> None:
         """Call the controllers, one after the other, and not for two patches at the same time."""
@@ -164,14 +179,34 @@ class ApiServer:
         self._thread.join()
 
 
-class TlsServer(http.server.ThreadingHTTPServer):
-    """Answers each connection over TLS in a thread of its own."""
+class PlainServer(http.server.ThreadingHTTPServer):
+    """Answers each connection in a thread of its own, on an address or an existing listening socket."""
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, address: Tuple[str, int], handler: type, certificates: Certificates) -> None:
-        super().__init__(address, handler)
+    def __init__(self, address: Tuple[str, int], handler: type, listener: Optional[socket.socket] = None) -> None:
+        super().__init__(address, handler, bind_and_activate=listener is None)
+        if listener is not None:
+            self.socket.close()
+            self.socket = listener
+            self.server_address = listener.getsockname()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore clients that close their connection."""
+
+
+class TlsServer(PlainServer):
+    """Answers each connection over TLS."""
+
+    def __init__(
+        self,
+        address: Tuple[str, int],
+        handler: type,
+        certificates: Certificates,
+        listener: Optional[socket.socket] = None,
+    ) -> None:
+        super().__init__(address, handler, listener)
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(certificates.certificate, certificates.key)
         # Client certificates are asked for, not required, as a real server does it.
@@ -182,9 +217,6 @@ class TlsServer(http.server.ThreadingHTTPServer):
         """Shake hands in the connection's own thread, so that a slow client blocks nobody."""
         with self._context.wrap_socket(request, server_side=True) as wrapped:
             super().finish_request(wrapped, client_address)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is ordinary here."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -208,6 +240,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._authorize()
             url = urllib.parse.urlsplit(self.path)
             query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
+            if url.path in ("/healthz", "/livez", "/readyz"):
+                self._send_text(200, b"ok", "text/plain")
+                return
             if url.path == "/version":
                 self._send(200, {"major": "1", "minor": "36", "gitVersion": "v1.36.2"})
                 return
@@ -238,10 +273,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Write an object of a kind that the store has; anything else, an event say, is kept for the test to see."""
-        length = int(self.headers.get("Content-Length") or "0")
-        body = json.loads(self.rfile.read(length) or b"{}")
+        content = self.rfile.read(int(self.headers.get("Content-Length") or "0"))
         try:
             self._authorize()
+            body = _decoded(content)
         except Failure as failure:
             self._send(failure.code, failure.body)
             return
@@ -303,7 +338,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
 
     def _authorize(self) -> None:
-        if isinstance(self.connection, ssl.SSLSocket) and self.connection.getpeercert():
+        if self.api.is_open or (isinstance(self.connection, ssl.SSLSocket) and self.connection.getpeercert()):
             return
         given = self.headers.get("Authorization", "")
         if not given:
@@ -331,9 +366,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return True
 
     def _send(self, code: int, body: Object, headers: Optional[Dict[str, str]] = None) -> None:
-        text = json.dumps(body, separators=(",", ":")).encode() + b"\n"
+        self._send_text(code, json.dumps(body, separators=(",", ":")).encode() + b"\n", "application/json", headers)
+
+    def _send_text(self, code: int, text: bytes, content_type: str, headers: Optional[Dict[str, str]] = None) -> None:
         self.send_response(code)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", content_type)
         self.send_header("Cache-Control", "no-cache, private")
         for name, value in (headers or {}).items():
             self.send_header(name, value)

@@ -98,18 +98,19 @@ class Store:
             self.changed.notify_all()
 
     def replace_all(self, items: List[Object]) -> None:
-        """Make the store hold exactly these objects; only real differences become events."""
-        wanted: Dict[str, Dict[ObjectKey, Object]] = {path: {} for path in KINDS}
-        for item in items:
-            wanted[PATH_OF_KIND[item["kind"]]][self._key(item)] = item
+        """Make the store hold exactly these objects; only real differences become events.
+
+        Deletions come first, then the other changes in the order of ``items``.
+        """
+        wanted = {(PATH_OF_KIND[item["kind"]], self._key(item)): item for item in items}
         with self.changed:
             for path, kind in KINDS.items():
                 for namespace, name in list(self._current[path]):
-                    if (namespace, name) not in wanted[path]:
+                    if (path, (namespace, name)) not in wanted:
                         self.delete(kind.kind, namespace, name)
-                for key, item in wanted[path].items():
-                    if _content(self._current[path].get(key)) != _content(item):
-                        self.put(item)
+            for (path, key), item in wanted.items():
+                if _content(self._current[path].get(key)) != _content(item):
+                    self.put(item)
 
     def compact(self, resource_version: Optional[int] = None) -> None:
         """Forget history up to a resourceVersion (default: all); older watches and continue tokens get 410."""

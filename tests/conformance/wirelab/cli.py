@@ -71,9 +71,7 @@ def _selected(arguments: argparse.Namespace, mode: str | None = None) -> list[Ca
 
 
 def _rules(arguments: argparse.Namespace, leave_out: Sequence[str] = ()) -> Rules:
-    return Rules(
-        strict=arguments.strict, loose=arguments.loose, any_source=arguments.any_source, leave_out=leave_out
-    )
+    return Rules(strict=arguments.strict, loose=arguments.loose, any_source=arguments.any_source, leave_out=leave_out)
 
 
 def _run(arguments: argparse.Namespace, words: list[str]) -> int:

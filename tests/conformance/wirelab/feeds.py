@@ -1,15 +1,18 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where the proxy learns the state of the cluster from: recorded snapshots, or a real control plane."""
+"""The sources of the cluster state for the proxy: recorded snapshots, or a real control plane."""
 
 from __future__ import annotations
 
 import copy
+import socket
 from typing import Protocol
 
+from tests.apiserver.server import ApiServer
+from tests.apiserver.store import Store
+
 from . import sentinel
-from .apiserver import ApiServer
 from .cases import Case, Step
 from .controlplane import ControlPlane, Relay
 from .namespaces import NetworkNamespace
@@ -38,33 +41,40 @@ class Feed(Protocol):
 
 
 class RecordedFeed:
-    """The built-in API, with the objects as a real API server served them when the case was recorded."""
+    """The test API server, with the objects as a real API server served them when the case was recorded."""
 
     server = f"http://127.0.0.1:{API_PORT}"
 
     def __init__(self, snapshots: list[list[Object]]) -> None:
         self._snapshots = snapshots
         self._current: list[Object] = []
-        self._api = ApiServer()
+        self._store = Store(first_resource_version=1000)
+        self._api: ApiServer | None = None
 
     def start(self, namespace: NetworkNamespace) -> None:
-        self._api.start(namespace, API_PORT)
+        listener = namespace.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setblocking(True)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", API_PORT))
+        listener.listen(64)
+        self._api = ApiServer(self._store, None, listener=listener)
 
     def step(self, number: int, step: Step) -> list[Object]:
         # the sentinel last, as when it was recorded
         self._current = sorted(
             self._snapshots[number], key=lambda item: item["metadata"].get("namespace") == sentinel.NAMESPACE
         )
-        self._api.store.load(self._current)
+        self._store.replace_all(self._current)
         return self._current
 
     def touch_sentinel(self, number: int) -> list[Object] | None:
         self._current = sentinel.changed(self._current, sentinel.SECOND + number)
-        self._api.store.load(self._current)
+        self._store.replace_all(self._current)
         return self._current
 
     def close(self) -> None:
-        self._api.close()
+        if self._api is not None:
+            self._api.close()
 
 
 class ControlPlaneFeed:
