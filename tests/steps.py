@@ -17,11 +17,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import IO, Dict, Iterable, List, NamedTuple
+from typing import IO, Dict, Iterable, List, NamedTuple, Sequence
 
 PROCESSORS = 2
-# What keeps about one processor busy; everything else is alone.
-ONE_PROCESSOR = {"lint", "monitoring", "browser", "sanity", "build", "importer", "cores", "played", "molecule"}
+# What only computes, on one processor: at the lowest priority, it uses what the tests beside it leave idle while they
+# wait for something to happen.
+FILLERS = {"lint", "monitoring", "sanity", "build", "importer", "cores"}
+# What keeps about one processor busy; everything else but fillers needs two.
+ONE_PROCESSOR = {"browser", "played", "molecule"}
+# An emulated node needs all processors.
+ALONE = {"load"}
 # These use what another one leaves behind.
 AFTER = {"importer": {"build"}, "cores": {"build"}, "played": {"build"}}
 # A line of pytest's --durations: seconds, phase (setup, call or teardown), test.
@@ -63,7 +68,7 @@ def calibration() -> float:
 def start(target: str) -> Running:
     """Begin to make a target."""
     output = tempfile.TemporaryFile()  # noqa: SIM115 # lives as long as the process
-    argv = ["make", "--no-print-directory", target]
+    argv = [*(["nice", "-n", "19"] if target in FILLERS else []), "make", "--no-print-directory", target]
     print(f"== {target} begins", flush=True)
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
     return Running(target, process, output, time.monotonic())
@@ -103,8 +108,19 @@ def slowest(ended: Iterable[Ended]) -> List[str]:
 
 
 def weight(target: str) -> int:
-    """Return how many processors a target keeps busy."""
+    """Return how many processors a target keeps busy that is no filler."""
     return 1 if target in ONE_PROCESSOR else PROCESSORS
+
+
+def has_room(target: str, running: Sequence[str], waiting: Sequence[str]) -> bool:
+    """Return whether a target may begin beside the running ones. ``waiting``: those not begun, itself among them."""
+    if target in ALONE or ALONE.intersection(running):
+        return not running
+    others = [name for name in running if name not in FILLERS]
+    if target in FILLERS:
+        more = set(waiting) - FILLERS - ALONE
+        return len(running) - len(others) < (1 if others or more else PROCESSORS)
+    return sum(map(weight, [target, *others])) <= PROCESSORS
 
 
 def run(targets: List[str]) -> List[Ended]:
@@ -113,10 +129,9 @@ def run(targets: List[str]) -> List[Ended]:
     running: Dict[int, Running] = {}
     ended: List[Ended] = []
     while waiting or running:
-        free = PROCESSORS - sum(weight(item.target) for item in running.values())
-        unfinished = {*waiting, *(item.target for item in running.values())}
+        names = [item.target for item in running.values()]
         for target in waiting:
-            if weight(target) <= free and not unfinished.intersection(AFTER.get(target, ())):
+            if has_room(target, names, waiting) and not AFTER.get(target, set()).intersection([*waiting, *names]):
                 waiting.remove(target)
                 item = start(target)
                 running[item.process.pid] = item

@@ -41,14 +41,29 @@ def made(
 
 
 def test_two_small_steps_are_run_side_by_side_and_a_large_one_alone(tmp_path, monkeypatch, capsys):
-    status, moments = made(tmp_path, monkeypatch, "kernel", "lint", "systemd", "sanity", "molecule")
+    status, moments = made(tmp_path, monkeypatch, "kernel", "browser", "systemd", "molecule", "lint")
     assert status == 0
-    assert {"lint", "sanity"} in moments
-    assert all(len(moment) == 1 for moment in moments if moment & {"kernel", "systemd"})
-    assert max(map(len, moments)) == 2
-    assert set().union(*moments) == {"kernel", "lint", "systemd", "sanity", "molecule"}
+    others = [moment - {"lint"} for moment in moments]
+    assert {"browser", "molecule"} in others
+    assert all(len(moment) == 1 for moment in others if moment & {"kernel", "systemd"})
+    assert set().union(*moments) == {"kernel", "browser", "systemd", "molecule", "lint"}
     said = capsys.readouterr().out
     assert "100 times fork and exec in" in said and "words of lint" in said and "== all" in said
+
+
+def test_what_only_computes_is_run_beside_anything_but_the_emulated_node(tmp_path, monkeypatch):
+    _status, moments = made(tmp_path, monkeypatch, "load", "kernel", "lint", "sanity", "systemd", "monitoring")
+    fillers = {"lint", "sanity", "monitoring"}
+    assert all(len(moment & fillers) <= 1 for moment in moments if moment & {"kernel", "systemd"})
+    assert steps.has_room("lint", ["kernel"], ["lint", "systemd"])
+    assert {"load"} in moments and all(moment == {"load"} for moment in moments if "load" in moment)
+
+
+def test_what_is_left_of_it_uses_both_processors(tmp_path, monkeypatch):
+    _status, moments = made(tmp_path, monkeypatch, "lint", "sanity", "monitoring")
+    assert max(map(len, moments)) <= 2
+    assert steps.has_room("sanity", ["lint"], ["sanity", "monitoring"])
+    assert not steps.has_room("monitoring", ["lint", "sanity"], ["monitoring"])
 
 
 def test_what_needs_the_built_collection_waits_for_it(tmp_path, monkeypatch):
