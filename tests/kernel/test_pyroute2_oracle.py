@@ -1,0 +1,193 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""pyroute2 as the oracle of the netlink encoders: it reads what our code writes, and our code reads what it writes.
+
+IPVS and ipsets need a kernel that has them; see ``test_pyroute2_ipvs.py``.
+"""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from pyroute2 import IPRoute
+from pyroute2.conntrack import Conntrack, NFCTAttrTuple
+from pyroute2.netlink import NETLINK_NETFILTER, NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST
+from pyroute2.netlink.nfnetlink import nftsocket
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import conntrack, links
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import NetlinkSocket
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.listing import nft_chains, nft_tables
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
+from tests.unit.nftables.samples import sample_routes, sample_settings
+
+FAMILIES = ("IPv4", "IPv6")
+NUMBERS = {"IPv4": socket.AF_INET, "IPv6": socket.AF_INET6}
+DEVICE = "oracle0"
+#: IPS_CONFIRMED of linux/netfilter/nf_conntrack_common.h.
+_CONFIRMED = 0x8
+ADDRESSES = {
+    "IPv4": {"10.96.0.1", "10.96.0.10", "192.0.2.255"},
+    "IPv6": {"fd00:96::1", "2001:db8::ffff", "fd00:96::10"},
+}
+
+
+@pytest.fixture
+def route():
+    with IPRoute() as oracle:
+        yield oracle
+
+
+@pytest.fixture
+def rtnetlink():
+    sock = NetlinkSocket(socket.NETLINK_ROUTE)
+    yield sock
+    sock.close()
+
+
+def test_a_link_that_we_make_is_as_pyroute2_reads_it(route, rtnetlink):
+    assert links.find_link(rtnetlink, DEVICE) is None
+    links.make_device(rtnetlink, DEVICE, "bridge")
+    links.set_device_up(rtnetlink, DEVICE)
+    (found,) = route.link("get", ifname=DEVICE)
+    assert found.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") == "bridge" and found["flags"] & 1
+    assert links.find_link(rtnetlink, DEVICE) == links.Link(found["index"], "bridge")
+    links.remove_device(rtnetlink, DEVICE)
+    assert list(route.link_lookup(ifname=DEVICE)) == []
+
+
+def test_a_link_that_pyroute2_makes_is_as_we_read_it(route, rtnetlink):
+    route.link("add", ifname=DEVICE, kind="veth", peer="oracle1")
+    (index,) = route.link_lookup(ifname=DEVICE)
+    assert links.find_link(rtnetlink, DEVICE) == links.Link(index, "veth")
+    links.remove_device(rtnetlink, DEVICE)
+    assert list(route.link_lookup(ifname="oracle1")) == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_addresses_both_ways(route, rtnetlink, family):
+    links.make_device(rtnetlink, DEVICE, "bridge")
+    (index,) = route.link_lookup(ifname=DEVICE)
+    resource = links.AddressesResource(rtnetlink, family, DEVICE)
+    bits = 32 if family == "IPv4" else 128
+
+    def oracle():
+        dumped = route.get_addr(family=NUMBERS[family], index=index)
+        return {(message.get_attr("IFA_ADDRESS"), message["prefixlen"]) for message in dumped}
+
+    resource.apply(Change(added=dict.fromkeys(ADDRESSES[family], True)))
+    assert oracle() == {(address, bits) for address in ADDRESSES[family]}
+    assert set(resource.observe()) == ADDRESSES[family]
+    ours, theirs = sorted(ADDRESSES[family])[0], "198.51.100.7" if family == "IPv4" else "2001:db8:7::7"
+    resource.apply(Change(removed={ours: True}))
+    route.addr("add", index=index, address=theirs, prefixlen=bits)
+    assert set(resource.observe()) == ADDRESSES[family] - {ours} | {theirs}
+    assert {address for address, _length in oracle()} == set(resource.observe())
+
+
+def flow(family, number):
+    client, service = ("192.0.2.1", "10.96.0.10") if family == "IPv4" else ("2001:db8::1", "fd00:96::10")
+    endpoint = "10.244.1.5" if family == "IPv4" else "fd00:244::5"
+    common = {"family": NUMBERS[family], "proto": socket.IPPROTO_UDP}
+    original = NFCTAttrTuple(saddr=client, daddr=service, sport=number, dport=53, **common)
+    reply = NFCTAttrTuple(saddr=endpoint, daddr=client, sport=5353, dport=number, **common)
+    return original, reply
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_connection_tracking_both_ways(family):
+    """pyroute2 inserts entries, our code reads and deletes some of them, and pyroute2 sees the others."""
+
+    def place(address, port):
+        return socket.inet_pton(NUMBERS[family], address) + port.to_bytes(2, "big")
+
+    with Conntrack(nfgen_family=NUMBERS[family]) as oracle, conntrack.ConntrackSocket() as ours:
+        udp = {number: flow(family, number) for number in range(40000, 40005)}
+        for original, reply in udp.values():
+            oracle.entry("add", timeout=600, tuple_orig=original, tuple_reply=reply, status=_CONFIRMED)
+        entries = list(ours.udp_entries(family))
+        original, reply = udp[40000]
+        wanted = (place(original.daddr, 53), place(reply.saddr, 5353))
+        assert [(entry[0], entry[1]) for entry in entries] == [wanted] * len(udp)
+        assert ours.delete(family, [conntrack.identity(entry) for entry in entries[:2]]) == 2
+        left = {entry.tuple_orig.sport for entry in oracle.dump_entries()}
+        assert len(left) == len(udp) - 2 and left < set(udp)
+        remaining = [conntrack.identity(entry) for entry in ours.udp_entries(family)]
+        assert ours.delete(family, remaining) == len(left) and list(oracle.dump_entries()) == []
+
+
+def nft_dump(oracle, message_class, kind, **attributes):
+    request = message_class()
+    request["attrs"] = list(attributes.items())
+    return oracle.request_get(request, kind)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_nftables_table_is_as_pyroute2_reads_it(family):
+    """Sets with their flags and numbers of elements, chains with their hooks, rules with their expressions."""
+    desired = RENDERING.desired_tables(sample_routes(family), sample_settings(family))["table objects"]
+    with NftablesResource(family) as ours, nftsocket.NFTSocket(nfgen_family=NUMBERS[family]) as oracle:
+        ours.apply(difference(ours.observe(), desired))
+        (table,) = nft_dump(oracle, nftsocket.nft_table_msg, nftsocket.NFT_MSG_GETTABLE)
+        assert table.get_attr("NFTA_TABLE_NAME") == "kube-proxy"
+        kinds: dict[str, set[str]] = {"set": set(), "chain": set()}
+        elements: dict[str, int] = {}
+        for key in desired:
+            if key[0] in kinds:
+                kinds[key[0]].add(key[1])
+            elif key[0] == "element":
+                elements[key[1]] = elements.get(key[1], 0) + 1
+        # The elements behind frontends are grouped in the desired table.
+        grouped = {key[1] for key in desired if key[0] == "list"}
+        sets = nft_dump(oracle, nftsocket.nft_set_msg, nftsocket.NFT_MSG_GETSET)
+        assert {message.get_attr("NFTA_SET_NAME") for message in sets} == kinds["set"]
+        for message in sets:
+            name = message.get_attr("NFTA_SET_NAME")
+            table_name = ("NFTA_SET_ELEM_LIST_TABLE", "kube-proxy")
+            request = nftsocket.nft_set_elem_list_msg()
+            request["attrs"] = [table_name, ("NFTA_SET_ELEM_LIST_SET", name)]
+            parts = oracle.request_get(request, nftsocket.NFT_MSG_GETSETELEM)
+            found = sum(len(part.get_attr("NFTA_SET_ELEM_LIST_ELEMENTS") or ()) for part in parts)
+            if name in grouped:
+                assert found
+                continue
+            wanted = elements.get(name, 0)
+            # An interval is two elements to the kernel.
+            interval = "NFT_SET_INTERVAL" in (message.get_attr("NFTA_SET_FLAGS") or ())
+            assert found == wanted or (interval and wanted < found <= 2 * wanted + 1), (name, found, wanted)
+        chains = nft_dump(oracle, nftsocket.nft_chain_msg, nftsocket.NFT_MSG_GETCHAIN)
+        assert {message.get_attr("NFTA_CHAIN_NAME") for message in chains} == kinds["chain"]
+        hooks = {value.base is not None for key, value in desired.items() if key[0] == "chain"}
+        assert {message.get_attr("NFTA_CHAIN_HOOK") is not None for message in chains} == hooks
+        rules = nft_dump(oracle, nftsocket.nft_rule_msg, nftsocket.NFT_MSG_GETRULE)
+        per_chain: dict[str, int] = {}
+        for message in rules:
+            name = message.get_attr("NFTA_RULE_CHAIN")
+            per_chain[name] = per_chain.get(name, 0) + 1
+        expected = {key[1]: len(value.rules) for key, value in desired.items() if key[0] == "chain" and value.rules}
+        assert per_chain == expected
+
+
+def nft_put(oracle, message_class, kind, attributes, flags=NLM_F_CREATE):
+    message = message_class()
+    message["attrs"] = attributes
+    oracle.begin()
+    oracle.request_put(message, kind, NLM_F_REQUEST | NLM_F_ACK | flags)
+    oracle.commit()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_table_that_pyroute2_makes_is_as_we_read_it(family):
+    sock = NetlinkSocket(NETLINK_NETFILTER)
+    with nftsocket.NFTSocket(nfgen_family=NUMBERS[family]) as oracle:
+        nft_put(oracle, nftsocket.nft_table_msg, nftsocket.NFT_MSG_NEWTABLE, [("NFTA_TABLE_NAME", "oracle")])
+        chain = [("NFTA_CHAIN_TABLE", "oracle"), ("NFTA_CHAIN_NAME", "their-chain")]
+        nft_put(oracle, nftsocket.nft_chain_msg, nftsocket.NFT_MSG_NEWCHAIN, chain)
+        assert [(table.name, table.uses) for table in nft_tables(sock, family)] == [("oracle", 1)]
+        assert [tuple(found) for found in nft_chains(sock, family)] == [("oracle", "their-chain", None)]
+        nft_put(oracle, nftsocket.nft_table_msg, nftsocket.NFT_MSG_DELTABLE, [("NFTA_TABLE_NAME", "oracle")], 0)
+        assert nft_tables(sock, family) == []
+    sock.close()
