@@ -31,6 +31,7 @@ KINDS = {
         Kind("/apis/apps/v1/daemonsets", "apps/v1", "DaemonSet"),
         Kind("/apis/discovery.k8s.io/v1/endpointslices", "discovery.k8s.io/v1", "EndpointSlice"),
         Kind("/apis/networking.k8s.io/v1/servicecidrs", "networking.k8s.io/v1", "ServiceCIDR"),
+        Kind("/apis/networking.k8s.io/v1/networkpolicies", "networking.k8s.io/v1", "NetworkPolicy"),
     )
 }
 PATH_OF_KIND = {kind.kind: kind.path for kind in KINDS.values()}

@@ -49,6 +49,7 @@ from .surface.surface import Surface
 from .surface.systemd import Systemd
 from .sync.losses import LossWatch
 from .sync.node import NodeSync
+from .sync.policy import PolicySync, policy_resources
 from .timers import Timers
 from .views import Views
 
@@ -126,6 +127,7 @@ class Agent:
             losses=LossWatch(options.max_loss_percent, options.hold_loss, self.timers.clock),
             post=self._post,
         )
+        self.policy = PolicySync(self.source.view, self._handles, self.timers, log, self.limited)
         static = StaticSource(self._configuration.node_proxy.static_services.directory, log)
         self.views = Views(self.source, static, self.sync)
         self.metrics.forwarding = self.forwarding.status
@@ -194,7 +196,8 @@ class Agent:
             try:
                 self.ports.open()
                 serving = self._is_serving()
-                self.source.start(self.node_name, serving)
+                policies = policy_resources(self._configuration.node_proxy.network_policy)
+                self.source.start(self.node_name, serving, policies)
                 if self.options.token:
                     self.supervisor.start("token", self.token.run, self.token.interrupt)
                 self._static_timer.start(LOOK_SECONDS)
@@ -259,6 +262,7 @@ class Agent:
     def _begin(self) -> None:
         self.forwarding.configure(self._configuration)
         proxiers = self.sync.set_up(self._request(self._configuration))
+        self.policy.configure(self._configuration.node_proxy.network_policy, self.node_name)
         self._post(None, NORMAL, "Starting", "StartKubeProxy", "")
         deprecation = proxiers.mode.deprecation
         if deprecation is not None:
@@ -268,7 +272,8 @@ class Agent:
     def _loop(self) -> None:
         while not self._stop:
             drift = self.sync.drift
-            self._inbox.wait(drift.filenos() if drift is not None else (), self._delay())
+            watched = drift.filenos() if drift is not None else []
+            self._inbox.wait([*watched, *self.policy.filenos()], self._delay())
             self._empty_inbox()
             self._look_after_threads()
             if self.limited.pending:
@@ -280,6 +285,7 @@ class Agent:
                 self._serve_cluster()
             if self._stop or self.sync.proxiers is None:
                 continue
+            self.policy.sync(self.sync.proxiers.view.addresses)
             self.sync.look()
             self.sync.request_if_needed()
             if self.sync.is_due:
@@ -298,6 +304,7 @@ class Agent:
         self.systemd.stopping()
         self.token.stop()
         self.sync.stop_watching()
+        self.policy.close()
         self.forwarding.stop()
         self.events.close()
         self.source.stop()
@@ -433,6 +440,8 @@ class Agent:
         if name != old_name:
             self.source.follow_node(name, old_name)
             self.log.info("the name of this node has changed", node=name, before=old_name)
+        self.policy.configure(configuration.node_proxy.network_policy, name)
+        self.source.follow_others(policy_resources(configuration.node_proxy.network_policy))
         self._configuration = configuration
         self._configure_log(configuration)
         self.views.look_for_static(configuration.node_proxy.static_services.directory)

@@ -87,6 +87,12 @@ ENDPOINT_SLICES = ResourceType(
 )
 NODES = ResourceType("/api/v1/nodes", "nodes", "Node")
 SERVICE_CIDRS = ResourceType("/apis/networking.k8s.io/v1/servicecidrs", "servicecidrs", "ServiceCIDR")
+PODS = ResourceType("/api/v1/pods", "pods", "Pod")
+NAMESPACES = ResourceType("/api/v1/namespaces", "namespaces", "Namespace")
+NETWORK_POLICIES = ResourceType("/apis/networking.k8s.io/v1/networkpolicies", "networkpolicies", "NetworkPolicy")
+CLUSTER_NETWORK_POLICIES = ResourceType(
+    "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies", "clusternetworkpolicies", "ClusterNetworkPolicy"
+)
 
 
 class ListResult(NamedTuple):

@@ -7,9 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import random
-from typing import Any, Callable, Dict, List, Optional, Protocol
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence
 
-from ...cluster.api import ENDPOINT_SLICES, NODES, SERVICE_CIDRS, SERVICES, ApiClient
+from ...cluster.api import (
+    CLUSTER_NETWORK_POLICIES,
+    ENDPOINT_SLICES,
+    NODES,
+    SERVICE_CIDRS,
+    SERVICES,
+    ApiClient,
+    ResourceType,
+)
 from ...cluster.parse import object_key
 from ..supervision import Supervisor, Task
 from ..surface.log import Log
@@ -34,6 +42,8 @@ LOOP_REQUEST_SECONDS = 5.0
 
 _KINDS = frozenset(resource.kind for resource in (SERVICES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS))
 _OPTIONAL_KINDS = frozenset((NODES.kind, SERVICE_CIDRS.kind))
+#: Collections that an API server need not have.
+_OPTIONAL = (SERVICE_CIDRS, CLUSTER_NETWORK_POLICIES)
 
 
 class Connect(Protocol):
@@ -93,9 +103,10 @@ class ClusterSource:
         """Why a collection cannot be read, or empty text."""
         return next((reflector.error for reflector in self.reflectors if reflector.error), "")
 
-    def start(self, node_name: str, serving: bool) -> None:
+    def start(self, node_name: str, serving: bool, others: Sequence[ResourceType] = ()) -> None:
         """Read the copy on disk and begin to follow the API server.
 
+        ``others``: collections that are followed besides those that Services need, whose start does not wait for them.
         ``serving``: whether the kernel already serves Services from before this start. Such a node can wait longer for
         the API server than one that serves nothing.
         """
@@ -104,21 +115,35 @@ class ClusterSource:
         self._keeper_task = self._supervisor.start("cache", self.keeper.run)
         pause = random.uniform(0.0, START_JITTER_SECONDS) if serving else 0.0
         self.reflectors = [self._node_reflector(node_name, pause)]
-        self.reflectors += [
-            Reflector(
-                resource,
-                self._connect,
-                self._deliver,
-                self._log,
-                optional=resource is SERVICE_CIDRS,
-                reduce=small,
-                first_pause=pause,
-            )
-            for resource in (SERVICES, ENDPOINT_SLICES, SERVICE_CIDRS)
-        ]
+        resources = (SERVICES, ENDPOINT_SLICES, SERVICE_CIDRS, *others)
+        self.reflectors += [self._reflector(resource, pause) for resource in resources]
         for reflector in self.reflectors:
             reflector.known.assume(known.get(reflector.resource.kind, ()))
             self._run(reflector)
+
+    def _reflector(self, resource: ResourceType, pause: float = 0.0) -> Reflector:
+        return Reflector(
+            resource,
+            self._connect,
+            self._deliver,
+            self._log,
+            optional=resource in _OPTIONAL,
+            reduce=small,
+            first_pause=pause,
+        )
+
+    def follow_others(self, resources: Sequence[ResourceType]) -> None:
+        """Follow these collections, and no others, besides those that Services need."""
+        for reflector in list(self.reflectors):
+            if reflector.resource.kind not in _KINDS and reflector.resource not in resources:
+                reflector.stop()
+                self.reflectors.remove(reflector)
+                self.view.listed.discard(reflector.resource.kind)
+        followed = [reflector.resource for reflector in self.reflectors]
+        for resource in resources:
+            if resource not in followed:
+                self.reflectors.append(self._reflector(resource))
+                self._run(self.reflectors[-1])
 
     def stop(self) -> None:
         """End all threads, and bring the copy on disk up to date."""
@@ -179,6 +204,7 @@ class ClusterSource:
         for kind, items in by_kind.items():
             if kind not in self.view.listed:
                 self.view.apply(Batch(kind, items, []))
+        self.view.from_disk |= by_kind.keys()
         self._cached = []
         self.from_cache = True
         self._log.warning(

@@ -59,14 +59,15 @@ class ClusterView:
     """The cluster as the API server has reported it so far.
 
     ``dirty``: Services whose ServicePorts may have changed since :meth:`pop_dirty`. ``listed``: kinds that are
-    completely known. ``revision`` counts changes of any kind. ``pending_services`` and ``pending_slices``: accepted
-    changes since the last sync. ``trigger_times``: by Service, the trigger times of endpoint changes that are not
-    programmed yet.
+    completely known. ``from_disk``: kinds that the copy on disk had. ``revision`` counts changes of any kind.
+    ``pending_services`` and ``pending_slices``: accepted changes since the last sync. ``trigger_times``: by Service,
+    the trigger times of endpoint changes that are not programmed yet.
     """
 
     def __init__(self) -> None:
         self.state = ClusterState()
         self.listed: Set[str] = set()
+        self.from_disk: Set[str] = set()
         self.dirty: Set[NamespacedName] = set()
         self.revision = 0
         self.pending_services = 0

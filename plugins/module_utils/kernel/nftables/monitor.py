@@ -115,20 +115,21 @@ class NftMonitor:
 
 
 class TableMonitor(NftMonitor):
-    """Detects changes of the table of nftables mode.
+    """Detects changes of the table of nftables mode, or of another table named ``table``.
 
     ``own_ports``: netlink ports (:attr:`.resource.NftablesResource.port`) whose changes are ignored.
     """
 
-    def __init__(self, own_ports: Iterable[int] = ()) -> None:
+    def __init__(self, own_ports: Iterable[int] = (), table: str = TABLE_NAME) -> None:
         super().__init__()
+        self._table = table
         self._own_ports = frozenset(own_ports)
 
     def _concerns_us(self, family: str, notification: Notification) -> bool:
         if notification.port in self._own_ports:
             return False
         table = _attributes(notification).get(NFTA_TABLE_NAME)
-        return table is not None and attribute_text(table) == TABLE_NAME
+        return table is not None and attribute_text(table) == self._table
 
 
 class ChainMonitor(NftMonitor):

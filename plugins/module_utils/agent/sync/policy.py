@@ -1,0 +1,186 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Network policies in the agent: their table follows each change of the cluster at once, at a cost of the change.
+
+It is independent of the syncs of Services: a policy that fails does not hold up Services, nor the other way round.
+Nothing is programmed before Pods, Namespaces and NetworkPolicies are completely known; until then, and whenever the API
+server is away or the kernel refuses a change, the table stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Tuple
+
+from ...cluster.api import CLUSTER_NETWORK_POLICIES, NAMESPACES, NETWORK_POLICIES, PODS, ResourceType
+from ...configuration.sections.network_policy import NetworkPolicySettings
+from ...convergence.handles import KernelHandles
+from ...convergence.policy import claim_warnings, node_policy, policy_options, policy_removal_stages, raw_addresses
+from ...errors import KernelError
+from ...kernel.nftables.monitor import TableMonitor
+from ...kernel.nftables.policy_table import PolicyTableResource
+from ...networkpolicy.node_policy import NodePolicy
+from ...rendering.networkpolicy.elements import change_of, desired_table
+from ...rendering.networkpolicy.layout import TABLE_NAME
+from ...resources import Change, apply_plan, difference, plan
+from ..source.view import ClusterView
+from ..surface.log import LimitedLog, Log
+from ..timers import Timers
+
+RETRY_SECONDS = 2.0
+CHECK_SECONDS = 300.0
+_FAMILY = "inet"
+
+Addresses = Tuple[Tuple[str, str], ...]
+
+
+def policy_resources(settings: NetworkPolicySettings) -> Tuple[ResourceType, ...]:
+    """Return the collections that policies depend on; none if they are not enforced."""
+    if not settings.enabled:
+        return ()
+    found = (PODS, NAMESPACES, NETWORK_POLICIES)
+    return (*found, CLUSTER_NETWORK_POLICIES) if settings.cluster_policies else found
+
+
+class PolicySync:
+    """Keeps the table of network policies in sync with a view.
+
+    ``repaired``: entries that another program had changed. ``error``: why the last attempt failed, or empty.
+    """
+
+    def __init__(
+        self, view: ClusterView, handles: KernelHandles, timers: Timers, log: Log, limited: LimitedLog
+    ) -> None:
+        self.repaired = 0
+        self.error = ""
+        self._view = view
+        self._handles = handles
+        self._log = log
+        self._limited = limited
+        self._settings = NetworkPolicySettings()
+        self._node_name = ""
+        # Those that are in use, and those of the last call.
+        self._addresses: Addresses = ()
+        self._now: Addresses = ()
+        self._policy: Optional[NodePolicy] = None
+        self._resource: Optional[PolicyTableResource] = None
+        self._monitor: Optional[TableMonitor] = None
+        self._remove = False
+        self._full = False
+        self._suspect = False
+        self._failed = False
+        self._retry = timers.add("retry network policies", self._try_again)
+        self._check = timers.add("check network policies", self._check_everything)
+
+    def configure(self, settings: NetworkPolicySettings, node_name: str) -> None:
+        """Adopt settings and the name of the node; the next sync applies them."""
+        if self._policy is not None and (settings, node_name) == (self._settings, self._node_name):
+            return
+        self._settings, self._node_name = settings, node_name
+        self._policy = None
+        self._failed = False
+        # A table of an earlier run, or of settings until now.
+        self._remove = not settings.enabled
+
+    def filenos(self) -> List[int]:
+        """Return the descriptors to wait for."""
+        return [self._monitor.fileno()] if self._monitor is not None else []
+
+    @property
+    def _known(self) -> bool:
+        """Whether the cluster is known well enough: half of it would deny or allow wrongly."""
+        needed = {resource.kind for resource in policy_resources(self._settings)}
+        return needed <= self._view.listed | self._view.from_disk
+
+    def sync(self, addresses: Addresses) -> None:
+        """Apply what changed; failures are logged, and tried again after a while. ``addresses``: of the node."""
+        self._now = addresses
+        if self._failed:
+            return
+        try:
+            if self._remove:
+                apply_plan(plan(policy_removal_stages(self._handles)))
+                self._stop_watching()
+                self._remove = False
+            elif self._settings.enabled and self._known:
+                self._follow(addresses)
+            self.error = ""
+        except KernelError as error:
+            self.error = str(error)
+            self._log.error("network policies cannot be programmed; the last state stays in force", error=error)
+            self._failed = self._full = True
+            self._retry.restart(RETRY_SECONDS)
+
+    def _follow(self, addresses: Addresses) -> None:
+        objects = self._view.state.policy
+        if self._policy is None:
+            objects.pop_changes()
+            self._policy = node_policy(self._view.state, self._settings, self._node_name, addresses)
+            self._addresses, self._full = addresses, True
+        elif objects.changes:
+            self._policy.update(objects.pop_changes())
+        if addresses != self._addresses:
+            self._policy.set_node_addresses(raw_addresses(addresses))
+            self._addresses = addresses
+        self._look()
+        self._apply(self._policy)
+
+    def _look(self) -> None:
+        """Notice what another program did to the table."""
+        if self._monitor is not None and _FAMILY in self._monitor.changes():
+            self._suspect = True
+
+    def _apply(self, policy: NodePolicy) -> None:
+        table = policy.table
+        journal = table.pop_journal()
+        options = policy_options(self._settings)
+        resource = self._resource
+        if resource is None:
+            resource = self._resource = self._handles.network_policy()
+        if not self._full:
+            change = change_of(journal, table.rows, options)
+            if change:
+                resource.apply(change)
+        if self._full or self._suspect:
+            change = difference(resource.observe(), desired_table(table.rows, options))
+            resource.apply(change)
+            self._report(policy, change)
+            self._check.restart(CHECK_SECONDS)
+        if self._monitor is None:
+            self._monitor = TableMonitor([resource.port], TABLE_NAME)
+        self._full = self._suspect = False
+
+    def _report(self, policy: NodePolicy, change: Change[Any, Any]) -> None:
+        """Log a comparison with the kernel: a repair, if nothing else had changed."""
+        if self._suspect and not self._full:
+            self.repaired += len(change)
+            if change:
+                self._limited.warning("policies", "repaired external changes of network policies", entries=len(change))
+            return
+        for line in claim_warnings(policy):
+            self._log.warning(line)
+        self._log.info(
+            "network policies are in force",
+            pods=len(policy.local),
+            rows=len(policy.table.rows),
+            added=len(change.added),
+            replaced=len(change.replaced),
+            removed=len(change.removed),
+        )
+
+    def _try_again(self) -> None:
+        self._failed = False
+        self.sync(self._now)
+
+    def _check_everything(self) -> None:
+        self._suspect = True
+        self.sync(self._now)
+
+    def _stop_watching(self) -> None:
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
+
+    def close(self) -> None:
+        """Stop watching; the table stays in force."""
+        self._stop_watching()

@@ -1,0 +1,124 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Network policies in the agent: followed object by object, repaired, kept over restarts and without the API server."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any, Iterator
+
+import pytest
+
+from tests.kernel.agent_node import NODE, AgentNode, Object, wait_for
+
+TABLE = "inet kubenode-network-policy"
+
+
+def pod(name: str, address: str, labels: Object, node: str = NODE) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"namespace": "shop", "name": name, "labels": labels},
+        "spec": {"nodeName": node, "containers": [{"name": "c", "image": "x"}]},
+        "status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]},
+    }
+
+
+def policy(name: str, **spec: Any) -> Object:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"namespace": "shop", "name": name},
+        "spec": {"policyTypes": ["Ingress"], **spec},
+    }
+
+
+FROM_WEB = policy(
+    "db",
+    podSelector={"matchLabels": {"app": "db"}},
+    ingress=[{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}], "ports": [{"port": 80}]}],
+)
+
+
+@pytest.fixture
+def node(tmp_path) -> Iterator[AgentNode]:
+    found = AgentNode(tmp_path, "nftables")
+    found.node_configuration["networkPolicy"] = {"enabled": True}
+    found.write_configuration()
+    found.store.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}})
+    found.store.put(pod("db", "10.244.0.5", {"app": "db"}))
+    found.store.put(pod("web", "10.244.1.7", {"app": "web"}, "node2"))
+    found.store.put(FROM_WEB)
+    yield found
+    found.close()
+
+
+def elements(name: str) -> str:
+    done = subprocess.run(["nft", "list", "set", *TABLE.split(), name], capture_output=True, text=True, check=False)
+    if done.returncode:
+        done = subprocess.run(["nft", "list", "map", *TABLE.split(), name], capture_output=True, text=True, check=False)
+    return done.stdout
+
+
+def isolated() -> bool:
+    """The pod is isolated"""
+    return "10.244.0.5" in elements("isolated-in4")
+
+
+def granted() -> bool:
+    """The peer is in a class"""
+    return "10.244.1.7" in elements("pods4") and "10.244.0.5" in elements("grants-in4")
+
+
+def test_pods_and_policies_are_followed(node):
+    node.start()
+    wait_for(lambda: isolated() and granted(), 30)
+    node.store.put(pod("web", "10.244.1.7", {"app": "other"}, "node2"))
+    wait_for(lambda: "10.244.1.7" not in elements("pods4"), 30)
+    assert isolated()
+    node.store.put(pod("late", "10.244.0.6", {"app": "db"}))
+    wait_for(lambda: "10.244.0.6" in elements("isolated-in4"), 30)
+    node.store.delete("NetworkPolicy", "shop", "db")
+    wait_for(lambda: "10.244.0" not in elements("isolated-in4"), 30)
+    assert node.log.count("network policies are in force") == 1, "followed without comparing everything"
+
+
+def test_what_another_program_changes_is_repaired(node):
+    node.start()
+    wait_for(lambda: isolated() and granted(), 30)
+    subprocess.run(["nft", "flush", "set", *TABLE.split(), "isolated-in4"], check=True)
+    wait_for(isolated, 30)
+    subprocess.run(["nft", "delete", "table", *TABLE.split()], check=True)
+    wait_for(lambda: isolated() and granted(), 30)
+
+
+def test_policies_stay_in_force_without_agent_and_without_api_server(node):
+    node.start()
+    wait_for(lambda: isolated() and granted(), 30)
+    node.stop()
+    assert isolated() and granted()
+    node.stop_api()
+    subprocess.run(["nft", "delete", "table", *TABLE.split()], check=True)
+    node.start()
+    wait_for(lambda: isolated() and granted(), 60)
+
+
+def test_a_refused_version_of_a_policy_does_not_replace_a_valid_one(node):
+    node.start()
+    wait_for(lambda: isolated() and granted(), 30)
+    node.store.put(policy("db", podSelector={"matchExpressions": [{"key": "app", "operator": "Gt", "values": ["1"]}]}))
+    node.store.put(pod("late", "10.244.0.6", {"app": "db"}))
+    wait_for(lambda: "10.244.0.6" in elements("isolated-in4"), 30)
+    assert isolated() and granted()
+
+
+def test_the_table_goes_when_policies_are_switched_off(node):
+    node.start()
+    wait_for(isolated, 30)
+    node.stop()
+    node.node_configuration["networkPolicy"] = {"enabled": False}
+    node.write_configuration()
+    node.start()
+    wait_for(lambda: not elements("isolated-in4"), 30)
+    assert all("/pods" not in line for line in node.log.splitlines())
