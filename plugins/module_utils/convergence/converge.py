@@ -23,7 +23,7 @@ from .loss import LossGuard
 from .modes.choose import ChosenMode, choose_mode
 from .modes.mode import Mode
 from .node import NodeView, family_services, removal_contexts, view_node
-from .policy import claim_warnings, node_policy, policy_removal_stages, policy_stage
+from .policy import node_policy, policy_removal_stages, policy_stage, policy_warnings
 from .prepare import check_cluster, check_node, node_modules, node_sysctls
 from .probes import default_probes
 from .removal import leftover_contexts, leftover_stages, removal_stages
@@ -129,7 +129,7 @@ class _Convergence:
         if not settings.enabled:
             return policy_removal_stages(self.handles)
         policy = node_policy(self.request.cluster, settings, view.name, view.addresses)
-        self.warnings += claim_warnings(policy)
+        self.warnings += policy_warnings(policy)
         return [policy_stage(policy, settings, self.handles, self.request.check)]
 
     def remove(self) -> Report:

@@ -42,12 +42,18 @@ def node_policy(
     return NodePolicy(node_name, cluster.policy, raw_addresses(addresses), settings.cluster_policies)
 
 
-def claim_warnings(policy: NodePolicy) -> List[str]:
-    """Return a line for each of the first few pods that claim an address of the node."""
+def policy_warnings(policy: NodePolicy) -> List[str]:
+    """Return a line for each policy that is too large, and for the first few pods that claim an address of the node."""
+    large = [
+        f"NetworkPolicy {key}: spec.{direction.lower()}: allows nothing, because it has {reason}; its pods are isolated"
+        for (key, direction), reason in sorted(policy.too_large.items())
+    ]
     claims = sorted(policy.owners.refused())
     lines = [f"Pod {key}: status.podIPs: {unpacked(address)} is an address of this node" for address, key in claims]
     left = len(lines) - _NAMED_CLAIMS
-    return [*lines[:_NAMED_CLAIMS], f"{left} more pods claim addresses of this node"] if left > 0 else lines
+    if left > 0:
+        lines = [*lines[:_NAMED_CLAIMS], f"{left} more pods claim addresses of this node"]
+    return large + lines
 
 
 def policy_stage(

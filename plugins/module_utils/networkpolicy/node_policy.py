@@ -17,6 +17,7 @@ from ..cluster.policy_model import ADMIN, BASELINE, DIRECTIONS, ClusterNetworkPo
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
 from .compiled import CompiledRule, compile_rule, compile_rules, side
 from .family_tables import FamilyTables
+from .limits import excess
 from .owners import Address, AddressOwners, counts
 from .peers import Content, PodPeers
 from .rows import ISOLATED, POLICED, SELF, PolicyRows
@@ -55,6 +56,7 @@ class NodePolicy:
     """The rows of one node.
 
     ``node_name``: whose pods are judged. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
+    ``too_large``: policies whose rules are refused in a direction, with the reason (see :mod:`.limits`).
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class NodePolicy:
         self._contents: Dict[NamespacedName, Content] = {}
         self._names: Dict[str, int] = {}
         self._names_changed: Set[str] = set()
+        self.too_large: Dict[Tuple[NamespacedName, str], str] = {}
         self._compiled: Dict[Tuple[int, str], Tuple[object, Tuple[CompiledRule, ...]]] = {}
         self.update(
             PolicyChanges(
@@ -140,6 +143,8 @@ class NodePolicy:
             policy = self._objects.policies.get(key)
             if policy is None:
                 policies.pop(key.name, None)
+                for direction in DIRECTIONS:
+                    self.too_large.pop((key, direction), None)
             else:
                 policies[key.name] = policy
             namespaces.add(key.namespace)
@@ -261,9 +266,19 @@ class NodePolicy:
                 rules = tuple(rule for rule in compiled if rule.is_useful)
             else:
                 assert isinstance(policy, NetworkPolicy)
-                rules = compile_rules(policy.rules(direction))
+                rules = self._affordable(policy, direction, compile_rules(policy.rules(direction)))
             found = self._compiled[key] = (policy, rules)
         return found[1]
+
+    def _affordable(
+        self, policy: NetworkPolicy, direction: str, rules: Tuple[CompiledRule, ...]
+    ) -> Tuple[CompiledRule, ...]:
+        reason = excess(rules)
+        if not reason:
+            self.too_large.pop((policy.key, direction), None)
+            return rules
+        self.too_large[policy.key, direction] = reason
+        return ()
 
     def _forget_compiled(self) -> None:
         """Drop the rules of policies that changed."""

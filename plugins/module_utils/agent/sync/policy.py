@@ -15,7 +15,7 @@ from typing import Any, List, Optional, Tuple
 from ...cluster.api import CLUSTER_NETWORK_POLICIES, NAMESPACES, NETWORK_POLICIES, PODS, ResourceType
 from ...configuration.sections.network_policy import NetworkPolicySettings
 from ...convergence.handles import KernelHandles
-from ...convergence.policy import claim_warnings, node_policy, policy_options, policy_removal_stages, raw_addresses
+from ...convergence.policy import node_policy, policy_options, policy_removal_stages, policy_warnings, raw_addresses
 from ...errors import KernelError
 from ...kernel.nftables.monitor import TableMonitor
 from ...kernel.nftables.policy_table import PolicyTableResource
@@ -157,7 +157,7 @@ class PolicySync:
             if change:
                 self._limited.warning("policies", "repaired external changes of network policies", entries=len(change))
             return
-        for line in claim_warnings(policy):
+        for line in policy_warnings(policy):
             self._log.warning(line)
         self._log.info(
             "network policies are in force",

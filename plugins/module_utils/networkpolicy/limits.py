@@ -1,0 +1,50 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What one policy may cost: beyond that its grants are refused, so that no policy takes others with it.
+
+The pods that it selects stay isolated, since the opposite would let everything in.
+"""
+
+from __future__ import annotations
+
+from typing import List, Sequence, Tuple
+
+from .compiled import CompiledRule
+
+#: Peers that select namespaces and give no label that a pod must have: each is compared with every pod.
+MOST_WIDE_PEERS = 1_000
+#: Ranges of addresses, each counted once for every rule whose ranges contain it.
+MOST_PIECES = 1_000_000
+#: Ranges of ports of all rules.
+MOST_PORTS = 100_000
+
+
+def excess(rules: Sequence[CompiledRule]) -> str:
+    """Return what a policy has too much of in one direction, or an empty text."""
+    wide = {peer for rule in rules for peer in rule.pods if peer.namespaces is not None and not peer.pods.anchor}
+    if len(wide) > MOST_WIDE_PEERS:
+        return f"{len(wide)} selectors that any pod may match, more than {MOST_WIDE_PEERS}"
+    ports = sum(len(rule.ports.ranges) for rule in rules)
+    if ports > MOST_PORTS:
+        return f"{ports} ranges of ports, more than {MOST_PORTS}"
+    if _pieces(rules) > MOST_PIECES:
+        return f"overlapping ranges of addresses that make more than {MOST_PIECES} pieces"
+    return ""
+
+
+def _pieces(rules: Sequence[CompiledRule]) -> int:
+    """Return the number of pieces that the ranges cut each other into, counted for each rule that has them."""
+    bounds: List[Tuple[int, int]] = []
+    for rule in rules:
+        for block in rule.blocks:
+            # The families must not meet: IPv6 is counted above all numbers of IPv4.
+            base = 0 if block.family == "IPv4" else 1 << 129
+            for first, last in block.intervals:
+                bounds += [(base + first, 1), (base + last + 1, -1)]
+    bounds.sort()
+    total = active = 0
+    for _at, step in bounds:
+        total += active
+        active += step
+    return total

@@ -1,0 +1,93 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A policy that is too large keeps its pods isolated, loses only its own grants, and is named."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import policy_warnings
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import desired_table
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.layout import Options
+from tests.netpol.interpreter import Interpreter
+from tests.netpol.oracle import Packet
+
+
+def cluster(*ingress):
+    address = "10.244.1.11"
+    pod = {
+        "kind": "Pod",
+        "metadata": {"namespace": "shop", "name": "db", "labels": {"app": "db"}},
+        "spec": {"nodeName": "node1"},
+        "status": {"phase": "Running", "podIPs": [{"ip": address}]},
+    }
+    policies = [
+        {
+            "kind": "NetworkPolicy",
+            "metadata": {"namespace": "shop", "name": name},
+            "spec": {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": rules},
+        }
+        for name, rules in (
+            ("hostile", list(ingress)),
+            ("other", [{"from": [{"ipBlock": {"cidr": "203.0.113.0/24"}}], "ports": [{"port": 80}]}]),
+        )
+    ]
+    state = ClusterState.from_objects([pod, *policies])
+    assert not state.refusals and not state.skipped
+    return NodePolicy("node1", state.policy)
+
+
+def allowed(policy, source, port=80):
+    return Interpreter(desired_table(policy.table.rows, Options())).allowed(Packet(source, "10.244.1.11", "tcp", port))
+
+
+def except_one(number):
+    return {"from": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": [f"198.51.{number >> 8}.{number & 255}/32"]}}]}
+
+
+@pytest.mark.parametrize(
+    ("rules", "reason"),
+    [
+        ([{**except_one(number), "ports": [{"port": number + 1}]} for number in range(1200)], "pieces"),
+        (
+            [
+                {
+                    "from": [
+                        {
+                            "namespaceSelector": {},
+                            "podSelector": {"matchExpressions": [{"key": f"k{number}", "operator": "DoesNotExist"}]},
+                        }
+                        for number in range(1200)
+                    ]
+                }
+            ],
+            "selectors",
+        ),
+        ([{"ports": [{"port": 2 * number + 1} for number in range(30000)]}], ""),
+    ],
+)
+def test_only_the_grants_of_a_policy_that_is_too_large_are_refused(rules, reason):
+    policy = cluster(*rules)
+    warnings = policy_warnings(policy)
+    if reason:
+        (line,) = warnings
+        assert line.startswith("NetworkPolicy shop/hostile: spec.ingress: ") and reason in line
+        assert not allowed(policy, "192.0.2.1")
+    else:
+        assert warnings == [] and allowed(policy, "192.0.2.1", 81) and not allowed(policy, "192.0.2.1", 82)
+    assert allowed(policy, "203.0.113.7") and not allowed(policy, "192.0.2.1", 8080)
+
+
+def test_twenty_thousand_ranges_work():
+    chosen = random.Random(7)
+    octets = [[chosen.randrange(1, 224), chosen.getrandbits(8), chosen.getrandbits(8)] for _ in range(20000)]
+    ranges = [".".join(map(str, [*each, 4 * number % 256])) + "/30" for number, each in enumerate(octets)]
+    policy = cluster({"from": [{"ipBlock": {"cidr": text}} for text in ranges]})
+    assert policy_warnings(policy) == []
+    inside = ranges[12345].partition("/")[0]
+    assert allowed(policy, inside, 8080) and not allowed(policy, "255.255.255.254", 8080)
