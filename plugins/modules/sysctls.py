@@ -407,7 +407,7 @@ def _plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool, p
         old, new = change.replaced[key]
         message = f"sysctl {key}: is {old}, wanted {new}: {reason}"
         if parameters["unchangeable"] == "fail":
-            raise ProxyError(message)
+            raise ProxyError(f"{message}, or leave it with unchangeable=warn (in the role: kernel_unchangeable)")
         warnings.append(message)
         unchanged_here[key] = reason
         del change.replaced[key]

@@ -92,6 +92,7 @@ def test_what_only_the_host_may_change(node):
     )
     assert fails["failed"]
     assert "nf_conntrack_max" in fails["msg"] and "cannot be changed here" in fails["msg"]
+    assert "kernel_unchangeable" in fails["msg"], "the remedy"
     assert "\n" not in fails["msg"]
     assert warns["changed"] and list(warns["unchanged_here"]) == ["net.netfilter.nf_conntrack_max"]
     assert warns["persistent_file"] == ""

@@ -130,6 +130,26 @@ def test_the_agent_reaches_no_socket_of_root(member):
     assert {path for path, answer in inside.items() if answer == "you are root"} == {OTHER, "/run/other.sock"}
 
 
+def test_the_agent_holds_no_mount_of_a_container(member):
+    """Containers have their root file systems below hidden directories: those from before its start, and later ones."""
+    _name, node, _cluster, _variables = member
+    places = [f"/run/containerd/rootfs-{when}" for when in ("before", "after")]
+
+    def mounted(place: str) -> bool:
+        return f" {place} " in node.output("cat", f"/proc/{start_of(node)['MainPID']}/mountinfo")
+
+    for place in places:
+        node.run("mkdir", "-p", place)
+        node.run("mount", "-t", "tmpfs", "container", place)
+        if place == places[0]:
+            node.run("systemctl", "restart", UNIT)
+            wait_for_activity(node)
+            assert not mounted(place)
+    for place in places:
+        node.run("umount", place)
+        wait_for(f"{place} is released", lambda place=place: not mounted(place))
+
+
 def test_the_agent_replaces_nothing_of_root(member):
     _name, node, _cluster, _variables = member
     code = """
