@@ -220,6 +220,12 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
                     (f"max by (kind) ({selected('kubenode_proxy_parts_skipped')})", "parts of {{kind}}"),
                     (f"max({selected('kubenode_proxy_conflicts')})", "conflicts"),
                     (f"sum(increase({selected('kubenode_proxy_losses_total')}[$__rate_interval]))", "losses"),
+                    (f"sum by (state) ({selected('kubenode_proxy_checked_endpoints')})", "{{state}} their checks"),
+                    (
+                        "sum by (to) (increase("
+                        f"{selected('kubenode_proxy_endpoint_check_changes_total')}[$__rate_interval]))",
+                        "now {{to}}",
+                    ),
                 ),
             ),
             Panel(

@@ -27,6 +27,8 @@ from ..convergence.runtime.lock import AGENT, ConvergenceLock
 from ..errors import KernelError, ProxyError
 from ..kernel.presence import holds_dataplane
 from ..serviceports.node import node_name
+from .checks.checks import Checks
+from .checks.prober import VerdictChange
 from .fatal import Fatal
 from .forwarding import Forwarding
 from .options import AgentOptions, command_line_flags
@@ -131,6 +133,17 @@ class Agent:
         static = StaticSource(self._configuration.node_proxy.static_services.directory, log)
         self.views = Views(self.source, static, self.sync)
         self.metrics.forwarding = self.forwarding.status
+        self.checks = Checks(
+            self._configuration.node_proxy.health_checks,
+            deliver=self._inbox.deliver,
+            supervisor=self.supervisor,
+            log=log,
+            metrics=self.metrics,
+            post=self._post,
+        )
+        for number, name in enumerate(("passing", "failing")):
+            counted = self.metrics.checked_endpoints.labels(name)
+            counted.set_function(lambda number=number: float(self.checks.count()[number]))
         self.metrics.api_connected.set_function(lambda: float(self.source.connected))
         self.metrics.cache_age.set_function(self.source.keeper.age)
         self._save_timer = self.timers.add("save the cluster state", self._save)
@@ -286,6 +299,8 @@ class Agent:
             if self._stop or self.sync.proxiers is None:
                 continue
             self.policy.sync(self.sync.proxiers.view.addresses)
+            if self.views.current.dirty:
+                self._follow_checks()
             self.sync.look()
             self.sync.request_if_needed()
             if self.sync.is_due:
@@ -303,6 +318,7 @@ class Agent:
     def _end(self) -> None:
         self.systemd.stopping()
         self.token.stop()
+        self.checks.stop()
         self.sync.stop_watching()
         self.policy.close()
         self.forwarding.stop()
@@ -314,16 +330,27 @@ class Agent:
     # ---- what the loop does
 
     def _sync(self, first: bool = False) -> None:
+        if first:
+            self._follow_checks(everything=True)
         self.sync.sync(first)
+        if self.sync.proxiers is not None and not self.sync.syncer.last_error:
+            self.checks.end_connections(self.views.current, self.sync.proxiers.families)
         if first or not self._ready_sent:
             self._send_ready()
             self.sync.clean_up()
         self._show_status()
 
+    def _follow_checks(self, everything: bool = False) -> None:
+        proxiers = self.sync.proxiers
+        addresses = proxiers.view.addresses if proxiers is not None else ()
+        self.checks.follow(self.views.current, lambda: {address for _interface, address in addresses}, everything)
+
     def _empty_inbox(self) -> None:
         for item in self._inbox.items():
             if isinstance(item, Batch):
                 self._apply(item)
+            elif isinstance(item, VerdictChange):
+                self.checks.changed(self.views.current, item)
             elif isinstance(item, ControlRequest):
                 item.reply(answer(self._state(), item.question))
 
@@ -377,6 +404,7 @@ class Agent:
             sync=self.sync,
             view=self.views.current,
             forwarding=self.forwarding,
+            checks=self.checks,
         )
 
     def _send_ready(self) -> None:
@@ -444,6 +472,8 @@ class Agent:
         self.source.follow_others(policy_resources(configuration.node_proxy.network_policy))
         self._configuration = configuration
         self._configure_log(configuration)
+        self.checks.settings = configuration.node_proxy.health_checks
+        self._follow_checks(everything=True)
         self.views.look_for_static(configuration.node_proxy.static_services.directory)
         self.health.timeout = 2 * self.configuration.sync_period
         self.surface.configure(in_mode(configuration, self.configuration.mode))

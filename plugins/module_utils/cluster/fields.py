@@ -99,6 +99,11 @@ def is_dns_label(value: str) -> bool:
     return _DNS_LABEL.fullmatch(value) is not None
 
 
+def is_dns_subdomain(value: str) -> bool:
+    """Return whether ``value`` is an RFC 1123 subdomain in lower case."""
+    return len(value) <= 253 and _DNS_SUBDOMAIN.fullmatch(value) is not None
+
+
 def dns_label(value: object, field: str) -> str:
     """Return an RFC 1123 label. Raises Invalid."""
     if isinstance(value, str) and _DNS_LABEL.fullmatch(value) is not None:

@@ -10,7 +10,7 @@ address) have been dropped by the parser.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Tuple
+from typing import Mapping, NamedTuple, Optional, Tuple
 
 
 class NamespacedName(NamedTuple):
@@ -32,6 +32,38 @@ class ServicePort(NamedTuple):
     node_port: int = 0
 
 
+class HealthCheck(NamedTuple):
+    """How the endpoints of a Service are checked from the node.
+
+    ``scheme``: tcp, http or https. ``port``: 0 for each endpoint's own port. ``statuses``: accepted ranges of HTTP
+    statuses. ``server_name``: for TLS and the Host header. ``ca``: file of the certificates by which that of the server
+    is verified; empty not to verify it. ``interval`` and ``timeout`` are seconds. ``fall``: failed checks in a row
+    after which an endpoint fails; ``rise``: passed checks after which it no longer does.
+    """
+
+    scheme: str = "tcp"
+    port: int = 0
+    path: str = "/"
+    statuses: Tuple[Tuple[int, int], ...] = ((200, 399),)
+    server_name: str = ""
+    ca: str = ""
+    interval: float = 1.0
+    timeout: float = 1.0
+    fall: int = 2
+    rise: int = 2
+
+
+class Failing(NamedTuple):
+    """The endpoints of a Service that fail their checks.
+
+    ``reasons``: why, by address and port; port 0 stands for all ports of the address. ``panic_threshold``: if at most
+    this percentage of the ready endpoints passes, all are served.
+    """
+
+    reasons: Mapping[Tuple[str, int], str] = {}
+    panic_threshold: float = 0.0
+
+
 class Service(NamedTuple):
     """A Service that is not headless and not ExternalName.
 
@@ -43,6 +75,7 @@ class Service(NamedTuple):
     ``has_external_ips``: whether spec.externalIPs has any element, valid or not.
     ``created`` is metadata.creationTimestamp (UTC, RFC 3339, whole seconds), empty if the object has none.
     ``static`` is the file that defines a static Service (see ``static``), empty for a Service of the cluster.
+    ``check`` is the health check that its annotations ask for, None without one.
     """
 
     namespace: str
@@ -61,6 +94,7 @@ class Service(NamedTuple):
     health_check_node_port: int = 0
     created: str = ""
     static: str = ""
+    check: Optional[HealthCheck] = None
 
     @property
     def key(self) -> NamespacedName:

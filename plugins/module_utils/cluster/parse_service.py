@@ -24,6 +24,7 @@ from .fields import (
     text,
 )
 from .model import Service, ServicePort
+from .parse_check import parse_check
 
 SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 DEFAULT_AFFINITY_SECONDS = 10800
@@ -69,6 +70,7 @@ def parse_service(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[Servi
         internal_traffic_policy_local=text(spec.get("internalTrafficPolicy"), "spec.internalTrafficPolicy") == "Local",
         health_check_node_port=integer(spec.get("healthCheckNodePort"), "spec.healthCheckNodePort", 0, 65535, 0),
         created=_created(metadata.get("creationTimestamp"), skipped),
+        check=parse_check(metadata, skipped) if metadata.get("annotations") else None,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping, Union
 
 from .parse import HOSTNAME_LABEL, ZONE_LABEL
+from .parse_check import ANNOTATIONS
 from .parse_service import SERVICE_PROXY_NAME_LABEL
 from .parse_slice import HEADLESS_LABEL, SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
 
@@ -19,7 +20,12 @@ _CONTAINER_PORTS = {"name": True, "protocol": True, "containerPort": True}
 
 _SHAPES: Dict[str, Mapping[str, Any]] = {
     "Service": {
-        "metadata": {**_METADATA, "labels": {SERVICE_PROXY_NAME_LABEL: True}, "creationTimestamp": True},
+        "metadata": {
+            **_METADATA,
+            "labels": {SERVICE_PROXY_NAME_LABEL: True},
+            "annotations": dict.fromkeys(ANNOTATIONS, True),
+            "creationTimestamp": True,
+        },
         "spec": {
             "type": True,
             "clusterIP": True,

@@ -9,7 +9,7 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Set,
 
 from ..errors import Refusal
 from .claims import Claim, Claims, Conflict
-from .model import EndpointSlice, NamespacedName, Node, Service, ServiceCIDR
+from .model import EndpointSlice, Failing, NamespacedName, Node, Service, ServiceCIDR
 from .parse import ObjectKey, is_read, object_key, parse_object
 from .policy_objects import KEPT_KINDS, POLICY_TYPES, PolicyObjects
 from .static import StaticObjects
@@ -45,6 +45,7 @@ class ClusterState:
         self.policy = PolicyObjects()
         self._claims = Claims()
         self._static = StaticObjects()
+        self._failing: Dict[NamespacedName, Failing] = {}
         self._hidden_services: Dict[NamespacedName, Service] = {}
         self._hidden_slices: Dict[NamespacedName, Dict[str, EndpointSlice]] = {}
 
@@ -166,6 +167,20 @@ class ClusterState:
             self._replace_slices(key, dict(static.slices.get(key, _NO_SLICES)))
             affected.add(key)
         return frozenset(affected)
+
+    def failing(self, service: NamespacedName) -> Optional[Failing]:
+        """Return the endpoints of a Service that fail their health checks, None if all pass."""
+        return self._failing.get(service)
+
+    def set_failing(self, service: NamespacedName, failing: Failing) -> FrozenSet[NamespacedName]:
+        """Record which endpoints of a Service fail; return the Services whose ServicePorts may change."""
+        if self._failing.get(service, Failing()).reasons == failing.reasons:
+            return _NOTHING
+        if failing.reasons:
+            self._failing[service] = failing
+        else:
+            del self._failing[service]
+        return frozenset((service,))
 
     def _replace_service(self, key: NamespacedName, service: Optional[Service]) -> Set[NamespacedName]:
         affected = self._claims.replace(self.services.pop(key, None), service)

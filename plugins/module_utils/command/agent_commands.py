@@ -48,6 +48,12 @@ def _status_lines(document: Dict[str, Any]) -> List[str]:
     lines.append(f"syncs:      {document['syncs']}, external changes repaired: {document['driftRepaired']}")
     if document["lastError"]:
         lines.append(f"last error: {document['lastError']}")
+    for check in document.get("checks", ()):
+        state = "passing" if check["passing"] else "failing"
+        error = f", last error: {check['lastError']}" if check["lastError"] else ""
+        count = f"{check['failures']} failed in a row" if check["failures"] else f"{check['checks']} checks"
+        lines.append(f"check:      {check['service']} {check['endpoint']}: {state} ({count}{error})")
+    lines += [f"unchecked:  {line}" for line in document.get("unchecked", ())]
     lines += [f"skipped:    {refusal}" for refusal in document["refused"]]
     lines += [f"conflict:   {conflict}" for conflict in document.get("conflicts", ())]
     return lines

@@ -16,7 +16,8 @@ from typing import Any, Mapping, NamedTuple, Tuple
 from ..cluster.fields import shown
 from .field import Field
 from .reader import Findings, Section
-from .sections import network_policy, static_services, userspace
+from .sections import health_checks, network_policy, static_services, userspace
+from .sections.health_checks import HealthChecks
 from .sections.network_policy import NetworkPolicySettings
 from .sections.static_services import StaticServices
 from .sections.userspace import UserspaceSection
@@ -29,11 +30,17 @@ class NodeProxyConfiguration(NamedTuple):
     """All sections. ``NodeProxyConfiguration()`` equals that of a file without this document."""
 
     static_services: StaticServices = StaticServices()
+    health_checks: HealthChecks = HealthChecks()
     userspace: UserspaceSection = UserspaceSection()
     network_policy: NetworkPolicySettings = NetworkPolicySettings()
 
 
-FIELDS: Tuple[Field, ...] = (*static_services.FIELDS, *userspace.FIELDS, *network_policy.FIELDS)
+FIELDS: Tuple[Field, ...] = (
+    *static_services.FIELDS,
+    *health_checks.FIELDS,
+    *userspace.FIELDS,
+    *network_policy.FIELDS,
+)
 
 
 def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyConfiguration:
@@ -47,6 +54,7 @@ def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyC
         static_services=static_services.read(root.section("staticServices")),
         userspace=userspace.read(root.section("userspace")),
         network_policy=network_policy.read(root.section("networkPolicy")),
+        health_checks=health_checks.read(root.section("healthChecks")),
     )
     root.finish()
     return configuration

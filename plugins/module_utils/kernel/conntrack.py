@@ -108,7 +108,7 @@ def stale_entries(entries: Iterable[RawEntry], frontends: UdpFrontends) -> Itera
             yield entry
 
 
-def _parse_tuple(view: memoryview, start: int, end: int) -> Optional[Tuple[int, bytes, bytes]]:
+def parse_tuple(view: memoryview, start: int, end: int) -> Optional[Tuple[int, bytes, bytes]]:
     """Return protocol, source and destination place from attributes in any order; None without addresses and ports."""
     parts = parse_attributes(view, start, end)
     if _TUPLE_IP not in parts or _TUPLE_PROTO not in parts:
@@ -149,8 +149,8 @@ def _read_slowly(view: memoryview, start: int, end: int) -> Optional[RawEntry]:
     found = parse_attributes(view, start + 4, end)
     if _TUPLE_ORIG not in found or _TUPLE_REPLY not in found:
         return None
-    original = _parse_tuple(found[_TUPLE_ORIG], 0, len(found[_TUPLE_ORIG]))
-    reply = _parse_tuple(found[_TUPLE_REPLY], 0, len(found[_TUPLE_REPLY]))
+    original = parse_tuple(found[_TUPLE_ORIG], 0, len(found[_TUPLE_ORIG]))
+    reply = parse_tuple(found[_TUPLE_REPLY], 0, len(found[_TUPLE_REPLY]))
     if original is None or reply is None or original[0] != _UDP:
         return None
     return RawEntry(original[2], reply[1], view, start, end)

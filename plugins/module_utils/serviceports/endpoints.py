@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Dict, Iterable, List, Mapping, Set, Tuple
 
 from ..addresses import IPV6
-from ..cluster.model import EndpointSlice, SliceEndpoint
+from ..cluster.model import EndpointSlice, Failing, SliceEndpoint
 from .info import Endpoint
 
 PortKey = Tuple[str, str]
@@ -52,6 +52,31 @@ def _add(
             continue
         is_local = on_node == node_name and node_name != ""
         table[text] = Endpoint(address, port, is_local, ready, serving, terminating, zone_hints, node_hints)
+
+
+def without_failing(endpoints: Tuple[Endpoint, ...], failing: Failing) -> Tuple[Endpoint, ...]:
+    """Return the endpoints of a ServicePort with those marked that fail their health checks.
+
+    They are neither ready nor serving, so that no traffic is sent to them. If at most ``panic_threshold`` of the ready
+    endpoints pass, all stay as they are: then the checks are more likely to be wrong than that many endpoints, and an
+    endpoint that may fail is better than none.
+    """
+    reasons = failing.reasons
+    failed = {
+        endpoint: reasons.get((endpoint.ip, endpoint.port)) or reasons.get((endpoint.ip, 0), "")
+        for endpoint in endpoints
+    }
+    ready = [endpoint for endpoint in endpoints if endpoint.ready]
+    passing = sum(not failed[endpoint] for endpoint in ready)
+    panic = passing * 100 <= len(ready) * failing.panic_threshold
+    return tuple(
+        endpoint
+        if not failed[endpoint]
+        else endpoint._replace(failed=failed[endpoint])
+        if panic
+        else endpoint._replace(ready=False, serving=False, failed=failed[endpoint])
+        for endpoint in endpoints
+    )
 
 
 def _sorted(table: Dict[str, Endpoint]) -> Tuple[Endpoint, ...]:

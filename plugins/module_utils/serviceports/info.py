@@ -34,7 +34,11 @@ class ServicePortName(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """One endpoint of a ServicePort. ``is_local``: it runs on this node. Hints are those of the EndpointSlice."""
+    """One endpoint of a ServicePort. ``is_local``: it runs on this node. Hints are those of the EndpointSlice.
+
+    ``failed``: why its health check from this node fails; it is then neither ready nor serving, unless too few
+    endpoints of the ServicePort pass.
+    """
 
     ip: str
     port: int
@@ -44,6 +48,7 @@ class Endpoint(NamedTuple):
     terminating: bool = False
     zone_hints: Tuple[str, ...] = ()
     node_hints: Tuple[str, ...] = ()
+    failed: str = ""
 
     @property
     def text(self) -> str:

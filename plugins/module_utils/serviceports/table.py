@@ -10,7 +10,7 @@ from typing import Dict, List, Mapping, NamedTuple, Tuple
 from ..cluster.claims import Claim, Conflict
 from ..cluster.model import NamespacedName, ServicePort
 from ..cluster.state import ClusterState
-from .endpoints import endpoint_counts, expand, slices_in_order
+from .endpoints import endpoint_counts, expand, slices_in_order, without_failing
 from .info import ServicePortInfo, ServicePortName
 from .selection import select
 from .service_ports import cluster_ip_of, port_policy, service_attributes
@@ -43,7 +43,7 @@ def service_ports_of(
     attributes = service_attributes(service, context.family, context.allow_external_ips)
     node_name, zone = context.node_name, context.zone
     by_port = expand(slices_in_order(state.slices_of(service_key)), context.family, node_name)
-    lost = state.lost_claims(service_key)
+    lost, failing = state.lost_claims(service_key), state.failing(service_key)
     service_ports: List[ServicePortInfo] = []
     for port in service.ports:
         external_ips, load_balancer_ips = attributes.external_ips, attributes.load_balancer_ips
@@ -56,6 +56,8 @@ def service_ports_of(
             node_port = 0 if Claim(context.family, node_port, port.protocol) in lost else node_port
         policy = port_policy(attributes, port)
         endpoints = by_port.get((port.name, port.protocol), ())
+        if failing is not None and endpoints:
+            endpoints = without_failing(endpoints, failing)
         chosen = select(endpoints, policy.uses_cluster_endpoints, policy.uses_local_endpoints, node_name, zone)
         service_ports.append(
             ServicePortInfo(

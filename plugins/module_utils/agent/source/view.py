@@ -11,7 +11,7 @@ import time
 from typing import Any, Dict, FrozenSet, Iterable, List, Set, Tuple
 
 from ...cluster.answers import version_of
-from ...cluster.model import NamespacedName
+from ...cluster.model import Failing, NamespacedName
 from ...cluster.parse import KINDS, ObjectKey, object_key
 from ...cluster.parse_slice import SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
 from ...cluster.prune import prune
@@ -113,6 +113,10 @@ class ClusterView:
     def set_static(self, static: StaticObjects) -> None:
         """Replace the static Services, which are not part of the copy on disk."""
         self.dirty |= self.state.set_static(static)
+
+    def set_failing(self, service: NamespacedName, failing: Failing) -> None:
+        """Record which endpoints of a Service fail their health checks."""
+        self.dirty |= self.state.set_failing(service, failing)
 
     def _note_trigger(self, raw: Dict[str, Any], gone: bool, affected: Iterable[NamespacedName]) -> None:
         if gone:

@@ -291,6 +291,17 @@ class Metrics:
         self.conflicts = self._gauge(
             "kubenode_proxy_conflicts", "Addresses with port, and node ports, that several Services claim"
         )
+        self.check_changes = self._counter(
+            "kubenode_proxy_endpoint_check_changes_total",
+            "Times that an endpoint began to fail its health checks, or to pass them again",
+            ("to",),
+        )
+        self.checked_endpoints = self._gauge(
+            "kubenode_proxy_checked_endpoints", "Endpoints with health checks from this node", ("state",)
+        )
+        for state in ("passing", "failing"):
+            self.check_changes.labels(state)
+            self.checked_endpoints.labels(state)
         self.losses = self._counter(
             "kubenode_proxy_losses_total", "Times that most Services of the node lost their endpoints together"
         )

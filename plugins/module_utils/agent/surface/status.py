@@ -14,6 +14,7 @@ from ...convergence.listeners import QUESTION as LISTENERS
 from ...convergence.listeners import listeners_document
 from ...errors import ProxyError
 from ...packaging.identity import identity
+from ..checks.checks import Checks
 from ..forwarding import Forwarding
 from ..source.cluster_source import ClusterSource
 from ..source.view import ClusterView
@@ -34,6 +35,7 @@ class AgentState(NamedTuple):
     sync: NodeSync
     view: ClusterView
     forwarding: Forwarding
+    checks: Checks
 
 
 def status_document(state: AgentState) -> Dict[str, Any]:
@@ -68,6 +70,8 @@ def status_document(state: AgentState) -> Dict[str, Any]:
         "apiServerLostSeconds": {reflector.resource.name: round(reflector.lost_for, 1) for reflector in reflectors},
         "startedFromCache": state.source.from_cache,
         "staticServices": {str(key): item.static for key, item in sorted(view.state.static_services.items())},
+        "checks": state.checks.status(),
+        "unchecked": list(state.checks.unchecked),
         "clusterKnown": view is state.source.view,
         "lastSync": round(state.sync.last_sync_end, 3),
         "lastError": state.sync.syncer.last_error,

@@ -27,7 +27,7 @@ from ...rendering.rendering import Totals
 from ...rendering.served import served_cluster_ips
 from ...rendering.settings import DataplaneSettings
 from ...resources import Change, PlannedChange, Stage, apply_plan, plan
-from ...serviceports.info import ServicePortInfo
+from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.table import count_endpoints, service_ports_of
 from .summaries import Summaries
 
@@ -186,6 +186,10 @@ class Proxier:
     def drain(self) -> int:
         """Remove draining entries whose last connection has ended; return their number. Raises KernelError."""
         return self._adjustments.drain()
+
+    def drop_draining(self, port: ServicePortInfo, endpoint: Endpoint) -> None:
+        """Remove what is kept for the connections of a ServicePort to an endpoint. Raises KernelError."""
+        self._adjustments.drop(port, endpoint)
 
     def clean_conntrack(self, state: ClusterState) -> Tuple[int, float]:
         """Delete stale UDP entries of the Services whose serving UDP endpoints changed since the last call.

@@ -153,6 +153,8 @@ def _topology(port: ServicePortInfo, context: NodeContext) -> str:
 
 def _reason(endpoint: Endpoint, local_only: bool, chosen: bool, topology: str) -> str:
     state = _state(endpoint)
+    if endpoint.failed:
+        return f"{state}; served because too few endpoints pass" if chosen else state
     if chosen:
         if not endpoint.ready:
             return f"{state}; taken because no endpoint is ready"
@@ -174,6 +176,8 @@ def _reason(endpoint: Endpoint, local_only: bool, chosen: bool, topology: str) -
 
 
 def _state(endpoint: Endpoint) -> str:
+    if endpoint.failed:
+        return f"{'ready' if endpoint.ready else 'left out'}: {endpoint.failed}"
     if endpoint.terminating:
         return "terminating, still serving" if endpoint.serving else "terminating"
     return "ready" if endpoint.ready else "not ready"

@@ -35,6 +35,7 @@ from ...rendering.ipvs.draining import (
 )
 from ...rendering.ipvs.mode import RENDERING
 from ...resources import Change, Stage
+from ...serviceports.info import Endpoint, ServicePortInfo
 from ..family import FamilyContext, FamilyServices, FamilyTables
 from ..handles import KernelHandles
 from ..leftovers import replaces_iptables_mode
@@ -175,6 +176,26 @@ class ServersInUse(Adjustments):
             for key in gone:
                 del self._draining[key]
         return len(gone)
+
+    def drop(self, port: ServicePortInfo, endpoint: Endpoint) -> None:
+        """Remove the real servers of an endpoint that are kept at weight 0.
+
+        With net.ipv4.vs.expire_nodest_conn their connections end at the next packet.
+        """
+        addresses = (port.cluster_ip, *port.external_ips, *port.load_balancer_ips)
+        gone = {
+            key: value
+            for key, value in self._draining.items()
+            if (key.ip, key.port, key.server.protocol) == (endpoint.ip, endpoint.port, port.protocol)
+            and (
+                (key.server.port == port.port and key.server.address in addresses)
+                or key.server.port == port.node_port
+            )
+        }
+        if gone:
+            self._resource.apply(Change(removed=gone))
+            for key in gone:
+                del self._draining[key]
 
     def _connections(self, keys: Iterable[ipvs.RealServerKey]) -> Mapping[ipvs.RealServerKey, int]:
         """Return the connections of all real servers of the virtual servers that these keys belong to."""

@@ -20,6 +20,7 @@ from ...preflight.limits import SetContribution
 from ...rendering.desired import Changes
 from ...rendering.rendering import Rendering
 from ...resources import Stage
+from ...serviceports.info import Endpoint, ServicePortInfo
 from ..family import FamilyContext, FamilyServices, FamilyTables
 from ..handles import KernelHandles
 
@@ -73,6 +74,9 @@ class Adjustments:
     def drain(self) -> int:
         """Remove entries whose connections have ended; return their number. Raises KernelError."""
         return 0
+
+    def drop(self, port: ServicePortInfo, endpoint: Endpoint) -> None:
+        """Remove what is kept for the connections of a ServicePort to an endpoint. Raises KernelError."""
 
 
 class Mode:

@@ -1,0 +1,182 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What follows from health checks: endpoints that fail are served no more, and their connections are ended."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple
+
+from ...addresses import family_of
+from ...cluster.model import Failing, NamespacedName
+from ...configuration.sections.health_checks import HealthChecks
+from ...errors import KernelError
+from ...kernel.tcp_flows import end_connections
+from ...serviceports.table import service_ports_of
+from ..source.view import ClusterView
+from ..supervision import Supervisor
+from ..surface.events import NORMAL, WARNING, Post, service_reference
+from ..surface.log import Log
+from ..surface.metrics import Metrics
+from ..sync.proxier import Proxier
+from .attempt import Target
+from .prober import Prober, Verdict, VerdictChange
+from .targets import Places, choose, places_of
+
+
+class Checks:
+    """The health checks of the node. Only the main thread calls its methods; ``deliver`` puts changes into its inbox.
+
+    The thread of the checks is started with the first Service that asks for them.
+    """
+
+    def __init__(
+        self,
+        settings: HealthChecks,
+        *,
+        deliver: Callable[[VerdictChange], None],
+        supervisor: Supervisor,
+        log: Log,
+        metrics: Metrics,
+        post: Post,
+    ) -> None:
+        self.settings = settings
+        self.unchecked: Tuple[str, ...] = ()
+        self._prober = Prober(deliver)
+        self._supervisor = supervisor
+        self._log = log
+        self._metrics = metrics
+        self._post = post
+        self._running = False
+        self._services: Set[NamespacedName] = set()
+        self._targets: Tuple[Target, ...] = ()
+        self._places: Dict[NamespacedName, Places] = {}
+        self._failing: Dict[Target, Verdict] = {}
+        self._known_problem = ""
+        self._fallen: List[Tuple[NamespacedName, str, int]] = []
+
+    def follow(self, view: ClusterView, own_addresses: Callable[[], Collection[str]], everything: bool = False) -> None:
+        """Follow changes of the Services in ``view.dirty``, or with ``everything`` of all Services.
+
+        The cost is that of the changed Services, unless one of them is or was checked.
+        """
+        services = view.state.services
+        names = services if everything else view.dirty
+        asking = {name for name in names if name in services and services[name].check is not None}
+        known = self._services if everything else self._services.intersection(view.dirty)
+        if not asking and not known:
+            return
+        self._services = (self._services - known) | asking
+        chosen = choose(view.state, self._services, self.settings, own_addresses())
+        for line in chosen.unchecked:
+            if line not in self.unchecked:
+                self._log.warning("health checks", reason=line)
+        self.unchecked = chosen.unchecked
+        self._targets = chosen.targets
+        wanted = set(chosen.targets)
+        self._failing = {target: verdict for target, verdict in self._failing.items() if target in wanted}
+        self._places = {name: places_of(view.state, name) for name in self._services}
+        self._prober.follow(wanted)
+        if wanted and not self._running:
+            self._running = True
+            self._supervisor.start("checks", self._prober.run, self._prober.interrupt)
+        for name in asking | known:
+            self._apply(view, name)
+
+    def changed(self, view: ClusterView, change: VerdictChange) -> None:
+        """Follow a target that fails or passes again."""
+        target, verdict = change
+        if target not in self._targets:
+            return
+        name = target.service
+        self._metrics.check_changes.labels("passing" if verdict.passing else "failing").inc()
+        if verdict.passing:
+            self._failing.pop(target, None)
+            text, kind, reason = "passes its checks again", NORMAL, "EndpointPassing"
+            self._log.info("an endpoint passes its health checks again", service=name, endpoint=target)
+        else:
+            self._failing[target] = verdict
+            text, kind, reason = _words(verdict, target), WARNING, "EndpointFailing"
+            fields = {"service": name, "endpoint": target, "reason": verdict.error}
+            self._log.warning("an endpoint fails its health checks", **fields)
+            self._fallen += [(name, address, port) for address, port in self._places[name].get(target, ())]
+        about = None if view.state.services[name].static else service_reference(*name)
+        self._post(about, kind, reason, "CheckEndpoint", f"Service {name}: endpoint {target} {text}")
+        self._apply(view, name)
+
+    def _apply(self, view: ClusterView, name: NamespacedName) -> None:
+        reasons = {
+            place: _words(self._failing[target], target)
+            for target, places in self._places.get(name, {}).items()
+            if target in self._failing
+            for place in places
+        }
+        view.set_failing(name, Failing(reasons, self.settings.panic_percent))
+
+    def end_connections(self, view: ClusterView, families: Sequence[Proxier]) -> None:
+        """End the connections that lead to endpoints which have failed since the last call, now that they are removed.
+
+        The Services work without it, so a failure is only logged.
+        """
+        fallen, self._fallen = self._fallen, []
+        for name, address, port in fallen:
+            family = next((item for item in families if item.family == family_of(address)), None)
+            if family is not None:
+                self._end(view, family, name, address, port)
+
+    def _end(self, view: ClusterView, proxier: Proxier, name: NamespacedName, address: str, port: int) -> None:
+        for info in service_ports_of(view.state, name, proxier.context.node):
+            frontends = [(ip, info.port) for ip in (info.cluster_ip, *info.external_ips, *info.load_balancer_ips)]
+            for endpoint in info.endpoints:
+                left = endpoint.failed and not endpoint.ready and info.key.protocol == "TCP"
+                if not left or endpoint.ip != address or port not in (0, endpoint.port):
+                    continue
+                try:
+                    # In this order: with the connections of IPVS their tracking entries end, too.
+                    ended = end_connections(proxier.family, (address, endpoint.port), frontends, info.node_port)
+                    proxier.drop_draining(info, endpoint)
+                except KernelError as error:
+                    self._log.warning("connections to a failed endpoint cannot be ended", endpoint=address, error=error)
+                    continue
+                if ended.problem and ended.problem != self._known_problem:
+                    self._known_problem = ended.problem
+                    self._log.warning("sockets of local programs cannot be closed", reason=ended.problem)
+                if ended.connections:
+                    self._log.info(
+                        "ended connections to a failed endpoint",
+                        service=name,
+                        endpoint=endpoint.text,
+                        connections=ended.connections,
+                        local=ended.sockets,
+                    )
+
+    def status(self) -> List[Dict[str, Any]]:
+        """Return the results of all checks as plain JSON values."""
+        found = []
+        for target, verdict in sorted(self._prober.verdicts().items()):
+            found.append(
+                {
+                    "service": str(target.service),
+                    "endpoint": str(target),
+                    "passing": verdict.passing,
+                    "checks": verdict.checks,
+                    "failures": verdict.failures,
+                    "lastError": verdict.error,
+                }
+            )
+        return found
+
+    def count(self) -> Tuple[int, int]:
+        """Return how many targets pass and fail."""
+        failing = len(self._failing)
+        return len(self._targets) - failing, failing
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._prober.stop()
+
+
+def _words(verdict: Optional[Verdict], target: Target) -> str:
+    failures = verdict.failures if verdict is not None else 0
+    error = verdict.error if verdict is not None else ""
+    return f"failed {failures} of {max(failures, target.check.fall)} checks, last error: {error}"

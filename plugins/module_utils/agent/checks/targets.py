@@ -1,0 +1,84 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which endpoints of which Services are checked."""
+
+from __future__ import annotations
+
+from typing import Collection, Dict, Iterable, List, NamedTuple, Set, Tuple
+
+from ...cluster.fields import special_use
+from ...cluster.model import NamespacedName, Service
+from ...cluster.state import ClusterState
+from ...configuration.sections.health_checks import HealthChecks
+from .attempt import Target
+
+Places = Dict[Target, Set[Tuple[str, int]]]
+
+
+class Chosen(NamedTuple):
+    """What is checked, and for each Service whose endpoints are not all checked the reason, in one line."""
+
+    targets: Tuple[Target, ...]
+    unchecked: Tuple[str, ...]
+
+
+def places_of(state: ClusterState, name: NamespacedName) -> Places:
+    """Return the targets of a Service with what fails if they fail: an endpoint's address and port, or port 0 for all.
+
+    Only TCP ports can be checked, unless the check has a port of its own.
+    """
+    service = state.services.get(name)
+    found: Places = {}
+    if service is None or service.check is None:
+        return found
+    for item in state.slices_of(name).values():
+        for endpoint in item.endpoints:
+            if service.check.port:
+                target = Target(name, endpoint.address, service.check.port, service.check)
+                found.setdefault(target, set()).add((endpoint.address, 0))
+                continue
+            for port in item.ports:
+                if port.protocol == "TCP":
+                    target = Target(name, endpoint.address, port.port, service.check)
+                    found.setdefault(target, set()).add((endpoint.address, port.port))
+    return found
+
+
+def choose(
+    state: ClusterState, names: Iterable[NamespacedName], settings: HealthChecks, own_addresses: Collection[str]
+) -> Chosen:
+    """Return what is checked of these Services: static ones first, then others by name, up to the maximum.
+
+    A Service of the cluster is checked if its namespace is listed, and never at loopback, link-local or own addresses
+    of the node, nor with a CA file: its owner must not make the agent connect to what only the node can reach.
+    """
+    targets: List[Target] = []
+    unchecked: List[str] = []
+    services = [service for service in map(state.services.get, names) if service is not None]
+    for service in sorted(services, key=lambda item: (not item.static, item.key)):
+        reason = _not_allowed(service, settings)
+        wanted = [] if reason else sorted(places_of(state, service.key))
+        if not service.static:
+            allowed = [
+                item for item in wanted if item.address not in own_addresses and not special_use(item.address)
+            ]
+            if len(allowed) < len(wanted):
+                reason = "endpoints at addresses of this node are not checked"
+            wanted = allowed
+        room = max(0, settings.most_endpoints - len(targets))
+        if len(wanted) > room:
+            limit = f"at most {settings.most_endpoints} are"
+            reason = f"{len(wanted) - room} of {len(wanted)} endpoints are not checked: {limit}"
+        targets += wanted[:room]
+        if reason:
+            unchecked.append(f"Service {service.key}: {reason}")
+    return Chosen(tuple(targets), tuple(unchecked))
+
+
+def _not_allowed(service: Service, settings: HealthChecks) -> str:
+    if service.static or service.check is None:
+        return ""
+    if service.namespace not in settings.namespaces:
+        return "is not checked: its namespace is not in healthChecks.namespaces"
+    return "is not checked: only a static Service may name a CA file" if service.check.ca else ""

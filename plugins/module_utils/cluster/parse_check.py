@@ -1,0 +1,102 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The health check that the annotations of a Service ask for."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from .fields import Invalid, is_dns_subdomain, mapping, shown, text
+from .model import HealthCheck
+
+CHECK = "kubenode.proxy/check"
+PORT, PATH, STATUS, SERVER_NAME, CA, INTERVAL, TIMEOUT, FALL, RISE = (
+    f"{CHECK}-{name}"
+    for name in ("port", "path", "status", "server-name", "ca", "interval", "timeout", "fall", "rise")
+)
+ANNOTATIONS: Tuple[str, ...] = (CHECK, PORT, PATH, STATUS, SERVER_NAME, CA, INTERVAL, TIMEOUT, FALL, RISE)
+SCHEMES = ("tcp", "http", "https")
+
+_DURATION = re.compile(r"([0-9]{1,6})(ms|s|m)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
+_SHORTEST, _LONGEST = 0.1, 3600.0
+_STATUSES = re.compile(r"([1-5][0-9]{2})(?:-([1-5][0-9]{2}))?")
+_PATH = re.compile(r"/[!-~]{0,1023}")
+
+
+def parse_check(metadata: Mapping[str, Any], skipped: List[Invalid]) -> Optional[HealthCheck]:
+    """Return the health check of a Service, None if it has none.
+
+    A Service with an invalid annotation is served without a check; the annotation is appended to ``skipped``.
+    """
+    try:
+        annotations = mapping(metadata.get("annotations"), "metadata.annotations")
+        given = {name: text(annotations[name], _field(name)) for name in ANNOTATIONS if name in annotations}
+        return _check(given) if CHECK in given else None
+    except Invalid as error:
+        skipped.append(error)
+        return None
+
+
+def _check(given: Dict[str, str]) -> HealthCheck:
+    default = HealthCheck()
+    scheme = given[CHECK]
+    if scheme not in SCHEMES:
+        raise Invalid(_field(CHECK), f"{shown(scheme)} is not one of {', '.join(SCHEMES)}")
+    path = given.get(PATH, default.path)
+    if _PATH.fullmatch(path) is None:
+        raise Invalid(_field(PATH), f"{shown(path)} is not a path of printable ASCII that begins with /")
+    server_name = given.get(SERVER_NAME, "")
+    if server_name and not is_dns_subdomain(server_name):
+        raise Invalid(_field(SERVER_NAME), f"{shown(server_name)} is not a DNS name")
+    ca = given.get(CA, "")
+    if ca and not ca.startswith("/"):
+        raise Invalid(_field(CA), f"{shown(ca)} is not an absolute path")
+    return HealthCheck(
+        scheme,
+        _number(given, PORT, 1, 65535, 0),
+        path,
+        _statuses(given[STATUS]) if STATUS in given else default.statuses,
+        server_name,
+        ca,
+        _seconds(given, INTERVAL, default.interval),
+        _seconds(given, TIMEOUT, default.timeout),
+        _number(given, FALL, 1, 100, default.fall),
+        _number(given, RISE, 1, 100, default.rise),
+    )
+
+
+def _field(name: str) -> str:
+    return f"metadata.annotations[{name}]"
+
+
+def _number(given: Mapping[str, str], name: str, low: int, high: int, default: int) -> int:
+    if name not in given:
+        return default
+    value = given[name]
+    if not (value.isascii() and value.isdecimal() and len(value) <= 5 and low <= int(value) <= high):
+        raise Invalid(_field(name), f"{shown(value)} is not a number between {low} and {high}")
+    return int(value)
+
+
+def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
+    if name not in given:
+        return default
+    match = _DURATION.fullmatch(given[name])
+    seconds = int(match.group(1)) * _UNITS[match.group(2)] if match is not None else 0.0
+    if not _SHORTEST <= seconds <= _LONGEST:
+        raise Invalid(_field(name), f"{shown(given[name])} is not a duration such as 500ms or 2s, from 100ms to 60m")
+    return seconds
+
+
+def _statuses(value: str) -> Tuple[Tuple[int, int], ...]:
+    ranges = []
+    for part in value.split(","):
+        match = _STATUSES.fullmatch(part.strip())
+        low, high = (match.group(1), match.group(2) or match.group(1)) if match is not None else ("1", "0")
+        if low > high:
+            raise Invalid(_field(STATUS), f"{shown(value)} is not a list of HTTP statuses such as 200-299,401")
+        ranges.append((int(low), int(high)))
+    return tuple(ranges)

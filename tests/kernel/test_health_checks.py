@@ -1,0 +1,120 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Health checks of a static Service with real packets: a failed endpoint is left out, its connections are ended."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from typing import Iterator, List
+
+import pytest
+
+from tests.kernel.agent_node import AgentNode, wait_for
+from tests.kernel.backends import ADDRESS, NAME, PORT, Backend, ask, endpoint, make_network, manifests, write_manifests
+
+MODES = ("nftables", "iptables", pytest.param("ipvs", marks=pytest.mark.uml))
+NO_DESTROY = "sockets of local programs cannot be closed"
+CHECK = {"kubenode.proxy/check": "tcp", "kubenode.proxy/check-interval": "200ms"}
+
+
+@pytest.fixture(params=MODES)
+def node(request, tmp_path) -> Iterator[AgentNode]:
+    make_network()
+    found = AgentNode(tmp_path, request.param, variant="" if request.param == "nftables" else "legacy")
+    write_manifests(found.services, manifests(**CHECK))
+    yield found
+    # Shown if the test fails.
+    print(found.log)
+    found.close()
+
+
+@pytest.fixture
+def backends() -> Iterator[List[Backend]]:
+    found = [Backend(number, hold=True) for number in (1, 2, 3)]
+    yield found
+    for backend in found:
+        backend.close()
+
+
+def failing(node):
+    return {item["endpoint"] for item in node.status()["checks"] if not item["passing"]}
+
+
+def answers():
+    return {ask() for _request in range(40)}
+
+
+def explained(node):
+    return node.run("explain", "--control", str(node.scratch / "agent.sock"), f"{ADDRESS}:{PORT}").stdout
+
+
+def connected_to(number: str) -> socket.socket:
+    """An open connection to a backend, through the Service's address."""
+    for _attempt in range(200):
+        connection = socket.create_connection((ADDRESS, PORT), 5)
+        connection.settimeout(20)
+        if connection.recv(16).decode() == number:
+            return connection
+        connection.close()
+    raise AssertionError(f"backend {number} never answers")
+
+
+def await_end(node, connection) -> Exception:
+    """What a client of a failed backend sees; where the kernel cannot close sockets, it has to send something."""
+    connection.settimeout(0.2)
+    for _attempt in range(100):
+        try:
+            if NO_DESTROY in node.log:
+                connection.send(b"x")
+            connection.recv(16)
+        except socket.timeout:
+            continue
+        except OSError as error:
+            return error
+    raise AssertionError("the connection is still open")
+
+
+def test_failed_endpoints_are_left_out_until_they_pass(node, backends):
+    node.start()
+    wait_for(lambda: len(node.status()["checks"]) == 3, 30.0)
+    assert failing(node) == set() and answers() == {"1", "2", "3"}
+    kept = connected_to("3")
+    with contextlib.closing(connected_to("1")) as lost:
+        backends[0].stop()
+        began = time.monotonic()
+        # A local program learns of it at once, although the held connection itself is still open.
+        error = await_end(node, lost)
+        noticed = time.monotonic() - began
+    assert isinstance(error, OSError) and noticed < 15.0
+    assert failing(node) == {f"{endpoint(1)}:{PORT}"} and answers() == {"2", "3"}
+    text = explained(node)
+    assert f"no  {endpoint(1)}:{PORT}: left out: failed 2 of 2 checks, last error: Connection refused" in text
+    assert node.metric("kubenode_proxy_checked_endpoints") == 3
+    # The connection to a backend that passes is not touched.
+    kept.settimeout(0.5)
+    with contextlib.closing(kept), pytest.raises(socket.timeout):
+        kept.recv(1)
+
+    # All fail: all are served.
+    backends[1].stop()
+    backends[2].stop()
+    wait_for(lambda: len(failing(node)) == 3, 30.0)
+    wait_for(lambda: "served because too few endpoints pass" in explained(node), 30.0)
+    for backend in backends[:2]:
+        backend.start()
+    wait_for(lambda: failing(node) == {f"{endpoint(3)}:{PORT}"}, 30.0)
+    wait_for(lambda: answers() == {"1", "2"}, 30.0)
+    shown = node.run("status", "--control", str(node.scratch / "agent.sock")).stdout
+    assert f"check:      {NAME} {endpoint(3)}:{PORT}: failing" in shown
+
+
+def test_a_node_boots_while_a_backend_is_dead(node, backends):
+    node.stop_api()
+    backends[1].stop()
+    node.start(wait=False)
+    wait_for(lambda: ask(0.2).isdecimal(), 60.0)
+    wait_for(lambda: failing(node) == {f"{endpoint(2)}:{PORT}"}, 30.0)
+    wait_for(lambda: answers() == {"1", "3"}, 30.0)

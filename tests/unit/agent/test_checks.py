@@ -1,0 +1,257 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Health checks: what may be checked, attempts over real sockets and TLS, rise and fall, and the panic threshold."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import ssl
+import threading
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.attempt import Target
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.prober import Prober
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.targets import choose
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import (
+    Failing,
+    HealthCheck,
+    NamespacedName,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.static import parse_static
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.health_checks import HealthChecks
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.endpoints import without_failing
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import Endpoint
+from tests.apiserver.tls import make_certificates
+
+NAME = NamespacedName("static", "web")
+FAST = HealthCheck(interval=0.1, timeout=0.5)
+
+
+class Task:
+    """Stands in for the supervised thread."""
+
+    def busy(self, _seconds):
+        pass
+
+
+class Server:
+    """Answers each connection with ``answer``: bytes, or None to be silent; over TLS with a context."""
+
+    def __init__(self, answer, context=None):
+        self.answer, self.context, self.requests = answer, context, []
+        self._open = []
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _peer = self.socket.accept()
+                self._open.append(connection)
+                if self.answer is None:
+                    continue
+                with contextlib.suppress(OSError):
+                    if self.context is not None:
+                        connection = self.context.wrap_socket(connection, server_side=True)
+                    self.requests.append(connection.recv(4096))
+                    connection.sendall(self.answer)
+                    connection.close()
+
+    def close(self):
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+
+@pytest.fixture
+def prober():
+    changes = queue.Queue()
+    found = Prober(changes.put)
+    found.changes = changes
+    thread = threading.Thread(target=found.run, args=(Task(),))
+    thread.start()
+    yield found
+    found.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def verdict(prober, target, seconds=10.0):
+    """The first verdict of a target."""
+    prober.follow([target])
+    done = threading.Event()
+    for _step in range(int(seconds / 0.02)):
+        if target in prober.verdicts():
+            return prober.verdicts()[target]
+        done.wait(0.02)
+    raise AssertionError("no verdict")
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    return make_certificates(tmp_path_factory.mktemp("tls"))
+
+
+def tls(certificates):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.certificate, certificates.key)
+    return context
+
+
+OK, UNAUTHORIZED = b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 401 Unauthorized\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "settings", "error"),
+    [
+        (OK, {}, ""),
+        (OK, {"scheme": "http", "path": "/readyz"}, ""),
+        (UNAUTHORIZED, {"scheme": "http"}, "HTTP status 401"),
+        (UNAUTHORIZED, {"scheme": "http", "statuses": ((200, 200), (401, 403))}, ""),
+        (b"SSH-2.0-OpenSSH\r\n", {"scheme": "http"}, "no HTTP answer"),
+        (b"", {"scheme": "http"}, "the connection was closed without an answer"),
+        (None, {"scheme": "http"}, "no answer within 0.5 s"),
+    ],
+)
+def test_tcp_and_http(prober, answer, settings, error):
+    server = Server(answer)
+    with contextlib.closing(server):
+        found = verdict(prober, Target(NAME, "127.0.0.1", server.port, FAST._replace(**settings)))
+        assert (found.passing, found.error) == (not error, error)
+        if answer and settings.get("path"):
+            assert server.requests[0].startswith(b"GET /readyz HTTP/1.1\r\nHost: 127.0.0.1:")
+
+
+def test_tls_is_verified_by_authority_and_name(prober, certificates):
+    server = Server(OK, tls(certificates))
+    check = FAST._replace(scheme="https", timeout=5.0)
+    with contextlib.closing(server):
+        trusted = check._replace(ca=str(certificates.authority))
+        assert verdict(prober, Target(NAME, "127.0.0.1", server.port, trusted)).passing
+        assert verdict(prober, Target(NAME, "127.0.0.1", server.port, check)).passing
+        other = trusted._replace(server_name="other.example")
+        found = verdict(prober, Target(NAME, "127.0.0.1", server.port, other))
+        assert not found.passing and "certificate: " in found.error and "other.example" in found.error
+        missing = trusted._replace(ca="/nowhere/ca.crt")
+        found = verdict(prober, Target(NAME, "127.0.0.1", server.port, missing))
+        assert (found.passing, found.error) == (False, "No such file or directory")
+
+
+def test_fall_and_rise(prober):
+    server = Server(OK)
+    target = Target(NAME, "127.0.0.1", server.port, FAST._replace(fall=3, rise=2))
+    assert verdict(prober, target).passing and prober.changes.empty()
+    server.close()
+    change = prober.changes.get(timeout=10)
+    assert (change.target, change.verdict.passing, change.verdict.failures) == (target, False, 3)
+    assert change.verdict.error == "Connection refused"
+    checks = change.verdict.checks
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", target.port))
+        again.listen(64)
+        change = prober.changes.get(timeout=10)
+        assert change.verdict.passing and change.verdict.checks >= checks + 2
+
+
+def test_the_first_failed_check_of_a_new_target_counts(prober):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        target = Target(NAME, "127.0.0.1", closed.getsockname()[1], FAST._replace(fall=3))
+        found = verdict(prober, target)
+        assert (found.passing, found.failures, found.checks) == (False, 1, 1)
+    prober.follow([])
+
+
+def test_silent_targets_do_not_delay_others(prober):
+    silent, server = Server(None), Server(OK)
+    with contextlib.closing(silent), contextlib.closing(server):
+        slow = FAST._replace(scheme="http", timeout=30.0)
+        targets = [Target(NAME, f"127.0.0.{number}", silent.port, slow) for number in range(1, 2)]
+        good = Target(NAME, "127.0.0.1", server.port, FAST)
+        prober.follow([*targets, good])
+        done = threading.Event()
+        for _step in range(500):
+            if prober.verdicts().get(good, None) and prober.verdicts()[good].checks >= 5:
+                break
+            done.wait(0.02)
+        assert prober.verdicts()[good].checks >= 5 and targets[0] not in prober.verdicts()
+
+
+def objects(name, namespace, addresses, **annotations):
+    annotations = {f"kubenode.proxy/check{key}": value for key, value in annotations.items()}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name, "namespace": namespace, "annotations": annotations},
+            "spec": {"clusterIP": f"10.96.0.{len(name)}", "ports": [{"port": 80}]},
+        },
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {"name": name, "namespace": namespace, "labels": {"kubernetes.io/service-name": name}},
+            "addressType": "IPv4",
+            "ports": [{"name": "", "port": 8080}],
+            "endpoints": [{"addresses": [address]} for address in addresses],
+        },
+    ]
+
+
+def chosen(static=(), cluster=(), own=(), **settings):
+    state = ClusterState.from_objects(cluster)
+    state.set_static(parse_static({"f.yaml": static}))
+    found = choose(state, state.services, HealthChecks(**settings), own)
+    return [f"{target.service.namespace} {target}" for target in found.targets], list(found.unchecked)
+
+
+def test_only_listed_namespaces_and_never_own_addresses():
+    static = objects("a", "static", ["192.0.2.1", "192.0.2.2"], **{"": "tcp"})
+    tenant = objects("bb", "tenant", ["192.0.2.1", "10.244.0.9"], **{"": "tcp"})
+    own = {"192.0.2.1"}
+    both = ["static 192.0.2.1:8080", "static 192.0.2.2:8080"]
+    assert chosen(static, tenant, own) == (
+        both,
+        ["Service tenant/bb: is not checked: its namespace is not in healthChecks.namespaces"],
+    )
+    assert chosen(static, tenant, own, namespaces=("tenant",)) == (
+        [*both, "tenant 10.244.0.9:8080"],
+        ["Service tenant/bb: endpoints at addresses of this node are not checked"],
+    )
+    with_ca = objects("bb", "tenant", ["10.244.0.9"], **{"": "https", "-ca": "/etc/shadow"})
+    assert chosen((), with_ca, own, namespaces=("tenant",)) == (
+        [],
+        ["Service tenant/bb: is not checked: only a static Service may name a CA file"],
+    )
+
+
+def test_the_excess_is_named():
+    static = objects("a", "static", ["192.0.2.1", "192.0.2.2", "192.0.2.3"], **{"": "tcp"})
+    assert chosen(static, most_endpoints=2) == (
+        ["static 192.0.2.1:8080", "static 192.0.2.2:8080"],
+        ["Service static/a: 1 of 3 endpoints are not checked: at most 2 are"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("failed", "panic", "served"),
+    [
+        ((), 0, [1, 2, 3, 4]),
+        ((1,), 0, [2, 3, 4]),
+        ((1, 2, 3), 0, [4]),
+        ((1, 2, 3, 4), 0, [1, 2, 3, 4]),
+        ((1, 2), 50, [1, 2, 3, 4]),
+        ((1, 2), 49, [3, 4]),
+    ],
+)
+def test_panic_threshold(failed, panic, served):
+    endpoints = tuple(Endpoint(f"10.0.0.{number}", 80) for number in (1, 2, 3, 4))
+    reasons = {(f"10.0.0.{number}", 80 if number % 2 else 0): "failed" for number in failed}
+    found = without_failing(endpoints, Failing(reasons, panic))
+    assert [int(item.ip[-1]) for item in found if item.ready and item.serving] == served
+    assert [int(item.ip[-1]) for item in found if item.failed] == list(failed)
