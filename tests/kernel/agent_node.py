@@ -122,6 +122,9 @@ class AgentNode:
         self.process: Optional[subprocess.Popen[bytes]] = None
         self.starts = 0
         self.environment = {**os.environ, "PYTHONPATH": str(ROOT / "plugins")}
+        #: A command that starts the agent and others with fewer rights; what they do before they are executed.
+        self.prefix: List[str] = []
+        self.before_exec: Optional[Callable[[], None]] = None
         if variant:
             self._choose_variant(variant)
         if api:
@@ -179,7 +182,7 @@ class AgentNode:
             self.api = None
 
     def _command(self, *words: str) -> List[str]:
-        return [sys.executable, "-m", "module_utils.command.cli", *words]
+        return [*self.prefix, sys.executable, "-m", "module_utils.command.cli", *words]
 
     @property
     def log(self) -> str:
@@ -200,6 +203,7 @@ class AgentNode:
                 env=self.environment,
                 stdout=log,
                 stderr=log,
+                preexec_fn=self.before_exec,
             )
         if wait:
 
@@ -230,7 +234,13 @@ class AgentNode:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a node command beside the agent, with its configuration."""
         return subprocess.run(
-            self._command(*words), env=self.environment, capture_output=True, text=True, check=False, timeout=120
+            self._command(*words),
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            preexec_fn=self.before_exec,
         )
 
     def status(self) -> Object:

@@ -45,6 +45,11 @@ def _status_lines(document: Dict[str, Any]) -> List[str]:
         lines.append(f"{family}:       {text}{draining}")
         entries = ", ".join(f"{count} {table}" for table, count in item["entries"].items() if count)
         lines.append(f"            {entries}")
+    forwarding = document.get("forwarding")
+    if forwarding:
+        text = f"{forwarding['connections']} connections, {forwarding['sessions']} UDP sessions"
+        lines.append(f"forwarding: {text}, {forwarding['sockets']} of {forwarding['listeners']} listeners open")
+        lines += [f"            cannot listen: {line}" for line in forwarding["unbound"]]
     lines.append(f"syncs:      {document['syncs']}, external changes repaired: {document['driftRepaired']}")
     if document["lastError"]:
         lines.append(f"last error: {document['lastError']}")

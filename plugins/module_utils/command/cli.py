@@ -72,7 +72,7 @@ def _add_node_options(parser: argparse.ArgumentParser) -> None:
     add("--node-name", default="", metavar="NAME", help="this node's name (default: hostnameOverride, or the host's)")
     # The empty value is the default and is not shown as a choice.
     modes = ["", "iptables", "ipvs", "nftables", "userspace", "auto"]
-    add("--mode", default="", choices=modes, metavar="MODE", help="iptables, ipvs, nftables or auto (configured one)")
+    add("--mode", default="", choices=modes, metavar="MODE", help="iptables, ipvs, nftables, userspace or auto")
     add("--fallback", default="", choices=["", "iptables"], metavar="MODE", help="iptables, if ipvs is impossible")
     add("--state-directory", default=DEFAULT_STATE, metavar="DIR", help="lock and ledger, deleted by a reboot")
     add("--lock-timeout", type=float, default=30.0, metavar="SECONDS", help="how long to wait for another convergence")

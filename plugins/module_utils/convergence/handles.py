@@ -19,8 +19,8 @@ from ..kernel.facts import kernel_release
 from ..kernel.ipset.sets import IpsetSocket
 from ..kernel.ipvs.servers import PROC_TABLE, IpvsSocket
 from ..kernel.modules import asking_loads
-from ..kernel.netlink.protocol import NETLINK_ROUTE
-from ..kernel.netlink.socket import NetlinkSocket
+from ..kernel.netlink.protocol import NETLINK_NETFILTER, NETLINK_ROUTE
+from ..kernel.netlink.socket import NetlinkSocket, is_supported
 from ..kernel.nftables.policy_table import PolicyTableResource
 from ..kernel.nftables.probe import answers as nftables_answers
 from ..kernel.nftables.resource import NftablesResource
@@ -79,7 +79,7 @@ class KernelHandles:
     @staticmethod
     def has_ipset() -> bool:
         """Return whether ipset is loaded."""
-        return os.path.isdir(_IPSET_MODULE)
+        return os.path.isdir(_IPSET_MODULE) and is_supported(NETLINK_NETFILTER)
 
     @staticmethod
     def has_nftables() -> bool:

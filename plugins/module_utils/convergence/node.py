@@ -15,7 +15,9 @@ from ..configuration.consistency import check_consistency
 from ..configuration.model import KubeProxyConfiguration
 from ..errors import KernelError, PreflightError
 from ..kernel.facts import NodeFacts, interface_addresses, node_facts
-from ..kernel.xtables.variant import VARIANTS, Survey, XtablesVariant, detect_variant
+from ..kernel.netlink.protocol import NETLINK_NETFILTER
+from ..kernel.netlink.socket import is_supported
+from ..kernel.xtables.variant import NFT, VARIANTS, Survey, XtablesVariant, detect_variant
 from ..rendering.build_settings import dataplane_settings, node_context
 from ..rendering.ipvs import model as ipvs
 from ..rendering.settings import DataplaneSettings
@@ -125,8 +127,10 @@ def removal_contexts(families: Sequence[str] = FAMILIES) -> List[FamilyContext]:
     """Return each family with every iptables variant that is installed, for removing chains."""
     contexts = []
     survey = Survey()
+    # A kernel without netfilter has no chains of iptables-nft, although the programs may be installed.
+    usable = [name for name in VARIANTS if name != NFT or is_supported(NETLINK_NETFILTER)]
     for family in families:
-        for name in VARIANTS:
+        for name in usable:
             try:
                 variant = detect_variant(family, name, survey)
             except KernelError:

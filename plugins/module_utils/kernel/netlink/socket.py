@@ -74,6 +74,15 @@ class DumpInterrupted(Exception):
     """The dumped table changed during the read (NLM_F_DUMP_INTR): the dump may lack or repeat entries."""
 
 
+def is_supported(protocol: int) -> bool:
+    """Return whether the kernel has a netlink protocol: one built without netfilter has no NETLINK_NETFILTER."""
+    try:
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol).close()
+    except OSError as error:
+        return error.errno != errno.EPROTONOSUPPORT
+    return True
+
+
 class NetlinkSocket:
     """A netlink socket in the network namespace of the calling thread; a context manager.
 

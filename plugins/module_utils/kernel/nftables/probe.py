@@ -19,7 +19,7 @@ from ...rendering.settings import DataplaneSettings, LocalTraffic
 from ...resources import Change
 from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName
 from ..netlink.protocol import NETLINK_NETFILTER
-from ..netlink.socket import NetlinkSocket
+from ..netlink.socket import NetlinkSocket, is_supported
 from ..outcomes import NetlinkRefusal, is_forbidden, is_not_understood
 from .messages import BATCH_BEGIN, Encoder
 from .transactions import Labelled, Planner
@@ -90,6 +90,8 @@ def answers() -> bool:
 
     Raises KernelError if netlink itself fails.
     """
+    if not is_supported(NETLINK_NETFILTER):
+        return False
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         try:
             sock.request(_GET_GENERATION, b"\0" * 4)
