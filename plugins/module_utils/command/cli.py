@@ -223,8 +223,10 @@ def main(argv: Optional[Sequence[str]] = None, streams: Optional[Streams] = None
     """Run the command with ``argv`` (without the program's name) and return its exit code."""
     streams = streams or Streams(sys.stdout, sys.stderr)
     parser = make_parser()
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        arguments = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
+        _check_order(parser, words)
+        arguments = parser.parse_args(words)
         return _dispatch(parser, arguments, streams)
     except _HelpAsked as asked:
         streams.output.write(str(asked))
@@ -239,6 +241,13 @@ def main(argv: Optional[Sequence[str]] = None, streams: Optional[Streams] = None
         return 0
     except KeyboardInterrupt:
         return 130
+
+
+def _check_order(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Raise UsageError for an option of a command that stands before the command."""
+    first = words[0].partition("=")[0] if words else ""
+    if first.startswith("-") and first not in parser._option_string_actions:
+        raise UsageError(f"{first}: options follow the command, as in kubenode-proxy COMMAND {first} ...")
 
 
 def _dispatch(parser: argparse.ArgumentParser, arguments: argparse.Namespace, streams: Streams) -> int:
