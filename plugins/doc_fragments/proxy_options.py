@@ -54,7 +54,7 @@ options:
     type: dict
   static_services:
     description:
-      - Service and EndpointSlice manifests that are served beside those of the cluster. They stand for the file
+      - Service and EndpointSlice manifests that are served in addition to those of the cluster. They replace the file
         C(ansible.json), which the roles write, in the directory of static Services (C(staticServices.directory) of the
         NodeProxyConfiguration); the other files of that directory are read as well.
       - An object without a namespace is in the namespace V(static). A manifest that cannot be used is reported like an

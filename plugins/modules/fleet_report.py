@@ -24,7 +24,7 @@ options:
       - File with the results, a JSON list with one entry per node. C(name) of an entry is the name of the node,
         C(results) the registered results of the tasks that inspected it, in their order.
       - The first result that is unreachable or failed is reported for the node. If there is none, the last result that
-        was not skipped is taken as the result of M(kubenode.proxy.service_proxy_info).
+        was not skipped is used as the result of M(kubenode.proxy.service_proxy_info).
     type: path
     required: true
   html_file:

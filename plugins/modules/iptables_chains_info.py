@@ -73,7 +73,7 @@ chains:
       returned: always
       sample: ipv4
     builtin:
-      description: Whether the kernel calls the chain by itself.
+      description: Whether it is a built-in chain, which the kernel calls.
       type: bool
       returned: always
       sample: false

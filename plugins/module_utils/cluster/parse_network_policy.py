@@ -65,7 +65,7 @@ def _directions(value: object, has_egress: bool, skipped: List[Invalid]) -> Tupl
 def _parts(
     value: object, field: str, read: Callable[[object, str], Part], skipped: List[Invalid]
 ) -> Tuple[Optional[Part], ...]:
-    """Read the elements of a list, each by itself; a value that is no list gives one part that is not understood."""
+    """Read the elements of a list separately; a value that is not a list gives one part that is not understood."""
     try:
         items = sequence(value, field)
     except Invalid as error:

@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reading of raw Pods and Namespaces (core/v1), as far as network policies depend on them.
+"""Parsing of the fields of raw Pods and Namespaces (core/v1) on which network policies depend.
 
-Everything but the identity is read leniently: a pod that is left out would not be protected.
+Everything but the identity is read leniently: a pod that is skipped would not be protected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ALWAYS = "Always"
 
 
 def parse_pod(raw: Dict[str, Any], skipped: List[Invalid]) -> Pod:
-    """Return the Pod that a raw object describes. Parts that are not valid are left out and appended to ``skipped``.
+    """Return the Pod that a raw object describes. Invalid parts are skipped and appended to ``skipped``.
 
     Raises Invalid if it has no valid identity.
     """

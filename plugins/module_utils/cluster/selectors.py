@@ -75,7 +75,7 @@ def _sort_key(item: Requirement) -> Tuple[str, str, List[str]]:
 def parse_selector(value: object, field: str) -> LabelSelector:
     """Return the selector; null is the empty one, which matches everything.
 
-    Strict, because a part that is left out would make it wider: a field, operator or value that is not understood is
+    Strict, because a part that is omitted would make it wider: a field, operator or value that is not understood is
     an error. Raises Invalid.
     """
     raw = mapping(value, field)

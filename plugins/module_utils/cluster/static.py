@@ -106,7 +106,7 @@ def _unused(raw: Dict[str, Any]) -> Tuple[str, str]:
 class StaticDirectory:
     """The manifests in a directory, read again when they change.
 
-    ``replaced``: objects by the name of the file that they stand for, which is then not read.
+    ``replaced``: objects by the name of the file that they replace, which is then not read.
     """
 
     def __init__(self, path: str, replaced: Mapping[str, Sequence[Any]] = {}) -> None:

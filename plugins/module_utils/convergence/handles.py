@@ -26,7 +26,7 @@ from ..kernel.nftables.probe import answers as nftables_answers
 from ..kernel.nftables.resource import NftablesResource
 from ..resources import Progress, Resource, unheeded
 
-# It has a parameter (max_sets), so that the directory is there also where the module is built in.
+# It has a parameter (max_sets), so that the directory exists even if the module is built in.
 _IPSET_MODULE = "/sys/module/ip_set"
 
 

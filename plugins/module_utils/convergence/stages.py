@@ -251,7 +251,7 @@ def userspace_addresses(handles: KernelHandles, family: str) -> AddressesResourc
 def userspace_removal_stages(handles: KernelHandles) -> List[Stage]:
     """Return stages that remove the device of userspace mode, its addresses, and listeners of the running agent.
 
-    Connections through the agent are reset. They could not go on: another mode redirects their next packets, which
+    Connections through the agent are reset. They could not continue: another mode redirects their next packets, which
     connection tracking does not know, to an endpoint. Raises KernelError.
     """
     device = AddressDeviceResource(handles.route, USERSPACE_DEVICE)

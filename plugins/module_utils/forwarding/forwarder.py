@@ -117,7 +117,7 @@ class Forwarder:
     def apply(self, change: Change[ListenerKey, Listener]) -> None:
         """Make a change of the table. Raises KernelError if the loop does not answer.
 
-        A socket that cannot be opened concerns only its own listener. Open connections go on when their listener
+        A socket that cannot be opened concerns only its own listener. Open connections continue when their listener
         changes, and are reset when the last listener of their address is removed, because the address is removed next.
         """
         wanted = {**change.added, **{key: new for key, (_old, new) in change.replaced.items()}}
@@ -243,7 +243,7 @@ class Forwarder:
         self._accepting.register(server.fileno(), select.EPOLLIN)
 
     def _close(self, key: ListenerKey, listener: Listener) -> None:
-        """Close the socket of a listener; its connections go on, and begin none to other endpoints than given."""
+        """Close the socket of a listener; its connections continue, and begin none to other endpoints than given."""
         self._unbound.pop(key, None)
         server = self._servers.pop(key, None)
         if server is not None:

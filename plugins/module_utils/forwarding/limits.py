@@ -21,8 +21,8 @@ class Limits(NamedTuple):
     endpoint. ``attempts``: endpoints that are tried for one connection. ``idle_seconds``: how long a connection may be
     silent; ``half_closed_seconds``: the same after one side has ended its half. ``udp_seconds``: how long a UDP session
     that was never answered may be silent, ``udp_stream_seconds`` one that was. ``avoid_seconds``: how long an endpoint
-    to which a connection failed is used only if no other is left. ``drain_seconds``: how long open connections may go
-    on when the agent stops. ``affinity_clients``: clients that are remembered for each ServicePort.
+    to which a connection failed is used only if no other is left. ``drain_seconds``: how long open connections may
+    continue when the agent stops. ``affinity_clients``: clients that are remembered for each ServicePort.
     """
 
     connections: int = 16384

@@ -169,7 +169,7 @@ class Connection:
             raise
 
     def _connected(self, mask: int) -> None:
-        """Go on when the connection to the endpoint is made, or try another endpoint."""
+        """Continue when the connection to the endpoint is made, or try another endpoint."""
         end, endpoint, loop = self.endpoint_end, self.endpoint, self.server.shared.loop
         if end is None or endpoint is None or not mask & (_OUT | _ENDED):
             return
@@ -275,7 +275,7 @@ class Connection:
         return True
 
     def _read(self, half: _Half) -> int:
-        """Read once, and write what was read as far as possible; return the number of bytes."""
+        """Read once, and write as much of it as possible; return the number of bytes."""
         shared, source = self.server.shared, half.source
         if half.pipe is None and half.moved >= _BULK_BYTES and shared.splice is not None:
             half.pipe = shared.pipes.borrow()
@@ -426,7 +426,7 @@ class TcpServer:
             self._everyone.remove(connection.client, connection)
 
     def close_listener(self) -> None:
-        """Stop listening; open connections go on."""
+        """Stop listening; open connections continue."""
         self._socket.close()
 
     def abort(self) -> None:

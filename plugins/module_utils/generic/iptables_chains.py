@@ -146,7 +146,7 @@ class ListedChainsResource(Resource[Key, Value]):
         surplus = {key: (old, Occurrence(0)) for key, old in change.removed.items()}
         for key, (old, new) in {**surplus, **change.replaced}.items():
             if isinstance(key, JumpKey) and isinstance(old, Occurrence) and isinstance(new, Occurrence):
-                # A misplaced one is removed as often as it is there, and added again.
+                # Remove every copy of a misplaced one, and add it again.
                 kept = new.times if old.placed or self._positions.get(key, ANY) == ANY else 0
                 lines.setdefault(key.table, []).extend([f"-D {key.chain} {key.rule}"] * (old.times - kept))
         _fill(lines, filled)
@@ -166,7 +166,7 @@ class ListedChainsResource(Resource[Key, Value]):
                     yield table, f"{'-A' if position == LAST else '-I'} {chain} {key.rule}"
 
     def undo_text(self, change: Change[Key, Value]) -> str:
-        """Return the input of ``iptables-restore --noflush`` that takes back a change right after it was applied.
+        """Return the input of ``iptables-restore --noflush`` that reverts a change right after it was applied.
 
         ``stage`` has been called before the change. Jumps return to the rule numbers that they had, as long as nothing
         else has changed their chains.

@@ -28,7 +28,7 @@ _LOCK_SECONDS = 5
 
 
 class Undo(NamedTuple):
-    """What takes back the change of one family: input of ``iptables-restore --noflush`` of the variant."""
+    """The revert of the change of one family: input of ``iptables-restore --noflush`` of the variant."""
 
     variant: XtablesVariant
     text: str

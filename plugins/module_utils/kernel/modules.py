@@ -196,7 +196,7 @@ def present_modules(names: Iterable[str], release: str, root: str = "") -> Set[s
     """Return those of ``names`` whose code is in the running kernel: loaded or built in.
 
     Sources are /proc/modules, the list of built-in modules of the release, /sys/module, files that some modules
-    provide, and, where that list is not installed, the kernel's own configuration. The running kernel itself is asked
+    provide, and, where that list is not installed, the kernel's own configuration. The running kernel itself is queried
     for modules that none of them shows and whose file is not installed, so that it loads none.
     """
     wanted = set(names)

@@ -17,7 +17,7 @@ from .sources import cluster_state, has_source
 if TYPE_CHECKING:
     from ansible.module_utils.basic import AnsibleModule
 
-#: The file of static Services that the roles write; the option ``static_services`` stands for it.
+#: The file of static Services that the roles write; the option ``static_services`` replaces it.
 STATIC_FILE = "ansible.json"
 
 

@@ -83,7 +83,7 @@ def kernel_settings(configuration: KubeProxyConfiguration) -> Dict[str, Any]:
     conntrack = configuration.conntrack
     values = configuration.effective_node_port_addresses
     named = tuple(value for value in values if value != PRIMARY)
-    # PRIMARY stands for the node's own address, which is never a loopback address.
+    # PRIMARY means the node's own address, which is never a loopback address.
     chooses = PRIMARY not in values or of_family(named, IPV4)
     loopback = bool(chooses) and node_port_addresses(named, IPV4).contains_loopback
     return {
@@ -112,7 +112,7 @@ def difference_lines(changes: Iterable[TableChange], limit: int) -> List[str]:
     """Return the lines that differ, each with ``-`` or ``+``, below the name of their table.
 
     At most ``limit`` lines of each table, all of them if it is 0 or less. Lines that an entry has before and after,
-    such as the other rules of a chain, are left out.
+    such as the other rules of a chain, are omitted.
     """
     lines = []
     for change in changes:

@@ -162,7 +162,7 @@ class FamilyTables:
             self._values.release(value)
 
 
-#: Stands for peers of every class among what a subject grants.
+#: Means peers of every class among what a subject grants.
 _ANY_CLASS = -1
 
 

@@ -32,8 +32,8 @@ def value_digest(value: Hashable) -> bytes:
 class Numbers(Generic[Value]):
     """Counted numbers of values. If two values have the same hash, the second gets the next free number.
 
-    ``high``: numbers have the bit that tells port sets and outcomes from classes. ``touched``: numbers that were given
-    to a value or became free; the caller empties it.
+    ``high``: numbers have the bit that separates port sets and outcomes from classes. ``touched``: numbers that were
+    given to a value or became free; the caller empties it.
     """
 
     def __init__(self, hashed: Callable[[Value], bytes], high: bool) -> None:

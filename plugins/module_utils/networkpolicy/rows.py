@@ -19,7 +19,7 @@ row                                                 value
 ``(TIER_OTHERS, action, outcome)``                  True: an outcome's action for protocols without ports
 ==================================================  ==================================================================
 
-``side`` is ``in`` or ``out``; addresses are bytes in network order, whose length tells the family.
+``side`` is ``in`` or ``out``; addresses are bytes in network order, with the length of their family.
 """
 
 from __future__ import annotations

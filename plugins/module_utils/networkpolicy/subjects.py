@@ -33,7 +33,7 @@ def resolve(names: Iterable[NamedPort], ports: Iterable[ContainerPort]) -> List[
 
 
 class SubjectKey(NamedTuple):
-    """What tells subjects apart. ``rules``: by identity; ``ports``: of the pod, as far as names are used."""
+    """The identity of a subject. ``rules``: compared by identity; ``ports``: of the pod, if rules name ports."""
 
     tier: str
     side: str

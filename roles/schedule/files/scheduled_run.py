@@ -29,7 +29,7 @@ HELP = {
     "success": "Whether the last run succeeded.",
     "duration_seconds": "How long the last run took.",
     "changed_entries": "Entries of the kernel that differed from the cluster's state at the last run, by kind.",
-    "refused_objects": "Objects of the cluster that the last run left out as not valid.",
+    "refused_objects": "Invalid objects of the cluster that the last run skipped.",
     "changed_tasks": "Tasks of the playbook that have changed something at the last run.",
     "failed_tasks": "Tasks of the playbook that have failed at the last run.",
 }
@@ -121,7 +121,7 @@ def run(command: List[str], kind: str) -> Tuple[int, Samples]:
         print(", ".join(f"{name}{labels} {value:g}" for name, labels, value in samples))
     else:
         print(done.stdout, end="")
-    # With --check, a difference is what was asked for and not a failure.
+    # With --check, a difference is the requested result and not a failure.
     if kind == "converge" and done.returncode == DIFFERENT and samples:
         return 0, samples
     # A negative status is a signal; a shell would say 128 and its number.

@@ -14,23 +14,37 @@ from tests.conftest import ROOT
 #: Each phrase, and what to write instead.
 BANNED = {
     "anew": "again, or: recreate",
-    "as far as it": "if, where, or: to the extent that",
-    "are looked at": "are read, checked, compared",
-    "is looked at": "is read, checked, compared",
+    "as far as": "if, where, or: to the extent that",
+    "asked for": "requested",
     "foreign": "external, or: of other programs",
+    "go back": "roll back, return",
+    "go on": "continue",
+    "goes back": "rolls back, returns",
+    "goes on": "continues",
+    "in spite of": "although, or: ignoring",
+    "leave out": "skip, omit",
+    "leaves out": "skips, omits",
+    "left out": "skipped, omitted",
+    "looked at": "inspected, read, checked",
+    "nobody else": "no other user, no other program",
     "somebody": "name the actor: another program, the user",
+    "someone": "name the actor: another program, the user",
+    "stand for": "mean, replace",
+    "stands for": "means, replaces",
     "take away": "remove",
     "taken away": "removed",
-    "takes away": "removes",
     "taken up": "applied, added",
+    "takes away": "removes",
+    "takes back": "reverts",
     "takes up": "applies, adds",
-    "told by": "identified by",
-    "told of": "reported",
-    "tells of": "reports",
+    "tell apart": "distinguish",
+    "tells": "reports, shows, returns",
+    "told": "reported, identified",
     "what is there": "the current state",
+    "whoever": "name the actor: the user who, the process that",
 }
 
-PLACES = ("plugins", "roles", "playbooks", "docs", "README.md", "CONTRIBUTING.md")
+PLACES = ("plugins", "roles", "playbooks", "docs", "examples", "README.md", "CONTRIBUTING.md", "SECURITY.md")
 KINDS = frozenset((".css", ".html", ".j2", ".js", ".json", ".md", ".py", ".sh", ".yaml", ".yml"))
 
 # A phrase may continue on the next line, behind the mark of a comment or a quotation.

@@ -189,12 +189,12 @@ class ClusterSource:
         """
         if not self._cached:
             return None
-        asked = [reflector.asked for reflector in self.reflectors if reflector.asked is not None]
-        if not asked:
+        first_requests = [each.asked for each in self.reflectors if each.asked is not None]
+        if not first_requests:
             return self._started + ASKING_PATIENCE_SECONDS
         if self.view.listed:
-            return min(asked) + PARTIAL_PATIENCE_SECONDS
-        return min(asked) + (SERVING_PATIENCE_SECONDS if self._serving else API_PATIENCE_SECONDS)
+            return min(first_requests) + PARTIAL_PATIENCE_SECONDS
+        return min(first_requests) + (SERVING_PATIENCE_SECONDS if self._serving else API_PATIENCE_SECONDS)
 
     def use_cache(self) -> None:
         """Fill the view from the copy on disk for collections that the API server has not listed."""

@@ -54,7 +54,7 @@ FIELDS: Tuple[Field, ...] = (
         "5s",
         _MODE,
         AGENT,
-        "how long open connections may go on when the agent is stopped, at most 20s",
+        "how long open connections may continue when the agent is stopped, at most 20s",
     ),
 )
 

@@ -175,7 +175,7 @@ def _reasons(node: Node, about: About, majority: Mapping[str, str]) -> Tuple[Rea
 
 
 def _common_warnings(reasons: Sequence[Sequence[Reason]]) -> FrozenSet[Reason]:
-    """Warnings that more than half of the nodes that could be looked at share: they are about the cluster."""
+    """Return the warnings that more than half of the inspected nodes share: they are about the cluster."""
     looked = sum(1 for own in reasons if not any(reason.kind in (UNREACHABLE, FAILED) for reason in own))
     shared = Counter(reason for own in reasons for reason in own if reason.kind == WARNED)
     return frozenset(reason for reason, number in shared.items() if 2 * number > looked)

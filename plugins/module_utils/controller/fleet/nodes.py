@@ -69,7 +69,7 @@ class RefusedObject(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One node. ``failure`` (UNREACHABLE or FAILED) with ``message`` if it could not be looked at, else empty.
+    """One node. ``failure`` (UNREACHABLE or FAILED) with ``message`` if it could not be inspected, else empty.
 
     ``drift``: None where there was nothing to compare with. ``engine``: version of the installed engine, empty without
     an agent. ``programmed``: entries per table in the kernel.

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """userspace mode: the agent itself listens at the addresses of Services and forwards connections to endpoints.
 
-It needs nothing of netfilter. Without CAP_NET_ADMIN the agent serves at the addresses that exist; whoever starts it has
-to provide those of Services, for instance on the loopback interface.
+It does not use netfilter. Without CAP_NET_ADMIN the agent serves at the addresses that exist; the user who starts it
+has to provide those of Services, for instance on the loopback interface.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class NodeFacts(NamedTuple):
 
 
 def node_facts(settings: DataplaneSettings) -> NodeFacts:
-    """Compute the facts of a node from its settings. Link-local addresses need an interface, so they are left out."""
+    """Compute the facts of a node from its settings. Link-local addresses need an interface, so they are omitted."""
     owned = frozenset(address for interface, address in settings.node_addresses if interface != DEVICE)
     chosen = [address for address in settings.node_port_addresses if address in owned and not is_link_local(address)]
     return NodeFacts(owned, tuple(dict.fromkeys(chosen)), settings.node_ip)

@@ -58,7 +58,7 @@ class UserspaceRendering(Rendering[NodeFacts]):
         return service_port_entries(service_port, context)
 
     def endpoints(self, service_port: ServicePortInfo, only_local: bool) -> Sequence[Endpoint]:
-        """See the base class; addresses that the agent must not connect to are left out."""
+        """See the base class; addresses that the agent must not connect to are omitted."""
         return () if refusal(service_port) else chosen_endpoints(service_port, only_local)
 
     def refusal(self, service_port: ServicePortInfo) -> str:
