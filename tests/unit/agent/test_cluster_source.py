@@ -106,7 +106,7 @@ def test_patience_counts_from_the_first_request(cache, serving, seconds):
     bench.source.start("n1", serving)
     assert bench.source.patience_ends() == 1000.0 + cluster_source.ASKING_PATIENCE_SECONDS
     bench.now += 13
-    bench.source.reflectors[2].asked = bench.now
+    bench.source.reflectors[2].requested_at = bench.now
     assert bench.source.patience_ends() == bench.now + seconds
     bench.list("Service")
     assert bench.source.patience_ends() == bench.now + cluster_source.PARTIAL_PATIENCE_SECONDS

@@ -375,10 +375,10 @@ def test_recovery_is_information_and_failures_are_told_once():
 def test_the_first_request_waits_for_the_given_pause_and_is_noted():
     run = Run(lambda query: page(), lambda query: events())
     run.reflector._first_pause = 0.7
-    assert run.reflector.asked is None
+    assert run.reflector.requested_at is None
     started = run.clock.now
     run.go(1.0)
-    assert run.reflector.asked == run.lists[0] == started + 0.7
+    assert run.reflector.requested_at == run.lists[0] == started + 0.7
 
 
 def test_two_agents_do_not_pause_alike():

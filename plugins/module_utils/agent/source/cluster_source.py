@@ -189,7 +189,7 @@ class ClusterSource:
         """
         if not self._cached:
             return None
-        first_requests = [each.asked for each in self.reflectors if each.asked is not None]
+        first_requests = [each.requested_at for each in self.reflectors if each.requested_at is not None]
         if not first_requests:
             return self._started + ASKING_PATIENCE_SECONDS
         if self.view.listed:

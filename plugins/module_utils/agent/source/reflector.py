@@ -123,7 +123,7 @@ class Reflector:
     ``field_selector`` replaces the resource's own. ``optional``: treat a collection that the server does not have (404)
     as empty. ``first_pause``: seconds before the first request. ``clock`` and ``wait`` replace the time in tests.
 
-    ``connected``: whether a watch is open. ``error``: why it is not. ``asked``: when the first request was sent or
+    ``connected``: whether a watch is open. ``error``: why it is not. ``requested_at``: when the first request was sent or
     could not be sent, by ``clock``; None before.
     """
 
@@ -146,7 +146,7 @@ class Reflector:
         self.known = Known(resource.kind)
         self.connected = False
         self.error = ""
-        self.asked: Optional[float] = None
+        self.requested_at: Optional[float] = None
         self._lost_since: Optional[float] = clock()
         self._connect = connect
         self._hand_on = hand_on
@@ -261,8 +261,8 @@ class Reflector:
             self._rest(task, max(0.0, _SHORTEST_WATCH_SECONDS - lasted) if progressed else self._backoff.pause())
 
     def _note_asked(self) -> None:
-        if self.asked is None:
-            self.asked = self._clock()
+        if self.requested_at is None:
+            self.requested_at = self._clock()
 
     def _list(self, client: ApiClient) -> bool:
         """List the collection and deliver the differences; return whether the server has it. Raises ProxyError."""
