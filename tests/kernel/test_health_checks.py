@@ -91,7 +91,7 @@ def test_failed_endpoints_are_left_out_until_they_pass(node, backends):
     assert isinstance(error, OSError) and noticed < 15.0
     assert failing(node) == {f"{endpoint(1)}:{PORT}"} and answers() == {"2", "3"}
     text = explained(node)
-    assert f"no  {endpoint(1)}:{PORT}: left out: failed 2 of 2 checks, last error: Connection refused" in text
+    assert f"no  {endpoint(1)}:{PORT}: excluded: failed 2 of 2 checks, last error: Connection refused" in text
     assert node.metric("kubenode_proxy_checked_endpoints") == 3
     # The connection to a backend that passes is not touched.
     kept.settimeout(0.5)

@@ -56,7 +56,7 @@ class HealthCheck(NamedTuple):
 class Failing(NamedTuple):
     """The endpoints of a Service that fail their checks.
 
-    ``reasons``: why, by address and port; port 0 stands for all ports of the address. ``panic_threshold``: if at most
+    ``reasons``: why, by address and port; port 0 means all ports of the address. ``panic_threshold``: if at most
     this percentage of the ready endpoints passes, all are served.
     """
 

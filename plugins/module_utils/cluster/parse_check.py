@@ -13,8 +13,7 @@ from .model import HealthCheck
 
 CHECK = "kubenode.proxy/check"
 PORT, PATH, STATUS, SERVER_NAME, CA, INTERVAL, TIMEOUT, FALL, RISE = (
-    f"{CHECK}-{name}"
-    for name in ("port", "path", "status", "server-name", "ca", "interval", "timeout", "fall", "rise")
+    f"{CHECK}-{name}" for name in ("port", "path", "status", "server-name", "ca", "interval", "timeout", "fall", "rise")
 )
 ANNOTATIONS: Tuple[str, ...] = (CHECK, PORT, PATH, STATUS, SERVER_NAME, CA, INTERVAL, TIMEOUT, FALL, RISE)
 SCHEMES = ("tcp", "http", "https")

@@ -73,9 +73,7 @@ def end_connections(family: str, endpoint: Place, frontends: Collection[Place], 
     """
     wanted = {_bytes(place) for place in frontends}
     port = node_port.to_bytes(2, "big") if node_port else b"-"
-    flows = [
-        flow for flow in _flows(family, endpoint) if flow.destination in wanted or flow.destination[-2:] == port
-    ]
+    flows = [flow for flow in _flows(family, endpoint) if flow.destination in wanted or flow.destination[-2:] == port]
     if not flows:
         return Ended()
     sockets, problem = _destroy(family, flows)
@@ -90,9 +88,7 @@ def _flows(family: str, endpoint: Place) -> List[_Flow]:
     head = _NFGENMSG.pack(socket.AF_INET6 if ipv6 else socket.AF_INET, 0, 0)
     place = _bytes(endpoint)
     reply = nested(_TUPLE_IP, attribute(_IP_V6_SOURCE if ipv6 else _IP_V4_SOURCE, place[:-2]))
-    reply += nested(
-        _TUPLE_PROTO, attribute(_PROTO_NUMBER, bytes((_TCP,))) + attribute(_PROTO_SOURCE_PORT, place[-2:])
-    )
+    reply += nested(_TUPLE_PROTO, attribute(_PROTO_NUMBER, bytes((_TCP,))) + attribute(_PROTO_SOURCE_PORT, place[-2:]))
     only = nested(_TUPLE_REPLY, reply) + nested(_FILTER, attribute(_FILTER_REPLY_FLAGS, struct.pack("=I", _MATCH)))
     for payload in (head + only, head):
         try:
@@ -138,9 +134,7 @@ def _read(view: memoryview, start: int, end: int, endpoint: bytes) -> Optional[_
 def _destroy(family: str, flows: List[_Flow]) -> Tuple[int, str]:
     """Destroy the sockets of local clients; return their number, and why the kernel does not destroy sockets."""
     number = socket.AF_INET6 if family == IPV6 else socket.AF_INET
-    messages: List[Message] = [
-        (_SOCK_DESTROY, 0, _request(number, flow.source, flow.destination)) for flow in flows
-    ]
+    messages: List[Message] = [(_SOCK_DESTROY, 0, _request(number, flow.source, flow.destination)) for flow in flows]
     with NetlinkSocket(NETLINK_SOCK_DIAG) as sock:
         errors = sock.transact(messages).errors
     # A forwarded connection has no socket here.

@@ -160,9 +160,7 @@ class Prober:
             elif item.deadline <= now:
                 self._result(target, item, selector, f"no answer within {target.check.timeout:g} s")
 
-    def _begin(
-        self, target: Target, item: _Checked, selector: selectors.BaseSelector, contexts: TlsContexts
-    ) -> None:
+    def _begin(self, target: Target, item: _Checked, selector: selectors.BaseSelector, contexts: TlsContexts) -> None:
         now = self._clock()
         item.due = now + target.check.interval * (1.0 + JITTER * self._jitter())
         item.deadline = now + target.check.timeout

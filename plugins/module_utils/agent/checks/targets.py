@@ -60,9 +60,7 @@ def choose(
         reason = _not_allowed(service, settings)
         wanted = [] if reason else sorted(places_of(state, service.key))
         if not service.static:
-            allowed = [
-                item for item in wanted if item.address not in own_addresses and not special_use(item.address)
-            ]
+            allowed = [item for item in wanted if item.address not in own_addresses and not special_use(item.address)]
             if len(allowed) < len(wanted):
                 reason = "endpoints at addresses of this node are not checked"
             wanted = allowed

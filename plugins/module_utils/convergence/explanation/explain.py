@@ -177,7 +177,7 @@ def _reason(endpoint: Endpoint, local_only: bool, chosen: bool, topology: str) -
 
 def _state(endpoint: Endpoint) -> str:
     if endpoint.failed:
-        return f"{'ready' if endpoint.ready else 'left out'}: {endpoint.failed}"
+        return f"{'ready' if endpoint.ready else 'excluded'}: {endpoint.failed}"
     if endpoint.terminating:
         return "terminating, still serving" if endpoint.serving else "terminating"
     return "ready" if endpoint.ready else "not ready"

@@ -188,8 +188,7 @@ class ServersInUse(Adjustments):
             for key, value in self._draining.items()
             if (key.ip, key.port, key.server.protocol) == (endpoint.ip, endpoint.port, port.protocol)
             and (
-                (key.server.port == port.port and key.server.address in addresses)
-                or key.server.port == port.node_port
+                (key.server.port == port.port and key.server.address in addresses) or key.server.port == port.node_port
             )
         }
         if gone:
