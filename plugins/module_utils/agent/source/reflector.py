@@ -123,8 +123,8 @@ class Reflector:
     ``field_selector`` replaces the resource's own. ``optional``: treat a collection that the server does not have (404)
     as empty. ``first_pause``: seconds before the first request. ``clock`` and ``wait`` replace the time in tests.
 
-    ``connected``: whether a watch is open. ``error``: why it is not. ``requested_at``: when the first request was sent or
-    could not be sent, by ``clock``; None before.
+    ``connected``: whether a watch is open. ``error``: why it is not. ``requested_at``: when the first request was sent
+    or could not be sent, by ``clock``; None before.
     """
 
     def __init__(
