@@ -14,6 +14,7 @@ import pytest
 from tests.netpol import cases
 from tests.netpol.network import Network
 from tests.netpol.running import Node, run_case
+from tests.netpol.wire import Wire
 
 #: One case for each area; all others with FULL=1.
 QUICK = (
@@ -74,6 +75,37 @@ def test_a_case_with_iptables(lab, name):
 def test_a_case_with_pods_on_a_bridge(lab, name):
     network, node = lab("nftables", bridge=True)
     assert asyncio.run(run_case(name, network, node)) == []
+
+
+async def held(network, node, how):
+    """Which connections, opened before there were policies, are alive after they came."""
+    base = cases.steps("union-of-policies")[0].objects
+    wire = Wire(network)
+    flows = {
+        "allowed": "tcp shop/web -> shop/db:8080 ipv4",
+        "allowed by a Service": "tcp shop/web -> service/shop/db ipv6",
+        "of the node": "tcp node1 -> shop/db:8080 ipv4",
+        "denied": "tcp bank/web -> shop/db:8080 ipv4",
+        "denied from outside": "tcp client -> shop/db:8080 ipv6",
+    }
+    try:
+        without = [item for key, item in base.items() if key[0] != "NetworkPolicy"]
+        await asyncio.to_thread(node.converge, without, LAB_NETWORK_POLICY_ESTABLISHED=how)
+        for name, flow in flows.items():
+            (probe,) = cases.probes_of(flow, base).values()
+            assert await wire.open(name, probe), name
+        await asyncio.to_thread(node.converge, base.values(), LAB_NETWORK_POLICY_ESTABLISHED=how)
+        return {name for name in flows if await wire.is_alive(name)}
+    finally:
+        wire.close()
+
+
+@pytest.mark.parametrize("how", ["keep", "cut"])
+def test_open_connections_that_are_no_longer_allowed(lab, how):
+    network, node = lab("nftables")
+    alive = asyncio.run(held(network, node, how))
+    allowed = {"allowed", "allowed by a Service", "of the node"}
+    assert alive == (allowed if how == "cut" else {*allowed, "denied", "denied from outside"})
 
 
 def rules(node):

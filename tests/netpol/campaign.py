@@ -26,6 +26,7 @@ PACKETS = 30
 _OWN = [packed(address) for address in NODE_ADDRESSES]
 #: Priorities that packets with a DSCP value arrive with.
 _PRIORITIES = (0, 2, 4, 6)
+_NUMBERS = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1}
 
 
 def _policy(cluster: ClusterState, tiers: bool) -> NodePolicy:
@@ -53,12 +54,17 @@ def differences(seed: int) -> list[str]:
     for step in range(STEPS):
         judge = Oracle(objects.values(), "node1", NODE_ADDRESSES)
         interpreter = Interpreter(table)
+        user_space = policy.judge()
         for packet in generator.packets(PACKETS):
             expected = judge.allowed(packet)
             if interpreter.allowed(packet, frozenset(NODE_ADDRESSES), _PRIORITIES[seed % 4]) != expected:
                 wrong.append(
                     f"seed {seed} step {step}: {packet}: the oracle says {'allowed' if expected else 'denied'}"
                 )
+            ends = packed(packet.source), packed(packet.destination)
+            by_rows = packet.from_node or user_space.allows(*ends, _NUMBERS[packet.protocol], packet.port)
+            if by_rows != expected:
+                wrong.append(f"seed {seed} step {step}: {packet}: judged otherwise in user space")
         again = _policy(ClusterState.from_objects(objects.values()), tiers)
         assert not difference(policy.table.rows, again.table.rows), f"seed {seed} step {step}"
         before = dict(objects)

@@ -9,12 +9,14 @@ import contextlib
 from typing import Callable, Dict, List, Optional, Sequence
 
 from ..configuration.model import KubeProxyConfiguration
+from ..configuration.sections.network_policy import CUT
 from ..configuration.validate import in_mode
 from ..errors import KernelError
 from ..kernel.conntrack import ConntrackSocket, delete_stale_udp
+from ..networkpolicy.node_policy import NodePolicy
 from ..preflight.features import capabilities, rights_findings
 from ..preflight.findings import judge
-from ..resources import PlannedChange, Stage, apply_plan, plan
+from ..resources import Kind, PlannedChange, Stage, apply_plan, plan
 from .family import FamilyContext, FamilyServices, FamilyTables
 from .guard import Guard
 from .handles import KernelHandles
@@ -23,7 +25,7 @@ from .loss import LossGuard
 from .modes.choose import ChosenMode, choose_mode
 from .modes.mode import Mode
 from .node import NodeView, family_services, removal_contexts, view_node
-from .policy import node_policy, policy_removal_stages, policy_stage, policy_warnings
+from .policy import cut_denied, node_policy, policy_removal_stages, policy_stage, policy_warnings
 from .prepare import check_cluster, check_node, node_modules, node_sysctls
 from .probes import default_probes
 from .removal import leftover_contexts, leftover_stages, removal_stages
@@ -75,6 +77,7 @@ class _Convergence:
         self.planned: List[PlannedChange] = []
         self.programmed: Dict[str, int] = {}
         self.conntrack_deleted = 0
+        self.policy: Optional[NodePolicy] = None
         self.guard = guard
         self.loss = LossGuard(request)
 
@@ -111,6 +114,7 @@ class _Convergence:
         self._run(leftover_stages(mode, self.handles, others))
         if not request.check:
             self._delete_stale_conntrack(families)
+            self._cut_connections(configuration, view)
         return self._report(chosen, view.name, contexts, families)
 
     def _stages(
@@ -128,9 +132,23 @@ class _Convergence:
         settings = configuration.node_proxy.network_policy
         if not settings.enabled:
             return policy_removal_stages(self.handles)
-        policy = node_policy(self.request.cluster, settings, view.name, view.addresses)
+        policy = self.policy = node_policy(self.request.cluster, settings, view.name, view.addresses)
         self.warnings += policy_warnings(policy)
         return [policy_stage(policy, settings, self.handles, self.request.check)]
+
+    def _cut_connections(self, configuration: KubeProxyConfiguration, view: NodeView) -> None:
+        """Cut connections that a change of policies no longer allows, if so configured.
+
+        The policies are in force without it, so a failure only causes a warning.
+        """
+        cuts = configuration.node_proxy.network_policy.established_connections == CUT
+        changed = any(item.change and item.resource.kind == Kind.POLICY_OBJECTS for item in self.planned)
+        if self.policy is None or not cuts or not changed:
+            return
+        try:
+            self.conntrack_deleted += cut_denied(self.policy, view.addresses)
+        except KernelError as error:
+            self.warnings.append(str(error))
 
     def remove(self) -> Report:
         """Remove everything that any mode programmed."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Iterable, List, Tuple
 
-from ..addresses import packed, unpacked
+from ..addresses import FAMILIES, packed, unpacked
 from ..cluster.state import ClusterState
 from ..configuration.sections.network_policy import CUT, NetworkPolicySettings
+from ..kernel.connections import Connection, cut_connections
 from ..networkpolicy.node_policy import NodePolicy
 from ..networkpolicy.owners import Address
 from ..rendering.networkpolicy.elements import desired_table
@@ -23,8 +24,11 @@ _NAMED_CLAIMS = 5
 
 def policy_options(settings: NetworkPolicySettings) -> Options:
     """Return what the rules of the table depend on."""
-    group = settings.log_group if settings.log_denied else NO_LOG
-    return Options(tiers=settings.cluster_policies, cut=settings.established_connections == CUT, log_group=group)
+    return Options(
+        tiers=settings.cluster_policies,
+        cut=settings.established_connections == CUT,
+        log_group=settings.log_group if settings.log_denied else NO_LOG,
+    )
 
 
 def raw_addresses(addresses: Iterable[Tuple[str, str]]) -> List[Address]:
@@ -64,6 +68,22 @@ def policy_stage(
     if check and not handles.has_nftables():
         resource = NotThereYet(resource)
     return Stage(resource, desired_table(policy.table.rows, policy_options(settings)))
+
+
+def cut_denied(policy: NodePolicy, addresses: Iterable[Tuple[str, str]]) -> int:
+    """Delete connection tracking entries of connections that policies no longer allow; return how many.
+
+    ``addresses``: of the node, whose own connections to its pods are always allowed. Raises KernelError.
+    """
+    judge = policy.judge()
+    own = set(raw_addresses(addresses))
+
+    def denied(connection: Connection) -> bool:
+        if connection.source in own or not any(map(judge.is_policed, connection[:2])):
+            return False
+        return not judge.allows(connection.source, connection.destination, connection.protocol, connection.port)
+
+    return sum(cut_connections(family, denied) for family in FAMILIES)
 
 
 def policy_removal_stages(handles: KernelHandles) -> List[Stage]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Tuple
 
 from .compiled import Block
 
@@ -64,9 +64,14 @@ class AddressSpace:
         self.pieces = pieces_of(blocks)
         self._starts = [piece.first for piece in self.pieces]
 
-    def blocks_at(self, address: int) -> FrozenSet[Block]:
-        """Return the blocks that contain an address."""
+    def piece_at(self, address: int) -> Optional[Piece]:
+        """Return the piece that contains an address, None if no block does."""
         position = bisect_right(self._starts, address) - 1
         if position < 0 or self.pieces[position].last < address:
-            return _NONE
-        return self.pieces[position].blocks
+            return None
+        return self.pieces[position]
+
+    def blocks_at(self, address: int) -> FrozenSet[Block]:
+        """Return the blocks that contain an address."""
+        piece = self.piece_at(address)
+        return _NONE if piece is None else piece.blocks

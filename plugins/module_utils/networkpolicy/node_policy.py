@@ -17,6 +17,7 @@ from ..cluster.policy_model import ADMIN, BASELINE, DIRECTIONS, ClusterNetworkPo
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
 from .compiled import CompiledRule, compile_rule, compile_rules, side
 from .family_tables import FamilyTables
+from .judge import Judge
 from .limits import excess
 from .owners import Address, AddressOwners, counts
 from .peers import Content, PodPeers
@@ -107,6 +108,10 @@ class NodePolicy:
         pods = [owners.get(address) for address in moved for owners in (before, self.owners.owners)]
         keys = {pod.key for pod in pods if pod is not None}
         self._refresh(_Work(keys, set(keys), moved))
+
+    def judge(self) -> Judge:
+        """Return a judge by the rows as they are."""
+        return Judge(self.table, lambda address: self.families[family_of_address(address)], self._values.value)
 
     # ---- what changed
 

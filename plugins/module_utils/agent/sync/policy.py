@@ -13,9 +13,16 @@ from __future__ import annotations
 from typing import Any, List, Optional, Tuple
 
 from ...cluster.api import CLUSTER_NETWORK_POLICIES, NAMESPACES, NETWORK_POLICIES, PODS, ResourceType
-from ...configuration.sections.network_policy import NetworkPolicySettings
+from ...configuration.sections.network_policy import CUT, NetworkPolicySettings
 from ...convergence.handles import KernelHandles
-from ...convergence.policy import node_policy, policy_options, policy_removal_stages, policy_warnings, raw_addresses
+from ...convergence.policy import (
+    cut_denied,
+    node_policy,
+    policy_options,
+    policy_removal_stages,
+    policy_warnings,
+    raw_addresses,
+)
 from ...errors import KernelError
 from ...kernel.nftables.monitor import TableMonitor
 from ...kernel.nftables.policy_table import PolicyTableResource
@@ -141,14 +148,29 @@ class PolicySync:
             change = change_of(journal, table.rows, options)
             if change:
                 resource.apply(change)
+                self._cut(policy)
         if self._full or self._suspect:
             change = difference(resource.observe(), desired_table(table.rows, options))
             resource.apply(change)
             self._report(policy, change)
+            if change:
+                self._cut(policy)
             self._check.restart(CHECK_SECONDS)
         if self._monitor is None:
             self._monitor = TableMonitor([resource.port], TABLE_NAME)
         self._full = self._suspect = False
+
+    def _cut(self, policy: NodePolicy) -> None:
+        """Cut connections that are no longer allowed, if so configured; the policies are in force without it."""
+        if self._settings.established_connections != CUT:
+            return
+        try:
+            count = cut_denied(policy, self._addresses)
+        except KernelError as error:
+            self._limited.warning("cut", "connections that are no longer allowed cannot be cut", error=error)
+            return
+        if count:
+            self._log.info("cut connections that are no longer allowed", connections=count)
 
     def _report(self, policy: NodePolicy, change: Change[Any, Any]) -> None:
         """Log a comparison with the kernel: a repair, if nothing else had changed."""

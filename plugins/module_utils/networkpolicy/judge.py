@@ -1,0 +1,68 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Judges connections by the rows of a node's policies, as the table in the kernel does with their first packets."""
+
+from __future__ import annotations
+
+from typing import Callable, Optional
+
+from ..cluster.policy_model import ACCEPT, ADMIN, BASELINE, DENY
+from .family_tables import FamilyTables
+from .owners import Address
+from .ports import EVERYTHING, Outcome, PortSet
+from .rows import ANY, BLOCK, CLASS, EVERYTHING_ID, GRANT, ISOLATED, NO_CLASS, POLICED, TIER_GRANT, PolicyRows
+
+#: From the number of a port set or outcome to its content.
+ValueOf = Callable[[int], object]
+
+
+class Judge:
+    """Judges packets by rows. ``value_of``: the content of port sets and outcomes by number."""
+
+    def __init__(self, rows: PolicyRows, families: Callable[[Address], FamilyTables], value_of: ValueOf) -> None:
+        self._rows = rows.rows
+        self._families = families
+        self._value_of = value_of
+
+    def is_policed(self, address: Address) -> bool:
+        """Return whether any policy is about the pod of this node that has an address."""
+        return any((POLICED, side, address) in self._rows for side in ("in", "out"))
+
+    def allows(self, source: Address, destination: Address, protocol: int, port: int) -> bool:
+        """Return whether a connection may be opened. ``protocol``: its number; ``port``: 0 where it has none."""
+        return self._side("out", source, destination, protocol, port) and self._side(
+            "in", destination, source, protocol, port
+        )
+
+    def _class(self, address: Address) -> int:
+        number = self._rows.get((CLASS, address))
+        if number is None:
+            piece = self._families(address).space.piece_at(int.from_bytes(address, "big"))
+            size = len(address)
+            row = (BLOCK, piece.first.to_bytes(size, "big"), piece.last.to_bytes(size, "big")) if piece else None
+            number = self._rows.get(row, NO_CLASS) if row is not None else NO_CLASS
+        return int(number)
+
+    def _side(self, side: str, own: Address, peer: Address, protocol: int, port: int) -> bool:
+        if (POLICED, side, own) not in self._rows:
+            return True
+        number = self._class(peer)
+        action = self._outcome(ADMIN, side, number, own, protocol, port)
+        if action:
+            return action == ACCEPT
+        if (ISOLATED, side, own) in self._rows:
+            grants = ((ANY, side, own), (GRANT, side, number, own))
+            return own == peer or any(self._has(self._rows.get(row), protocol, port) for row in grants)
+        return self._outcome(BASELINE, side, number, own, protocol, port) != DENY
+
+    def _has(self, number: Optional[int], protocol: int, port: int) -> bool:
+        if number is None:
+            return False
+        ports = EVERYTHING if number == EVERYTHING_ID else self._value_of(number)
+        return isinstance(ports, PortSet) and ports.contains(protocol, port)
+
+    def _outcome(self, tier: str, side: str, number: int, own: Address, protocol: int, port: int) -> str:
+        found = self._rows.get((TIER_GRANT, tier, side, number, own))
+        outcome = self._value_of(found) if found is not None else None
+        return outcome.action(protocol, port) if isinstance(outcome, Outcome) else ""
