@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: node_programs
 short_description: Find programs on a node, and check its Python
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

@@ -6,7 +6,7 @@
 DOCUMENTATION = r"""
 module: role_variables
 short_description: Check the names of the variables that are set for a role
-version_added: 0.1.0
+version_added: 1.0.0
 author:
   - kubenode.proxy contributors (@kubenode)
 description:

@@ -228,7 +228,7 @@ def test_module_parameters(node):
     shown = "/sys/module/ip_vs/parameters/conn_tab_bits"
     look = {"ansible.builtin.command": f"cat {shown} /etc/modprobe.d/load-balancer.conf", "changed_when": False}
     other = {**task, "parameters": {"ip_vs": {"conn_tab_bits": 10}}}
-    hash_size = {"modules": ["nf_conntrack"], "parameters": {"nf_conntrack": {"hashsize": 4096}}, "persistent": False}
+    accounting = {"modules": ["nf_conntrack"], "parameters": {"nf_conntrack": {"acct": True}}, "persistent": False}
     found = node.play(
         {MODULES: task, "check_mode": True},
         {MODULES: task},
@@ -237,8 +237,8 @@ def test_module_parameters(node):
         {MODULES: other},
         {MODULES: {**other, "unchangeable": "warn"}},
         look,
-        {MODULES: hash_size},
-        {MODULES: hash_size},
+        {MODULES: accounting},
+        {MODULES: accounting},
         {MODULES: {**other, "state": "absent"}},
     )
     check, first, after, second, refused, warned, file, live, same, gone = found
@@ -249,7 +249,7 @@ def test_module_parameters(node):
     assert warned["changed"] and any("is 9, wanted 10" in warning for warning in warned["warnings"])
     assert file["stdout_lines"][0] == "9" and file["stdout_lines"][-1] == "options ip_vs conn_tab_bits=10"
     assert live["changed"] and not same["changed"], (live, same)
-    assert live["changes"][-1]["entries"] == ["nf_conntrack.hashsize"] and live["parameters_file"] == ""
+    assert live["changes"][-1]["entries"] == ["nf_conntrack.acct"] and live["parameters_file"] == ""
     assert gone["changed"]
     left = node.run(
         "sh", "-c", "ls /etc/modprobe.d/load-balancer.conf /etc/modules-load.d/load-balancer.conf", check=False

@@ -1,0 +1,57 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A change of iptables_chains that is not confirmed, taken back by a timer of systemd."""
+
+from __future__ import annotations
+
+import pytest
+
+from .node import Node, play, wait_for
+
+MODULE = "kubenode.proxy.iptables_chains"
+CHAIN = {
+    "name": "MINE",
+    "rules": ["-j DROP"],
+    "jumps": [{"from": "OUTPUT", "match": "-d 192.0.2.1", "position": "first"}],
+}
+
+
+@pytest.fixture(scope="module")
+def node(start):
+    return start("chains")
+
+
+def rules(node: Node) -> str:
+    return node.output("iptables", "-S")
+
+
+def converge(node: Node, *tasks):
+    return play([node], list(tasks), {})[node.name]
+
+
+def timers(node: Node) -> str:
+    return node.output("systemctl", "list-timers", "--all", "--no-legend", "kubenode-iptables-chains-*")
+
+
+def test_the_timer_takes_back_what_is_not_confirmed(node):
+    node.run("iptables", "-A", "OUTPUT", "-d", "192.0.2.9", "-j", "ACCEPT")
+    before = rules(node)
+    assert converge(node, {MODULE: {"chains": [CHAIN], "confirm_timeout": 5}}).changed == 1
+    assert "-A OUTPUT -d 192.0.2.1/32 -j MINE" in rules(node)
+    wait_for("the change is taken back", lambda: rules(node) == before)
+    wait_for("the timer is gone", lambda: timers(node) == "")
+
+
+def test_a_confirmed_change_stays_when_the_timer_ends(node):
+    before = rules(node)
+    made = {MODULE: {"chains": [CHAIN], "confirm_timeout": 8}, "register": "made"}
+    again = {"ansible.builtin.meta": "reset_connection"}
+    confirm = {MODULE: {"state": "confirmed", "change": "{{ made.change }}"}}
+    assert converge(node, made, again, confirm).changed == 2
+    held = rules(node)
+    assert held != before
+    wait_for("the timer has ended", lambda: timers(node) == "")
+    assert rules(node) == held
+    assert converge(node, {MODULE: {"chains": [CHAIN], "state": "absent"}}).changed == 1
+    assert rules(node) == before
