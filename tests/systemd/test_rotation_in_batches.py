@@ -46,6 +46,7 @@ def served(nodes, address):
         wait_for(f"{address} on {node.name}", lambda node=node: address in node.output("nft", "list", "ruleset"))
 
 
+@pytest.mark.full
 def test_tokens_are_revoked_once_and_every_batch_gets_another_one(nodes, cluster):
     accounts = cluster.server.accounts
     install(nodes, cluster)
