@@ -44,7 +44,7 @@ DEBIAN_IPVS := affinity clusterip-basic external-ips-local foreign-rules hairpin
 DEBIAN_13 := affinity cleanup clusterip-basic foreign-rules lb-source-ranges nodeport-local udp-endpoint-replaced
 # Tests of the kernel's interfaces on Debian 13, with its programs and its Python.
 KERNEL_13 := $(patsubst %,tests/kernel/test_%.py,conntrack_stale guards ipset_sets ipvs_addresses ipvs_netlink \
-	legacy_table_names living_with_others nftables_table preflight_kernel takeover)
+	legacy_table_names living_with_others nftables_table own_namespace takeover)
 cases = $(if $(FULL),,$(foreach case,$(1),--cases $(case)))
 export FULL
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections

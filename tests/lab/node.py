@@ -40,7 +40,8 @@ class Specification(NamedTuple):
     the command ends; without, it runs sshd (``sshd``: its configuration file) and the echo servers (``echo``: their
     configuration file) until it is killed. A guest finds its modules below ``kernel``, by release, and the
     directories of the host by the file system ``shared``: hostfs (user-mode Linux) or 9p (QEMU). ``views`` are
-    directories that a guest whose root is not the host's has on other file systems, and where it shall have them.
+    directories that a guest whose root is not the host's has on other file systems, and where it shall have them,
+    with an overlay of their own.
     """
 
     hostname: str
@@ -147,9 +148,11 @@ def _guest_root(specification: Specification) -> None:
             system.mount("none", NEW_ROOT + path, "hostfs", data=path)
         else:
             system.mount(shared_tag(number), NEW_ROOT + path, "9p", data="trans=virtio,version=9p2000.L,cache=none")
-    for source, path in specification.views.items():
-        os.makedirs(NEW_ROOT + path, exist_ok=True)
-        system.mount(source, NEW_ROOT + path, "", system.MS_BIND)
+    for number, (source, path) in enumerate(specification.views.items()):
+        upper, work = f"/run/upper{number}", f"/run/work{number}"
+        for directory in (upper, work, NEW_ROOT + path):
+            os.makedirs(directory, exist_ok=True)
+        system.mount("overlay", NEW_ROOT + path, "overlay", data=f"lowerdir={source},upperdir={upper},workdir={work}")
     system.pivot_root(NEW_ROOT)
     os.makedirs("/dev/pts", exist_ok=True)
     os.makedirs("/dev/shm", exist_ok=True)

@@ -242,8 +242,8 @@ def run_in_qemu(
         boot,
         argv,
         hostname="qemu",
-        # What is compiled in the guest stays in its memory; the project is read-only there.
-        environment={"PATH": chosen.path, "PYTHONPYCACHEPREFIX": "/run/pycache", **(environment or {})},
+        # What a program compiles stays in the guest's memory, so that the next one need not compile it again.
+        environment={"PATH": chosen.path, "PYTHONDONTWRITEBYTECODE": "", **(environment or {})},
         modules=modules,
         writable=writable,
         directory=directory,
