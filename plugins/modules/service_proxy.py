@@ -146,6 +146,11 @@ mode_reason:
   type: str
   returned: O(state) is not V(rendered)
   sample: set in the configuration
+behaviour:
+  description: Whether known defects of kube-proxy are matched (V(kube-proxy)) or corrected (V(corrected)).
+  type: str
+  returned: O(state) is not V(rendered)
+  sample: kube-proxy
 node_name:
   description: The Node name that identified the node's endpoints, zone and addresses.
   type: str

@@ -101,7 +101,7 @@ def route(number: int, endpoints: Sequence[Endpoint]) -> ServicePortInfo:
         node_port=0,
         external_ips=(),
         load_balancer_ips=(),
-        source_ranges=(),
+        source_ranges=None,
         affinity_seconds=0,
         internal_local=False,
         external_local=False,

@@ -12,7 +12,9 @@ from typing import List, Set, Tuple
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import CORRECTED, KUBE_PROXY
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import conntrack
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.flows import Frontend
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import (
     Endpoint,
     ServicePortInfo,
@@ -20,6 +22,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info i
 )
 
 FAMILIES = ("IPv4", "IPv6")
+
+
+def delete_stale(sock, family, routes, behaviour=KUBE_PROXY, released=()):
+    return conntrack.delete_stale(sock, family, routes, behaviour, released)
+
+
 ADDRESSES = {
     "IPv4": {"client": "192.0.2.1", "cluster": "10.96.0.10", "vip": "198.51.100.1", "external": "203.0.113.1",
              "node": "172.18.0.2", "live": "10.244.1.5", "dead": "10.244.9.9", "other": "10.96.0.99"},
@@ -38,7 +46,7 @@ def route_to(family: str, endpoints: Tuple[Endpoint, ...], protocol: str = "UDP"
         node_port=30053,
         external_ips=(names["external"],),
         load_balancer_ips=(names["vip"],),
-        source_ranges=(),
+        source_ranges=None,
         affinity_seconds=0,
         internal_local=False,
         external_local=False,
@@ -59,8 +67,10 @@ def insert(family: str, protocol: str, to: str, port: int, source: str, source_p
     command = ["conntrack", "-I", "-p", protocol, "-t", "600", "-s", client, "-d", to]
     command += ["--sport", str(client_port), "--dport", str(port), "-r", source, "-q", client]
     command += ["--reply-port-src", str(source_port), "--reply-port-dst", str(client_port)]
-    if protocol == "tcp":
+    if protocol in ("tcp", "sctp"):
         command += ["--state", "ESTABLISHED", "-u", "SEEN_REPLY,ASSURED"]
+    if protocol == "sctp":
+        command += ["--orig-vtag", "1", "--reply-vtag", "2"]
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
@@ -95,9 +105,9 @@ def test_exactly_the_stale_entries_go(family):
     assert client_ports(family) == set(range(40000, 40000 + len(keep) + len(gone)))
     routes = [route_to(family, (Endpoint(live, 5353, ready=False), Endpoint(dead, 5353, serving=False)))]
     with conntrack.ConntrackSocket() as sock:
-        assert conntrack.delete_stale_udp(sock, family, routes) == len(gone)
+        assert delete_stale(sock, family, routes) == len(gone)
         assert client_ports(family) == set(range(40000, 40000 + len(keep)))
-        assert conntrack.delete_stale_udp(sock, family, routes) == 0
+        assert delete_stale(sock, family, routes) == 0
 
 
 def test_routes_without_serving_endpoints_or_of_tcp_leave_their_entries():
@@ -109,7 +119,7 @@ def test_routes_without_serving_endpoints_or_of_tcp_leave_their_entries():
         route_to("IPv4", (Endpoint(names["live"], 5353),), protocol="TCP"),
     ]
     with conntrack.ConntrackSocket() as sock:
-        assert conntrack.delete_stale_udp(sock, "IPv4", routes) == 0
+        assert delete_stale(sock, "IPv4", routes) == 0
     assert client_ports("IPv4") == {40000}
 
 
@@ -121,7 +131,7 @@ def test_only_the_entry_of_the_right_zone_goes():
         answer = ["-r", source, "-q", names["client"], "--reply-port-src", "5353", "--reply-port-dst", "40000"]
         subprocess.run(["conntrack", "-I", "-w", zone, *common, *answer], check=True, capture_output=True)
     with conntrack.ConntrackSocket() as sock:
-        assert conntrack.delete_stale_udp(sock, "IPv4", [route_to("IPv4", (Endpoint(names["live"], 5353),))]) == 1
+        assert delete_stale(sock, "IPv4", [route_to("IPv4", (Endpoint(names["live"], 5353),))]) == 1
     listed = subprocess.run(["conntrack", "-L"], check=True, capture_output=True, text=True).stdout
     assert "zone=8" in listed and "zone=7" not in listed
 
@@ -141,7 +151,43 @@ def test_a_large_table_is_read_quickly():
     assert loaded.returncode == 0, loaded.stderr
     with conntrack.ConntrackSocket() as sock:
         started = time.perf_counter()
-        deleted = conntrack.delete_stale_udp(sock, "IPv4", [route_to("IPv4", (Endpoint(names["live"], 5353),))])
+        deleted = delete_stale(sock, "IPv4", [route_to("IPv4", (Endpoint(names["live"], 5353),))])
         seconds = time.perf_counter() - started
     assert deleted == 10
     assert seconds / 20_000 < 60e-6
+
+
+@pytest.mark.parametrize("protocol", ["udp", "sctp"])
+def test_corrected_behaviour_ends_flows_of_services_without_endpoints(protocol):
+    names = ADDRESSES["IPv4"]
+    insert("IPv4", protocol, names["cluster"], 53, names["dead"], 5353, 40000)
+    insert("IPv4", protocol, names["node"], 30053, names["dead"], 5353, 40001)
+    # Another host has this port, too: the packet passed through without being redirected.
+    insert("IPv4", protocol, names["other"], 30053, names["other"], 30053, 40002)
+    routes = [route_to("IPv4", (), protocol=protocol.upper())]
+    with conntrack.ConntrackSocket() as sock:
+        assert delete_stale(sock, "IPv4", routes) == 0
+        assert delete_stale(sock, "IPv4", routes, CORRECTED) == 2
+    assert client_ports("IPv4") == {40002}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_flows_to_released_addresses_end(family):
+    names = ADDRESSES[family]
+    for number, protocol in enumerate(("udp", "sctp", "tcp", "tcp"), 40000):
+        insert(family, protocol, names["cluster"], 53 + (number == 40003), names["live"], 5353, number)
+    insert(family, "udp", names["cluster"], 53, names["cluster"], 53, 40004)
+    released = [Frontend(protocol, names["cluster"], 53) for protocol in ("UDP", "SCTP", "TCP")]
+    with conntrack.ConntrackSocket() as sock:
+        assert delete_stale(sock, family, [], CORRECTED, released) == 3
+    assert client_ports(family) == {40003, 40004}
+
+
+def test_tcp_connections_through_other_services_are_kept_when_one_is_released():
+    names = ADDRESSES["IPv4"]
+    insert("IPv4", "tcp", names["cluster"], 53, names["dead"], 5353, 40000)
+    insert("IPv4", "tcp", names["other"], 53, names["dead"], 5353, 40001)
+    routes = [route_to("IPv4", (Endpoint(names["live"], 5353),), protocol="TCP")]
+    with conntrack.ConntrackSocket() as sock:
+        assert delete_stale(sock, "IPv4", routes, CORRECTED, [Frontend("TCP", names["other"], 53)]) == 1
+    assert client_ports("IPv4") == {40000}

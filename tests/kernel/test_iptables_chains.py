@@ -319,7 +319,7 @@ def routes_of(family: str, state: Any) -> Any:
         fields = dict(shape)
         balancer, guarded = fields.pop("load_balancer"), fields.pop("guarded")
         fields["load_balancer_ips"] = (vip,) if balancer else ()
-        fields["source_ranges"] = (source,) if guarded else ()
+        fields["source_ranges"] = (source,) if guarded else None
         known = [endpoint(pod.format(end), local=end % 2 == 0) for end in ends]
         routes.append(route(f"s{number}", known, cluster_ip=cluster_ip.format(number), port=number, **fields))
     return by_key(*routes)

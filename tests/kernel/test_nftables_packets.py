@@ -212,7 +212,7 @@ def route(
         "node_port": 0,
         "external_ips": (),
         "load_balancer_ips": (),
-        "source_ranges": (),
+        "source_ranges": None,
         "affinity_seconds": 0,
         "internal_local": False,
         "external_local": False,

@@ -108,14 +108,14 @@ def test_connection_tracking_both_ways(family):
         udp = {number: flow(family, number) for number in range(40000, 40005)}
         for original, reply in udp.values():
             oracle.entry("add", timeout=600, tuple_orig=original, tuple_reply=reply, status=_CONFIRMED)
-        entries = list(ours.udp_entries(family))
+        entries = list(ours.entries(family, "UDP"))
         original, reply = udp[40000]
         wanted = (place(original.daddr, 53), place(reply.saddr, 5353))
         assert [(entry[0], entry[1]) for entry in entries] == [wanted] * len(udp)
         assert ours.delete(family, [conntrack.identity(entry) for entry in entries[:2]]) == 2
         left = {entry.tuple_orig.sport for entry in oracle.dump_entries()}
         assert len(left) == len(udp) - 2 and left < set(udp)
-        remaining = [conntrack.identity(entry) for entry in ours.udp_entries(family)]
+        remaining = [conntrack.identity(entry) for entry in ours.entries(family, "UDP")]
         assert ours.delete(family, remaining) == len(left) and list(oracle.dump_entries()) == []
 
 

@@ -35,6 +35,7 @@ def _status_lines(document: Dict[str, Any]) -> List[str]:
         f"agent:      running for {document['uptimeSeconds']:.0f} s, {healthy}",
         f"node:       {document['node']}",
         f"mode:       {document['mode'] or 'not chosen yet'} ({document['modeReason'] or 'waiting for the cluster'})",
+        f"behaviour:  {document['behaviour']}",
     ]
     for name, state in document["apiServer"].items():
         seconds = f" (for {lost[name]:.0f} s)" if lost.get(name) else ""
@@ -88,7 +89,7 @@ def show_explanation(arguments: argparse.Namespace) -> CommandResult:
 
 def _explanation_lines(document: Dict[str, Any]) -> List[str]:
     where = f"node {document['node']}" + (f" in zone {document['zone']}" if document["zone"] else "")
-    lines = [f"{document['destination']} on {where}, mode {document['mode']}:"]
+    lines = [f"{document['destination']} on {where}, mode {document['mode']}, behaviour {document['behaviour']}:"]
     if not document["found"]:
         return [*lines, "  no Service has this destination; the packet is not changed"]
     shown: List[str] = []

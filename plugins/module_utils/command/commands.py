@@ -65,6 +65,7 @@ def report_document(report: Report) -> Dict[str, Any]:
     return {
         "mode": report.mode,
         "modeReason": report.mode_reason,
+        "behaviour": report.behaviour,
         "node": report.node_name,
         "families": list(report.families),
         "changed": report.changed,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, NamedTuple, Tuple, Union
 
+from .behaviour import Behaviour, masquerade_ports
 from .feature_gates import DEFAULTS
 from .node_proxy import NodeProxyConfiguration
 
@@ -201,6 +202,17 @@ class KubeProxyConfiguration(NamedTuple):
     def effective_node_port_addresses(self) -> Tuple[str, ...]:
         """CIDRs and perhaps the word ``primary``, the default of nftables mode; empty for all addresses."""
         return self.node_port_addresses or self._effect.node_port_addresses
+
+    @property
+    def behaviour(self) -> Behaviour:
+        """Which of kube-proxy's defects are corrected."""
+        return self.node_proxy.behaviour.behaviour
+
+    @property
+    def masquerade_ports(self) -> Tuple[int, int]:
+        """The first and last source port for masquerading; (0, 0) if the kernel chooses from all ports."""
+        settings = self.node_proxy.behaviour
+        return masquerade_ports(settings.node_ports) if settings.behaviour.masquerade_below_node_ports else (0, 0)
 
     def gate(self, name: str) -> bool:
         """Return whether a feature gate is enabled. ``name`` must be one of ``feature_gates.DEFAULTS``."""

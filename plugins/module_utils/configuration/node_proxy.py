@@ -16,7 +16,8 @@ from typing import Any, Mapping, NamedTuple, Tuple
 from ..cluster.fields import shown
 from .field import Field
 from .reader import Findings, Section
-from .sections import health_checks, network_policy, static_services, userspace
+from .sections import behaviour, health_checks, network_policy, static_services, userspace
+from .sections.behaviour import BehaviourSettings
 from .sections.health_checks import HealthChecks
 from .sections.network_policy import NetworkPolicySettings
 from .sections.static_services import StaticServices
@@ -29,6 +30,7 @@ KIND = "NodeProxyConfiguration"
 class NodeProxyConfiguration(NamedTuple):
     """All sections. ``NodeProxyConfiguration()`` equals that of a file without this document."""
 
+    behaviour: BehaviourSettings = BehaviourSettings()
     static_services: StaticServices = StaticServices()
     health_checks: HealthChecks = HealthChecks()
     userspace: UserspaceSection = UserspaceSection()
@@ -36,6 +38,7 @@ class NodeProxyConfiguration(NamedTuple):
 
 
 FIELDS: Tuple[Field, ...] = (
+    *behaviour.FIELDS,
     *static_services.FIELDS,
     *health_checks.FIELDS,
     *userspace.FIELDS,
@@ -51,6 +54,7 @@ def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyC
         if value != expected:
             findings.problem(name, f"{shown(value)} is not {expected}")
     configuration = NodeProxyConfiguration(
+        behaviour=behaviour.read(root),
         static_services=static_services.read(root.section("staticServices")),
         userspace=userspace.read(root.section("userspace")),
         network_policy=network_policy.read(root.section("networkPolicy")),

@@ -8,15 +8,17 @@ from __future__ import annotations
 import contextlib
 from typing import Callable, Dict, List, Optional, Sequence
 
+from ..addresses import family_of
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.sections.network_policy import CUT
 from ..configuration.validate import in_mode
 from ..errors import KernelError
-from ..kernel.conntrack import ConntrackSocket, delete_stale_udp
+from ..kernel.conntrack import ConntrackSocket, delete_stale
 from ..networkpolicy.node_policy import NodePolicy
 from ..preflight.features import capabilities, rights_findings
 from ..preflight.findings import judge
 from ..resources import Kind, PlannedChange, Stage, apply_plan, plan
+from ..serviceports.flows import released_protocols
 from .family import FamilyContext, FamilyServices, FamilyTables
 from .guard import Guard
 from .handles import KernelHandles
@@ -31,7 +33,7 @@ from .probes import default_probes
 from .removal import leftover_contexts, leftover_stages, removal_stages
 from .report import Stopwatch, conflict_warnings, counts, table_changes, unserved
 from .request import Report, Request
-from .runtime.ledger import forget, may_be_stale, read_ledger, udp_digests, write_ledger
+from .runtime.ledger import flows_of, forget, may_be_stale, read_ledger, write_ledger
 from .runtime.lock import ConvergenceLock
 from .runtime.state_directory import control_socket
 from .stages import release_stages
@@ -113,7 +115,7 @@ class _Convergence:
         self.warnings += self.loss.warnings
         self._run(leftover_stages(mode, self.handles, others))
         if not request.check:
-            self._delete_stale_conntrack(families)
+            self._delete_stale_conntrack(configuration, families)
             self._cut_connections(configuration, view)
         return self._report(chosen, view.name, contexts, families)
 
@@ -192,22 +194,33 @@ class _Convergence:
             growth = 0 if self.request.check else len(item.change.added) - len(item.change.removed)
             self.programmed[item.resource.label] = item.entries + growth
 
-    def _delete_stale_conntrack(self, families: Sequence[FamilyServices]) -> None:
-        """Delete stale UDP entries if the endpoints of a UDP Service changed since the last convergence.
+    def _delete_stale_conntrack(
+        self, configuration: KubeProxyConfiguration, families: Sequence[FamilyServices]
+    ) -> None:
+        """Delete stale entries if the endpoints of a UDP Service changed since the last convergence.
+
+        With corrected behaviour also if addresses changed, and those of addresses that no Service has any more.
 
         The Services work without it, so a failure, also to write the ledger, only causes a warning. The next run tries
         again, because the ledger is updated only after success.
         """
         directory = self.request.state_directory
-        before, now = read_ledger(directory), udp_digests(families)
+        settings = configuration.node_proxy.behaviour
+        protocols = released_protocols(settings.behaviour, settings.end_deleted)
+        before, now = read_ledger(directory), flows_of(families, protocols)
         if now == before:
             return
+        released = before.frontends - now.frontends if protocols else frozenset()
         with self.watch.stage("conntrack"):
             try:
                 if may_be_stale(before, now):
                     with ConntrackSocket() as sock:
                         for context, ports in families:
-                            self.conntrack_deleted += delete_stale_udp(sock, context.family, ports.values())
+                            family = context.family
+                            own = [item for item in released if not item.address or family_of(item.address) == family]
+                            self.conntrack_deleted += delete_stale(
+                                sock, family, ports.values(), settings.behaviour, own
+                            )
                 write_ledger(directory, now)
             except KernelError as error:
                 self.warnings.append(str(error))
@@ -239,4 +252,5 @@ class _Convergence:
             saved_state=self.guard.saved_state,
             confirm_until=self.guard.confirm_until,
             probes=default_probes(self.request.cluster),
+            behaviour=self.request.configuration.behaviour.name,
         )

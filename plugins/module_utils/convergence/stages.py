@@ -26,7 +26,7 @@ from ..rendering.iptables.fixed import ownership as iptables_ownership
 from ..rendering.iptables.tables import Ownership
 from ..rendering.ipvs import chains as ipvs_chains
 from ..rendering.ipvs import model as ipvs
-from ..rendering.ipvs.sets import definitions
+from ..rendering.ipvs.sets import known_definitions
 from ..rendering.settings import DataplaneSettings
 from ..rendering.userspace.model import DEVICE as USERSPACE_DEVICE
 from ..resources import Change, ObservedOnce, Resource, Stage
@@ -146,7 +146,7 @@ class IpvsResources(NamedTuple):
 
 def ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
     """Return the resources of ipvs mode for a family. Raises KernelError."""
-    known = definitions(family)
+    known = known_definitions(family)
     real_servers = RealServersResource(handles.ipvs, family)
     return IpvsResources(
         sets=SetsResource(handles.ipset, known, family),
@@ -171,7 +171,7 @@ def observed_once(resources: IpvsResources) -> IpvsResources:
 
 def unloaded_ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
     """Return resources without a socket, which can only describe, for a check while IPVS or ipset is not loaded."""
-    known, nowhere = definitions(family), cast(Any, None)
+    known, nowhere = known_definitions(family), cast(Any, None)
     return IpvsResources(
         sets=NotThereYet(SetsResource(nowhere, known, family)),
         elements=NotThereYet(SetElementsResource(nowhere, known, family)),
@@ -211,7 +211,7 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
     found: List[StillConnected] = []
     stages: List[Stage] = []
     for family in FAMILIES:
-        known = definitions(family)
+        known = known_definitions(family)
         sets, elements = SetsResource(handles.ipset, known, family), SetElementsResource(handles.ipset, known, family)
         if not handles.has_ipvs():
             stages += [Stage(sets, {}), Stage(elements, {})]

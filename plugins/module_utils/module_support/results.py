@@ -64,6 +64,7 @@ def report_result(report: Report) -> Dict[str, Any]:
     return {
         "mode": report.mode,
         "mode_reason": report.mode_reason,
+        "behaviour": report.behaviour,
         "node_name": report.node_name,
         "families": list(report.families),
         "variant": report.xtables_variant,

@@ -44,9 +44,11 @@ def set_limit_findings(contributions: Iterable[SetContribution], limit: int = EL
     ]
 
 
-def _most_elements(info: ServicePortInfo) -> int:
-    """Return an upper bound of the elements that a ServicePort adds to one set, not counting node ports."""
-    external = len(info.external_ips) + len(info.load_balancer_ips) * (1 + len(info.source_ranges))
+def _most_elements(info: ServicePortInfo, node_ips: int) -> int:
+    """Return an upper bound of the elements that a ServicePort adds to one set."""
+    external = len(info.external_ips) * (1 + len(info.external_ip_sources or ()))
+    external += len(info.load_balancer_ips) * (1 + len(info.source_ranges or ()))
+    external += max(1, node_ips) * (1 + len(info.node_port_sources or ()))
     return 1 + external + len(info.endpoints)
 
 
@@ -58,7 +60,7 @@ def ipvs_set_contributions(
     Yield nothing, without rendering, if an upper bound shows that no set can exceed ``limit``.
     """
     facts = node_facts(settings)
-    bound = sum(map(_most_elements, service_ports.values())) + len(service_ports) * max(1, len(facts.node_ips))
+    bound = sum(_most_elements(info, len(facts.node_ips)) for info in service_ports.values())
     if bound <= limit:
         return
     for key, info in service_ports.items():

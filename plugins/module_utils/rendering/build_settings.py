@@ -29,7 +29,8 @@ def node_context(
 ) -> NodeContext:
     """Return the node's part in computing the ServicePorts of one family; ``node`` (None if unknown) gives the zone."""
     zone = node.zone if node is not None else ""
-    return NodeContext(family, node_name, zone, configuration.gate(ALLOW_SERVICE_EXTERNAL_IPS))
+    allow_external_ips = configuration.gate(ALLOW_SERVICE_EXTERNAL_IPS)
+    return NodeContext(family, node_name, zone, allow_external_ips, configuration.behaviour)
 
 
 def local_traffic(
@@ -93,4 +94,6 @@ def dataplane_settings(
         scheduler=configuration.scheduler,
         exclude_cidrs=of_family(configuration.ipvs.exclude_cidrs, family),
         service_cidrs=of_family(tuple(service_cidrs), family),
+        behaviour=configuration.behaviour,
+        masquerade_ports=configuration.masquerade_ports,
     )

@@ -58,8 +58,7 @@ class Rendering(Generic[Context]):
     contribute to, from which a derivation computes entries of the others.
 
     ``entries_have_addresses``: entries of a ServicePort that can be reached from outside depend on the addresses of the
-    node. ``drops_without_local``: with traffic policy Local, connections are dropped if all endpoints are on other
-    nodes. ``refused_with``: how clients without an endpoint are refused, in words. ``replaces_source``: endpoints never
+    node. ``refused_with``: how clients without an endpoint are refused, in words. ``replaces_source``: endpoints never
     see the client's address. ``source_without_detector``: what happens to the source address of internal traffic
     without a detectLocalMode, in words.
     """
@@ -68,7 +67,6 @@ class Rendering(Generic[Context]):
     tables: Tuple[str, ...] = ()
     parts: Tuple[str, ...] = ()
     entries_have_addresses: bool = False
-    drops_without_local: bool = True
     refused_with: str = "ICMP port unreachable"
     replaces_source: bool = False
     source_without_detector: str = "kept (without a detectLocalMode this node's pods are unknown)"
@@ -105,13 +103,20 @@ class Rendering(Generic[Context]):
         """
         raise KeyError(self.name)
 
-    def endpoints(self, service_port: ServicePortInfo, only_local: bool) -> Sequence[Endpoint]:
-        """Return the endpoints that receive traffic. ``only_local``: the traffic policy is Local."""
+    def endpoints(
+        self, service_port: ServicePortInfo, external: bool, settings: DataplaneSettings
+    ) -> Sequence[Endpoint]:
+        """Return the endpoints that receive traffic to the cluster IP, or from outside to external addresses."""
+        only_local = service_port.external_local if external else service_port.internal_local
         return service_port.local if only_local else service_port.cluster
 
     def refusal(self, service_port: ServicePortInfo) -> str:
         """Return why the mode cannot serve a ServicePort at all; empty if it can."""
         return ""
+
+    def drops_without_local(self, settings: DataplaneSettings) -> bool:
+        """Return whether policy Local drops connections if all endpoints are on other nodes."""
+        return True
 
     def derivation(self, context: Context) -> Derivation:
         """Return the derivation of entries from all contributions together, for one set of tables."""

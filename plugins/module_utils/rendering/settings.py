@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional, Tuple
 
+from ..configuration.behaviour import KUBE_PROXY, Behaviour
+
 
 class LocalTraffic(NamedTuple):
     """How local pod traffic is detected (detectLocalMode).
@@ -36,6 +38,8 @@ class DataplaneSettings(NamedTuple):
     ``conntrack_liberal``: nf_conntrack_tcp_be_liberal is set. ``random_fully``: MASQUERADE knows --random-fully.
     ``nfacct_counters``: names of the nfacct counters that exist.
     ``scheduler``, ``exclude_cidrs``: ipvs mode. ``service_cidrs``: nftables mode.
+    ``behaviour``: which of kube-proxy's defects are corrected. ``masquerade_ports``: first and last source port for
+    masquerading, (0, 0) if the kernel chooses.
     ``large_cluster_endpoints``: above this number of endpoints iptables mode omits per-endpoint comments.
     """
 
@@ -56,3 +60,5 @@ class DataplaneSettings(NamedTuple):
     exclude_cidrs: Tuple[str, ...] = ()
     service_cidrs: Tuple[str, ...] = ()
     large_cluster_endpoints: int = 1000
+    behaviour: Behaviour = KUBE_PROXY
+    masquerade_ports: Tuple[int, int] = (0, 0)

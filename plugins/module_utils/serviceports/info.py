@@ -8,10 +8,13 @@ Values do not depend on the mode: a mode turns them into chains, virtual servers
 
 from __future__ import annotations
 
-from typing import NamedTuple, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 from ..addresses import address_and_port
 from ..cluster.model import NamespacedName
+
+Sources = Optional[Tuple[str, ...]]
+"""The CIDRs whose sources are allowed, possibly none; None if every source is."""
 
 
 class ServicePortName(NamedTuple):
@@ -59,10 +62,11 @@ class Endpoint(NamedTuple):
 class ServicePortInfo(NamedTuple):
     """One ServicePort as this node should serve it, for one family.
 
-    Addresses are of the family. ``source_ranges`` is empty when every source is allowed. ``affinity_seconds`` is 0
-    without ClientIP affinity. ``internal_local``/``external_local``: the traffic policies in effect (external_local
-    only where it applies: LoadBalancer, NodePort, or ClusterIP with external IPs). ``health_check_node_port``: 0 when
-    unused.
+    Addresses are of the family. ``source_ranges``: allowed sources of load balancer addresses;
+    ``external_ip_sources`` and ``node_port_sources``: those of external IPs and of the node port. ``affinity_seconds``
+    is 0 without ClientIP affinity. ``internal_local``/``external_local``: the traffic policies in effect
+    (external_local only where it applies: LoadBalancer, NodePort, or ClusterIP with external IPs).
+    ``health_check_node_port``: 0 when unused.
 
     Endpoints, each list sorted by the text ``ip:port``: ``endpoints`` holds all known ones, whatever their conditions;
     ``cluster``, ``local`` and ``reachable`` the selected ones (``reachable`` is the union of all that may be used);
@@ -76,7 +80,7 @@ class ServicePortInfo(NamedTuple):
     node_port: int
     external_ips: Tuple[str, ...]
     load_balancer_ips: Tuple[str, ...]
-    source_ranges: Tuple[str, ...]
+    source_ranges: Sources
     affinity_seconds: int
     internal_local: bool
     external_local: bool
@@ -89,8 +93,15 @@ class ServicePortInfo(NamedTuple):
     local: Tuple[Endpoint, ...]
     reachable: Tuple[Endpoint, ...]
     has_any: bool
+    external_ip_sources: Sources = None
+    node_port_sources: Sources = None
 
     @property
     def protocol(self) -> str:
         """Return the protocol in lower case: tcp, udp or sctp."""
         return self.key.protocol.lower()
+
+    @property
+    def is_restricted(self) -> bool:
+        """Return whether some external traffic is limited to allowed sources."""
+        return not (self.source_ranges is None and self.external_ip_sources is None and self.node_port_sources is None)

@@ -9,6 +9,8 @@ from typing import NamedTuple, Tuple
 
 from ..addresses import IPV6
 from ..cluster.model import Service, ServicePort
+from ..configuration.behaviour import KUBE_PROXY, Behaviour
+from .info import Sources
 
 
 class ServiceAttributes(NamedTuple):
@@ -22,7 +24,8 @@ class ServiceAttributes(NamedTuple):
     cluster_ip: str
     external_ips: Tuple[str, ...]
     load_balancer_ips: Tuple[str, ...]
-    source_ranges: Tuple[str, ...]
+    source_ranges: Sources
+    node_port_sources: Sources
     accessible_by_address: bool
     internal_local: bool
     external_local: bool
@@ -50,14 +53,18 @@ def of_family(items: Tuple[str, ...], family: str) -> Tuple[str, ...]:
     return tuple([item for item in items if (":" in item) == is_v6])
 
 
-def effective_source_ranges(source_ranges: Tuple[str, ...], family: str) -> Tuple[str, ...]:
-    """Return the CIDRs of the family that restrict load-balancer addresses; empty if every source is allowed.
+def effective_source_ranges(source_ranges: Tuple[str, ...], family: str, behaviour: Behaviour) -> Sources:
+    """Return the CIDRs of the family that restrict load balancer addresses; None if every source is allowed.
 
-    A CIDR of prefix length 0 allows its whole family, and ranges of one family do not restrict the other (kube-proxy
-    1.36).
+    A CIDR of prefix length 0 allows its whole family, and for kube-proxy 1.36 ranges of one family do not restrict the
+    other.
     """
     ranges = of_family(source_ranges, family)
-    return () if any(item.endswith("/0") for item in ranges) else ranges
+    if any(item.endswith("/0") for item in ranges):
+        return None
+    if not ranges and not (source_ranges and behaviour.ranges_hold_for_families):
+        return None
+    return ranges
 
 
 def is_external_local(service: Service) -> bool:
@@ -67,7 +74,9 @@ def is_external_local(service: Service) -> bool:
     return service.type in ("LoadBalancer", "NodePort") or service.has_external_ips
 
 
-def service_attributes(service: Service, family: str, allow_external_ips: bool = True) -> ServiceAttributes:
+def service_attributes(
+    service: Service, family: str, allow_external_ips: bool = True, behaviour: Behaviour = KUBE_PROXY
+) -> ServiceAttributes:
     """Return the attributes that the ports of ``service`` share for ``family``.
 
     ``allow_external_ips`` False (the feature gate AllowServiceExternalIPs off) removes the external IPs themselves, but
@@ -76,11 +85,13 @@ def service_attributes(service: Service, family: str, allow_external_ips: bool =
     external_ips = of_family(service.external_ips, family)
     load_balancer_ips = of_family(service.load_balancer_ips, family)
     external_local = is_external_local(service)
+    ranges = effective_source_ranges(service.source_ranges, family, behaviour) if service.source_ranges else None
     return ServiceAttributes(
         cluster_ip=cluster_ip_of(service, family),
         external_ips=external_ips if allow_external_ips else (),
         load_balancer_ips=load_balancer_ips,
-        source_ranges=effective_source_ranges(service.source_ranges, family) if service.source_ranges else (),
+        source_ranges=ranges,
+        node_port_sources=ranges if behaviour.ranges_hold_for_node_ports else None,
         accessible_by_address=bool(external_ips or load_balancer_ips),
         internal_local=service.internal_traffic_policy_local,
         external_local=external_local,

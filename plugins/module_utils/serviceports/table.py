@@ -10,6 +10,7 @@ from typing import Dict, List, Mapping, NamedTuple, Tuple
 from ..cluster.claims import Claim, Conflict
 from ..cluster.model import NamespacedName, ServicePort
 from ..cluster.state import ClusterState
+from ..configuration.behaviour import KUBE_PROXY, Behaviour
 from .endpoints import endpoint_counts, expand, slices_in_order, without_failing
 from .info import ServicePortInfo, ServicePortName
 from .selection import select
@@ -20,13 +21,15 @@ class NodeContext(NamedTuple):
     """The node for which ServicePorts are computed.
 
     ``family``: IPv4 or IPv6. ``node_name``: as in Node objects (see ``node.node_name``). ``zone``: the node's zone or
-    empty. ``allow_external_ips``: the feature gate AllowServiceExternalIPs.
+    empty. ``allow_external_ips``: the feature gate AllowServiceExternalIPs. ``behaviour``: which of kube-proxy's
+    defects are corrected.
     """
 
     family: str
     node_name: str
     zone: str = ""
     allow_external_ips: bool = True
+    behaviour: Behaviour = KUBE_PROXY
 
 
 def service_ports_of(
@@ -40,7 +43,7 @@ def service_ports_of(
     service = state.services.get(service_key)
     if service is None or not service.ports or not cluster_ip_of(service, context.family):
         return ()
-    attributes = service_attributes(service, context.family, context.allow_external_ips)
+    attributes = service_attributes(service, context.family, context.allow_external_ips, context.behaviour)
     node_name, zone = context.node_name, context.zone
     by_port = expand(slices_in_order(state.slices_of(service_key)), context.family, node_name)
     lost, failing = state.lost_claims(service_key), state.failing(service_key)
@@ -81,6 +84,7 @@ def service_ports_of(
                 local=chosen.local,
                 reachable=chosen.reachable,
                 has_any=chosen.has_any,
+                node_port_sources=attributes.node_port_sources,
             )
         )
     if len(service_ports) > 1:

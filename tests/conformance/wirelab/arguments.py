@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.lab.stock_kernel import SUITES
 
 from .cases import COMPARED_WITH, MODES
+from .corrections import chosen_behaviour
 from .options import RunnerOptions, RunOptions
 
 HOME = Path(__file__).resolve().parent.parent
@@ -153,6 +154,7 @@ def runner_options(arguments: argparse.Namespace) -> RunnerOptions:
         oneshot=oneshot,
         iptables=arguments.iptables,
         single_stack=arguments.single_stack,
+        behaviour=chosen_behaviour(),
     )
 
 

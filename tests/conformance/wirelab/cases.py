@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from . import sentinel
 from .addressing import CLUSTER_CIDR, holder
+from .corrections import CORRECTED, KUBE_PROXY, corrected, read_corrections
 from .endpoints import Listener
 from .flows import TRANSPORTS, Flow, parse_flow
 from .objects import Object, flatten, load_yaml, merge
@@ -45,6 +46,7 @@ class Step:
     delete: list[str]
     commands: list[str]
     config: dict[str, Any] | None
+    node_config: dict[str, Any] | None
     restart: bool
     kill: bool
     stop: bool
@@ -67,6 +69,7 @@ class Case:
     families: Sequence[int]
     steps: list[Step]
     extra_listeners: list[Listener] = field(default_factory=list)
+    node_config: dict[str, Any] = field(default_factory=dict)
 
     def file(self, name: str) -> str:
         """The path of a file of the case."""
@@ -78,15 +81,17 @@ class Case:
         """
         return snapshots_of(self)
 
-    def expected(self, mode: str) -> list[StepResult]:
-        """What the flows have to do in a mode: the recording, or else the expectation written from the specification.
-        FileNotFoundError if there is neither.
+    def expected(self, mode: str, behaviour: str = KUBE_PROXY) -> list[StepResult]:
+        """What the flows have to do in a mode: the recording, or else the expectation written from the specification;
+        with corrected behaviour, the corrections in it. FileNotFoundError if there is neither.
         """
         recording = self.file(f"observed-{mode}.json")
         path = recording if os.path.exists(recording) else self.file(f"expected-{mode}.json")
         with open(path, encoding="utf-8") as file:
             steps: list[StepResult] = json.load(file)["steps"]
-        return steps
+        if behaviour != CORRECTED:
+            return steps
+        return corrected(steps, read_corrections(self.file(f"corrected-{mode}.json")))
 
     def zone_hint(self, number: int) -> ZoneHint:
         """The hint of the sentinel as of a step."""
@@ -127,6 +132,15 @@ class Case:
         }
         base.update({name: {"minSyncPeriod": "50ms"} for name in MODES})
         return merge(merge(base, self.config), changes)
+
+    def node_configuration(self, behaviour: str, changes: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The NodeProxyConfiguration of the case, with the *changes* that its steps made; None if it needs none."""
+        settings = merge(self.node_config, changes)
+        if behaviour != KUBE_PROXY:
+            settings = {"behaviour": behaviour, **settings}
+        if not settings:
+            return None
+        return {"apiVersion": "kubenode.proxy/v1alpha1", "kind": "NodeProxyConfiguration", **settings}
 
     def expected_seconds(self, mode: str) -> float:
         """A rough guess of how long the case takes, to start the longest first."""
@@ -180,6 +194,7 @@ def load_case(path: str) -> Case:
         families=FAMILIES[document.get("families", "dual")],
         steps=steps,
         extra_listeners=listeners,
+        node_config=document.get("nodeConfig", {}),
     )
 
 
@@ -193,6 +208,7 @@ def _load_step(path: str, number: int, document: dict[str, Any]) -> Step:
         delete=document.get("delete") or [],
         commands=document.get("exec") or [],
         config=document.get("config"),
+        node_config=document.get("nodeConfig"),
         restart=bool(document.get("restart")),
         kill=bool(document.get("kill")),
         stop=bool(document.get("stop")),

@@ -56,6 +56,7 @@ class Execution:
         self._runner = Runner(case, options.runner, self._topology.full_name("node"), feed.server, options.instance)
         self._convergence = Convergence(case, options, self._senders, feed, self._runner)
         self._changes: dict[str, Any] = {}
+        self._node_changes: dict[str, Any] = {}
         self._seen = Observation(sync_milliseconds=self._convergence.milliseconds)
 
     async def run(self) -> Observation:
@@ -85,16 +86,18 @@ class Execution:
         self._runner.remove(self._options.keep_logs)
 
     async def _step(self, number: int, step: Step) -> None:
-        if step.config or not number:
+        reconfigured = bool(step.config or step.node_config)
+        if reconfigured or not number:
             # only then: kube-proxy exits when its configuration file changes
             self._changes = merge(self._changes, step.config)
-            self._runner.write_configuration(self._changes)
+            self._node_changes = merge(self._node_changes, step.node_config)
+            self._runner.write_configuration(self._changes, self._node_changes)
         for command in step.commands:
             status, output = await self._runner.shell(command)
             if status:
                 # a variant of iptables may lack what the command removes or lists; the flows show what matters
                 _log(f"    exec {command!r} exited with {status}: {output.strip()}")
-        if step.stop or step.restart or step.config:
+        if step.stop or step.restart or reconfigured:
             self._runner.stop(signal.SIGKILL if step.kill else signal.SIGTERM)
         self._runner.write_snapshot(self._feed.step(number, step))
         await self._converge(number, step)

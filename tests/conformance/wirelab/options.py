@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from .corrections import KUBE_PROXY
+
 
 @dataclass(frozen=True)
 class RunnerOptions:
     """How the proxy is started. *command* and *cleanup* are shell-like words with placeholders.
 
     *oneshot*: the command converges once in every step, instead of running along. *iptables*: the variant (nft,
-    legacy, system) that is found on PATH. *single_stack* hides ip6tables in cases of IPv4 alone.
+    legacy, system) that is found on PATH. *single_stack* hides ip6tables in cases of IPv4 alone. *behaviour*: that of
+    kube-proxy, or ``corrected``, and with it the expectations.
     """
 
     mode: str
@@ -23,6 +26,7 @@ class RunnerOptions:
     oneshot: bool = False
     iptables: str = "system"
     single_stack: bool = False
+    behaviour: str = KUBE_PROXY
 
 
 @dataclass(frozen=True)

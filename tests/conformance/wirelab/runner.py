@@ -60,11 +60,14 @@ class Runner:
             json.dump({"apiVersion": "v1", "kind": "List", "items": list(items)}, file, indent=1)
         os.rename(path + ".tmp", path)
 
-    def write_configuration(self, changes: dict[str, Any] | None) -> None:
-        """Write the KubeProxyConfiguration of the case, with the changes that its steps made so far."""
-        configuration = self._case.proxy_configuration(self._options.mode, self._files["kubeconfig"], changes)
+    def write_configuration(self, changes: dict[str, Any] | None, node_changes: dict[str, Any] | None) -> None:
+        """Write the KubeProxyConfiguration of the case, and its NodeProxyConfiguration if it needs one, with the
+        changes that its steps made so far.
+        """
+        documents = [self._case.proxy_configuration(self._options.mode, self._files["kubeconfig"], changes)]
+        second = self._case.node_configuration(self._options.behaviour, node_changes)
         with open(self._files["config"], "w", encoding="utf-8") as file:
-            yaml.safe_dump(configuration, file)
+            yaml.safe_dump_all([*documents, second] if second else documents, file)
 
     def _write_kubeconfig(self, server: str) -> None:
         cluster: dict[str, Any] = {"server": server}

@@ -44,7 +44,7 @@ def run_case(case: Case, options: RunOptions, rules: Rules, against: str, save: 
     row = Row(case.name, mode)
     start = time.monotonic()
     try:
-        expected = case.expected(against)
+        expected = case.expected(against, options.runner.behaviour)
         row.total = sum(len(step["flows"]) for step in expected)
         observation = observe(case, options)
         comparison = compare(expected, observation.steps, rules)

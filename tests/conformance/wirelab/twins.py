@@ -21,6 +21,7 @@ from typing import Any
 
 from . import translation
 from .cases import Case, Step
+from .corrections import KUBE_PROXY
 from .flows import Flow, parse_flow
 from .objects import Object, normalise
 from .results import FlowResult, StepResult
@@ -43,10 +44,10 @@ class TwinCase(Case):
             _both(snapshot) if self.dual else translation.content(snapshot) for snapshot in self.original.snapshots()
         ]
 
-    def expected(self, mode: str) -> list[StepResult]:
+    def expected(self, mode: str, behaviour: str = KUBE_PROXY) -> list[StepResult]:
         """What the original has to do, translated or twice."""
         steps: list[StepResult] = []
-        for step in self.original.expected(mode):
+        for step in self.original.expected(mode, behaviour):
             kept = list(step["flows"]) if self.dual else []
             results = (
                 _translated_result(result, self.dual)
@@ -88,6 +89,7 @@ def make_twin(case: Case, families: str) -> Case:
         families=(4, 6) if dual else (6,),
         steps=[_step(step, dual) for step in case.steps],
         extra_listeners=case.extra_listeners,
+        node_config=_both_values(case.node_config) if dual else translation.content(case.node_config),
         original=case,
         dual=dual,
     )
@@ -110,7 +112,10 @@ def _step(step: Step, dual: bool) -> Step:
     if dual:
         flows, commands, apply = [*step.flows, *flows], [*step.commands, *commands], [*step.apply, *apply]
         config = _both_configuration(step.config) if step.config else step.config
-    return replace(step, apply=apply, commands=commands, config=config, flows=flows)
+    node_config = step.node_config
+    if node_config:
+        node_config = _both_values(node_config) if dual else translation.content(node_config)
+    return replace(step, apply=apply, commands=commands, config=config, node_config=node_config, flows=flows)
 
 
 def _flow_text(text: str, dual: bool) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.summaries import Summaries
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import BEHAVIOURS
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.desired import DesiredTables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import IptablesRendering
@@ -99,19 +100,22 @@ def random_slice(chance, number):
     }
 
 
-def apply(tables, state, services, totals=None):
+def apply(tables, state, services, totals=None, context=CONTEXT):
     """Apply Services to tables as a proxier does."""
-    ports = {service: service_ports_of(state, service, CONTEXT) for service in services}
-    tables.apply(ports, lambda service: service_ports_of(state, service, CONTEXT), totals)
+    ports = {service: service_ports_of(state, service, context) for service in services}
+    tables.apply(ports, lambda service: service_ports_of(state, service, context), totals)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", range(6))
-def test_random_changes_end_in_what_a_whole_rendering_gives(mode, seed):
+@pytest.mark.parametrize("behaviour", BEHAVIOURS.values(), ids=list(BEHAVIOURS))
+def test_random_changes_end_in_what_a_whole_rendering_gives(mode, seed, behaviour):
     chance = random.Random(seed)
+    context = CONTEXT._replace(behaviour=behaviour)
+    settings = SETTINGS._replace(behaviour=behaviour)
     state = ClusterState()
     rendering = mode_named(mode).rendering
-    tables = DesiredTables(rendering, SETTINGS)
+    tables = DesiredTables(rendering, settings)
     kernel = {}
     crossings, before = 0, True
     for table, change in tables.pop_changes().items():
@@ -122,7 +126,7 @@ def test_random_changes_end_in_what_a_whole_rendering_gives(mode, seed):
             number = chance.randint(0, 7)
             raw = random_service(chance, number) if chance.random() < 0.5 else random_slice(chance, number)
             dirty |= state.delete(raw) if chance.random() < 0.2 else state.upsert(raw)
-        apply(tables, state, dirty)
+        apply(tables, state, dirty, context=context)
         for table, change in tables.pop_changes().items():
             rows = kernel.setdefault(table, {})
             for key, value in change.removed.items():
@@ -133,10 +137,10 @@ def test_random_changes_end_in_what_a_whole_rendering_gives(mode, seed):
             for key, value in change.added.items():
                 assert key not in rows
                 rows[key] = value
-        ports = all_service_ports(state, CONTEXT)
+        ports = all_service_ports(state, context)
         small = sum(len(port.endpoints) for port in ports.values()) <= SETTINGS.large_cluster_endpoints
         crossings, before = crossings + (small != before), small
-        wanted = rendering.desired_tables(ports, SETTINGS)
+        wanted = rendering.desired_tables(ports, settings)
         assert list(wanted) == list(tables.desired) == list(rendering.tables)
         for table, rows in wanted.items():
             assert dict(tables.desired[table]) == dict(rows), table

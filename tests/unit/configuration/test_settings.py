@@ -9,6 +9,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import Node
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import KUBE_PROXY
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.conntrack import conntrack_maximum
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.consistency import check_consistency
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
@@ -118,9 +119,9 @@ def test_nftables_mode_keeps_to_the_primary_address():
 
 
 def test_node_context():
-    assert node_context(configured(), IPV4, "node-a", NODE) == (IPV4, "node-a", "zone-a", True)
+    assert node_context(configured(), IPV4, "node-a", NODE) == (IPV4, "node-a", "zone-a", True, KUBE_PROXY)
     off = configured(featureGates={"AllowServiceExternalIPs": False})
-    assert node_context(off, IPV6, "node-a", None) == (IPV6, "node-a", "", False)
+    assert node_context(off, IPV6, "node-a", None) == (IPV6, "node-a", "", False, KUBE_PROXY)
 
 
 DUAL, ONLY_V4 = (IPV4, IPV6), (IPV4,)

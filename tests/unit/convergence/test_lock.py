@@ -13,7 +13,11 @@ from typing import List
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import lock as lock_module
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.ledger import forget, write_ledger
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.ledger import (
+    Flows,
+    forget,
+    write_ledger,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 
@@ -26,7 +30,7 @@ def test_nothing_is_left_after_removal(tmp_path):
     state = tmp_path / "state"
     with ConvergenceLock(str(state), 0.1, "somebody") as lock:
         assert held_by(state) == f"{os.getpid()} somebody"
-        write_ledger(str(state), {"a/b": "c"})
+        write_ledger(str(state), Flows({"a/b": "c"}))
         (state / "agent.sock").touch()
         (state / "agent").mkdir()
         (state / "agent" / "agent.sock").touch()

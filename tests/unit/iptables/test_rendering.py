@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import CORRECTED, KUBE_PROXY
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.desired import DesiredTables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.canonical import (
@@ -195,7 +196,9 @@ ROUTES = st.builds(
     node_port=st.sampled_from((0, 30001, 32767)),
     external_ips=st.sampled_from(((), ("192.0.2.1",), ("192.0.2.1", "192.0.2.2"))),
     load_balancer_ips=st.sampled_from(((), ("198.51.100.1",))),
-    source_ranges=st.sampled_from(((), ("203.0.113.0/24",), ("192.168.0.0/16", "0.0.0.0/0"))),
+    source_ranges=st.sampled_from((None, (), ("203.0.113.0/24",), ("192.168.0.0/16", "0.0.0.0/0"))),
+    external_ip_sources=st.sampled_from((None, (), ("203.0.113.0/24",))),
+    node_port_sources=st.sampled_from((None, (), ("192.168.0.0/16",))),
     affinity_seconds=st.sampled_from((0, 10800)),
     internal_local=st.booleans(),
     external_local=st.booleans(),
@@ -207,6 +210,8 @@ FACTS = st.builds(
     localhost_node_ports=st.booleans(),
     nfacct_counters=st.sampled_from(((), COUNTERS)),
     large_cluster_endpoints=st.sampled_from((2, 1000)),
+    behaviour=st.sampled_from((KUBE_PROXY, CORRECTED)),
+    masquerade_ports=st.sampled_from(((0, 0), (1024, 29999))),
 )
 
 

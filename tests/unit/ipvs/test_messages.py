@@ -12,7 +12,7 @@ from typing import List, Optional, Tuple
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack import read_entry, udp_frontends
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack import frontends, read_entry
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipset import messages as ipset_messages
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import messages as ipvs_messages
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import (
@@ -271,10 +271,10 @@ def test_udp_frontends_share_addresses():
     one = route(protocol="UDP", external_ips=("50.60.70.81",), node_port=3001, endpoints=[endpoint("10.0.0.1")])
     two = route(name="b", protocol="UDP", cluster_ip="172.30.0.42", external_ips=("50.60.70.81",),
                 endpoints=[endpoint("10.0.0.2", state="T"), endpoint("10.0.0.3", state="ST")])  # fmt: skip
-    frontends = udp_frontends([one, two, route(name="c", endpoints=[endpoint("10.0.0.4")])])
+    known = frontends("UDP", [one, two, route(name="c", endpoints=[endpoint("10.0.0.4")])])
     external = bytes((50, 60, 70, 81, 0, 80))
-    assert not frontends.is_stale(external, bytes((10, 0, 0, 1, 0, 80)))
-    assert not frontends.is_stale(external, bytes((10, 0, 0, 3, 0, 80)))
-    assert frontends.is_stale(external, bytes((10, 0, 0, 2, 0, 80)))
-    assert frontends.is_stale(bytes((9, 9, 9, 9)) + (3001).to_bytes(2, "big"), bytes((10, 0, 0, 3, 0, 80)))
-    assert not frontends.is_stale(bytes((9, 9, 9, 9, 0, 80)), bytes((10, 0, 0, 2, 0, 80)))
+    assert not known.is_stale(external, bytes((10, 0, 0, 1, 0, 80)))
+    assert not known.is_stale(external, bytes((10, 0, 0, 3, 0, 80)))
+    assert known.is_stale(external, bytes((10, 0, 0, 2, 0, 80)))
+    assert known.is_stale(bytes((9, 9, 9, 9)) + (3001).to_bytes(2, "big"), bytes((10, 0, 0, 3, 0, 80)))
+    assert not known.is_stale(bytes((9, 9, 9, 9, 0, 80)), bytes((10, 0, 0, 2, 0, 80)))

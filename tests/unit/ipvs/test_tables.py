@@ -12,10 +12,10 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.tables import CHAINS, ChainKey, JumpKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs import model
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.chains import ALL_CHAINS
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.chains import ALL_CHAINS, OWN_CHAINS
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.entries import node_facts
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode import RENDERING
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.sets import SETS, set_name
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.sets import OWN_SETS, SETS, set_name
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import Endpoint, ServicePortInfo
 from tests.unit.iptables.routes import by_key, endpoint, route
@@ -332,9 +332,11 @@ def test_tables_without_services(settings, source):
     tables = render(settings=settings)
     assert list(tables) == list(RENDERING.tables)
     assert tables[model.DEVICES] == {"kube-ipvs0": "dummy"}
-    assert len(tables[model.SETS]) == len(SETS) == 17
+    assert len(tables[model.SETS]) == len(SETS) - len(OWN_SETS) == 17
     assert tables[CHAINS][ChainKey("nat", "KUBE-SERVICES")][0] == f"-s {source} -j RETURN"
-    assert {key for key in tables[CHAINS] if isinstance(key, ChainKey)} == set(ALL_CHAINS)
+    assert {key for key in tables[CHAINS] if isinstance(key, ChainKey)} == {
+        chain for chain in ALL_CHAINS if chain not in OWN_CHAINS
+    }
     assert len([key for key in tables[CHAINS] if isinstance(key, JumpKey)]) == 9
     assert summary(tables, "KUBE-IPVS-FILTER", "filter")[-1].endswith(" REJECT")
 
@@ -344,7 +346,7 @@ def test_set_names_of_ipv6_are_cut():
     assert names["KUBE-LOAD-BALANCER-SOURCE-CIDR"] == "KUBE-6-LOAD-BALANCER-SOURCE-CID"
     assert names["KUBE-NODE-PORT-LOCAL-SCTP-HASH"] == "KUBE-6-NODE-PORT-LOCAL-SCTP-HAS"
     assert max(map(len, names.values())) == 31
-    assert len(set(names.values())) == 17
+    assert len(set(names.values())) == len(SETS)
 
 
 def test_ports_shared_by_services_are_merged():

@@ -28,7 +28,7 @@ def sample_route(family: str, number: int, endpoints: int = 0, **changes: Any) -
         "node_port": 0,
         "external_ips": (),
         "load_balancer_ips": (),
-        "source_ranges": (),
+        "source_ranges": None,
         "affinity_seconds": 0,
         "internal_local": False,
         "external_local": False,

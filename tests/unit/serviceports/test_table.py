@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import CORRECTED
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortInfo, ServicePortName
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import (
     NodeContext,
@@ -127,12 +128,12 @@ def test_a_dual_stack_service_has_only_addresses_of_the_family():
 @pytest.mark.parametrize(
     ("ranges", "v4", "v6"),
     [
-        ([], (), ()),
-        (["192.168.0.0/24", " 203.0.113.0/25"], ("192.168.0.0/24", "203.0.113.0/25"), ()),
-        (["192.168.0.0/24", "0.0.0.0/0"], (), ()),
-        (["192.168.0.0/24", "::/0"], ("192.168.0.0/24",), ()),
-        (["junk"], (), ()),
-        (["0.0.0.0/0", "fd00::/8"], (), ("fd00::/8",)),
+        ([], None, None),
+        (["192.168.0.0/24", " 203.0.113.0/25"], ("192.168.0.0/24", "203.0.113.0/25"), None),
+        (["192.168.0.0/24", "0.0.0.0/0"], None, None),
+        (["192.168.0.0/24", "::/0"], ("192.168.0.0/24",), None),
+        (["junk"], None, None),
+        (["0.0.0.0/0", "fd00::/8"], None, ("fd00::/8",)),
     ],
 )
 def test_source_ranges(ranges, v4, v6):
@@ -286,3 +287,19 @@ def test_five_thousand_services_do_not_take_long():
     assert len(table) == 5000 and sum(len(port.endpoints) for port in table.values()) == 25000
     # Some four times what is measured, so that only a change of complexity fails here.
     assert parsed - started < 1.5 and routed - parsed < 1.0
+
+
+@pytest.mark.parametrize(
+    ("ranges", "v4", "v6"),
+    [
+        ([], None, None),
+        (["192.168.0.0/24"], ("192.168.0.0/24",), ()),
+        (["0.0.0.0/0"], None, ()),
+        (["0.0.0.0/0", "fd00::/8"], None, ("fd00::/8",)),
+    ],
+)
+def test_corrected_source_ranges_hold_for_node_ports_and_for_both_families(ranges, v4, v6):
+    raw = service(clusterIPs=["10.96.0.10", "fd00::a"], ipFamilies=["IPv4", "IPv6"], loadBalancerSourceRanges=ranges)
+    found = [only(raw, context=context._replace(behaviour=CORRECTED)) for context in (V4, V6)]
+    assert [info.source_ranges for info in found] == [v4, v6] == [info.node_port_sources for info in found]
+    assert only(raw).node_port_sources is None

@@ -12,12 +12,15 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.summaries import Summaries
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import CORRECTED
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext, FamilyServices
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.ledger import (
+    flows_of,
     may_be_stale,
     udp_digests,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.flows import FlowChanges, released_protocols
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
 
 DNS = NamespacedName("kube-system", "dns")
@@ -76,7 +79,7 @@ def test_agent_and_convergence_look_for_stale_entries_after_the_same_changes(bef
     assert summaries.put(DNS, list(now.values())) is expected
 
     context = FamilyContext(DataplaneSettings("IPv4"), CONTEXT, None)
-    earlier, later = (udp_digests([FamilyServices(context, found)]) for found in (before, now))
+    earlier, later = (flows_of([FamilyServices(context, found)], ()) for found in (before, now))
     assert may_be_stale(earlier, later) is expected
 
 
@@ -84,3 +87,28 @@ def test_services_with_the_same_name_in_two_families_have_digests_of_their_own()
     contexts = [FamilyContext(DataplaneSettings(family), NodeContext(family, ""), None) for family in ("IPv4", "IPv6")]
     digests = udp_digests([FamilyServices(context, ports(FIRST)) for context in contexts])
     assert set(digests) == {"IPv4 kube-system/dns", "IPv6 kube-system/dns"}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "released", "stale"),
+    [
+        pytest.param(ports(FIRST), ports(FIRST), False, False, id="unchanged"),
+        pytest.param(ports(FIRST), ports(), False, True, id="none-left"),
+        pytest.param({}, ports(), False, True, id="service-later"),
+        pytest.param(ports(FIRST), {}, True, True, id="service-deleted"),
+        pytest.param(ports(FIRST, protocol="SCTP"), {}, True, True, id="sctp"),
+        pytest.param(ports(FIRST, protocol="TCP"), {}, False, False, id="tcp"),
+    ],
+)
+def test_corrected_behaviour_looks_after_every_change(before, now, released, stale):
+    protocols = released_protocols(CORRECTED, False)
+    context = FamilyContext(DataplaneSettings("IPv4"), CONTEXT, None)
+    earlier, later = (flows_of([FamilyServices(context, found)], protocols) for found in (before, now))
+    assert may_be_stale(earlier, later) is stale and bool(earlier.frontends - later.frontends) is released
+
+    changes = FlowChanges(protocols)
+    changes.note(DNS, before.values())
+    changes.pop()
+    changes.note(DNS, now.values())
+    changed, gone = changes.pop()
+    assert bool(changed or gone) is stale and bool(gone) is released

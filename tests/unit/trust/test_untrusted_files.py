@@ -71,10 +71,12 @@ def foreign_token(path: Path) -> object:
     return TokenFile(str(path)).headers()
 
 
+FLOWS = ledger.Flows({"a/b": "c"})
+
 OPENED: Dict[str, Opened] = {
     "lock": Opened("run/lock", take_lock),
     "ledger, read": Opened("run/ledger.json", lambda top: ledger.read_ledger(str(top / "run"))),
-    "ledger, written": Opened("run/ledger.json", lambda top: ledger.write_ledger(str(top / "run"), {"a/b": "c"})),
+    "ledger, written": Opened("run/ledger.json", lambda top: ledger.write_ledger(str(top / "run"), FLOWS)),
     "change that waits": Opened("confirm/pending.json", read_pending),
     "change that is reverted": Opened("confirm/reverting.json", read_pending),
     "saved state": Opened("history/state-000001.json.gz", lambda top: history(top).load(1)),
@@ -263,8 +265,8 @@ def test_the_directory_of_an_earlier_version_is_taken_over(tmp_path, monkeypatch
     os.chown(run, NOBODY, NOBODY)
     before = state_of(victim)
     with ConvergenceLock(str(run), 1.0, "root"):
-        assert ledger.read_ledger(str(run)) == {}
-        ledger.write_ledger(str(run), {"a/b": "c"})
+        assert ledger.read_ledger(str(run)) == ledger.Flows({})
+        ledger.write_ledger(str(run), FLOWS)
     assert state_of(victim) == before and not victim.with_name("made-by-root").exists()
     found = (run / "lock").lstat()
     assert stat.S_ISREG(found.st_mode) and found.st_uid == 0 and found.st_nlink == 1
@@ -311,7 +313,7 @@ def test_what_cannot_be_replaced_can_still_be_locked_and_written(tmp_path):
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
             with ConvergenceLock(str(run), 0.1, "the agent"):
-                ledger.write_ledger(str(run), {"a/b": "c"})
+                ledger.write_ledger(str(run), FLOWS)
                 said = repr(ledger.read_ledger(str(run)))
             with contextlib.suppress(OSError):
                 (run / "lock").unlink()
@@ -324,7 +326,7 @@ def test_what_cannot_be_replaced_can_still_be_locked_and_written(tmp_path):
     os.close(writer)
     with os.fdopen(reader) as pipe:
         assert pipe.read() == "{'a/b': 'c'}"
-    assert ledger.read_ledger(str(run)) == {"a/b": "c"}
+    assert ledger.read_ledger(str(run)) == FLOWS
     assert (run / "lock").stat().st_uid == 0
 
 

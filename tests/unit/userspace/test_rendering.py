@@ -102,7 +102,7 @@ def test_the_agent_never_connects_to_what_only_the_node_may_reach(address: str) 
     """In the other modes the kernel forwards no packet to such an endpoint."""
     item = route(cluster_ip="10.96.0.1", endpoints=(REMOTE, endpoint(address)))
     assert [value.endpoints for value in listeners(item).values()] == [(("10.180.2.1", 80),)]
-    assert [found.ip for found in RENDERING.endpoints(item, False)] == ["10.180.2.1"]
+    assert [found.ip for found in RENDERING.endpoints(item, False, DataplaneSettings("IPv4"))] == ["10.180.2.1"]
 
 
 def test_sctp_is_refused_by_name() -> None:

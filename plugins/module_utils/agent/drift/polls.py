@@ -10,7 +10,7 @@ from typing import Callable, Dict, Optional, Sequence
 
 from ...convergence.handles import KernelHandles
 from ...kernel.xtables.legacy_tables import LegacyTables, LockWatch
-from ...rendering.ipvs.sets import definitions
+from ...rendering.ipvs.sets import known_definitions
 from .notifications import XTABLES_TABLES, Watch, suspect
 
 _SHORTEST_INTERVAL = 1.2
@@ -144,5 +144,5 @@ def sets_digest(handles: KernelHandles, families: Sequence[str], header_only: bo
 
     With ``header_only`` the digest covers definitions, numbers of elements and memory sizes.
     """
-    names = frozenset(name for family in families for name in definitions(family))
+    names = frozenset(name for family in families for name in known_definitions(family))
     return lambda: handles.ipset.content_digest(names, header_only)

@@ -60,6 +60,7 @@ def status_document(state: AgentState) -> Dict[str, Any]:
         "node": state.node,
         "mode": proxiers.configuration.mode if proxiers is not None else "",
         "modeReason": proxiers.mode_reason if proxiers is not None else "",
+        "behaviour": state.sync.configuration.behaviour.name,
         "healthy": state.healthy,
         "since": round(state.started, 3),
         "uptimeSeconds": round(time.time() - state.started, 1),

@@ -20,13 +20,14 @@ from ...convergence.family import FamilyContext, FamilyTables
 from ...convergence.handles import KernelHandles
 from ...convergence.modes.mode import Mode
 from ...convergence.report import unserved
-from ...kernel.conntrack import ConntrackSocket, delete_stale_udp
+from ...kernel.conntrack import ConntrackSocket, delete_stale
 from ...kernel.xtables.variant import XtablesVariant
 from ...rendering.desired import DesiredTables
 from ...rendering.rendering import Totals
 from ...rendering.served import served_cluster_ips
 from ...rendering.settings import DataplaneSettings
 from ...resources import Change, PlannedChange, Stage, apply_plan, plan
+from ...serviceports.flows import FlowChanges, released_protocols
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.table import count_endpoints, service_ports_of
 from .summaries import Summaries
@@ -77,6 +78,8 @@ class Proxier:
             stage.resource.report_to(handles.progress)
         self._adjustments = mode.adjustments(context, self.stages, handles)
         self._progress = handles.progress
+        settings = configuration.node_proxy.behaviour
+        self._flows = FlowChanges(released_protocols(settings.behaviour, settings.end_deleted))
         self._udp_changed: Set[NamespacedName] = set()
         #: Services with ports that the mode cannot serve, and why.
         self.unserved: Dict[NamespacedName, List[str]] = {}
@@ -143,6 +146,7 @@ class Proxier:
                 self.unserved.pop(service, None)
             if self.summaries.put(service, found):
                 self._udp_changed.add(service)
+            self._flows.note(service, found)
 
     def totals(self, state: ClusterState) -> Totals:
         """Return the totals over all Services of the family, without computing any ServicePort."""
@@ -192,20 +196,22 @@ class Proxier:
         self._adjustments.drop(port, endpoint)
 
     def clean_conntrack(self, state: ClusterState) -> Tuple[int, float]:
-        """Delete stale UDP entries of the Services whose serving UDP endpoints changed since the last call.
+        """Delete stale entries of the Services that changed since the last call in a way that can make them stale.
 
         Return their number and the seconds it took (0 if no Service changed). Raises KernelError.
         """
-        services, self._udp_changed = self._udp_changed, set()
-        if not services or not self.mode.tracks_connections:
+        udp, self._udp_changed = self._udp_changed, set()
+        changed, released = self._flows.pop()
+        if not self.mode.tracks_connections or not (udp or changed or released):
             return 0, 0.0
         started = time.monotonic()
         context = self.context.node
-        ports = [port for name in services for port in service_ports_of(state, name, context)]
+        ports = [port for name in udp | changed for port in service_ports_of(state, name, context)]
         try:
             with ConntrackSocket(self._progress) as sock:
-                deleted = delete_stale_udp(sock, self.family, ports)
+                deleted = delete_stale(sock, self.family, ports, context.behaviour, released)
         except BaseException:
-            self._udp_changed |= services
+            self._udp_changed |= udp
+            self._flows.put_back(changed, released)
             raise
         return deleted, time.monotonic() - started

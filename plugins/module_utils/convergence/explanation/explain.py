@@ -9,7 +9,7 @@ from its own tables.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 from ...addresses import address_and_port
 from ...cluster.model import NamespacedName
@@ -17,7 +17,7 @@ from ...cluster.state import ClusterState
 from ...rendering.desired import DesiredTables
 from ...rendering.rendering import Rendering
 from ...rendering.settings import DataplaneSettings
-from ...serviceports.info import Endpoint, ServicePortInfo
+from ...serviceports.info import Endpoint, ServicePortInfo, Sources
 from ...serviceports.selection import NO_TOPOLOGY, SAME_NODE, topology_mode
 from ...serviceports.table import NodeContext, all_service_ports, service_ports_of
 from ..family import FamilyContext
@@ -82,6 +82,7 @@ class Explained(NamedTuple):
     node: str
     zone: str
     mode: str
+    behaviour: str
     found: Tuple[Explanation, ...]
 
 
@@ -183,14 +184,16 @@ def _state(endpoint: Endpoint) -> str:
     return "ready" if endpoint.ready else "not ready"
 
 
-def _outcome(port: ServicePortInfo, chosen: Sequence[Endpoint], rendering: Rendering[Any]) -> str:
+def _outcome(
+    port: ServicePortInfo, chosen: Sequence[Endpoint], rendering: Rendering[Any], settings: DataplaneSettings
+) -> str:
     unserved = rendering.refusal(port)
     if unserved:
         return f"not served: {unserved}"
     if chosen:
         many = f"one of {len(chosen)} endpoints" if len(chosen) > 1 else "its only endpoint"
         return f"sent to {many}"
-    if not port.has_any or not rendering.drops_without_local:
+    if not port.has_any or not rendering.drops_without_local(settings):
         return f"refused ({rendering.refused_with}): there is no endpoint"
     return "dropped: there is no endpoint on this node, and the traffic policy is Local"
 
@@ -207,15 +210,32 @@ def _source(port: ServicePortInfo, traffic: str, settings: DataplaneSettings, re
     return "kept for pods, replaced by the node's for others"
 
 
+def _source_ranges(port: ServicePortInfo, kinds: Iterable[str]) -> Tuple[str, ...]:
+    """Return the allowed sources, ``none`` if none is; each after its kind of address if the kinds differ."""
+    known: Dict[str, Sources] = {
+        EXTERNAL_IP: port.external_ip_sources,
+        LOAD_BALANCER_IP: port.source_ranges,
+        NODE_PORT: port.node_port_sources,
+    }
+    found = {kind: known[kind] for kind in kinds if kind in known}
+    if len(set(found.values())) == 1:
+        return _shown(next(iter(found.values())))
+    return tuple(f"{kind}: {text}" for kind, sources in found.items() for text in _shown(sources))
+
+
+def _shown(sources: Sources) -> Tuple[str, ...]:
+    return () if sources is None else sources or ("none",)
+
+
 def explain(state: ClusterState, families: Sequence[ExplainedFamily], mode: str, target: Target) -> Explained:
     """Explain how this node serves a target."""
     found: List[Explanation] = []
-    node, zone = "", ""
+    node, zone, behaviour = "", "", ""
     for context, tables in families:
-        node, zone = context.node.node_name, context.node.zone
+        node, zone, behaviour = context.node.node_name, context.node.zone, context.node.behaviour.name
         for port, frontends in _found(state, context, target):
             found.append(_explanation(port, frontends, context, tables))
-    return Explained(target, node, zone, mode, tuple(found))
+    return Explained(target, node, zone, mode, behaviour, tuple(found))
 
 
 def _explanation(
@@ -223,7 +243,7 @@ def _explanation(
 ) -> Explanation:
     rendering, traffic = tables.rendering, frontends[0].traffic
     local_only = port.internal_local if traffic == INTERNAL else port.external_local
-    chosen = rendering.endpoints(port, local_only)
+    chosen = rendering.endpoints(port, traffic == EXTERNAL, context.settings)
     topology = _topology(port, context.node)
     chosen_texts = {endpoint.text for endpoint in chosen}
     verdicts = tuple(
@@ -245,10 +265,10 @@ def _explanation(
         traffic=traffic,
         policy="Local" if local_only else "Cluster",
         topology=topology,
-        outcome=_outcome(port, chosen, rendering),
+        outcome=_outcome(port, chosen, rendering, context.settings),
         source=_source(port, traffic, context.settings, rendering),
         affinity_seconds=port.affinity_seconds,
-        source_ranges=port.source_ranges if LOAD_BALANCER_IP in kinds else (),
+        source_ranges=_source_ranges(port, kinds),
         endpoints=verdicts,
         programmed=tuple(_programmed(port, frontends, tables)),
     )
@@ -270,6 +290,7 @@ def explanation_document(explained: Explained) -> Dict[str, Any]:
         "node": explained.node,
         "zone": explained.zone,
         "mode": explained.mode,
+        "behaviour": explained.behaviour,
         "found": [
             {
                 "service": item.service,

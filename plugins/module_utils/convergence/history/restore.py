@@ -34,7 +34,7 @@ from ..handles import KernelHandles
 from ..leftovers import StillConnected, replaces_iptables_mode
 from ..report import Stopwatch, table_changes
 from ..request import TableChange
-from ..runtime.ledger import write_ledger
+from ..runtime.ledger import Flows, write_ledger
 from ..runtime.lock import ConvergenceLock
 from ..stages import (
     IpvsResources,
@@ -294,7 +294,7 @@ def restore(
             watch.add(apply_plan(rest))
             # The next convergence looks for stale connection tracking entries of UDP Services.
             try:
-                write_ledger(request.state_directory, {})
+                write_ledger(request.state_directory, Flows({}))
             except KernelError as error:
                 more.append(str(error))
     changes = table_changes([*modules, *planned], request.describe)

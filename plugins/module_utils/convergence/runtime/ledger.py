@@ -18,11 +18,13 @@ import contextlib
 import glob
 import json
 import os
-from typing import Any, Dict, Iterable, List, Mapping
+from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence
 
+from ...addresses import canonical_address
 from ...errors import KernelError
 from ...kernel.files import remove_file
 from ...regular_files import open_regular, parse_json, read_regular
+from ...serviceports.flows import Frontend, frontends_of, serving_digest
 from ...serviceports.info import ServicePortInfo
 from ...serviceports.udp import udp_changed, udp_digest
 from ..family import FamilyServices
@@ -34,6 +36,25 @@ _FILE = "ledger.json"
 _TEMPORARY = ".ledger"
 #: Limit of the file: 100,000 Services with names of the maximum length.
 _MOST_BYTES = 64 << 20
+
+
+class Flows(NamedTuple):
+    """What decides which connection tracking entries are stale, of one convergence.
+
+    ``digests``: of the serving endpoints of each Service with UDP ports. With corrected behaviour also ``frontends``,
+    the addresses whose entries end with their Service, and ``serving``, a digest of all their serving endpoints.
+    """
+
+    digests: Dict[str, str]
+    frontends: FrozenSet[Frontend] = frozenset()
+    serving: str = ""
+
+
+def flows_of(families: Sequence[FamilyServices], protocols: Sequence[str]) -> Flows:
+    """Return what decides about entries; ``protocols``: those whose entries end with their Service."""
+    chosen = [info for item in families for info in item.service_ports.values() if info.key.protocol in protocols]
+    frontends = frozenset(frontend for info in chosen for frontend in frontends_of(info))
+    return Flows(udp_digests(families), frontends, serving_digest(chosen) if chosen else "")
 
 
 def udp_digests(families: Iterable[FamilyServices]) -> Dict[str, str]:
@@ -48,9 +69,11 @@ def udp_digests(families: Iterable[FamilyServices]) -> Dict[str, str]:
     return {name: digest for name, digest in digests.items() if digest}
 
 
-def may_be_stale(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
-    """Return whether any Service may have stale conntrack entries, from the digests of two runs."""
-    return any(udp_changed(before.get(name, ""), digest) for name, digest in now.items())
+def may_be_stale(before: Flows, now: Flows) -> bool:
+    """Return whether any Service may have stale conntrack entries, from what two runs recorded."""
+    if (before.frontends, before.serving) != (now.frontends, now.serving):
+        return True
+    return any(udp_changed(before.digests.get(name, ""), digest) for name, digest in now.digests.items())
 
 
 def _read(directory: str) -> Dict[str, Any]:
@@ -62,18 +85,40 @@ def _read(directory: str) -> Dict[str, Any]:
     return record if isinstance(record, dict) and record.get("version") == _VERSION else {}
 
 
-def read_ledger(directory: str) -> Dict[str, str]:
-    """Return the digests of the last convergence; empty if there was none or its record is not valid."""
-    known = _read(directory).get("udp_endpoints")
+def read_ledger(directory: str) -> Flows:
+    """Return the endpoints and addresses of the last convergence; empty if there was none or it is not valid."""
+    record = _read(directory)
+    known, frontends, serving = record.get("udp_endpoints"), record.get("frontends", []), record.get("serving", "")
     if not isinstance(known, dict) or not all(isinstance(value, str) for value in known.values()):
-        return {}
-    return known
+        known = {}
+    if not isinstance(frontends, list):
+        frontends = []
+    read = frozenset(item for item in map(_frontend, frontends) if item is not None)
+    return Flows(known, read, serving if isinstance(serving, str) else "")
 
 
-def write_ledger(directory: str, digests: Dict[str, str]) -> None:
-    """Record the digests of the UDP endpoints that are programmed; the caller holds the lock. Raises KernelError."""
+def _frontend(raw: object) -> Optional[Frontend]:
+    """Return a recorded address, None if it is not valid."""
+    if not isinstance(raw, list) or len(raw) != 3:
+        return None
+    protocol, address, port = raw
+    if protocol not in ("TCP", "UDP", "SCTP") or not isinstance(port, int) or not 0 < port < 65536:
+        return None
+    if not isinstance(address, str) or canonical_address(address) != (address or None):
+        return None
+    return Frontend(protocol, address, port)
+
+
+def write_ledger(directory: str, flows: Flows) -> None:
+    """Record the endpoints and addresses that have been programmed; the caller holds the lock. Raises KernelError."""
     remark = "the next run checks connections of UDP Services again"
-    _write(directory, {**_read(directory), "udp_endpoints": digests}, remark)
+    record = {**_read(directory), "udp_endpoints": flows.digests}
+    for name, value in (("frontends", sorted(flows.frontends)), ("serving", flows.serving)):
+        if value:
+            record[name] = value
+        else:
+            record.pop(name, None)
+    _write(directory, record, remark)
 
 
 def loss_was_refused(directory: str) -> bool:

@@ -25,6 +25,8 @@ PROXY_FIREWALL = ChainKey(FILTER, "KUBE-PROXY-FIREWALL")
 KUBE_FIREWALL = ChainKey(FILTER, "KUBE-FIREWALL")
 CANARIES = tuple(ChainKey(table, "KUBE-PROXY-CANARY") for table in (MANGLE, NAT, FILTER))
 
+PROTOCOLS = ("tcp", "udp", "sctp")
+
 INVALID_COUNTER = "ct_state_invalid_dropped_pkts"
 LOCALHOST_COUNTER = "localhost_nps_accepted_pkts"
 
@@ -103,14 +105,24 @@ def mark_masquerade_rules(settings: DataplaneSettings) -> Rules:
     return (f"-j MARK --set-xmark {mark}/{mark}",)
 
 
+def masquerade_rules(settings: DataplaneSettings, match: str, options: str) -> List[str]:
+    """Return the rules that masquerade what a match (empty, or ending with a blank) selects.
+
+    Where the source ports are limited, each protocol needs a rule of its own.
+    """
+    first, last = settings.masquerade_ports
+    rules = [f"-p {protocol} {match}-j MASQUERADE --to-ports {first}-{last}{options}" for protocol in PROTOCOLS if last]
+    return [*rules, f"{match}-j MASQUERADE{options}"]
+
+
 def postrouting_rules(settings: DataplaneSettings) -> Rules:
-    """Return the three rules of nat KUBE-POSTROUTING: they clear the mark of marked packets and masquerade them."""
+    """Return the rules of nat KUBE-POSTROUTING: they clear the mark of marked packets and masquerade them."""
     mark = f"0x{settings.masquerade_mark:x}"
-    masquerade = "MASQUERADE --random-fully" if settings.random_fully else "MASQUERADE"
+    text = f"{comment('kubernetes service traffic requiring SNAT')} "
     return (
         f"-m mark ! --mark {mark}/{mark} -j RETURN",
         f"-j MARK --set-xmark {mark}/0x0",
-        f"{comment('kubernetes service traffic requiring SNAT')} -j {masquerade}",
+        *masquerade_rules(settings, text, " --random-fully" if settings.random_fully else ""),
     )
 
 
@@ -177,9 +189,9 @@ def nat_jumps() -> Tuple[JumpKey, ...]:
     )
 
 
-def jump(table: str, chain: str, target: str, text: str) -> JumpKey:
+def jump(table: str, chain: str, target: str, text: str, new_only: bool = False) -> JumpKey:
     """Return the jump from a built-in chain to ``target`` with a comment, inserted at the head of that chain."""
-    return _jump(table, chain, target, text)
+    return _jump(table, chain, target, text, new_only)
 
 
 def jumps() -> Tuple[JumpKey, ...]:

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
-from ...addresses import IPV6, parse_network
+from ...addresses import IPV6, Network, parse_network
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..merged import Entry
 from ..settings import DataplaneSettings
@@ -42,6 +42,25 @@ def _probability(endpoints: int) -> str:
     return _PROBABILITIES[endpoints] if endpoints < len(_PROBABILITIES) else probability(endpoints)
 
 
+EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT = "external IP", "loadbalancer IP", "node port"
+
+
+class Firewall(NamedTuple):
+    """The allowed sources of one kind of external addresses of a ServicePort, and the chain that accepts them."""
+
+    what: str
+    chain: str
+    networks: Tuple[Network, ...]
+
+
+def _networks(sources: Iterable[str]) -> Tuple[Network, ...]:
+    return tuple(network for network in map(parse_network, sources) if network is not None)
+
+
+def _source_match(network: Network) -> str:
+    return f"-s {network} " if network.prefix_length else ""
+
+
 class _ServicePortRules:
     """Collects the contribution of one ServicePort; the attributes are kube-proxy's decisions for it."""
 
@@ -55,7 +74,7 @@ class _ServicePortRules:
         self.cluster_chain = CLUSTER_PREFIX + digest
         self.local_chain = LOCAL_PREFIX + digest
         self.external_chain = EXTERNAL_PREFIX + digest
-        self.firewall_chain = FIREWALL_PREFIX + digest
+        self.firewalls = self._firewalls(digest)
         self.host = host_bits(info.family)
         local = bool(info.local)
         self.uses_cluster_chain = bool(info.cluster) and info.uses_cluster_endpoints
@@ -64,8 +83,7 @@ class _ServicePortRules:
         self.has_internal = info.has_any and (local or not info.internal_local)
         self.policy_chain = self.local_chain if info.external_local else self.cluster_chain
         self.has_external = info.has_any and (local or not info.external_local)
-        self.uses_external_chain = info.has_any and info.externally_accessible
-        self.uses_firewall_chain = info.has_any and bool(info.load_balancer_ips) and bool(info.source_ranges)
+        self.uses_external_chain = info.has_any and info.externally_accessible and not self._is_closed()
         self.fragments: Dict[ChainKey, List[str]] = {}
         self.chains: List[Entry] = []
 
@@ -79,8 +97,8 @@ class _ServicePortRules:
         """Return the match of the ServicePort on one of its addresses."""
         return f"-d {address}{self.host} {self.port_match(self.info.port, text)}"
 
-    def port_match(self, port: int, text: str) -> str:
-        return f"-p {self.protocol} {comment(text)} -m {self.protocol} --dport {port}"
+    def port_match(self, port: int, text: str, more: str = "") -> str:
+        return f"-p {self.protocol} {comment(text)} {more}-m {self.protocol} --dport {port}"
 
     @property
     def refusal_comment(self) -> str:
@@ -100,16 +118,10 @@ class _ServicePortRules:
         else:
             self.add(FILTER_SERVICES, f"{self.to(info.cluster_ip, self.refusal_comment)} {self.refusal_target}")
         for address in info.external_ips:
-            if info.has_any:
-                self.add(SERVICES, f"{self.to(address, self.name + ' external IP')} -j {self.external_chain}")
+            self.external_address(address, EXTERNAL_IP)
             self.refuse_external(address)
-        load_balancer_chain = self.firewall_chain if self.uses_firewall_chain else self.external_chain
         for address in info.load_balancer_ips:
-            if info.has_any:
-                self.add(SERVICES, f"{self.to(address, self.name + ' loadbalancer IP')} -j {load_balancer_chain}")
-            if self.uses_firewall_chain:
-                text = f"{self.name} traffic not accepted by {self.firewall_chain}"
-                self.add(PROXY_FIREWALL, f"{self.to(address, text)} -j DROP")
+            self.external_address(address, LOAD_BALANCER_IP)
         for address in info.load_balancer_ips:
             self.refuse_external(address)
         if info.node_port:
@@ -118,22 +130,44 @@ class _ServicePortRules:
             match = comment(f"{self.name} health check node port")
             self.add(FILTER_NODE_PORTS, f"-p tcp {match} -m tcp --dport {info.health_check_node_port} -j ACCEPT")
 
+    def external_address(self, address: str, what: str) -> None:
+        """Add the rules that lead from an external address to the ServicePort, and drop sources not allowed."""
+        firewall = self.firewalls.get(what)
+        if self.info.has_any:
+            target = firewall.chain if firewall else self.external_chain
+            self.add(SERVICES, f"{self.to(address, f'{self.name} {what}')} -j {target}")
+        if firewall:
+            self.drop_others(firewall, lambda text: self.to(address, text))
+
+    def drop_others(self, firewall: Firewall, match: Callable[[str], str]) -> None:
+        """Drop what the chain of a firewall has not accepted; without endpoints accepted sources are rejected later."""
+        if not self.info.has_any:
+            if not self.settings.behaviour.ranges_before_endpoints:
+                return
+            for source in firewall.networks:
+                accepted = match(f"{self.name} {firewall.what}")
+                self.add(PROXY_FIREWALL, f"{_source_match(source)}{accepted} -j RETURN")
+        self.add(PROXY_FIREWALL, f"{match(f'{self.name} traffic not accepted by {firewall.chain}')} -j DROP")
+
     def refuse_external(self, address: str) -> None:
         if not self.has_external:
             self.add(EXTERNAL_SERVICES, f"{self.to(address, self.refusal_comment)} {self.refusal_target}")
 
     def node_port(self) -> None:
         port = self.info.node_port
+        firewall = self.firewalls.get(NODE_PORT)
+        target = firewall.chain if firewall else self.external_chain
+        if firewall:
+            self.drop_others(firewall, lambda text: self.port_match(port, text, "-m addrtype --dst-type LOCAL "))
         if self.info.has_any:
             match = self.port_match(port, self.name)
             if localhost_node_ports(self.settings) and LOCALHOST_COUNTER in self.settings.nfacct_counters:
                 counter = f"-m nfacct --nfacct-name {LOCALHOST_COUNTER}"
-                self.add(NODE_PORTS, f"-d 127.0.0.0/8 {match} {counter} -j {self.external_chain}")
-            self.add(NODE_PORTS, f"{match} -j {self.external_chain}")
+                self.add(NODE_PORTS, f"-d 127.0.0.0/8 {match} {counter} -j {target}")
+            self.add(NODE_PORTS, f"{match} -j {target}")
         if not self.has_external:
-            protocol = self.protocol
-            match = f"-p {protocol} {comment(self.refusal_comment)} -m addrtype --dst-type LOCAL"
-            self.add(EXTERNAL_SERVICES, f"{match} -m {protocol} --dport {port} {self.refusal_target}")
+            match = self.port_match(port, self.refusal_comment, "-m addrtype --dst-type LOCAL ")
+            self.add(EXTERNAL_SERVICES, f"{match} {self.refusal_target}")
 
     def masquerade_rules(self) -> List[str]:
         """Return the rules that masquerade traffic to the cluster IP: all of it, or all but that of local pods."""
@@ -168,25 +202,45 @@ class _ServicePortRules:
             rules.append(f"-j {self.policy_chain}")
         return rules
 
-    def firewall_rules(self) -> List[str]:
+    def _firewalls(self, digest: str) -> Dict[str, Firewall]:
+        """Return the firewalls of the kinds of external addresses that not every source may use."""
+        info = self.info
+        found: Dict[str, Firewall] = {}
+        for what, used, sources in (
+            (EXTERNAL_IP, info.external_ips, info.external_ip_sources),
+            (LOAD_BALANCER_IP, info.load_balancer_ips, info.source_ranges),
+            (NODE_PORT, info.node_port, info.node_port_sources),
+        ):
+            if used and sources is not None:
+                # kube-proxy has this chain for load balancer addresses only.
+                own = digest if what == LOAD_BALANCER_IP else hash16(f"{self.name}{self.protocol}{what}")
+                found[what] = Firewall(what, FIREWALL_PREFIX + own, _networks(sources))
+        return found
+
+    def _is_closed(self) -> bool:
+        """Return whether no source may use any external address or the node port."""
+        used = sum(map(bool, (self.info.external_ips, self.info.load_balancer_ips, self.info.node_port)))
+        closed = sum(not firewall.networks for firewall in self.firewalls.values())
+        return closed == used > 0
+
+    def firewall_rules(self, firewall: Firewall) -> List[str]:
         """Return the content of the chain of allowed sources.
 
-        The load balancer addresses themselves are allowed if the node is: its own traffic may have them as source.
+        The external addresses themselves are allowed if the node is: its own traffic may have them as source.
         """
-        text = comment(f"{self.name} loadbalancer IP")
-        rules: List[str] = []
-        covers_node = False
-        for source in self.info.source_ranges:
-            network = parse_network(source)
-            if network is None:
-                continue
-            match = f"-s {network} " if network.prefix_length else ""
-            rules.append(f"{match}{text} -j {self.external_chain}")
-            covers_node = covers_node or network.contains(self.settings.node_ip)
-        if covers_node:
-            rules += [f"-s {vip}{self.host} {text} -j {self.external_chain}" for vip in self.info.load_balancer_ips]
+        text = comment(f"{self.name} {firewall.what}")
+        rules = [f"{_source_match(network)}{text} -j {self.external_chain}" for network in firewall.networks]
+        if any(network.contains(self.settings.node_ip) for network in firewall.networks):
+            rules += [f"-s {own} {text} -j {self.external_chain}" for own in self.own_sources(firewall.what)]
         rules.append(comment(f"other traffic to {self.name} will be dropped by KUBE-PROXY-FIREWALL"))
         return rules
+
+    def own_sources(self, what: str) -> List[str]:
+        """Return the sources that a connection of the node to one of its addresses of a kind may have instead."""
+        if what == NODE_PORT:
+            return ["127.0.0.0/8"] if localhost_node_ports(self.settings) else []
+        addresses = self.info.external_ips if what == EXTERNAL_IP else self.info.load_balancer_ips
+        return [f"{address}{self.host}" for address in addresses]
 
     def endpoint_chain(self, endpoint: Endpoint) -> str:
         return ENDPOINT_PREFIX + hash16(self.name + self.protocol + endpoint.text)
@@ -227,8 +281,8 @@ class _ServicePortRules:
         masquerade = self.masquerade_rules() if self.has_internal else []
         if self.uses_external_chain:
             self.add_chain(self.external_chain, self.external_rules())
-        if self.uses_firewall_chain:
-            self.add_chain(self.firewall_chain, self.firewall_rules())
+        for firewall in self.firewalls.values() if self.info.has_any else ():
+            self.add_chain(firewall.chain, self.firewall_rules(firewall))
         for used, chain, endpoints in (
             (self.uses_cluster_chain, self.cluster_chain, self.info.cluster),
             (self.uses_local_chain, self.local_chain, self.info.local),

@@ -9,9 +9,10 @@ number of Services; only KUBE-IPVS-OUT-FILTER has a rule for each firewalled add
 
 from __future__ import annotations
 
-from typing import AbstractSet, Dict, Iterable, List, Tuple
+from typing import AbstractSet, Dict, Iterable, List, Mapping, Tuple
 
 from ...addresses import IPV6
+from ...configuration.behaviour import KUBE_PROXY, Behaviour
 from ..iptables.fixed import (
     FORWARD,
     MARK_MASQ,
@@ -24,17 +25,20 @@ from ..iptables.fixed import (
     jump,
     local_match,
     mark_masquerade_rules,
+    masquerade_rules,
     nat_jumps,
     postrouting_rules,
 )
-from ..iptables.tables import FILTER, NAT, ChainKey, ChainTable, JumpKey, Ownership, Rules
+from ..iptables.tables import FILTER, MANGLE, NAT, ChainKey, ChainTable, JumpKey, Ownership, Rules
 from ..settings import DataplaneSettings
-from .model import FirewalledPort
+from .model import FirewalledPort, Redirect, VirtualServerKey
 from .sets import (
     CLUSTER_IP,
+    EXTERNAL_DROPPED,
     EXTERNAL_IP,
     EXTERNAL_IP_LOCAL,
     HEALTH_CHECK_NODE_PORT,
+    INTERNAL_DROPPED,
     IPVS_IPS,
     LOAD_BALANCER,
     LOAD_BALANCER_FW,
@@ -53,6 +57,13 @@ HEALTH_CHECK = ChainKey(FILTER, "KUBE-NODE-PORT")
 SOURCE_RANGES_FIREWALL = ChainKey(FILTER, "KUBE-SOURCE-RANGES-FIREWALL")
 IPVS_FILTER = ChainKey(FILTER, "KUBE-IPVS-FILTER")
 IPVS_OUT_FILTER = ChainKey(FILTER, "KUBE-IPVS-OUT-FILTER")
+# Chains that kube-proxy does not have. Those of the table mangle see a connection of the node before IPVS does.
+EARLY_FIREWALL = ChainKey(MANGLE, "KUBE-PROXY-FIREWALL")
+EARLY_RANGES = ChainKey(MANGLE, "KUBE-SOURCE-RANGES-FIREWALL")
+EARLY_FILTER = ChainKey(MANGLE, "KUBE-IPVS-OUT-FILTER")
+INSIDE_CHAIN = ChainKey(NAT, "KUBE-IPVS-INSIDE")
+OUTSIDE_CHAIN = ChainKey(NAT, "KUBE-IPVS-OUTSIDE")
+OWN_CHAINS: Tuple[ChainKey, ...] = (EARLY_FIREWALL, EARLY_RANGES, EARLY_FILTER, INSIDE_CHAIN, OUTSIDE_CHAIN)
 
 ALL_CHAINS: Tuple[ChainKey, ...] = (
     SERVICES,
@@ -66,7 +77,11 @@ ALL_CHAINS: Tuple[ChainKey, ...] = (
     SOURCE_RANGES_FIREWALL,
     IPVS_FILTER,
     IPVS_OUT_FILTER,
+    *OWN_CHAINS,
 )
+
+Redirected = Mapping[VirtualServerKey, Redirect]
+NO_REDIRECTS: Redirected = {}
 
 _PROTOCOL_NUMBERS = {"tcp": 6, "udp": 17, "sctp": 132}
 
@@ -76,17 +91,26 @@ def ownership() -> Ownership:
     return Ownership(frozenset(ALL_CHAINS), {})
 
 
-def jumps() -> Tuple[JumpKey, ...]:
+def jumps(behaviour: Behaviour = KUBE_PROXY) -> Tuple[JumpKey, ...]:
     """Return the jump rules of ipvs mode, in the order in which each is inserted at the head of its chain."""
-    return (
+    firewall = "kube-proxy firewall rules"
+    found = [
         *nat_jumps(),
         jump(FILTER, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules"),
         jump(FILTER, "INPUT", "KUBE-NODE-PORT", "kubernetes health check rules"),
-        jump(FILTER, "INPUT", "KUBE-PROXY-FIREWALL", "kube-proxy firewall rules"),
-        jump(FILTER, "FORWARD", "KUBE-PROXY-FIREWALL", "kube-proxy firewall rules"),
+    ]
+    if behaviour.ranges_hold_for_node:
+        hooks = ("PREROUTING", "OUTPUT")
+        found += [jump(MANGLE, hook, EARLY_FIREWALL.chain, firewall, new_only=True) for hook in hooks]
+    else:
+        found += [jump(FILTER, hook, PROXY_FIREWALL.chain, firewall) for hook in ("INPUT", "FORWARD")]
+    if behaviour.local_means_local:
+        found.append(jump(MANGLE, "OUTPUT", EARLY_FILTER.chain, "kubernetes ipvs access filter", new_only=True))
+    found += [
         jump(FILTER, "INPUT", "KUBE-IPVS-FILTER", "kubernetes ipvs access filter"),
         jump(FILTER, "OUTPUT", "KUBE-IPVS-OUT-FILTER", "kubernetes ipvs access filter"),
-    )
+    ]
+    return tuple(found)
 
 
 def _match(family: str, name: str, directions: str, commented: bool = True) -> str:
@@ -119,10 +143,16 @@ def _external_accept_rules(family: str, name: str) -> List[str]:
     ]
 
 
-def services_rules(settings: DataplaneSettings, filled: AbstractSet[str]) -> Rules:
+def services_rules(
+    settings: DataplaneSettings, filled: AbstractSet[str], redirected: Redirected = NO_REDIRECTS
+) -> Rules:
     """Return the rules of nat KUBE-SERVICES. ``filled``: the sets that have elements, without the family's infix."""
     family = settings.family
     rules = [f"-s {'::1/128' if family == IPV6 else '127.0.0.0/8'} -j RETURN"]
+    if redirected:
+        pods = local_match(settings)
+        rules += [f"{pods.source}{pods.interface}-j {INSIDE_CHAIN.chain}"] if pods is not None else []
+        rules += [f"-m addrtype --src-type LOCAL -j {INSIDE_CHAIN.chain}", f"-j {OUTSIDE_CHAIN.chain}"]
     if LOAD_BALANCER in filled:
         rules.append(f"{_match(family, LOAD_BALANCER, 'dst,dst')} -j KUBE-LOAD-BALANCER")
     if CLUSTER_IP in filled:
@@ -155,17 +185,60 @@ def node_port_rules(family: str, filled: AbstractSet[str]) -> Rules:
     return tuple(rules)
 
 
-def ipvs_filter_rules(family: str) -> Rules:
-    """Return the rules of filter KUBE-IPVS-FILTER, which keep service addresses from reaching daemons of the host."""
+def ipvs_filter_rules(family: str, filled: AbstractSet[str], behaviour: Behaviour = KUBE_PROXY) -> Rules:
+    """Return the rules of filter KUBE-IPVS-FILTER, which keep service addresses from reaching daemons of the host.
+
+    For kube-proxy health check node ports are an exception.
+    """
     rules = [
+        f"-m conntrack --ctstate NEW {_match(family, name, 'dst,dst')} -j DROP"
+        for name in (INTERNAL_DROPPED, EXTERNAL_DROPPED)
+        if name in filled
+    ]
+    rules += [
         f"{_match(family, name, 'dst,dst', commented=False)} -j RETURN"
         for name in (LOAD_BALANCER, CLUSTER_IP, EXTERNAL_IP, EXTERNAL_IP_LOCAL)
     ]
-    rules.append(f"{_match(family, HEALTH_CHECK_NODE_PORT, 'dst', commented=False)} -j RETURN")
+    if not behaviour.virtual_addresses_are_closed:
+        rules.append(f"{_match(family, HEALTH_CHECK_NODE_PORT, 'dst', commented=False)} -j RETURN")
     answer = "icmp6-port-unreachable" if family == IPV6 else "icmp-port-unreachable"
     addresses = _match(family, IPVS_IPS, "dst", commented=False)
     rules.append(f"-m conntrack --ctstate NEW {addresses} -j REJECT --reject-with {answer}")
     return tuple(rules)
+
+
+def policy_chains(
+    settings: DataplaneSettings, filled: AbstractSet[str], redirected: Redirected
+) -> Dict[ChainKey, Rules]:
+    """Return the chains that kube-proxy does not have: see ``policies``.
+
+    IPVS refuses a connection of the node to a virtual server without real servers before the table filter sees it, so
+    the table mangle drops it.
+    """
+    family = settings.family
+    found: Dict[ChainKey, Rules] = {}
+    if settings.behaviour.local_means_local:
+        dropped = f"{_match(family, INTERNAL_DROPPED, 'dst,dst')} -j DROP"
+        found[EARLY_FILTER] = (dropped,) if INTERNAL_DROPPED in filled else ()
+    if settings.behaviour.inside_reaches_all:
+        inside: List[str] = []
+        outside: List[str] = []
+        for server, redirect in sorted(redirected.items()):
+            parts = redirect_rules(family, server, redirect)
+            inside += parts[INSIDE_CHAIN]
+            outside += parts[OUTSIDE_CHAIN]
+        found[INSIDE_CHAIN], found[OUTSIDE_CHAIN] = tuple(inside), tuple(outside)
+    return found
+
+
+def redirect_rules(family: str, server: VirtualServerKey, redirect: Redirect) -> Dict[ChainKey, Rules]:
+    """Return the rules for connections to one address and port: those of this node and its pods, and others."""
+    match = f"-d {server.address}{host_bits(family)} -p {server.protocol} -m {server.protocol} --dport {server.port}"
+    masquerade = f"{match} -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ"
+    target = f"{match} -j DNAT --to-destination {redirect.target}"
+    if redirect.from_inside:
+        return {INSIDE_CHAIN: (masquerade, target), OUTSIDE_CHAIN: ()}
+    return {INSIDE_CHAIN: (masquerade, f"{match} -j ACCEPT"), OUTSIDE_CHAIN: (target,)}
 
 
 def out_filter_rules(family: str, firewalled: Iterable[FirewalledPort]) -> Rules:
@@ -178,15 +251,18 @@ def out_filter_rules(family: str, firewalled: Iterable[FirewalledPort]) -> Rules
 
 
 def chains(
-    settings: DataplaneSettings, filled: AbstractSet[str], firewalled: Iterable[FirewalledPort]
+    settings: DataplaneSettings,
+    filled: AbstractSet[str],
+    firewalled: Iterable[FirewalledPort],
+    redirected: Redirected = NO_REDIRECTS,
 ) -> Dict[ChainKey, Rules]:
     """Return all chains of ipvs mode with their rules.
 
     ``filled``: the sets that have elements, by their names without the family's infix (as in ``sets``). Raises
     ConfigurationError for an invalid detector of local traffic.
     """
-    family = settings.family
-    hairpin = [f"{_match(family, LOOP_BACK, 'dst,dst,src')} -j MASQUERADE"] if LOOP_BACK in filled else []
+    family, behaviour = settings.family, settings.behaviour
+    hairpin = masquerade_rules(settings, f"{_match(family, LOOP_BACK, 'dst,dst,src')} ", "")
     local = [f"{_match(family, LOAD_BALANCER_LOCAL, 'dst,dst')} -j RETURN"] if LOAD_BALANCER_LOCAL in filled else []
     ranges = [
         f"{_match(family, name, 'dst,dst,src')} -j RETURN"
@@ -194,28 +270,33 @@ def chains(
         if name in filled
     ]
     firewall = [f"{_match(family, LOAD_BALANCER_FW, 'dst,dst')} -j KUBE-SOURCE-RANGES-FIREWALL"]
+    early = behaviour.ranges_hold_for_node
     return {
-        SERVICES: services_rules(settings, filled),
-        POSTROUTING: (*hairpin, *postrouting_rules(settings)),
+        SERVICES: services_rules(settings, filled, redirected),
+        POSTROUTING: (*(hairpin if LOOP_BACK in filled else ()), *postrouting_rules(settings)),
         NODE_PORT: node_port_rules(family, filled),
         LOAD_BALANCER_CHAIN: (*local, "-j KUBE-MARK-MASQ"),
         MARK_MASQ: mark_masquerade_rules(settings),
         FORWARD: forward_accept_rules(settings),
         HEALTH_CHECK: (f"{_match(family, HEALTH_CHECK_NODE_PORT, 'dst')} -j ACCEPT",),
-        PROXY_FIREWALL: tuple(firewall) if LOAD_BALANCER_FW in filled else (),
-        SOURCE_RANGES_FIREWALL: (*ranges, "-j DROP"),
-        IPVS_FILTER: ipvs_filter_rules(family),
+        (EARLY_FIREWALL if early else PROXY_FIREWALL): tuple(firewall) if LOAD_BALANCER_FW in filled else (),
+        (EARLY_RANGES if early else SOURCE_RANGES_FIREWALL): (*ranges, "-j DROP"),
+        IPVS_FILTER: ipvs_filter_rules(family, filled, behaviour),
         IPVS_OUT_FILTER: out_filter_rules(family, firewalled),
+        **policy_chains(settings, filled, redirected),
     }
 
 
 def chain_table(
-    settings: DataplaneSettings, filled: AbstractSet[str], firewalled: Iterable[FirewalledPort]
+    settings: DataplaneSettings,
+    filled: AbstractSet[str],
+    firewalled: Iterable[FirewalledPort],
+    redirected: Redirected = NO_REDIRECTS,
 ) -> ChainTable:
     """Return chains and jump rules in one table, as the resource of chains requires; see :func:`chains`."""
     table: ChainTable = {}
-    for chain, rules in chains(settings, filled, firewalled).items():
+    for chain, rules in chains(settings, filled, firewalled, redirected).items():
         table[chain] = rules
-    for key in jumps():
+    for key in jumps(settings.behaviour):
         table[key] = 1
     return table

@@ -8,10 +8,11 @@ Several ServicePorts may contribute the same key, such as one cluster IP with se
 
 from __future__ import annotations
 
-from typing import Callable, FrozenSet, List, NamedTuple, Sequence, Tuple
+from typing import Callable, FrozenSet, Hashable, List, NamedTuple, Sequence, Tuple
 
-from ...addresses import parse_network
-from ...serviceports.info import Endpoint, ServicePortInfo
+from ...addresses import address_and_port, parse_network
+from ...configuration.behaviour import Behaviour
+from ...serviceports.info import Endpoint, ServicePortInfo, Sources
 from ..merged import Entry
 from ..settings import DataplaneSettings
 from .model import (
@@ -20,22 +21,27 @@ from .model import (
     FIREWALLED,
     PERSISTENT,
     REAL_SERVERS,
+    REDIRECTED,
     SCHEDULER_FLAG_2,
     SET_ELEMENTS,
     VIRTUAL_SERVERS,
     FirewalledPort,
     RealServer,
     RealServerKey,
+    Redirect,
     SetElementKey,
     VirtualServer,
     VirtualServerKey,
     host_prefix,
 )
+from .policies import INSIDE, endpoint_lists, keeps_flows
 from .sets import (
     CLUSTER_IP,
+    EXTERNAL_DROPPED,
     EXTERNAL_IP,
     EXTERNAL_IP_LOCAL,
     HEALTH_CHECK_NODE_PORT,
+    INTERNAL_DROPPED,
     IPVS_IPS,
     LOAD_BALANCER,
     LOAD_BALANCER_FW,
@@ -48,6 +54,8 @@ from .sets import (
 )
 
 _WANTED = RealServer(1)
+#: Keeps its connections and gets no new ones.
+_WITHOUT_NEW = RealServer(0)
 
 
 class NodeFacts(NamedTuple):
@@ -62,6 +70,7 @@ class NodeFacts(NamedTuple):
     owned: FrozenSet[str]
     node_ips: Tuple[str, ...]
     node_ip: str
+    behaviour: Behaviour
 
 
 def is_link_local(address: str) -> bool:
@@ -108,6 +117,7 @@ def node_facts(settings: DataplaneSettings) -> NodeFacts:
         frozenset(owned),
         tuple(dict.fromkeys(node_ips)),
         settings.node_ip,
+        settings.behaviour,
     )
 
 
@@ -119,92 +129,111 @@ def virtual_server(info: ServicePortInfo, scheduler: str) -> VirtualServer:
     return VirtualServer(scheduler, flags, info.affinity_seconds, host_prefix(info.family))
 
 
-def real_servers(info: ServicePortInfo, only_local: bool) -> Sequence[Endpoint]:
-    """Return the endpoints behind a virtual server: local ones if only these are wanted and there are any, else all."""
-    return info.local if only_local and info.local else info.cluster
-
-
 def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]:
     """Return what the ServicePort contributes: (table, key, value) triples. A key may occur more than once."""
-    entries: List[Entry] = []
-    add = entries.append
-    names = NAMES[info.family]
-    protocol, port = info.protocol, info.port
-    settings = virtual_server(info, facts.scheduler)
+    contribution = _Contribution(info, facts)
+    contribution.add_all()
+    return contribution.entries
 
-    def in_set(name: str, element: str) -> None:
-        add((SET_ELEMENTS, SetElementKey(names[name], element), True))
 
-    def serve(address: str, number: int, only_local: bool) -> None:
-        server = VirtualServerKey(protocol, address, number)
-        add((VIRTUAL_SERVERS, server, settings))
-        for endpoint in real_servers(info, only_local):
+class _Contribution:
+    """Collects the entries of one ServicePort."""
+
+    def __init__(self, info: ServicePortInfo, facts: NodeFacts) -> None:
+        self.info = info
+        self.facts = facts
+        self.entries: List[Entry] = []
+        self.lists = endpoint_lists(info, facts.behaviour)
+        self._names = NAMES[info.family]
+        self._settings = virtual_server(info, facts.scheduler)
+        self._kept = [endpoint for endpoint in info.endpoints if keeps_flows(info, endpoint, facts.behaviour)]
+
+    def add_all(self) -> None:
+        """Add all entries."""
+        info = self.info
+        for endpoint in info.endpoints:
+            if endpoint.is_local:
+                self.in_set(LOOP_BACK, f"{endpoint.ip},{info.protocol}:{endpoint.port},{endpoint.ip}")
+        self.in_set(CLUSTER_IP, f"{info.cluster_ip},{info.protocol}:{info.port}")
+        self.add(ADDRESSES, info.cluster_ip, True)
+        self.in_set(IPVS_IPS, info.cluster_ip)
+        self.serve(info.cluster_ip, info.port, self.lists.internal)
+        if self.lists.internal_dropped:
+            self.in_set(INTERNAL_DROPPED, f"{info.cluster_ip},{info.protocol}:{info.port}")
+        for address in info.external_ips:
+            name = EXTERNAL_IP_LOCAL if info.external_local else EXTERNAL_IP
+            self.in_set(name, f"{address},{info.protocol}:{info.port}")
+            self.bind(address)
+            self.serve_external(address, info.port, info.external_ip_sources)
+        for address in info.load_balancer_ips:
+            element = f"{address},{info.protocol}:{info.port}"
+            self.in_set(LOAD_BALANCER, element)
+            if info.external_local:
+                self.in_set(LOAD_BALANCER_LOCAL, element)
+            self.bind(address)
+            self.serve_external(address, info.port, info.source_ranges)
+        if info.node_port and self.facts.node_ips:
+            _node_port_sets(info, self.facts, self.in_set)
+            for address in self.facts.node_ips:
+                self.serve_external(address, info.node_port, info.node_port_sources)
+        if info.health_check_node_port and (self.facts.node_ips or not info.node_port):
+            self.in_set(HEALTH_CHECK_NODE_PORT, str(info.health_check_node_port))
+
+    def add(self, table: str, key: Hashable, value: object) -> None:
+        self.entries.append((table, key, value))
+
+    def in_set(self, name: str, element: str) -> None:
+        self.entries.append((SET_ELEMENTS, SetElementKey(self._names[name], element), True))
+
+    def bind(self, address: str) -> None:
+        if address not in self.facts.owned and not is_link_local(address) and is_bindable(address):
+            self.add(ADDRESSES, address, True)
+            self.in_set(IPVS_IPS, address)
+
+    def serve(self, address: str, number: int, endpoints: Sequence[Endpoint]) -> None:
+        """Add a virtual server and its real servers."""
+        server = VirtualServerKey(self.info.protocol, address, number)
+        self.add(VIRTUAL_SERVERS, server, self._settings)
+        for endpoint in endpoints:
             if is_real_server(endpoint.ip):
-                add((REAL_SERVERS, RealServerKey(server, endpoint.ip, endpoint.port), _WANTED))
+                self.add(REAL_SERVERS, RealServerKey(server, endpoint.ip, endpoint.port), _WANTED)
+        for endpoint in self._kept:
+            if endpoint not in endpoints and is_real_server(endpoint.ip):
+                self.add(REAL_SERVERS, RealServerKey(server, endpoint.ip, endpoint.port), _WITHOUT_NEW)
 
-    def bind(address: str) -> None:
-        if address not in facts.owned and not is_link_local(address) and is_bindable(address):
-            add((ADDRESSES, address, True))
-            in_set(IPVS_IPS, address)
+    def serve_external(self, address: str, number: int, sources: Sources) -> None:
+        """Add the virtual server of an external address or node port, and what its policy and sources require."""
+        info = self.info
+        self.serve(address, number, self.lists.external)
+        element = f"{address},{info.protocol}:{number}"
+        if self.lists.external_dropped:
+            self.in_set(EXTERNAL_DROPPED, element)
+        if self.lists.redirected:
+            target = address_and_port(info.cluster_ip, info.port)
+            redirect = Redirect(target, self.lists.redirected == INSIDE)
+            self.add(REDIRECTED, VirtualServerKey(info.protocol, address, number), redirect)
+        if sources is not None:
+            self.restrict(address, number, sources)
 
-    for endpoint in info.endpoints:
-        if endpoint.is_local:
-            in_set(LOOP_BACK, f"{endpoint.ip},{protocol}:{endpoint.port},{endpoint.ip}")
+    def restrict(self, address: str, number: int, sources: Sequence[str]) -> None:
+        """Restrict an address and port to sources.
 
-    in_set(CLUSTER_IP, f"{info.cluster_ip},{protocol}:{port}")
-    add((ADDRESSES, info.cluster_ip, True))
-    in_set(IPVS_IPS, info.cluster_ip)
-    serve(info.cluster_ip, port, info.internal_local)
-
-    for address in info.external_ips:
-        in_set(EXTERNAL_IP_LOCAL if info.external_local else EXTERNAL_IP, f"{address},{protocol}:{port}")
-        bind(address)
-        serve(address, port, info.external_local)
-
-    for address in info.load_balancer_ips:
-        _load_balancer_sets(info, facts, address, in_set, add)
-        bind(address)
-        serve(address, port, info.external_local)
-
-    if info.node_port:
-        if not facts.node_ips:
-            return entries
-        _node_port_sets(info, facts, in_set)
-        for address in facts.node_ips:
-            serve(address, info.node_port, info.external_local)
-    if info.health_check_node_port:
-        in_set(HEALTH_CHECK_NODE_PORT, str(info.health_check_node_port))
-    return entries
-
-
-def _load_balancer_sets(
-    info: ServicePortInfo,
-    facts: NodeFacts,
-    address: str,
-    in_set: Callable[[str, str], None],
-    add: Callable[[Entry], None],
-) -> None:
-    """Add the set elements of one load balancer address, source ranges included.
-
-    A host connection to such an address has the address itself as its source, so it is accepted by that source if a
-    range covers the node, and otherwise dropped on its way out.
-    """
-    element = f"{address},{info.protocol}:{info.port}"
-    in_set(LOAD_BALANCER, element)
-    if info.external_local:
-        in_set(LOAD_BALANCER_LOCAL, element)
-    if not info.source_ranges:
-        return
-    in_set(LOAD_BALANCER_FW, element)
-    node_is_allowed = False
-    for text in info.source_ranges:
-        in_set(LOAD_BALANCER_SOURCE_CIDR, f"{element},{_element_network(text)}")
-        network = parse_network(text)
-        node_is_allowed = node_is_allowed or (network is not None and network.contains(facts.node_ip))
-    if node_is_allowed:
-        in_set(LOAD_BALANCER_SOURCE_IP, f"{element},{address}")
-    else:
-        add((FIREWALLED, FirewalledPort(address, info.protocol, info.port), True))
+        A connection of the node to one of its addresses has that address itself as its source, so it is accepted by
+        that source if a range covers the node. For kube-proxy it is otherwise dropped on its way out by that source,
+        whatever ranges say of others.
+        """
+        info, facts = self.info, self.facts
+        element = f"{address},{info.protocol}:{number}"
+        self.in_set(LOAD_BALANCER_FW, element)
+        node_is_allowed = False
+        for text in sources:
+            self.in_set(LOAD_BALANCER_SOURCE_CIDR, f"{element},{_element_network(text)}")
+            network = parse_network(text)
+            node_is_allowed = node_is_allowed or (network is not None and network.contains(facts.node_ip))
+        if node_is_allowed:
+            self.in_set(LOAD_BALANCER_SOURCE_IP, f"{element},{address}")
+        elif not facts.behaviour.ranges_hold_for_node:
+            self.add(FIREWALLED, FirewalledPort(address, info.protocol, number), True)
 
 
 def _element_network(network: str) -> str:

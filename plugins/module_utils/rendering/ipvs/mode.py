@@ -14,20 +14,22 @@ from ..iptables.tables import CHAINS, ChainTable, JumpKey, whole_text
 from ..merged import ABSENT, Entry, Journal, MergedTables
 from ..rendering import Derivation, Options, Rendering, Tables
 from ..settings import DataplaneSettings
-from .chains import chain_table, out_filter_rules
-from .entries import NodeFacts, is_node_address, node_facts, real_servers, service_port_entries
+from .chains import chain_table, out_filter_rules, redirect_rules
+from .entries import NodeFacts, is_node_address, node_facts, service_port_entries
 from .model import (
     ADDRESSES,
     DEVICE,
     DEVICES,
     FIREWALLED,
     REAL_SERVERS,
+    REDIRECTED,
     SET_ELEMENTS,
     SETS,
     VIRTUAL_SERVERS,
     RealServerKey,
     VirtualServerKey,
 )
+from .policies import OUTSIDE, endpoint_lists
 from .sets import NAMES, definitions
 from .text import (
     address_line,
@@ -50,7 +52,7 @@ class IpvsContext(NamedTuple):
 
 
 class FilledSets(Derivation):
-    """Derives the chains: their rules depend on which sets have elements, and on firewalled ports."""
+    """Derives the chains: their rules depend on which sets have elements, and on firewalled and redirected ports."""
 
     def __init__(self, settings: DataplaneSettings) -> None:
         self._settings = settings
@@ -62,26 +64,26 @@ class FilledSets(Derivation):
         """See the base class."""
         present = {key[0] for key in tables[SET_ELEMENTS]}
         filled = frozenset(self._plain_names[name] for name in present)
-        tables[CHAINS] = dict(self._chains(filled, tables[FIREWALLED]))
+        tables[CHAINS] = dict(self._chains(filled, tables[FIREWALLED], tables[REDIRECTED]))
 
     def update(self, merged: MergedTables, journal: Journal) -> None:
         """See the base class."""
         rows = merged.tables[SET_ELEMENTS]
         for key, value in journal.get(SET_ELEMENTS, {}).items():
             self._elements[self._plain_names[key.set]] += (key in rows) - (value is not ABSENT)
-        firewalled = journal.pop(FIREWALLED, {})
+        firewalled, redirected = journal.pop(FIREWALLED, {}), journal.pop(REDIRECTED, {})
         filled = frozenset(name for name, count in self._elements.items() if count)
-        if not firewalled and filled == self._filled:
+        if not firewalled and not redirected and filled == self._filled:
             return
         self._filled = filled
-        wanted = self._chains(filled, merged.tables[FIREWALLED])
+        wanted = self._chains(filled, merged.tables[FIREWALLED], merged.tables[REDIRECTED])
         for key in [key for key in merged.tables[CHAINS] if key not in wanted]:
             merged.put(CHAINS, key, ABSENT)
         for key, value in wanted.items():
             merged.put(CHAINS, key, value)
 
-    def _chains(self, filled: FrozenSet[str], firewalled: Iterable[Any]) -> ChainTable:
-        return chain_table(self._settings, filled, firewalled)
+    def _chains(self, filled: FrozenSet[str], firewalled: Iterable[Any], redirected: Mapping[Any, Any]) -> ChainTable:
+        return chain_table(self._settings, filled, firewalled, redirected)
 
 
 class IpvsRendering(Rendering[IpvsContext]):
@@ -95,9 +97,8 @@ class IpvsRendering(Rendering[IpvsContext]):
 
     name = "ipvs"
     tables = (DEVICES, ADDRESSES, SETS, SET_ELEMENTS, CHAINS, VIRTUAL_SERVERS, REAL_SERVERS)
-    parts = (FIREWALLED,)
+    parts = (FIREWALLED, REDIRECTED)
     entries_have_addresses = True
-    drops_without_local = False
     source_without_detector = "kept, except for connections of the node itself"
 
     def settings_in_use(self, settings: DataplaneSettings) -> DataplaneSettings:
@@ -113,16 +114,24 @@ class IpvsRendering(Rendering[IpvsContext]):
     def static_entries(self, context: IpvsContext) -> List[Entry]:
         """Return the dummy device and the sets; all chains are derived."""
         entries: List[Entry] = [(DEVICES, DEVICE, "dummy")]
-        entries += [(SETS, name, definition) for name, definition in definitions(context.settings.family).items()]
+        sets = definitions(context.settings.family, context.settings.behaviour)
+        entries += [(SETS, name, definition) for name, definition in sets.items()]
         return entries
 
     def entries(self, service_port: ServicePortInfo, context: IpvsContext) -> List[Entry]:
         """See the base class."""
         return service_port_entries(service_port, context.facts)
 
-    def endpoints(self, service_port: ServicePortInfo, only_local: bool) -> Sequence[Endpoint]:
-        """See the base class; with traffic policy Local, IPVS takes all endpoints where none is local."""
-        return real_servers(service_port, only_local)
+    def endpoints(
+        self, service_port: ServicePortInfo, external: bool, settings: DataplaneSettings
+    ) -> Sequence[Endpoint]:
+        """See the base class; kube-proxy takes all endpoints where none is local, whatever the traffic policy is."""
+        lists = endpoint_lists(service_port, settings.behaviour)
+        return lists.external if external and lists.redirected != OUTSIDE else lists.internal
+
+    def drops_without_local(self, settings: DataplaneSettings) -> bool:
+        """See the base class."""
+        return settings.behaviour.local_means_local
 
     def derivation(self, context: IpvsContext) -> FilledSets:
         """See the base class."""
@@ -158,6 +167,11 @@ def _firewalled_lines(family: str, key: Any, _value: Any) -> List[str]:
     return [f"-t filter -A KUBE-IPVS-OUT-FILTER {rule}" for rule in out_filter_rules(family, [key])]
 
 
+def _redirected_lines(family: str, key: Any, value: Any) -> List[str]:
+    parts = redirect_rules(family, key, value)
+    return [f"-t {chain.table} -A {chain.chain} {rule}" for chain, rules in parts.items() for rule in rules]
+
+
 _LINES: Mapping[str, Callable[[str, Any, Any], List[str]]] = {
     DEVICES: lambda _family, key, _value: [device_line(key)],
     ADDRESSES: lambda _family, key, _value: [address_line(key)],
@@ -165,6 +179,7 @@ _LINES: Mapping[str, Callable[[str, Any, Any], List[str]]] = {
     SET_ELEMENTS: lambda _family, key, _value: [element_line(key)],
     CHAINS: _chain_lines,
     FIREWALLED: _firewalled_lines,
+    REDIRECTED: _redirected_lines,
     VIRTUAL_SERVERS: lambda _family, key, value: [virtual_server_line(key, value)],
     REAL_SERVERS: lambda _family, key, value: [real_server_line(key, value)],
 }

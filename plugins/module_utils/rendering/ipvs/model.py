@@ -37,6 +37,8 @@ VIRTUAL_SERVERS = Kind.VIRTUAL_SERVERS
 REAL_SERVERS = Kind.REAL_SERVERS
 # Not a resource: what ServicePorts contribute to the chain KUBE-IPVS-OUT-FILTER.
 FIREWALLED = "firewalled"
+# Nor this: what they contribute to the chains KUBE-IPVS-INSIDE and KUBE-IPVS-OUTSIDE.
+REDIRECTED = "redirected"
 
 
 class VirtualServerKey(NamedTuple):
@@ -112,6 +114,17 @@ class FirewalledPort(NamedTuple):
     address: str
     protocol: str
     port: int
+
+
+class Redirect(NamedTuple):
+    """Connections to an external address or node port that get the endpoints of the cluster IP.
+
+    ``target``: cluster IP and port as ``1.2.3.4:80``. ``from_inside``: connections of this node and its pods do, all
+    others otherwise.
+    """
+
+    target: str
+    from_inside: bool
 
 
 def server_of(key: Union[VirtualServerKey, RealServerKey]) -> VirtualServerKey:

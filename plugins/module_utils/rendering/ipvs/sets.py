@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Dict, NamedTuple, Tuple
 
 from ...addresses import IPV6
+from ...configuration.behaviour import KUBE_PROXY, Behaviour
 from .model import SetDefinition
 
 LOOP_BACK = "KUBE-LOOP-BACK"
@@ -27,6 +28,8 @@ NODE_PORT_SCTP = "KUBE-NODE-PORT-SCTP-HASH"
 NODE_PORT_LOCAL_SCTP = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
 HEALTH_CHECK_NODE_PORT = "KUBE-HEALTH-CHECK-NODE-PORT"
 IPVS_IPS = "KUBE-IPVS-IPS"
+INTERNAL_DROPPED = "KUBE-INTERNAL-NO-LOCAL"
+EXTERNAL_DROPPED = "KUBE-EXTERNAL-NO-LOCAL"
 
 # The kernel allows 31 characters and a zero byte.
 _LONGEST_NAME = 31
@@ -75,7 +78,12 @@ SETS: Dict[str, KnownSet] = {
     NODE_PORT_LOCAL_SCTP: KnownSet(HASH_IP_PORT, _local("nodeport SCTP port") + " with type 'hash ip:port'"),
     HEALTH_CHECK_NODE_PORT: KnownSet(BITMAP_PORT, "Kubernetes health check node port"),
     IPVS_IPS: KnownSet(HASH_IP, "Addresses on the ipvs interface"),
+    INTERNAL_DROPPED: KnownSet(HASH_IP_PORT, "cluster IP + port with policy Local and no local endpoint"),
+    EXTERNAL_DROPPED: KnownSet(HASH_IP_PORT, "external address + port with policy Local and no local endpoint"),
 }
+
+#: The sets that kube-proxy does not have.
+OWN_SETS = frozenset((INTERNAL_DROPPED, EXTERNAL_DROPPED))
 
 NODE_PORT_SETS: Dict[str, Tuple[str, str]] = {
     "tcp": (NODE_PORT_TCP, NODE_PORT_LOCAL_TCP),
@@ -104,10 +112,19 @@ PROTOCOL_OF_NODE_PORTS: Dict[str, str] = {
 }
 
 
-def definitions(family: str) -> Dict[str, SetDefinition]:
-    """Return all sets of a family by name; they exist whether they have elements or not."""
+def known_definitions(family: str) -> Dict[str, SetDefinition]:
+    """Return all sets that a family may have, by name."""
     found: Dict[str, SetDefinition] = {}
     for name, known in SETS.items():
         bitmap = known.type == BITMAP_PORT
         found[NAMES[family][name]] = SetDefinition(known.type, "" if bitmap else family)
+    return found
+
+
+def definitions(family: str, behaviour: Behaviour = KUBE_PROXY) -> Dict[str, SetDefinition]:
+    """Return the sets of a family by name; they exist whether they have elements or not."""
+    found = known_definitions(family)
+    if not behaviour.local_means_local:
+        for name in OWN_SETS:
+            del found[NAMES[family][name]]
     return found

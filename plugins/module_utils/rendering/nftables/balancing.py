@@ -17,13 +17,12 @@ changing an endpoint does not.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import List, Optional, Tuple
+from typing import List, Optional
 
-from ...addresses import IPV6
 from ..settings import LocalTraffic
 from . import expressions as x
 from . import layout
-from .objects import ADDRESS_TYPES, PORT, PROTOCOL, ChainValue, Rule, SetValue
+from .objects import ChainValue, Rule
 
 #: Draws before the last one, which cannot fail.
 DRAWS = 10
@@ -121,38 +120,4 @@ def external_local(
     rules = short_circuits(traffic, mark, cluster_target)
     if local_size:
         rules.append(x.rule(x.verdict(f"goto {chooser_name(kind, LOCAL, local_size)}")))
-    return ChainValue(tuple(rules))
-
-
-def source_ranges_name(length: int) -> str:
-    """Return the name of the set of allowed source ranges with this prefix length."""
-    return f"source-ranges-{length}"
-
-
-def source_ranges_set(family: str) -> SetValue:
-    """Return a set of (frontend, start of a source range).
-
-    It is hashed, so that neither overlapping ranges nor their number matter.
-    """
-    address = ADDRESS_TYPES[family]
-    return SetValue((address, PROTOCOL, PORT, address))
-
-
-def firewall_name(lengths: Tuple[int, ...]) -> str:
-    """Return the name of the chain that accepts ranges with these prefix lengths."""
-    return "firewall-" + "-".join(str(length) for length in lengths)
-
-
-@lru_cache(maxsize=1024)
-def firewall(family: str, lengths: Tuple[int, ...]) -> ChainValue:
-    """Return the chain that drops packets from outside a frontend's source ranges; ``lengths``: longest first."""
-    size = 16 if family == IPV6 else 4
-    word = x.address_words(family) + 2
-    rules: List[Rule] = []
-    for length in lengths:
-        key = [*x.destination(family), x.source_address(family, word)]
-        if length < size * 8:
-            key.append(x.bitwise(x.prefix_mask(length, size), bytes(size), word))
-        rules.append(x.rule(key, x.lookup(source_ranges_name(length)), x.verdict("return")))
-    rules.append(x.rule(x.verdict("drop")))
     return ChainValue(tuple(rules))

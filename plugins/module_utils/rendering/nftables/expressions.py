@@ -26,6 +26,7 @@ RTN_LOCAL = 2
 LOOKUP_INVERT = 0x1
 BYTEORDER_HTON = 1
 NAT_DESTINATION = 1
+NAT_PORT_SPECIFIED = 0x2
 NAT_FULLY_RANDOM = 0x10
 DYNSET_UPDATE = 1
 NFPROTO = {"IPv4": 2, "IPv6": 10}
@@ -42,7 +43,7 @@ SCHEMA: Dict[str, Dict[int, str]] = {
     "bitwise": {1: "u32", 2: "u32", 3: "u32", 4: "data", 5: "data", 6: "u32"},
     "numgen": {1: "u32", 2: "u32", 3: "u32", 4: "u32"},
     "nat": {1: "u32", 2: "u32", 3: "u32", 4: "u32", 5: "u32", 6: "u32", 7: "u32"},
-    "masq": {1: "u32"},
+    "masq": {1: "u32", 2: "u32", 3: "u32"},
     "fib": {1: "u32", 2: "u32", 3: "u32"},
     "reject": {1: "u32", 2: "u8"},
     "byteorder": {1: "u32", 2: "u32", 3: "u32", 4: "u32", 5: "u32"},
@@ -52,12 +53,11 @@ SCHEMA: Dict[str, Dict[int, str]] = {
 }
 OPTIONAL = frozenset(
     [
+        *(("masq", number) for number in (1, 2, 3)),
+        *(("dynset", number) for number in (6, 9)),
         ("lookup", 5),
         ("numgen", 4),
         ("bitwise", 6),
-        ("masq", 1),
-        ("dynset", 6),
-        ("dynset", 9),
         ("nat", 7),
         ("limit", 4),
         ("limit", 5),
@@ -199,6 +199,18 @@ def destination_nat(family: str, address: int, port: int) -> Expression:
 def masquerade() -> Expression:
     """Rewrite the source to the address of the outgoing interface, with a random port."""
     return Expression("masq", ((1, NAT_FULLY_RANDOM),))
+
+
+def masquerade_from(first: int, last: int) -> Expressions:
+    """Rewrite the source to the address of the outgoing interface, with a random port of a range."""
+    ports = [value(port.to_bytes(2, "big"), word) for word, port in enumerate((first, last), 0)]
+    flags = NAT_FULLY_RANDOM | NAT_PORT_SPECIFIED
+    return [*ports, Expression("masq", ((1, flags), (2, register(0)), (3, register(1))))]
+
+
+def is_protocol(number: int) -> Expressions:
+    """Match the transport protocol."""
+    return [meta(META_L4PROTO), compare(bytes([number]))]
 
 
 def reject(family: str) -> Expression:

@@ -20,6 +20,7 @@ from .objects import (
     INDEX,
     PORT,
     PROTOCOL,
+    PROTOCOL_NUMBERS,
     RESOURCE,
     TABLE_KEY,
     VERDICT,
@@ -89,7 +90,7 @@ def _not_loopback(family: str) -> x.Expressions:
     return x.in_network(Network(127 << 24, 8, family), load_source=False, equal=False)
 
 
-def _node_port_match(settings: DataplaneSettings, dispatching: bool) -> x.Expressions:
+def node_port_match(settings: DataplaneSettings, dispatching: bool) -> x.Expressions:
     """Match destination addresses on which node ports answer."""
     if settings.node_port_cidrs:
         return [x.destination_address(settings.family), x.lookup(NODE_PORT_IPS)]
@@ -108,7 +109,7 @@ def _services_rules(settings: DataplaneSettings) -> List[Rule]:
         comment = "masquerade clusterIP traffic from outside cluster"
         rules.append(x.rule(to_cluster_ip, from_local(settings.local_traffic, False), mark, comment=comment))
     rules.append(x.rule(x.destination(family), x.verdict_lookup(FRONTENDS)))
-    at_node_port = [*_node_port_match(settings, True), *x.protocol_and_port()]
+    at_node_port = [*node_port_match(settings, True), *x.protocol_and_port()]
     rules.append(x.rule(at_node_port, x.verdict_lookup(NODE_PORT_FRONTENDS)))
     return rules
 
@@ -125,6 +126,20 @@ def _cluster_ips_rules(settings: DataplaneSettings) -> List[Rule]:
     return rules
 
 
+def _masquerade_rules(settings: DataplaneSettings, match: x.Expressions) -> List[Rule]:
+    """Return the rules that masquerade what the expressions match.
+
+    Where the source ports are limited, each protocol needs a rule of its own: the nft program accepts no other form.
+    """
+    first, last = settings.masquerade_ports
+    limited = [
+        x.rule(x.is_protocol(number), match, x.masquerade_from(first, last))
+        for number in PROTOCOL_NUMBERS.values()
+        if last
+    ]
+    return [*limited, x.rule(match, x.masquerade())]
+
+
 def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[Rule]]:
     family = settings.family
     mark = settings.masquerade_mark
@@ -133,7 +148,7 @@ def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[Rule]]:
         x.destination_address(family, x.address_words(family)),
         *x.protocol_and_port(2 * x.address_words(family)),
     ]
-    at_node_port = [*_node_port_match(settings, False), *x.protocol_and_port()]
+    at_node_port = [*node_port_match(settings, False), *x.protocol_and_port()]
     return {
         REJECT_CHAIN: [x.rule(x.reject(family))],
         FIREWALL_CHECK: [x.rule(x.destination(family), x.verdict_lookup(FIREWALLED))],
@@ -142,8 +157,8 @@ def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[Rule]]:
         CLUSTER_IPS_CHECK: _cluster_ips_rules(settings),
         MASQUERADING: [
             # The bit is cleared so that a packet that traverses this chain again is not masqueraded twice.
-            x.rule(x.has_bits(x.meta(x.META_MARK), mark), x.flip_mark_bits(mark), x.masquerade()),
-            x.rule(x.was_redirected(), connection, x.lookup(HAIRPIN), x.masquerade()),
+            *_masquerade_rules(settings, [*x.has_bits(x.meta(x.META_MARK), mark), *x.flip_mark_bits(mark)]),
+            *_masquerade_rules(settings, [*x.was_redirected(), *connection, x.lookup(HAIRPIN)]),
         ],
         SERVICES: _services_rules(settings),
     }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from . import layout
+from . import firewall, layout
 
 OWN_SETS = frozenset(
     (
@@ -22,10 +22,14 @@ OWN_SETS = frozenset(
         layout.NODE_PORT_ENDPOINTS,
         layout.NODE_PORT_LOCAL_ENDPOINTS,
         layout.FIREWALLED,
+        firewall.NODE_PORT_FIREWALLED,
     )
 )
-_SOURCE_RANGES = re.compile(r"source-ranges-\d+")
-_CHAIN = re.compile(r"(?:nodeport-)?(?:(?:cluster|local|masquerade)-\d+|external-\d+-\d+)|firewall-\d+(?:-\d+)*")
+_SOURCE_RANGES = re.compile(r"(?:nodeport-)?source-ranges-\d+")
+_CHAIN = re.compile(
+    r"(?:nodeport-)?(?:(?:cluster|local|masquerade)-\d+|external-\d+-\d+|firewall-\d+(?:-\d+)*)"
+    r"|nodeport-firewall-check|filter-(?:prerouting|output)-nodeports"
+)
 
 
 def is_own(kind: str, name: str) -> bool:

@@ -203,7 +203,8 @@ class _Reader:
         self.parts.append(f'log prefix "{prefix}" group {part.get(1)} snaplen {part.get(3)}')
 
     def read_masq(self, part: Expression) -> None:
-        self.parts.append("masquerade fully-random" if part.get(1) == x.NAT_FULLY_RANDOM else "masquerade")
+        ports = f" to :{self.held(part.get(2)).text}-{self.held(part.get(3)).text}" if part.get(2) else ""
+        self.parts.append(f"masquerade{ports}{' fully-random' if part.get(1) & x.NAT_FULLY_RANDOM else ''}")
 
     def read_reject(self, part: Expression) -> None:
         if part.attributes not in (x.reject("IPv4").attributes, x.reject("IPv6").attributes):

@@ -9,13 +9,14 @@ from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import Dict, Iterable, List, Optional, Tuple
 
-from ...addresses import IPV6, packed, parse_network
+from ...addresses import IPV6, packed
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..merged import Entry
 from ..settings import DataplaneSettings
 from . import balancing, layout
 from .affinity import AffinityChains
 from .balancing import CLUSTER, LOCAL, NODE_PORT_KEY, SERVICE_KEY
+from .firewall import firewall_entries
 from .objects import PROTOCOL_NUMBERS, RESOURCE, ChainValue, ElementKey, ObjectKey
 
 REJECT = f"goto {layout.REJECT_CHAIN}"
@@ -131,33 +132,6 @@ def _external(
     entries.extend((RESOURCE, ElementKey("element", frontends, key), f"goto {target}") for key in keys)
 
 
-def _firewall(info: ServicePortInfo, settings: DataplaneSettings, transport: bytes, entries: List[Entry]) -> None:
-    """Restrict the load balancer addresses to the source ranges.
-
-    Where a range contains the node itself, a load balancer address is allowed as its own source: the node may have used
-    it.
-    """
-    networks = [network for network in map(parse_network, info.source_ranges) if network is not None]
-    if any(network.prefix_length == 0 for network in networks):
-        return
-    sources = {(network.prefix_length, network.first) for network in networks}
-    size = len(_address(info.cluster_ip))
-    if settings.node_ip and any(network.contains(settings.node_ip) for network in networks):
-        sources.update((size * 8, int.from_bytes(_address(vip), "big")) for vip in info.load_balancer_ips)
-    lengths = tuple(sorted({length for length, _first in sources}, reverse=True))
-    for length in lengths:
-        name = balancing.source_ranges_name(length)
-        entries.append((RESOURCE, ObjectKey("set", name), balancing.source_ranges_set(info.family)))
-    chain = balancing.firewall_name(lengths)
-    entries.append((RESOURCE, ObjectKey("chain", chain), balancing.firewall(info.family, lengths)))
-    for vip in info.load_balancer_ips:
-        key = _address(vip) + transport
-        for length, first in sorted(sources):
-            name = balancing.source_ranges_name(length)
-            entries.append((RESOURCE, ElementKey("element", name, key + first.to_bytes(size, "big")), True))
-        entries.append((RESOURCE, ElementKey("element", layout.FIREWALLED, key), f"goto {chain}"))
-
-
 def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> List[Entry]:
     """Return what one ServicePort contributes: (resource table, key, value), in an order in which it can be created.
 
@@ -181,9 +155,9 @@ def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> 
     if addresses:
         keys = [_address(address) + transport for address in addresses]
         _external(info, settings, SERVICE_KEY, keys, affinity=affinity, entries=entries)
-    if info.node_port:
-        key = transport_key(info.protocol, info.node_port)
-        _external(info, settings, NODE_PORT_KEY, [key], affinity=affinity, entries=entries)
-    if info.load_balancer_ips and info.source_ranges:
-        _firewall(info, settings, transport, entries)
+    node_port = transport_key(info.protocol, info.node_port) if info.node_port else b""
+    if node_port:
+        _external(info, settings, NODE_PORT_KEY, [node_port], affinity=affinity, entries=entries)
+    if info.is_restricted:
+        entries.extend(firewall_entries(info, settings, transport, node_port))
     return entries

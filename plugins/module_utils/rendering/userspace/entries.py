@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import FrozenSet, List, NamedTuple, Sequence, Tuple
 
-from ...addresses import address_bits, packed, parse_network
-from ...serviceports.info import Endpoint, ServicePortInfo
+from ...addresses import address_bits, family_of, packed, parse_network
+from ...serviceports.info import Endpoint, ServicePortInfo, Sources
 from ..ipvs.entries import is_bindable, is_link_local, is_real_server
 from ..merged import Entry
 from ..settings import DataplaneSettings
@@ -71,9 +71,9 @@ def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]
     entries: List[Entry] = []
     owner = f"{info.key}" if info.protocol == TCP else f"{info.key}/{info.key.protocol}"
 
-    def listener(only_local: bool, sources: Tuple[str, ...] = ()) -> Listener:
+    def listener(only_local: bool) -> Listener:
         endpoints = tuple((endpoint.ip, endpoint.port) for endpoint in chosen_endpoints(info, only_local))
-        return Listener(owner, endpoints, info.affinity_seconds, sources)
+        return Listener(owner, endpoints, info.affinity_seconds)
 
     def serve(address: str, value: Listener) -> None:
         if is_link_local(address) or not is_bindable(address):
@@ -86,22 +86,27 @@ def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]
     serve(info.cluster_ip, listener(info.internal_local))
     external = listener(info.external_local)
     for address in info.external_ips:
-        serve(address, external)
+        serve(address, _restricted(external, info.external_ip_sources, address, facts))
     for address in info.load_balancer_ips:
-        serve(address, external._replace(sources=_sources(info, address, facts)))
+        serve(address, _restricted(external, info.source_ranges, address, facts))
     if info.node_port:
         for address in facts.node_port_ips:
-            entries.append((LISTENERS, ListenerKey(info.protocol, address, info.node_port), external))
+            value = _restricted(external, info.node_port_sources, address, facts)
+            entries.append((LISTENERS, ListenerKey(info.protocol, address, info.node_port), value))
     return entries
 
 
-def _sources(info: ServicePortInfo, address: str, facts: NodeFacts) -> Tuple[str, ...]:
-    """Return the clients that a load balancer address serves; empty for all.
+def _restricted(value: Listener, sources: Sources, address: str, facts: NodeFacts) -> Listener:
+    """Return a listener at an external address that serves allowed sources only; where there are none, it refuses.
 
     A connection of the node itself to an address that it holds comes from that same address, so that one is allowed if
     a range has the node.
     """
-    networks = [network for network in map(parse_network, info.source_ranges) if network is not None]
+    if sources is None:
+        return value
+    if not sources:
+        return value._replace(endpoints=())
+    networks = [network for network in map(parse_network, sources) if network is not None]
     if packed(facts.node_ip) is not None and any(network.contains(facts.node_ip) for network in networks):
-        return (*info.source_ranges, f"{address}/{address_bits(info.family)}")
-    return info.source_ranges
+        return value._replace(sources=(*sources, f"{address}/{address_bits(family_of(address))}"))
+    return value._replace(sources=sources)

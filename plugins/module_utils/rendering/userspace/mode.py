@@ -35,7 +35,6 @@ class UserspaceRendering(Rendering[NodeFacts]):
     name = "userspace"
     tables = (DEVICES, ADDRESSES, LISTENERS)
     entries_have_addresses = True
-    drops_without_local = False
     replaces_source = True
     refused_with = "TCP reset, or for UDP ICMP port unreachable"
 
@@ -57,9 +56,16 @@ class UserspaceRendering(Rendering[NodeFacts]):
         """See the base class."""
         return service_port_entries(service_port, context)
 
-    def endpoints(self, service_port: ServicePortInfo, only_local: bool) -> Sequence[Endpoint]:
+    def endpoints(
+        self, service_port: ServicePortInfo, external: bool, settings: DataplaneSettings
+    ) -> Sequence[Endpoint]:
         """See the base class; addresses that the agent must not connect to are omitted."""
+        only_local = service_port.external_local if external else service_port.internal_local
         return () if refusal(service_port) else chosen_endpoints(service_port, only_local)
+
+    def drops_without_local(self, settings: DataplaneSettings) -> bool:
+        """See the base class. The agent opens no socket then, so the kernel refuses."""
+        return False
 
     def refusal(self, service_port: ServicePortInfo) -> str:
         """See the base class. SCTP is not forwarded."""

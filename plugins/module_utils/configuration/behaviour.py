@@ -1,0 +1,63 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which of kube-proxy's defects are matched, and which are corrected.
+
+kube-proxy 1.36 deviates from the API documentation and the KEPs in places, and its modes differ from each other. A node
+can be taken over only if nothing changes for clients that depend on this, so it is the default. Each deviation that can
+be corrected is one predicate of :class:`Behaviour`, true if it is corrected; code asks the predicate, never the name.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, NamedTuple, Tuple
+
+
+class Behaviour(NamedTuple):
+    """The deviations of kube-proxy that are corrected.
+
+    ``name``: as in the configuration.
+
+    ``inside_reaches_all`` (ipvs): pods and the node reach the endpoints of all nodes through external addresses and
+    node ports with externalTrafficPolicy Local (KEP-1669), masqueraded only for the node.
+    ``local_means_local`` (ipvs): a traffic policy Local without local endpoints drops instead of using other nodes (API
+    documentation; KEP-2086).
+    ``terminating_keep_flows`` (ipvs): UDP and SCTP flows stay at an endpoint that is terminating and still serves
+    (KEP-1669).
+    ``virtual_addresses_are_closed`` (ipvs): the node's own ports, health check node ports included, do not answer on
+    service addresses.
+    ``ranges_hold_for_node`` (ipvs): the source of a packet decides for connections of the node, too.
+    ``ranges_hold_for_node_ports``: loadBalancerSourceRanges restrict the node ports of the Service as well.
+    ``ranges_hold_for_families``: ranges of one family alone allow no source of the other family.
+    ``ranges_before_endpoints`` (iptables): a source that is not allowed is dropped, also without endpoints.
+    ``stale_flows_end``: connection tracking entries of UDP and SCTP flows are deleted whenever they lead to something
+    else than a serving endpoint: also for Services that were created later, deleted, or lost their last endpoint.
+    ``masquerade_below_node_ports``: masquerading uses no source port that can be a node port.
+    """
+
+    name: str
+    inside_reaches_all: bool = False
+    local_means_local: bool = False
+    terminating_keep_flows: bool = False
+    virtual_addresses_are_closed: bool = False
+    ranges_hold_for_node: bool = False
+    ranges_hold_for_node_ports: bool = False
+    ranges_hold_for_families: bool = False
+    ranges_before_endpoints: bool = False
+    stale_flows_end: bool = False
+    masquerade_below_node_ports: bool = False
+
+
+KUBE_PROXY = Behaviour("kube-proxy")
+CORRECTED = Behaviour("corrected", *(True for _hole in Behaviour._fields[1:]))
+
+BEHAVIOURS: Dict[str, Behaviour] = {item.name: item for item in (KUBE_PROXY, CORRECTED)}
+
+_PORTS = (1024, 65535)
+_DEFAULT_NODE_PORTS = (30000, 32767)
+
+
+def masquerade_ports(node_ports: Tuple[int, int] = _DEFAULT_NODE_PORTS) -> Tuple[int, int]:
+    """Return the larger range of unprivileged ports, first and last, beside the range of node ports."""
+    below, above = (_PORTS[0], node_ports[0] - 1), (node_ports[1] + 1, _PORTS[1])
+    return max(below, above, key=lambda ports: ports[1] - ports[0])

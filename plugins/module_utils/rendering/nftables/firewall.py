@@ -1,0 +1,150 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Sources that are allowed at external addresses and node ports: the chains, maps and sets of nftables mode.
+
+What a node port needs exists only while a node port is restricted: kube-proxy 1.36 has nothing like it, and every
+packet would traverse it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Dict, Iterable, List, Sequence, Tuple
+
+from ...addresses import IPV6, packed, parse_network
+from ...serviceports.info import ServicePortInfo, Sources
+from ..merged import Entry
+from ..settings import DataplaneSettings
+from . import expressions as x
+from . import layout
+from .balancing import NODE_PORT_KEY, SERVICE_KEY
+from .objects import (
+    ADDRESS_TYPES,
+    PORT,
+    PROTOCOL,
+    RESOURCE,
+    VERDICT,
+    BaseHook,
+    ChainValue,
+    ElementKey,
+    ObjectKey,
+    Rule,
+    SetValue,
+)
+
+NODE_PORT_FIREWALLED = "firewalled-nodeports"
+NODE_PORT_CHECK = "nodeport-firewall-check"
+
+_MAPS = {SERVICE_KEY: layout.FIREWALLED, NODE_PORT_KEY: NODE_PORT_FIREWALLED}
+
+
+def source_ranges_name(kind: str, length: int) -> str:
+    """Return the name of the set of allowed source ranges with this prefix length, for a kind of frontend."""
+    return f"{kind}source-ranges-{length}"
+
+
+def source_ranges_set(family: str, kind: str) -> SetValue:
+    """Return a set of (frontend, start of a source range).
+
+    It is hashed, so that neither overlapping ranges nor their number matter.
+    """
+    address = ADDRESS_TYPES[family]
+    return SetValue((PROTOCOL, PORT, address) if kind == NODE_PORT_KEY else (address, PROTOCOL, PORT, address))
+
+
+def firewall_name(kind: str, lengths: Tuple[int, ...]) -> str:
+    """Return the name of the chain that accepts ranges with these prefix lengths."""
+    return f"{kind}firewall-" + "-".join(str(length) for length in lengths)
+
+
+@lru_cache(maxsize=1024)
+def firewall(family: str, kind: str, lengths: Tuple[int, ...]) -> ChainValue:
+    """Return the chain that drops packets from outside a frontend's source ranges; ``lengths``: longest first."""
+    size = 16 if family == IPV6 else 4
+    frontend = x.protocol_and_port() if kind == NODE_PORT_KEY else x.destination(family)
+    word = 2 if kind == NODE_PORT_KEY else x.address_words(family) + 2
+    rules: List[Rule] = []
+    for length in lengths:
+        key = [*frontend, x.source_address(family, word)]
+        if length < size * 8:
+            key.append(x.bitwise(x.prefix_mask(length, size), bytes(size), word))
+        rules.append(x.rule(key, x.lookup(source_ranges_name(kind, length)), x.verdict("return")))
+    rules.append(x.rule(x.verdict("drop")))
+    return ChainValue(tuple(rules))
+
+
+def _node_port_check(settings: DataplaneSettings) -> List[Entry]:
+    """Return what every restricted node port needs; in an order in which it can be created."""
+    at_node_port = [*layout.node_port_match(settings, True), *x.protocol_and_port()]
+    check = x.rule(at_node_port, x.verdict_lookup(NODE_PORT_FIREWALLED))
+    jump = (x.rule(x.new_connection(), x.verdict(f"jump {NODE_PORT_CHECK}")),)
+    return [
+        (RESOURCE, ObjectKey("set", NODE_PORT_FIREWALLED), SetValue((PROTOCOL, PORT), (VERDICT,))),
+        (RESOURCE, ObjectKey("chain", NODE_PORT_CHECK), ChainValue((check,))),
+        *(
+            (RESOURCE, ObjectKey("chain", f"filter-{hook}-nodeports"), ChainValue(jump, BaseHook("filter", hook, -110)))
+            for hook in ("prerouting", "output")
+        ),
+    ]
+
+
+def firewall_entries(
+    info: ServicePortInfo, settings: DataplaneSettings, transport: bytes, node_port: bytes
+) -> List[Entry]:
+    """Return the entries that restrict the ServicePort's external addresses and its node port to allowed sources.
+
+    ``transport``: protocol and port as in a key, ``node_port``: protocol and node port. Where a range contains the node
+    itself, an external address is allowed as its own source: the node may have used it.
+    """
+    entries: List[Entry] = []
+    addresses: Dict[bytes, Sources] = {_bytes(address): info.external_ip_sources for address in info.external_ips}
+    addresses.update((_bytes(address), info.source_ranges) for address in info.load_balancer_ips)
+    by_sources: Dict[Sources, List[bytes]] = {}
+    for address, sources in addresses.items():
+        by_sources.setdefault(sources, []).append(address)
+    for sources, own in by_sources.items():
+        if sources is not None:
+            keys = [address + transport for address in own]
+            entries += _restrict(info.family, SERVICE_KEY, keys, sources, own, settings)
+    if info.node_port and info.node_port_sources is not None:
+        restricted = _restrict(info.family, NODE_PORT_KEY, [node_port], info.node_port_sources, (), settings)
+        entries += [*_node_port_check(settings), *restricted] if restricted else []
+    return entries
+
+
+def _bytes(address: str) -> bytes:
+    return packed(address) or b""
+
+
+def _restrict(
+    family: str,
+    kind: str,
+    keys: Iterable[bytes],
+    sources: Sequence[str],
+    own: Iterable[bytes],
+    settings: DataplaneSettings,
+) -> List[Entry]:
+    networks = [network for network in map(parse_network, sources) if network is not None]
+    if any(network.prefix_length == 0 for network in networks):
+        return []
+    size = 16 if family == IPV6 else 4
+    allowed = {(network.prefix_length, network.first) for network in networks}
+    if settings.node_ip and any(network.contains(settings.node_ip) for network in networks):
+        allowed.update((size * 8, int.from_bytes(address, "big")) for address in own)
+    entries: List[Entry] = []
+    verdict = "drop"
+    if allowed:
+        lengths = tuple(sorted({length for length, _first in allowed}, reverse=True))
+        for length in lengths:
+            name = ObjectKey("set", source_ranges_name(kind, length))
+            entries.append((RESOURCE, name, source_ranges_set(family, kind)))
+        chain = firewall_name(kind, lengths)
+        entries.append((RESOURCE, ObjectKey("chain", chain), firewall(family, kind, lengths)))
+        verdict = f"goto {chain}"
+    for key in keys:
+        for length, first in sorted(allowed):
+            element = ElementKey("element", source_ranges_name(kind, length), key + first.to_bytes(size, "big"))
+            entries.append((RESOURCE, element, True))
+        entries.append((RESOURCE, ElementKey("element", _MAPS[kind], key), verdict))
+    return entries

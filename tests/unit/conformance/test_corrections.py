@@ -1,0 +1,82 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The corrected expectations of the lab: each differs from kube-proxy's, has a reason, and the modes agree."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conformance.wirelab.arguments import CASES, HOME
+from tests.conformance.wirelab.cases import MODES, find_cases
+from tests.conformance.wirelab.corrections import CORRECTED, chosen_behaviour, corrected, read_corrections
+from tests.conformance.wirelab.outcomes import meaning
+
+ALL = find_cases([str(HOME / name) for name in CASES], ["*"])
+#: Where what happens to a packet that no Service has any more differs: see docs/conformance.md.
+MAY_DIFFER = ("service deleted",)
+
+
+def corrections_of(case, mode):
+    return read_corrections(case.file(f"corrected-{mode}.json"))
+
+
+def expectations(case, mode, behaviour):
+    return {
+        (step["step"], flow["flow"]): meaning(flow) for step in case.expected(mode, behaviour) for flow in step["flows"]
+    }
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_correction_changes_an_expectation_and_has_a_reason(mode):
+    found = 0
+    for case in ALL:
+        corrections = corrections_of(case, mode)
+        if not corrections:
+            continue
+        before, after = expectations(case, mode, "kube-proxy"), expectations(case, mode, CORRECTED)
+        changed = {place for place in before if before[place] != after[place]}
+        assert changed == {(item["step"], item["flow"]) for item in corrections}, case.name
+        assert all(item["reason"] for item in corrections), case.name
+        found += len(corrections)
+    assert found
+
+
+def _seen(flow, seen):
+    """From the node only which endpoints answer: its own address is both its source and that of masquerading."""
+    return sorted({entry[0] for entry in seen}) if flow.split()[1] == "node" else seen
+
+
+def test_modes_agree_where_one_of_them_is_corrected():
+    compared = 0
+    for case in ALL:
+        places = {
+            (item["step"], item["flow"])
+            for mode in case.modes
+            for item in corrections_of(case, mode)
+            if item["step"] not in MAY_DIFFER
+        }
+        if not places:
+            continue
+        by_mode = {mode: expectations(case, mode, CORRECTED) for mode in case.modes}
+        for place in places:
+            meanings = [_seen(place[1], found[place]) for found in by_mode.values() if place in found]
+            assert all(item == meanings[0] for item in meanings), (case.name, place, meanings)
+            compared += len(meanings) > 1
+    assert compared > 20
+
+
+def test_a_correction_without_a_place_is_refused():
+    steps = [{"step": "start", "flows": [{"flow": "tcp a -> b:1", "sent": ["a"], "outcomes": {"drop": 1}}]}]
+    change = {"step": "start", "flow": "tcp a -> b:1", "outcomes": {"reject rst": 1}, "reason": "why"}
+    assert corrected(steps, [change]) == [
+        {"step": "start", "flows": [{"flow": "tcp a -> b:1", "sent": ["a"], "outcomes": {"reject rst": 1}}]}
+    ]
+    with pytest.raises(ValueError, match="not expected"):
+        corrected(steps, [{**change, "step": "other"}])
+
+
+def test_an_unknown_behaviour_is_refused():
+    assert chosen_behaviour({}) == "kube-proxy" and chosen_behaviour({"LAB_BEHAVIOUR": CORRECTED}) == CORRECTED
+    with pytest.raises(ValueError, match="LAB_BEHAVIOUR"):
+        chosen_behaviour({"LAB_BEHAVIOUR": "other"})
