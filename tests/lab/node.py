@@ -31,7 +31,7 @@ GUEST_MODULES = "/usr/lib/uml/modules"
 
 
 class Specification(NamedTuple):
-    """What the host tells a node; travels as JSON.
+    """The instructions of the host for a node, sent as JSON.
 
     ``scratch`` is a directory shared with the host, always writable: ``ready``, ``status`` and ``log`` appear
     there. ``visible`` are directories that may lie on other file systems of the host, ``writable`` those

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A client that asks a Service again and again, and tells for how long it was not answered."""
+"""A client that sends requests to a Service continuously, and reports how long it got no answer."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def blocks(path: Path, step: int) -> List[Block]:
 def load(path: Path, run: Run, variant: str = "nft", step: int = 0) -> None:
     """Program what the file says into the node that ``run`` runs commands on (arguments, standard input, output).
 
-    ``variant``: the iptables to use, nft or legacy. What is there already stays, as far as names differ.
+    ``variant``: the iptables to use, nft or legacy. Existing objects with other names are kept.
     """
     recorded = blocks(path, step)
     # Sets are there before the chains that match them, chains before the servers behind them.

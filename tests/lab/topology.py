@@ -6,7 +6,7 @@ r"""The laboratory's network on paper: addresses, nodes, and the pods that a clu
     client 203.0.113.0/24 --- fabric 172.30.0.0/24 --- lab-iptables --- its pods 10.244.1.0/24
                                                    \-- lab-ipvs     --- its pods 10.244.2.0/24
 
-The fabric sends virtual addresses to the node that the client's address stands for, so that a test chooses the node
+The fabric sends virtual addresses to the node to which the client's address belongs, so that a test chooses the node
 by its source.
 """
 
@@ -40,7 +40,7 @@ class LabNode(NamedTuple):
 
     @property
     def mode(self) -> str:
-        """The mode that the node's name stands for."""
+        """The mode in the node's name."""
         return self.name.split("-", 1)[1]
 
     @property

@@ -30,7 +30,7 @@ def start_of(node: Node) -> Dict[str, str]:
 
 
 def wait_for_activity(node: Node) -> None:
-    """Until the agent has told systemd that it is ready."""
+    """Wait until the agent has notified systemd that it is ready."""
     wait_for(f"{UNIT} is active", lambda: node.unit(UNIT, "ActiveState")["ActiveState"] == "active")
 
 
@@ -77,7 +77,7 @@ def log_since(node: Node, cursor: str) -> str:
 def picture(node: Node) -> Dict[str, Any]:
     """What the node looks like: its users, units, files, rules, and every path of its disk with mode and owner."""
     found = dict(json.loads(node.output("python3", "-", text=Path(portrait.__file__).read_text())))
-    # What podman gives anew with each start of the container.
+    # podman assigns these again with each start of the container.
     found["addresses"] = [line for line in found["addresses"] if not line.startswith("eth0 ")]
     del found["boot"], found["files"]["/etc/hosts"]
     passing = ("/tmp", "/var/tmp", "/var/log", "/var/lib/systemd", "/root/.ansible", "/var/cache", "/run")

@@ -105,7 +105,7 @@ class Cluster:
     def forget_history(self, items: Sequence[Dict[str, Any]], resource_version: int) -> None:
         """Hold these objects from now on, at that resourceVersion and without any event before it.
 
-        That is what a server knows that was set up anew from a copy. Only while it is away.
+        A server restored from a backup has this state. Call it only while the server is down.
         """
         self.store = Store()
         version = str(resource_version)

@@ -232,7 +232,7 @@ def test_dropped_watches_go_on_where_they_were(members):
 
 
 def test_api_server_with_another_history(members):
-    """It starts anew with a later resourceVersion and no events: 410, a list, and only the differences count."""
+    """Restart it with a later resourceVersion and no events: 410, a list, and only the differences are applied."""
     node, cluster, _before = members["nftables"]
     process = start_of(node)
     flows = Flows(node, ECHO)
@@ -331,7 +331,7 @@ def test_damaged_disk_cache_is_told_and_leaves_the_dataplane(members, outage, da
     node.run(*damage.split(), CACHE)
     since = mark(node)
     node.run("systemctl", "start", UNIT)
-    wait_for("the log tells", lambda: "no cluster state to start from" in log_since(node, since))
+    wait_for("the log message", lambda: "no cluster state to start from" in log_since(node, since))
     assert CACHE in log_since(node, since)
     assert dataplane(node) == rules
     cluster.store.put(endpoint_slice("svc-1", [f"10.244.1.{90 + len(damage)}"]))

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The layers of the engine import one way only, and nothing in it knows Ansible."""
+"""Test that the layers of the engine import one way only, and that none of them imports Ansible."""
 
 from __future__ import annotations
 

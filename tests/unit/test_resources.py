@@ -86,7 +86,7 @@ class Table(Resource[str, int]):
         self.content = applied(self.content, change)
 
 
-def test_things_come_before_what_refers_to_them_and_go_after_it():
+def test_objects_are_created_before_and_removed_after_those_that_refer_to_them():
     journal: list[Any] = []
     devices = Table("devices", {"old": 1}, journal)
     chains = Table("chains", {"old": 1, "same": 1, "other": 1}, journal, atomic=True)
@@ -113,7 +113,7 @@ def test_things_come_before_what_refers_to_them_and_go_after_it():
     assert not any(item.change for item in plan(stages)), "nothing is left to do"
 
 
-def test_a_desired_table_may_depend_on_what_is_there():
+def test_a_desired_table_may_depend_on_the_observed_one():
     table = Table("servers", {"draining": 1, "idle": 1}, [])
 
     def desired(observed):

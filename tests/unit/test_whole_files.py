@@ -31,7 +31,7 @@ def test_a_name_without_a_directory_is_in_the_current_one(tmp_path: Path, monkey
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+def test_a_link_is_replaced_and_its_target_is_kept(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("of others")
     (tmp_path / "file").symlink_to("other")
     write_whole(str(tmp_path / "file"), b"ours")

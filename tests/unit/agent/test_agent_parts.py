@@ -108,7 +108,7 @@ def test_keys_of_limited_lines_are_bounded():
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_systemd_is_told(tmp_path, abstract):
+def test_systemd_is_notified(tmp_path, abstract):
     path = f"@kubenode-test-{tmp_path.name}" if abstract else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind("\0" + path[1:] if abstract else path)

@@ -33,7 +33,7 @@ def repaired(kind, change):
     return PlannedChange(resource, change)
 
 
-def test_nothing_is_told_of_nothing():
+def test_no_change_gives_no_log_fields():
     assert attributed([]) == {}
     assert attributed([repaired(Kind.CHAINS, Change())]) == {}
 

@@ -60,7 +60,7 @@ def test_other_contents_or_numbers_raise_suspicion(notified):
 
 
 @pytest.mark.parametrize(("notified", "verified"), [(False, ["IPv4", "IPv6"]), (True, [])])
-def test_own_changes_are_verified_later_unless_foreign_ones_are_told(notified, verified):
+def test_own_changes_are_verified_later_unless_external_ones_are_reported(notified, verified):
     polled = Polled(notified)
     polled.content, polled.outline = b"c", b"8"
     polled.watch.synced(True, False)
@@ -154,7 +154,7 @@ def test_altered_rules_of_equal_size_are_noticed_with_and_without_the_lock(legac
     assert legacy.tables.changed(lock_used) is True
 
 
-def test_a_change_of_others_that_needs_no_repair_is_told_once(legacy):
+def test_an_external_change_that_needs_no_repair_is_reported_once(legacy):
     legacy.tables.synced(True, True)
     assert legacy.tables.changed(False) is False
     for rules in (b"RULES", b"more rules"):

@@ -98,7 +98,7 @@ def test_body_has_the_keys_in_order(health):
     assert '"nodeEligible"' not in health.answer(False).body.decode()
 
 
-def test_status_is_left_out_before_any_update_and_last_updated_is_the_zero_time(clock):
+def test_status_is_omitted_before_the_first_update_and_last_updated_is_the_zero_time(clock):
     body = json.loads(ProxyHealth(60.0, clock).answer(True).body)
     assert "status" not in body
     assert body["lastUpdated"] == "0001-01-01T00:00:00Z"

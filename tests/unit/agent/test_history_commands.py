@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The commands ``rollback`` and ``confirm`` as far as they need no kernel: what they list, refuse and say."""
+"""Test the parts of the commands ``rollback`` and ``confirm`` that need no kernel: output and errors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_without_saved_states_it_says_so(directory):
         (False, 0, "rolled back to state 4; saved the previous state as 5"),
     ],
 )
-def test_what_was_done_is_told(monkeypatch, check, status, last):
+def test_the_result_of_a_rollback_is_printed(monkeypatch, check, status, last):
     record = StateRecord(number=4, created="", reason="", kernel="", engine="", boot="", state=NodeState())
     change = TableChange(table="IPv4 chains (nft)", added=1, replaced=2, removed=3, before=("-old",), after=("+new",))
     report = RollbackReport(

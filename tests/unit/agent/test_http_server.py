@@ -246,7 +246,7 @@ def test_a_client_at_its_bound_pays_with_its_own_connections():
         assert read_all(begun[0]).endswith(b"GET /healthz")
 
 
-def test_with_every_place_taken_by_requests_others_wait_for_their_end():
+def test_with_the_maximum_of_requests_others_wait():
     limits = Limits(connections=4, per_client=4, seconds=1.0)
     with running(limits) as found, contextlib.ExitStack() as stack:
         for _number in range(4):
@@ -288,7 +288,7 @@ def test_a_closed_port_refuses_at_once_and_can_be_opened_again():
         wait_for(lambda: found.server.connections == 0)
 
 
-def test_a_port_that_is_taken_concerns_that_port_only():
+def test_a_port_in_use_affects_only_that_port():
     with running() as found, socket.socket() as taken:
         taken.bind((HERE, 0))
         taken.listen()
@@ -316,7 +316,7 @@ def test_limits_leave_files_for_the_rest_of_the_agent(files):
         assert limits.connections + limits.ports + 256 <= files
 
 
-def test_out_of_files_it_waits_and_goes_on(monkeypatch):
+def test_it_continues_after_running_out_of_file_descriptors(monkeypatch):
     with running() as found:
         failures = iter([errno.EMFILE, errno.ENFILE, errno.ENOMEM])
         accept = socket.socket.accept

@@ -54,7 +54,7 @@ def test_half_of_them_few_of_them_or_endpoints_that_stay_are_no_loss(clock):
     assert watch(clock, percent=100.0).judge(SERVICES, nothing).services == set()
 
 
-def test_services_that_go_one_after_the_other_count_together(clock):
+def test_services_lost_one_after_the_other_count_together(clock):
     losses, reported = watch(clock), []
     for service in SERVICES:
         loss = losses.judge([service], nothing)
@@ -72,14 +72,14 @@ def test_a_slow_loss_is_none(clock):
         clock.now += WINDOW_SECONDS / 4
 
 
-def test_the_endpoints_of_few_are_never_looked_at(clock):
+def test_losses_of_few_services_are_not_checked(clock):
     def never(service):
         raise AssertionError(service)
 
     assert watch(clock).judge(SERVICES[:10], never).services == set()
 
 
-def test_a_loss_is_held_back_for_as_long_as_asked(clock):
+def test_a_loss_is_held_back_for_the_configured_time(clock):
     losses = watch(clock, hold=30.0)
     loss = losses.judge(SERVICES, nothing)
     assert loss.held and loss.is_new and losses.held_until == clock.now + 30

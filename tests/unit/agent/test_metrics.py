@@ -81,7 +81,7 @@ def test_what_has_not_happened_is_not_shown():
 
 
 def test_times_of_creation_are_never_shown():
-    """Versions of prometheus_client before 0.17 always show them; newer ones can be told to."""
+    """Versions of prometheus_client before 0.17 always show them; newer ones have an option for it."""
     prometheus_client.enable_created_metrics()
     try:
         metrics = Metrics()

@@ -262,7 +262,7 @@ def test_help_and_version_go_to_the_output():
 
 
 @pytest.mark.parametrize(("check", "changed", "code"), [(False, True, 0), (True, True, 3), (True, False, 0)])
-def test_converge_tells_what_it_did_or_would_do(monkeypatch, tmp_path, check, changed, code):
+def test_converge_prints_what_it_did_or_would_do(monkeypatch, tmp_path, check, changed, code):
     requests = []
 
     def converge(request):

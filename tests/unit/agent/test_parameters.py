@@ -51,7 +51,7 @@ def kernel(tmp_path, monkeypatch):
 WANTED = {FORWARD: 1, CLOSE_WAIT: 3600, HASH_SIZE: AtLeast(65536)}
 
 
-def test_what_is_as_wanted_or_larger_stays(kernel):
+def test_values_that_match_or_exceed_the_desired_ones_are_kept(kernel):
     assert parameters.repair_parameters(WANTED) == ({}, [])
     kernel(HASH_SIZE).write_text("262144\n")
     assert parameters.repair_parameters(WANTED) == ({}, [])
@@ -76,7 +76,7 @@ def test_one_that_is_refused_or_missing_does_not_keep_the_others_from_being_put_
     assert len(refused) == 2 and FORWARD in refused[0] and "the module nf_conntrack provides it" in refused[1]
 
 
-def test_read_only_ones_are_left_out(kernel):
+def test_read_only_parameters_are_skipped(kernel):
     kernel(CLOSE_WAIT).write_text("60\n")
     kernel(CLOSE_WAIT).chmod(0o444)
     assert parameters.repair_parameters(WANTED) == ({}, [])

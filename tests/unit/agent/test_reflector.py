@@ -156,7 +156,7 @@ def test_a_version_that_is_too_old_makes_it_list_again_and_hand_on_differences_o
     wait_for(lambda: setup.said and setup.said[-1].startswith("level=info") and "can be read again" in setup.said[-1])
 
 
-def test_a_dropped_watch_goes_on_where_it_was_without_a_list(setup):
+def test_a_dropped_watch_resumes_without_a_list(setup):
     setup.store.put(service("a"))
     setup.follow(SERVICES)
     setup.next()
@@ -185,7 +185,7 @@ def test_a_server_with_another_history_is_noticed_by_its_bookmarks(tmp_path):
 
 
 @pytest.mark.parametrize("code", [403, 500, 504])
-def test_an_error_is_said_once_and_tried_again(setup, code):
+def test_an_error_is_logged_once_and_the_request_retried(setup, code):
     setup.api.failing["/api/v1/services"] = code
     setup.follow(SERVICES)
     wait_for(lambda: setup.said)
@@ -208,7 +208,7 @@ def test_a_collection_that_the_server_does_not_know_is_empty_where_it_is_optiona
     assert setup.reflectors[0].error == "" and setup.said == []
 
 
-def test_objects_assumed_from_disk_are_taken_back_when_the_list_lacks_them():
+def test_cached_objects_that_the_list_lacks_are_removed():
     known = Known("Service")
     known.assume([("default", "a"), ("default", "gone")])
     raw = service("a")
@@ -219,7 +219,7 @@ def test_objects_assumed_from_disk_are_taken_back_when_the_list_lacks_them():
     assert known.replace([raw]).changed == []
 
 
-def test_pauses_grow_to_half_a_minute_and_begin_anew_after_success():
+def test_pauses_grow_to_half_a_minute_and_are_reset_by_success():
     backoff = Backoff(lambda: 0.0)
     pauses = [backoff.pause() for _ in range(8)]
     assert pauses[:3] == [0.8, 1.6, 3.2] and pauses[-1] == LONGEST_PAUSE_SECONDS

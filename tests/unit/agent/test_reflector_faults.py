@@ -32,7 +32,7 @@ class Quiet:
     """Stands for the supervised thread."""
 
     def busy(self, seconds):
-        """Deadlines are not looked at here."""
+        """Ignore deadlines, which these tests do not check."""
 
     def idle(self):
         """Nor is idleness."""
@@ -233,7 +233,7 @@ def test_a_line_of_a_watch_is_bounded_and_read_in_linear_time():
     assert "watch services: an event is larger than 8 MiB" in run.log
 
 
-def test_a_large_event_below_the_bound_is_taken():
+def test_a_large_event_below_the_limit_is_accepted():
     large = service("large", "11", annotations={"x": "y" * (7 << 20)})
     run = Run(lambda query: page(), lambda query: events(event("ADDED", large)))
     run.go(1.0)
@@ -282,7 +282,7 @@ ODD = [
 ]
 
 
-def test_items_without_an_identity_are_left_out_by_name_and_the_others_served():
+def test_items_without_an_identity_are_skipped_and_the_others_served():
     run = Run(lambda query: page([service("a"), *ODD, service("b")]), lambda query: events())
     run.go(60.0)
     assert run.names == ["a", "b"]
@@ -293,7 +293,7 @@ def test_items_without_an_identity_are_left_out_by_name_and_the_others_served():
 
 @pytest.mark.parametrize("kind", ["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "NOVEL", "", 5, None])
 @pytest.mark.parametrize("odd", [item for item in ODD if isinstance(item, dict)], ids=json.dumps)
-def test_a_watch_goes_on_after_a_malformed_event(kind, odd):
+def test_a_watch_continues_after_a_malformed_event(kind, odd):
     stream = events({"type": kind, "object": odd}, event("ADDED", service("b", "12")))
     run = Run(lambda query: page([service("a")]), lambda query: stream)
     run.go(0.5)
@@ -363,7 +363,7 @@ def test_an_unexpected_failure_leaves_no_version_behind():
     assert run.names == ["a", "b"] and len(run.lists) == 2
 
 
-def test_recovery_is_information_and_failures_are_told_once():
+def test_failures_are_logged_once_and_recovery_as_information():
     answers = iter([failure(500)] * 5 + [page([service("a")])])
     run = Run(lambda query: next(answers), lambda query: Answer(*events()[:-1], 200.0, b"0\r\n\r\n"))
     run.go(300.0)
@@ -418,7 +418,7 @@ def test_credentials_that_expire_each_hour_are_renewed_for_half_a_day(monkeypatc
     assert run.log == ""
 
 
-def test_a_revoked_token_costs_one_refusal_and_the_renewed_one_goes_on(monkeypatch):
+def test_a_revoked_token_fails_one_request_and_is_replaced_by_the_renewed_one(monkeypatch):
     """Without an expiry the server's 401 is the only sign; the plugin runs again because of it."""
     issued, good = [], [1]
 

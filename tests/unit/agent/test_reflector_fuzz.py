@@ -107,7 +107,7 @@ class Campaign:
         )
 
     def busy(self, seconds):
-        """The deadlines of the supervised thread are not looked at here."""
+        """Ignore the deadlines of the supervised thread, which this test does not check."""
         assert 0 <= seconds < 2000
 
     idle = None

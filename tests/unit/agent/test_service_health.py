@@ -118,7 +118,7 @@ def test_only_what_changes_is_opened_or_closed(ports, server):
     assert server.take() == ([], sorted([(TWO, second), (TWO, third)]))
 
 
-def test_a_port_that_is_taken_concerns_its_service_and_address_only(ports, server):
+def test_a_port_in_use_affects_only_its_service_and_address(ports, server):
     first, second = free_ports(2)
     with socket.socket() as taken:
         taken.bind((ONE, first))
@@ -126,7 +126,7 @@ def test_a_port_that_is_taken_concerns_its_service_and_address_only(ports, serve
         ((service, reason),) = ports.sync((ONE, TWO), {WEB: first, SHOP: second}, {WEB: 1, SHOP: 1})
         assert service == WEB and "Address already in use" in reason and set(ports.failed) == {WEB}
         assert fetch(TWO, first)[0] == fetch(ONE, second)[0] == 200
-        assert ports.sync((ONE, TWO), {WEB: first, SHOP: second}, {WEB: 1}) == [], "the same failure is told once"
+        assert ports.sync((ONE, TWO), {WEB: first, SHOP: second}, {WEB: 1}) == [], "a failure is reported once"
         assert ports.retry() == [] and set(ports.failed) == {WEB}
     assert ports.retry() == [] and not ports.failed
     assert fetch(ONE, first)[0] == 200

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tests on a real API server: writing to it, and the gate before it. The test API server stands for the real one."""
+"""Test the helpers for a real API server: writing to it, and the gate before it; here with the test API server."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_the_body_is_the_recorded_one(api, certificates, name):
 
 
 @pytest.mark.parametrize(("name", "token"), [("error-unauthorized", "wrong"), ("error-forbidden", "")])
-def test_who_may_not_is_told_so(api, certificates, name, token):
+def test_a_forbidden_request_gets_403(api, certificates, name, token):
     recorded = transcript(name)["response"]
     response = request(api, certificates, transcript(name)["request"]["path"], token)
     assert (response.status, json.load(response)) == (recorded["status"], recorded["body"])
@@ -93,7 +93,7 @@ def test_a_malformed_continue_token_is_a_bad_request(api, certificates):
     assert body == recorded
 
 
-def test_an_expired_continue_token_gets_410_and_a_token_to_go_on_with(api, certificates):
+def test_an_expired_continue_token_gets_410_and_a_new_token(api, certificates):
     recorded = transcript("list-expired-continue")
     api.store.resource_version = 250
     api.store.compact()

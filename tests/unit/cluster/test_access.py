@@ -179,7 +179,7 @@ def test_neither_kubernetes_nor_urllib3_is_imported(server, certificates, tmp_pa
     assert done.stdout.split("\n")[:2] == ["1", "[]"]
 
 
-def test_a_server_before_1_31_is_asked_without_the_field_selector_from_then_on(server, certificates, tmp_path):
+def test_a_server_before_1_31_is_queried_without_the_field_selector(server, certificates, tmp_path):
     server.unknown_fields = {"spec.clusterIP"}
     path = write_kubeconfig(tmp_path / "k", server.url, certificates.authority, server.token)
     unsupported = set()
@@ -314,7 +314,7 @@ def test_a_plugin_without_expiry_runs_again_only_after_401():
     assert authorization(credentials) == "Bearer b" and len(runs) == 2
 
 
-def test_a_plugin_that_fails_for_a_while_is_asked_again():
+def test_a_plugin_that_fails_temporarily_is_run_again():
     clock = Clock()
     failed = subprocess.CompletedProcess([], 3, b"", b"no network\n")
     credentials, _runs = plugin(clock, [failed, failed, {"token": "t"}])
@@ -341,7 +341,7 @@ def test_a_plugin_can_give_a_certificate():
         (f'{{"kind":"ExecCredential","apiVersion":"{EXEC_VERSION}","status":{{}}}}'.encode(), "neither a token nor"),
     ],
 )
-def test_what_is_no_credential_is_refused_in_one_line(output, reason):
+def test_invalid_credentials_give_one_line_errors(output, reason):
     credentials, _runs = plugin(Clock(), [subprocess.CompletedProcess([], 0, output, b"")])
     with pytest.raises(ApiError, match=reason) as caught:
         credentials.headers()
@@ -408,13 +408,13 @@ def test_a_real_plugin_gets_its_environment_and_what_it_asks_of_the_cluster(serv
         ("300.0.0.0/8,:", "10.1.2.3", 443, False),
     ],
 )
-def test_no_proxy_excepts_what_go_excepts(excepted, host, port, direct):
+def test_no_proxy_follows_go(excepted, host, port, direct):
     assert is_excepted(host, port, excepted) is direct
     environment = {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": excepted}
     assert (environment_proxy("https", host, port, environment) is None) is direct
 
 
-def test_proxies_are_taken_apart():
+def test_proxy_urls_are_parsed():
     assert parse_proxy("proxy.example:3128", "x")[:2] == ("proxy.example", 3128)
     found = parse_proxy("http://me:p%40ss@proxy", "x")
     assert found.headers == [("Proxy-Authorization", "Basic " + base64.b64encode(b"me:p@ss").decode())]

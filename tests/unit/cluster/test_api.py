@@ -168,7 +168,7 @@ def test_a_silent_watch_counts_as_dead(server, client):
         list(client.watch(ENDPOINT_SLICES, start, timeout_seconds=30, read_timeout=0.3))
 
 
-def test_bad_credentials_and_missing_rights_are_told_apart(server, connection):
+def test_bad_credentials_and_missing_rights_give_different_errors(server, connection):
     with pytest.raises(ApiError, match=r"list nodes: the credentials are not accepted \(401 Unauthorized\)"):
         list_objects(connection._replace(api_key="wrong"))
     anonymous = ApiConnection(host=server.url, validate_certs=False)
@@ -210,7 +210,7 @@ def test_a_server_that_hangs_up_is_an_error(server, connection):
         list_objects(connection)
 
 
-def test_a_busy_server_is_asked_again_and_then_reported(server, client):
+def test_a_request_to_a_busy_server_is_retried_and_then_fails(server, client):
     server.failing["/api/v1/services"] = 503
     with pytest.raises(ApiStatusError, match="the server answered 503: an injected failure"):
         client.list(SERVICES)

@@ -71,7 +71,7 @@ def test_the_stronger_claim_wins_then_the_older_then_the_first_by_name(one, othe
         assert all(f"{item['metadata']['namespace']}/web" in text for item in objects)
 
 
-def test_node_ports_go_by_age():
+def test_node_ports_are_assigned_by_age():
     state = ClusterState.from_objects([service("a", 1, YOUNG, node_port=30053), service("z", 2, OLD, node_port=30053)])
     ports = {key.namespace: route.node_port for key, route in all_service_ports(state, CONTEXT).items()}
     assert ports == {"a": 0, "z": 30053}

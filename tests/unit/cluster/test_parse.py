@@ -184,7 +184,7 @@ def test_cluster_ips_by_family(spec, expected):
         {"apiVersion": "serving.knative.dev/v1", "kind": "Service", "metadata": {}},
     ],
 )
-def test_what_is_of_no_concern_is_left_out_in_silence(raw):
+def test_objects_that_are_not_served_are_ignored_silently(raw):
     assert parse_object(raw) is None
 
 
@@ -224,7 +224,7 @@ def test_null_lists_of_a_slice(empty):
     assert isinstance(parsed, EndpointSlice) and parsed.ports == () and parsed.endpoints == ()
 
 
-def test_ports_without_a_number_are_left_out():
+def test_ports_without_a_number_are_dropped():
     ports = [{"name": "a"}, {"name": "b", "port": 0}, {"port": 80}]
     parsed = parse_object(endpoint_slice(ports=ports))
     assert isinstance(parsed, EndpointSlice) and parsed.ports == (SlicePort("", "TCP", 80),)

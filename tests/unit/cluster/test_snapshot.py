@@ -130,7 +130,7 @@ def test_a_bad_item_among_good_ones_is_left_to_be_refused():
     assert len(state.refusals) == 2 and len(state.services) == 1
 
 
-def test_the_written_form_does_not_depend_on_order_or_on_what_is_not_read():
+def test_the_content_does_not_depend_on_order_or_unread_fields():
     objects = [service(f"web-{number}") for number in range(20)] + [NODE]
     shuffled = json.loads(json.dumps(objects))
     random.Random(5).shuffle(shuffled)

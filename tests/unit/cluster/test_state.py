@@ -81,7 +81,7 @@ def test_deletes_of_the_known_and_the_unknown():
     assert content(state) == content(ClusterState())
 
 
-def test_a_service_that_becomes_of_no_concern_goes():
+def test_a_service_that_is_no_longer_served_is_removed():
     state = ClusterState.from_objects([service()])
     raw = service()
     raw["spec"]["clusterIP"] = "None"

@@ -196,7 +196,7 @@ def test_unknown_and_duplicate_fields_are_warned_of():
     )
     configuration, warnings = load(text)
     assert configuration.mode == "ipvs" and configuration.scheduler == "sh"
-    assert not configuration.conntrack.tcp_be_liberal, "names of fields are told apart by case"
+    assert not configuration.conntrack.tcp_be_liberal, "names of fields are case-sensitive"
     assert warnings == (
         'KubeProxyConfiguration: duplicate field "mode"; the last one counts',
         'KubeProxyConfiguration: unknown field "ipvs.bar"',

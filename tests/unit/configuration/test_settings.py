@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a configuration fits a node, and what the dataplane is told of both."""
+"""Test the settings of the dataplane, which follow from a configuration and a node."""
 
 from __future__ import annotations
 

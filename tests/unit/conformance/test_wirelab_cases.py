@@ -56,7 +56,7 @@ def test_flows_of_recordings_parse_to_themselves():
                 assert parse_flow(result["flow"]).text == result["flow"]
 
 
-def test_a_case_is_taken_once(tmp_path):
+def test_a_case_is_claimed_once(tmp_path):
     first, second = Board(str(tmp_path), "1"), Board(str(tmp_path), "2")
     taken = iter(first.take(RECORDED[:3]))
     assert next(taken).name == RECORDED[0].name

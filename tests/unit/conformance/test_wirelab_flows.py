@@ -47,7 +47,7 @@ def test_a_command_keeps_its_blanks_and_its_options_come_last():
         "held",
     ],
 )
-def test_what_is_no_flow_is_refused_by_its_text(text):
+def test_invalid_flows_are_refused_with_their_text(text):
     with pytest.raises(ValueError, match="flow"):
         parse_flow(text)
 

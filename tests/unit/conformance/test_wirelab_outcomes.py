@@ -93,7 +93,7 @@ def test_the_same_flow_twice_is_compared_in_order():
     assert compare(step, turned).equal == 0
 
 
-def test_kinds_can_be_left_out():
+def test_kinds_can_be_excluded():
     flows = [traffic(POD, [], "drop"), {"flow": "http node -> http://1.2.3.4:5/", "http": {"status": 200}}]
     comparison = compare(
         [{"step": "s", "flows": flows}], [{"step": "s", "flows": flows[:1]}], Rules(leave_out=("http",))

@@ -90,7 +90,7 @@ def test_rights_are_reading_and_events_only():
     assert resources == {"services", "nodes", "endpointslices", "servicecidrs", "events"}
 
 
-def test_wider_rights_are_taken_back_and_foreign_labels_stay():
+def test_wider_rights_are_revoked_and_external_labels_kept():
     client = MemoryClient()
     account.ensure(client, WHO)
     client.objects[ROLE]["rules"].append({"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]})
@@ -174,7 +174,7 @@ def test_the_account_may_ask_for_its_own_tokens_only():
         ({"n1": "u1"}, True, False, "has no TokenRequest", False),
     ],
 )
-def test_what_a_server_cannot_do_is_said(nodes, binds, requests, warning, ends):
+def test_missing_server_features_are_reported(nodes, binds, requests, warning, ends):
     client = MemoryClient(nodes=nodes)
     account.ensure(client, WHO)
     client.accounts.binds_nodes, client.accounts.has_requests = binds, requests

@@ -54,7 +54,7 @@ def affinity(*terms, **more):
         ),
     ],
 )
-def test_rule_comes_into_every_term_and_goes_without_a_trace(before, after):
+def test_the_rule_is_added_to_every_term_and_removed_completely(before, after):
     unchanged = copy.deepcopy(before)
     assert with_rule(before, DEFAULT_LABEL) == after and before == unchanged
     assert with_rule(after, DEFAULT_LABEL) == after
@@ -155,14 +155,14 @@ def test_kept_off_one_node_and_brought_back(cluster):
     assert cluster.placer().bring_back(["node-c"], remove_rule=True).changes == ()
 
 
-def test_rule_stays_while_others_have_the_label(cluster):
+def test_the_rule_is_kept_while_other_nodes_have_the_label(cluster):
     cluster.placer().keep_off(["node-a", "node-b"])
     with pytest.raises(ConfigurationError, match=r"1 other nodes have the label kubenode.proxy/managed \(node-a\)"):
         cluster.placer().bring_back(["node-b"], remove_rule=True)
     assert cluster.where() == ["node-c"]
 
 
-def test_a_change_by_somebody_else_in_between_is_not_lost(cluster):
+def test_a_concurrent_change_by_another_client_is_not_lost(cluster):
     send, interfered = cluster.client.send, []
 
     def interfering(method, path, *rest):
@@ -209,7 +209,7 @@ def test_what_does_not_happen_in_time_is_named(cluster):
         (Placement(name="other"), [], "DaemonSet kube-system/other does not exist: if kube-proxy is not a DaemonSet"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_is_changed(cluster, placement, nodes, message):
+def test_errors_are_reported_before_anything_is_changed(cluster, placement, nodes, message):
     with pytest.raises(ConfigurationError) as caught:
         cluster.placer(placement=placement).keep_off(nodes)
     assert message in str(caught.value) and cluster.api.patched == []

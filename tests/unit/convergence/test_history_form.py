@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Saved states as files: what was saved is read again, and what is not a saved state is refused in one line."""
+"""Test the file format of saved states: round trips, and one-line errors for other files."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_the_same_state_gives_the_same_bytes():
         (changed(chains="x"), "field chains: is not a list"),
     ],
 )
-def test_what_is_not_a_saved_state_is_refused_in_one_line(content, reason):
+def test_files_that_are_not_saved_states_give_one_line_errors(content, reason):
     with pytest.raises(HistoryError) as raised:
         form.unpack_record(content)
     assert reason in str(raised.value)
@@ -150,7 +150,7 @@ def test_what_is_not_a_saved_state_is_refused_in_one_line(content, reason):
 
 @given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
 @settings(max_examples=examples(200), deadline=None)
-def test_no_flipped_bit_goes_unnoticed(position, bit):
+def test_every_flipped_bit_is_detected(position, bit):
     content = bytearray(form.pack_record(record(SAMPLE)))
     # The header of gzip holds a time and the system, which mean nothing.
     position = 10 + position % (len(content) - 10)

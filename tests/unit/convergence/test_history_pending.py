@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A change that waits to be confirmed: who decides first decides, and each end is told apart from the others."""
+"""Test pending changes: only the first decision counts, and each outcome has an error message of its own."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_nothing_is_reverted_for_another_change_than_the_one_that_is_rejected(wa
     assert pending.claim(pending.REVERTING) is False and not found.asked
 
 
-def test_the_program_reverts_nothing_once_a_rollback_has_taken_over(waiting, place, history, tmp_path, monkeypatch):
+def test_the_program_reverts_nothing_after_a_rollback(waiting, place, history, tmp_path, monkeypatch):
     monkeypatch.setattr(units, "running_units", list)
 
     class RollbackFirst:

@@ -45,7 +45,7 @@ def still_connected(draining):
     return kept, real_servers, log
 
 
-def test_what_the_list_of_connections_or_the_counts_of_a_real_server_tell_stays():
+def test_real_servers_with_listed_or_counted_connections_are_kept():
     kept, real_servers, log = still_connected(True)
     assert kept.any()
     assert list(kept.real_servers(real_servers.table)) == [REAL[LISTED], REAL[COUNTED]]
@@ -57,7 +57,7 @@ def test_what_the_list_of_connections_or_the_counts_of_a_real_server_tell_stays(
     assert log == ["listed", "observed"]
 
 
-def test_nothing_stays_where_connections_do_not_matter():
+def test_nothing_is_kept_without_draining():
     kept, real_servers, log = still_connected(False)
     assert not kept.any() and log == []
     assert kept.real_servers(real_servers.table) == {} == kept.sets({"KUBE-NODE-PORT-UDP": 1})

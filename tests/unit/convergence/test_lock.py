@@ -41,7 +41,7 @@ def test_nothing_is_left_after_removal(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_others_keep_in_the_directory_stays(tmp_path):
+def test_files_of_other_programs_in_the_directory_are_kept(tmp_path):
     (tmp_path / "other").touch()
     with ConvergenceLock(str(tmp_path), 0.1) as lock:
         forget(str(tmp_path))
@@ -50,7 +50,7 @@ def test_what_others_keep_in_the_directory_stays(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
-def test_whoever_waited_for_a_removed_lock_takes_a_new_one(tmp_path):
+def test_a_process_that_waited_for_a_removed_lock_acquires_a_new_one(tmp_path):
     """Two wait while the file is removed; they get the lock one after the other, never at the same time."""
     state = tmp_path / "state"
     inside: List[int] = []
@@ -81,7 +81,7 @@ def test_whoever_waited_for_a_removed_lock_takes_a_new_one(tmp_path):
     assert not state.exists()
 
 
-def test_a_directory_that_goes_between_two_calls_is_made_again(tmp_path, monkeypatch):
+def test_a_directory_removed_between_two_calls_is_created_again(tmp_path, monkeypatch):
     state = tmp_path / "state"
     really_open = os.open
     gone: List[str] = []

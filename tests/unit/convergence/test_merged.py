@@ -19,7 +19,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 4), ENTRIES), max_size=25)
 
 
 def whole(contributions):
-    """The tables made from nothing: the first owner in order decides the value of a key."""
+    """Return the tables built from scratch: the first owner in order decides the value of a key."""
     tables = {"a": {}, "b": {}}
     for owner in sorted(contributions):
         for table, key, value in contributions[owner]:
@@ -47,7 +47,7 @@ def test_an_unchanged_contribution_touches_nothing():
     assert merged.replace("x", [("a", 1, True), ("a", 2, True)]) == {}
 
 
-def test_a_shared_key_stays_until_its_last_contributor_goes():
+def test_a_shared_key_is_kept_until_its_last_contributor_is_removed():
     merged = MergedTables(("a",))
     merged.replace("x", [("a", 1, True)])
     merged.replace("y", [("a", 1, True)])

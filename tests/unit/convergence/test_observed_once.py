@@ -83,7 +83,7 @@ def resources() -> IpvsResources:
     )
 
 
-def test_servers_are_told_by_address_node_port_or_what_is_known_besides() -> None:
+def test_service_servers_are_identified_by_address_or_node_port() -> None:
     found = resources()
     ours = OnlyOurServers(found.servers, found.addresses, found.elements)
     assert list(ours.observe()) == [SERVICE, NODE_PORT]

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Probes: what answers is told from what does not, and what every cluster should answer is found."""
+"""Test probes: which answers count as success, and the default probes of a cluster."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def closed_port() -> Iterator[int]:
         yield sock.getsockname()[1]
 
 
-def test_tcp_answers_where_somebody_listens():
+def test_a_tcp_probe_succeeds_if_a_program_listens():
     with socket.socket() as sock:
         sock.bind((HOST, 0))
         sock.listen(4)
@@ -131,7 +131,7 @@ def test_http_answers_with_its_status(status, answered):
     assert answered or result.reason == f"the server answered with status {status}"
 
 
-def test_all_are_told_in_their_order_and_each_once(closed_port):
+def test_results_are_in_order_without_duplicates(closed_port):
     with udp_server(lambda data: data) as port:
         probes = [Probe("tcp", HOST, closed_port), Probe("udp", HOST, port), Probe("tcp", HOST, closed_port)]
         results = run_probes(probes, 0.5)
@@ -172,7 +172,7 @@ def test_a_probe_is_a_url(text, again):
         ("dns://10.96.0.1/" + "a" * 64, "is not a name"),
     ],
 )
-def test_what_is_no_probe_is_refused_in_one_line(text, reason):
+def test_invalid_probes_give_one_line_errors(text, reason):
     with pytest.raises(ConfigurationError, match=reason):
         parse_probe(text)
 

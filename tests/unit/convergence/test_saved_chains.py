@@ -134,7 +134,7 @@ def test_a_large_change_is_split_and_its_parts_together_are_the_change():
     assert max(place[key] for key in added) < place[jump[0]] < min(place[key] for key in removed)
 
 
-def test_a_small_change_stays_whole():
+def test_a_small_change_is_not_split():
     change = Change({SavedChainKey(CHAIN, "nat", "KUBE-A"): ()}, {}, {SavedChainKey(CHAIN, "nat", "KUBE-B"): ()})
     assert saved_portions(change) == [change]
 

@@ -63,7 +63,7 @@ def test_boot_and_agent_agree(configuration, there, absent):
     assert there <= set(found) and not absent & set(found)
 
 
-def test_what_is_given_beside_the_configuration_wins():
+def test_explicit_values_override_the_configuration():
     none = dict.fromkeys(sysctls._CONNTRACK_SPEC, 0)
     configuration = {"mode": "ipvs", "conntrack": {"maxPerCore": 1}}
     assert MAXIMUM not in at_boot(configuration, conntrack=none)

@@ -118,7 +118,7 @@ def test_roles_are_described(role):
     assert all(name.startswith(f"{role.name}_") for name in role.defaults)
 
 
-def test_every_role_can_be_taken_back():
+def test_every_role_can_be_undone():
     for role in ROLES:
         assert f"{role.name}_state" in role.defaults, role.name
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Virtual servers listed by somebody: what is wanted, what is left alone, what is refused."""
+"""Test virtual servers listed by a user: desired entries, entries of others, invalid lists."""
 
 from __future__ import annotations
 

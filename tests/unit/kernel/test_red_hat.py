@@ -39,7 +39,7 @@ def put(root: Path, path: str, text: str) -> None:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    """The root of such a node, as far as the engine looks at it."""
+    """Return the root directory of such a node, with the files that the engine reads."""
     put(tmp_path, "usr/lib/os-release", OS_RELEASE)
     put(tmp_path, "proc/modules", "nf_conntrack 200704 1 nf_nat, Live 0x0000000000000000\n")
     directory = f"lib/modules/{RELEASE}"
@@ -75,7 +75,7 @@ def test_compressed_modules_are_found_and_missing_ones_named_by_package(node: Pa
     assert f"kernel-modules-extra-{RELEASE}" in found.remedy
 
 
-def test_kernel_configuration_is_found_beside_the_modules(node: Path) -> None:
+def test_kernel_configuration_is_found_next_to_the_modules(node: Path) -> None:
     (node / f"lib/modules/{RELEASE}/modules.builtin").unlink()
     names = ["nf_conntrack", "ip_set", "dummy"]
     (node / "proc/modules").write_text("")

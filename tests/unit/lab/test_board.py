@@ -25,7 +25,7 @@ def passed(board: Path, *files: str) -> List[str]:
     return sorted({line.split("::")[0] for line in done.stdout.splitlines() if " PASSED" in line})
 
 
-def test_a_file_that_another_run_has_taken_is_left_out(tmp_path: Path) -> None:
+def test_a_file_claimed_by_another_run_is_skipped(tmp_path: Path) -> None:
     assert passed(tmp_path, FIRST) == [FIRST]
     assert passed(tmp_path, FIRST, SECOND) == [SECOND]
     assert passed(tmp_path, FIRST, SECOND) == []

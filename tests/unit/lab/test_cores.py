@@ -35,7 +35,7 @@ def test_each_processor_gets_as_many_guests_as_the_others() -> None:
     assert len(chosen(1)) == 1
 
 
-def test_a_guest_is_on_one_processor_and_keeps_it_taken_until_it_ends() -> None:
+def test_a_guest_reserves_one_processor_until_it_ends() -> None:
     first = chosen(1)
     # Nothing but the guest holds the lock when it has printed its line.
     script = 'line=$(taskset -cp $$); echo "${line##*: }"; exec sleep 60'

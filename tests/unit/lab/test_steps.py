@@ -51,7 +51,7 @@ def test_two_small_steps_are_run_side_by_side_and_a_large_one_alone(tmp_path, mo
     assert "100 times fork and exec in" in said and "words of lint" in said and "== all" in said
 
 
-def test_what_only_computes_is_run_beside_anything_but_the_emulated_node(tmp_path, monkeypatch):
+def test_pure_computations_run_in_parallel_with_all_but_the_emulated_node(tmp_path, monkeypatch):
     _status, moments = made(tmp_path, monkeypatch, "load", "kernel", "lint", "sanity", "systemd", "monitoring")
     fillers = {"lint", "sanity", "monitoring"}
     assert all(len(moment & fillers) <= 1 for moment in moments if moment & {"kernel", "systemd"})

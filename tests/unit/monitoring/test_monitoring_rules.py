@@ -91,7 +91,7 @@ def test_the_dashboard_is_one_that_grafana_takes():
             assert set(re.findall(r"\$\{?(\w+)", target["expr"])) <= {*variables, "__rate_interval"}
 
 
-def test_panels_lie_beside_each_other():
+def test_panels_do_not_overlap():
     taken = {}
     for panel in expressions.dashboard()["panels"]:
         place = panel["gridPos"]

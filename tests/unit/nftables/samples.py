@@ -75,7 +75,7 @@ def sample_routes(family: str) -> Dict[ServicePortName, ServicePortInfo]:
 
 
 def sample_settings(family: str, **changes: Any) -> DataplaneSettings:
-    """A node whose pods are told by their addresses, with node ports on one address."""
+    """Return settings of a node that detects pods by their addresses, with node ports on one address."""
     six = family == "IPv6"
     node = "fd00:172:18::2" if six else "172.18.0.2"
     fields: Dict[str, Any] = {

@@ -74,7 +74,7 @@ def test_archive_runs_by_itself_and_knows_its_hash(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (2, packed.identity.engine + "\n", "")
 
 
-def test_libraries_beside_the_archive_come_first(tmp_path):
+def test_libraries_next_to_the_archive_take_precedence(tmp_path):
     source = small_engine(tmp_path / "engine")
     (source / "command/cli.py").write_text("import yaml\n\n\ndef main(argv):\n    return yaml.NUMBER\n")
     (tmp_path / "libraries").mkdir()

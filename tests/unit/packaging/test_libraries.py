@@ -23,7 +23,7 @@ from tests import pins
 NODE = Target("3.11", "x86_64")
 
 
-def test_pip_is_asked_for_the_node_and_not_for_the_controller():
+def test_pip_resolves_for_the_node_and_not_for_the_controller():
     words = libraries.pip_arguments(NODE, ["kubernetes>=28,<40", "PyYAML"], "/place")
     assert words[words.index("--python-version") + 1] == "3.11"
     assert "manylinux2014_x86_64" in words and "--only-binary=:all:" in words
@@ -117,7 +117,7 @@ def test_failure_of_pip_is_one_line(tmp_path):
         libraries.install(sys.executable, words)
 
 
-def test_name_tells_target_and_requirements():
+def test_the_name_contains_target_and_requirements():
     names = {
         libraries.cache_name(NODE, ["a", "b"], []),
         libraries.cache_name(NODE, ["b", "a"], []),

@@ -31,7 +31,7 @@ def test_the_same_source_gives_the_same_bytes():
     assert running.pack_running(revert.__name__) == running.pack_running(revert.__name__)
 
 
-def test_what_needs_ansible_is_left_out():
+def test_code_that_needs_ansible_is_excluded():
     files = running.running_files()
     assert "convergence/history/revert.py" in files
     assert not any(path.startswith("module_support/") for path in files)
@@ -51,7 +51,7 @@ def test_a_module_payload_is_an_archive_like_any_other(tmp_path, monkeypatch):
     assert running.running_files("payload_top") == {"errors.py": b"A = 1\n", "kernel/ipvs.py": b"B = 2\n"}
 
 
-def test_a_source_that_cannot_be_found_is_told(monkeypatch):
+def test_a_missing_source_is_reported(monkeypatch):
     package = types.ModuleType("payload_top")
     package.__path__ = ["/nowhere/at/all"]
     monkeypatch.setitem(sys.modules, "payload_top", package)

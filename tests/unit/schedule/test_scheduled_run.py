@@ -44,7 +44,7 @@ def test_difference_in_check_mode_is_no_failure_but_other_failures_are(tmp_path)
     assert (status, found["success"]) == (3, 0)
 
 
-def test_failure_keeps_the_time_of_the_last_success_and_tells_no_old_counts(tmp_path):
+def test_a_failure_keeps_the_time_of_the_last_success_but_no_old_counts(tmp_path):
     success = run(tmp_path, "converge", json.dumps(REPORT))[1]["last_success_timestamp_seconds"]
     status, found = run(tmp_path, "converge", "", 1)
     assert (status, found["success"]) == (1, 0)
@@ -57,7 +57,7 @@ def test_recap_of_a_playbook(tmp_path):
     assert (status, found["success"], found["changed_tasks"], found["failed_tasks"]) == (2, 0, 2, 1)
 
 
-def test_file_is_whole_and_readable_and_nothing_is_left_beside_it(tmp_path):
+def test_the_file_is_complete_and_readable_without_temporary_files(tmp_path):
     path = tmp_path / "metrics/out.prom"
     path.parent.mkdir()
     (path.parent / ".metrics-of-a-killed-run").touch()

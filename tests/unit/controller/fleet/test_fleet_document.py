@@ -68,7 +68,7 @@ def test_the_first_failure_is_the_reason():
 
 
 @pytest.mark.parametrize("results", [[], None, [REACHED], [REACHED, {"skipped": True}], "nonsense", [3]])
-def test_a_node_that_was_not_looked_at_is_in_the_report(results):
+def test_a_node_that_was_not_inspected_is_in_the_report(results):
     node = read_node({"name": "a", "results": results})
     assert (node.failure, node.message) == ("failed", "was not inspected: the play ended before")
 

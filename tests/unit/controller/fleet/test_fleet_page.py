@@ -159,7 +159,7 @@ def test_every_node_has_a_cell_and_a_row(outline):
     assert len(cells) == len(rows) == 300
 
 
-def test_states_can_be_told_without_colours():
+def test_states_can_be_distinguished_without_colours():
     letters = [LETTERS[state] for state in STATES]
     assert len(set(letters)) == len(letters)
 
