@@ -32,8 +32,9 @@ class Backend:
         self.requests = 0
         self._open: List[socket.socket] = []
         self._lock = threading.Lock()
-        family = "-6 " if ":" in address else ""
-        system.ip_batch([f"{family}address replace {address}/{128 if family else 32} dev lo"])
+        six = ":" in address
+        line = f"-6 address replace {address}/128 dev lo nodad" if six else f"address replace {address}/32 dev lo"
+        system.ip_batch([line])
         self._tcp = socket.create_server((address, port), family=family_number(address), backlog=1024)
         self._udp = socket.socket(family_number(address), socket.SOCK_DGRAM)
         self._udp.bind((address, port))
