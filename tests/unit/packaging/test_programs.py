@@ -28,8 +28,8 @@ ALWAYS = """
 # First words of functions of the same names, which are not programs of this machine: nodes, commands of the agent,
 # playbooks, parameters of a function; and what the virtual environment or some machines have.
 OTHERS = """
-    address ansible-test cleanup converge diff explain lab-iptables lab-ipvs link net.ipv4.conf.all.route_localnet
-    net.ipv4.vs.conntrack pyenv python systemctl verify
+    address ansible-builder ansible-test antsibull-docs cleanup converge diff explain lab-iptables lab-ipvs link
+    net.ipv4.conf.all.route_localnet net.ipv4.vs.conntrack pyenv python status systemctl verify
 """
 SHELL = """
     ! [ [[ { } ( ) . : break cd continue do done elif else esac eval exec exit export fi if local read return set shift
@@ -150,6 +150,12 @@ def test_every_program_is_installed(path):
         needed.remove("test")
     missing = programs_of(path) - declared(*needed) - set(ALWAYS.split()) - set(OTHERS.split())
     assert not missing, f"{path.relative_to(ROOT)} executes what .ci/programs does not name: {sorted(missing)}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests/unit").rglob("*.py")), ids=lambda path: path.name)
+def test_unit_tests_need_no_more_than_every_command_does(path):
+    """For ``make quick`` nothing else is installed."""
+    assert not programs_of(path) & (declared("demo", "test") - declared("all"))
 
 
 def test_the_check_finds_what_is_not_declared(tmp_path):
