@@ -42,6 +42,12 @@ options:
       - Deleting only the Secret does not revoke its token permanently, because a recreated Secret has the same token.
     type: bool
     default: false
+  network_policy:
+    description:
+      - Whether the account may also list and watch Pods, Namespaces, NetworkPolicies and ClusterNetworkPolicies, which
+        an agent needs that enforces network policies.
+    type: bool
+    default: false
   allow_loopback:
     description:
       - Whether to accept a loopback address as the URL of the API server. On each node it refers to the node itself.
@@ -165,7 +171,8 @@ def _change(client: ApiClient, account: Account, parameters: Dict[str, Any], che
     if parameters["state"] == "absent":
         return remove(client, account, check=check)
     ended = rotate(client, account, check=check) if parameters["rotate"] else ()
-    outcome = ensure(client, account, shared=parameters["shared_token"], check=check)
+    shared, policies = parameters["shared_token"], parameters["network_policy"]
+    outcome = ensure(client, account, shared=shared, policies=policies, check=check)
     return outcome._replace(changes=(*ended, *outcome.changes))
 
 
@@ -203,6 +210,7 @@ def main() -> None:
             "name": {"type": "str", "default": "kubenode-proxy"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "shared_token": {"type": "bool", "default": False, "no_log": False},
+            "network_policy": {"type": "bool", "default": False},
             "rotate": {"type": "bool", "default": False},
             "allow_loopback": {"type": "bool", "default": True},
             **api_spec(),

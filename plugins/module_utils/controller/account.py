@@ -31,6 +31,12 @@ RULES: Tuple[Dict[str, List[str]], ...] = (
     {"apiGroups": ["networking.k8s.io"], "resources": ["servicecidrs"], "verbs": ["list", "watch"]},
     {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"]},
 )
+#: Besides these, where network policies are enforced.
+POLICY_RULES: Tuple[Dict[str, List[str]], ...] = (
+    {"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["list", "watch"]},
+    {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["list", "watch"]},
+    {"apiGroups": ["policy.networking.k8s.io"], "resources": ["clusternetworkpolicies"], "verbs": ["list", "watch"]},
+)
 # An RFC 1123 label, which the API server requires for namespaces; its rule for ClusterRoles is less strict.
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _SECRET_TYPE = "kubernetes.io/service-account-token"
@@ -79,8 +85,10 @@ class AccountChange(NamedTuple):
     warnings: Tuple[str, ...] = ()
 
 
-def wanted_objects(account: Account, shared: bool = True) -> List[Wanted]:
+def wanted_objects(account: Account, shared: bool = True, policies: bool = False) -> List[Wanted]:
     """Return the objects, in the order in which they are made, with ``shared`` the Secret as the last one.
+
+    ``policies``: with the rights to read what network policies depend on.
 
     Raises ConfigurationError for names that are not valid.
     """
@@ -95,6 +103,7 @@ def wanted_objects(account: Account, shared: bool = True) -> List[Wanted]:
     annotations = {"kubernetes.io/service-account.name": name}
     own_token: Dict[str, List[str]] = {"apiGroups": [""], "resources": ["serviceaccounts/token"], "verbs": ["create"]}
     own_token["resourceNames"] = [name]
+    rules = [*RULES, *(POLICY_RULES if policies else ())]
     secret = Wanted(f"{core}/secrets", {**_head("v1", "Secret", name, namespace, annotations), "type": _SECRET_TYPE})
     namespaced = f"{roles}/namespaces/{namespace}"
     return [
@@ -102,7 +111,7 @@ def wanted_objects(account: Account, shared: bool = True) -> List[Wanted]:
             f"{core}/serviceaccounts",
             {**_head("v1", "ServiceAccount", name, namespace), "automountServiceAccountToken": False},
         ),
-        Wanted(f"{roles}/clusterroles", {**_head(f"{group}/v1", "ClusterRole", name), "rules": list(RULES)}),
+        Wanted(f"{roles}/clusterroles", {**_head(f"{group}/v1", "ClusterRole", name), "rules": rules}),
         Wanted(
             f"{roles}/clusterrolebindings",
             {
@@ -153,16 +162,19 @@ def ensure(
     account: Account,
     *,
     shared: bool = False,
+    policies: bool = False,
     check: bool = False,
     timeout: float = 15.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> AccountChange:
     """Create or correct the objects; with ``shared`` also the Secret, and return its token.
 
+    ``policies``: see :func:`wanted_objects`.
+
     Raises ApiError, ConfigurationError.
     """
     changes: List[str] = []
-    for item in wanted_objects(account, shared):
+    for item in wanted_objects(account, shared, policies):
         existing = _read(client, item)
         if existing is None:
             changes.append(f"{item} created")

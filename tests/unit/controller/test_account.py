@@ -90,6 +90,16 @@ def test_rights_are_reading_and_events_only():
     assert resources == {"services", "nodes", "endpointslices", "servicecidrs", "events"}
 
 
+def test_rights_for_network_policies_come_and_go_with_them():
+    client = MemoryClient()
+    account.ensure(client, WHO, policies=True)
+    rules = client.objects[ROLE]["rules"]
+    assert rules == [*account.RULES, *account.POLICY_RULES]
+    assert {verb for rule in account.POLICY_RULES for verb in rule["verbs"]} == {"list", "watch"}
+    assert account.ensure(client, WHO).changes == ("ClusterRole kubenode-proxy corrected",)
+    assert client.objects[ROLE]["rules"] == list(account.RULES)
+
+
 def test_wider_rights_are_revoked_and_external_labels_kept():
     client = MemoryClient()
     account.ensure(client, WHO)
