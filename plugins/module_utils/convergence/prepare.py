@@ -30,7 +30,9 @@ def check_cluster(request: Request, view: NodeView) -> List[str]:
     """
     if not request.whole_cluster:
         return [str(finding) for finding in missing_node(request, view)]
-    findings = [*completeness_findings(request.cluster.kinds, request.outside_host), *missing_node(request, view)]
+    policies = request.configuration.node_proxy.network_policy.enabled
+    findings = completeness_findings(request.cluster.kinds, request.outside_host, policies)
+    findings += missing_node(request, view)
     return judge(findings, request.ignore_findings)
 
 

@@ -11,12 +11,14 @@ from ..cluster.model import Node
 from ..cluster.state import ClusterState
 from .findings import ERROR, INCOMPLETE_SNAPSHOT, LOSS, NODE, Finding
 
+POLICIES_COMMAND = "kubectl get services,endpointslices,nodes,pods,namespaces,networkpolicies -A -o json"
 COMPLETE_COMMAND = "kubectl get services,endpointslices,nodes -A -o json"
 #: With fewer Services on a node than this, a percentage of them is not meaningful.
 LOSS_MINIMUM = 10
 _NAMED = 5
 
 _REQUIRED = ("Service", "EndpointSlice", "Node")
+_FOR_POLICIES = ("Pod", "Namespace")
 
 
 class Host(NamedTuple):
@@ -27,21 +29,24 @@ class Host(NamedTuple):
     addresses: Collection[str]
 
 
-def completeness_findings(kinds: AbstractSet[str], outside: bool = False) -> List[Finding]:
+def completeness_findings(kinds: AbstractSet[str], outside: bool = False, policies: bool = False) -> List[Finding]:
     """Return an error if the cluster state has no object of a kind that every cluster has.
 
-    A running cluster has at least the Service ``default/kubernetes`` with its EndpointSlice, and a Node.
-    ``kinds``: those of which there is an object. ``outside``: for a host outside the cluster, which needs no Node.
+    A running cluster has at least the Service ``default/kubernetes`` with its EndpointSlice, a Node, Namespaces and
+    Pods. ``kinds``: those of which there is an object. ``outside``: for a host outside the cluster, which needs no
+    Node. ``policies``: network policies are enforced, so that Namespaces and Pods are needed too.
     """
-    missing = [kind for kind in _REQUIRED if kind not in kinds and not (outside and kind == "Node")]
+    required = (*_REQUIRED, *(_FOR_POLICIES if policies else ()))
+    missing = [kind for kind in required if kind not in kinds and not (outside and kind == "Node")]
     if not missing:
         return []
+    command = POLICIES_COMMAND if policies else COMPLETE_COMMAND
     return [
         Finding(
             INCOMPLETE_SNAPSHOT,
             ERROR,
             f"the cluster state has no {' and no '.join(missing)}, so it is not that of a complete cluster",
-            f'make a complete snapshot with "{COMPLETE_COMMAND}", as a user who may list all of these',
+            f'make a complete snapshot with "{command}", as a user who may list all of these',
         )
     ]
 
