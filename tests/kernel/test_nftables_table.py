@@ -274,7 +274,8 @@ def test_a_large_change_reports_progress_within_one_call(resource: NftablesResou
     """For each transaction and each datagram of a dump, so that the service manager knows that it is running."""
     size = 16 if resource.family == "IPv6" else 4
     desired = sample(resource.family)["table objects"]
-    desired.update({("element", "cluster-ips", number.to_bytes(size, "big")): True for number in range(1, 50_000)})
+    numbers = range(1, 50_000)
+    desired.update({ElementKey("element", "cluster-ips", number.to_bytes(size, "big")): True for number in numbers})
     change = difference(resource.observe(), desired)
     calls: List[str] = []
     resource.report_to(lambda: calls.append("progress"))
