@@ -42,7 +42,9 @@ def test_argument_specification_agrees_with_defaults(entry, left_out):
 
 def test_every_variable_is_in_the_readme_and_used():
     readme = (ROLE / "README.md").read_text(encoding="utf-8")
-    tasks = "".join(path.read_text(encoding="utf-8") for path in sorted((ROLE / "tasks").glob("*.yml")))
+    files = [*sorted((ROLE / "tasks").glob("*.yml")), ROLE / "vars" / "main.yml"]
+    files.append(ROOT / "roles" / "agent" / "templates" / "api_service.json.j2")
+    tasks = "".join(path.read_text(encoding="utf-8") for path in files)
     for name in DEFAULTS:
         assert f"`{name}`" in readme, name
         assert re.search(rf"\b{name}\b", tasks), name

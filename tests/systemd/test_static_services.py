@@ -11,16 +11,17 @@ from .agent import UNIT, picture, status
 from .node import wait_for
 
 ADDRESS = "10.103.97.2"
+API_ADDRESS = "10.103.97.3"
 SERVICE = {
     "apiVersion": "v1",
     "kind": "Service",
-    "metadata": {"name": "apiserver"},
+    "metadata": {"name": "registry"},
     "spec": {"clusterIP": ADDRESS, "ports": [{"name": "https", "port": 6443}]},
 }
 SLICE = {
     "apiVersion": "discovery.k8s.io/v1",
     "kind": "EndpointSlice",
-    "metadata": {"name": "apiserver-1", "labels": {"kubernetes.io/service-name": "apiserver"}},
+    "metadata": {"name": "registry-1", "labels": {"kubernetes.io/service-name": "registry"}},
     "addressType": "IPv4",
     "ports": [{"name": "https", "port": 6443}],
     "endpoints": [{"addresses": ["192.0.2.11"]}, {"addresses": ["192.0.2.12"]}],
@@ -51,6 +52,8 @@ def variables(cluster):
         "agent_kubeconfig": str(cluster.kubeconfig),
         "agent_configuration": {"mode": "iptables"},
         "service_proxy_static": [SERVICE, SLICE],
+        "service_proxy_api_servers": ["192.0.2.21", "192.0.2.22:7443"],
+        "service_proxy_api_address": API_ADDRESS,
     }
 
 
@@ -74,7 +77,11 @@ def started(node, unit):
 
 def test_they_are_served_and_listed(node, installed):
     wait_for("the static Service is served", lambda: f"{ADDRESS}/32" in rules(node))
-    assert status(node)["staticServices"] == {"static/apiserver": "/etc/kubenode-proxy/services.d/ansible.json"}
+    file = "/etc/kubenode-proxy/services.d/ansible.json"
+    assert status(node)["staticServices"] == {"static/apiserver": file, "static/registry": file}
+    # Neither answers, so both are served.
+    wait_for("the API servers are checked", lambda: len(status(node)["checks"]) == 2)
+    assert f"{API_ADDRESS}/32" in rules(node) and "--to-destination 192.0.2.22:7443" in rules(node)
 
 
 def test_at_boot_they_are_served_before_kubelet_starts(node, installed, cluster):
@@ -104,7 +111,7 @@ def test_an_agent_that_fails_delays_kubelet_by_ten_seconds_and_no_more(node, ins
 
 def test_without_the_variable_they_are_removed_and_other_files_are_kept(node, installed, variables):
     node.write("/etc/kubenode-proxy/services.d/own.yaml", "")
-    node.role("agent", {**variables, "service_proxy_static": []})
+    node.role("agent", {**variables, "service_proxy_static": [], "service_proxy_api_servers": []})
     wait_for("it is no longer served", lambda: f"{ADDRESS}/32" not in rules(node))
     assert node.output("ls", "/etc/kubenode-proxy/services.d").split() == ["own.yaml"]
 

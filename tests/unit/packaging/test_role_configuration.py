@@ -30,6 +30,7 @@ def written(directory: Path, variables):
         "agent_node_configuration": {},
         "agent_node_name": "n1",
         "agent_static": [],
+        "role_path": str(ROOT / "roles/agent"),
         "agent_user": "root",
         "ansible_python_interpreter": sys.executable,
         # Facts have precedence over the role's own variables.
