@@ -293,7 +293,7 @@ def test_the_program_of_the_timer_goes_back_by_itself(node, tmp_path) -> None:
     waits = tmp_path / "waits"
     waits.mkdir(mode=0o700)
     directory = str(tmp_path / "run")
-    document = {"state": 1, "armed": 0, "timeout": 1, "deadline": "", "state_directory": directory}
+    document = {"saved_state": 1, "armed": 0, "timeout": 1, "deadline": "", "state_directory": directory}
     (waits / "pending.json").write_text(json.dumps({**document, "history_directory": node.history}))
     options = ["--to", "1", "--history", node.history, "--state-directory", directory, "--pending", str(waits)]
     command = [sys.executable, "-I", "-S", "-B", str(program), *options]
@@ -310,7 +310,7 @@ def test_the_program_of_the_timer_goes_back_by_itself(node, tmp_path) -> None:
 def test_without_systemd_a_change_that_has_to_be_confirmed_is_refused_before_anything_is_touched(node) -> None:
     node.load("iptables", "nft")
     before = dump()
-    with pytest.raises(PreflightError, match=r"confirm_timeout: .*; set it to 0 to go without"):
+    with pytest.raises(PreflightError, match=r"confirm_timeout: .*; set it to 0 to converge without it"):
         node.converge("nftables", confirm_timeout=60.0)
     assert differences(before, dump()) == ""
     assert not Path(node.history).exists()
