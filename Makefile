@@ -43,8 +43,7 @@ DEBIAN_IPVS := affinity clusterip-basic external-ips-local foreign-rules hairpin
 	no-endpoints-every-address nodeport-addresses nodeport-local udp-endpoint-replaced
 DEBIAN_13 := affinity cleanup clusterip-basic foreign-rules lb-source-ranges nodeport-local udp-endpoint-replaced
 # Tests of the kernel's interfaces on Debian 13, with its programs and its Python.
-KERNEL_13 := $(patsubst %,tests/kernel/test_%.py,conntrack_stale guards ipset_sets ipvs_addresses ipvs_netlink \
-	legacy_table_names living_with_others nftables_table own_namespace takeover)
+KERNEL_13 := tests/kernel/test_ipvs_addresses.py tests/kernel/test_own_namespace.py
 cases = $(if $(FULL),,$(foreach case,$(1),--cases $(case)))
 export FULL
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
@@ -129,7 +128,7 @@ browser: setup-lab
 
 # Two files at a time, here and below: much of the time is Ansible waiting for a node, or a test for something to happen.
 kernel: setup-lab
-	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder tests/kernel -m "not uml and not stock $(MARKS)" --ignore $(LOAD)
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder tests/kernel -m "not uml $(MARKS)" --ignore $(LOAD)
 
 # Alone, since an emulated node needs all processors.
 load: setup-lab
@@ -207,7 +206,6 @@ guests: setup-lab
 # Guests have one processor each; in IPVS mode each runs one case at a time, as above.
 debian: guests
 	$(WIRE) qemu --jobs 2 -- run --mode ipvs $(DEBIAN_IPVS:%=--cases %) --jobs 1
-	$(QEMU) -- $(PYTEST) -q -p no:cacheprovider tests/kernel -m stock
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode nftables $(DEBIAN_13:%=--cases %) --jobs 1
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode iptables $(DEBIAN_13:%=--cases %) --jobs 1
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode ipvs $(DEBIAN_13:%=--cases %) --jobs 1

@@ -25,7 +25,6 @@ from tests.lab.background import Background
 from tests.lab.outage import Client
 
 UML = pytest.mark.uml
-STOCK = pytest.mark.stock
 SERVER = """
 import socket, sys
 sock = socket.create_server(("0.0.0.0", 8080), backlog=512)
@@ -138,10 +137,8 @@ def events(mode: str, variant: str) -> List[Event]:
         deleted = Event(" ".join(command), commands(command), "1 table (kube-proxy)")
         return [FIREWALLD_EVENT, *GUESTS, deleted, NFT_FLUSH._replace(log="1 table (kube-proxy)")]
     found = [*GUESTS, *IPTABLES]
-    if mode == "ipvs" and variant == "legacy":
-        return [*found, *IPVS]
     if mode == "ipvs":
-        found += IPVS
+        return [*found, *IPVS]
     flush = NFT_FLUSH._replace(log=CHAINS if variant == "nft" else "")
     return [FIREWALLD_EVENT, *found, flush]
 
@@ -253,7 +250,6 @@ class Node(AgentNode):
         ("iptables", "legacy"),
         ("nftables", ""),
         pytest.param(("ipvs", "legacy"), marks=UML, id="ipvs"),
-        pytest.param(("ipvs", "nft"), marks=STOCK, id="ipvs-nft"),
     ],
     ids=lambda item: "-".join(filter(None, item)) if isinstance(item, tuple) else None,
 )

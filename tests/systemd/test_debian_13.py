@@ -92,7 +92,7 @@ def inside(node, *command):
 )
 def test_kernel_tests_pass_with_its_programs(node, tests):
     files = [f"tests/kernel/test_{name}.py" for name in tests]
-    marks = "not uml and not stock" + ("" if os.environ.get("FULL") else " and not full")
+    marks = "not uml" + ("" if os.environ.get("FULL") else " and not full")
     done = inside(node, "python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, *files)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
