@@ -37,6 +37,7 @@ STATUS = {
     "node": "n1",
     "mode": "nftables",
     "modeReason": "configured",
+    "behaviour": "kube-proxy",
     "apiServer": {},
     "families": {},
     "syncs": 1,

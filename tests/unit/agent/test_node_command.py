@@ -437,6 +437,7 @@ def test_status_says_for_how_long_the_api_server_has_been_away(lost, first, serv
         "node": "node1",
         "mode": "nftables",
         "modeReason": "set in the configuration",
+        "behaviour": "kube-proxy",
         "apiServer": {name: "watching" if not seconds else "no route to host" for name, seconds in lost.items()},
         "apiServerLostSeconds": lost,
         "families": {},
