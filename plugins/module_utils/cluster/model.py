@@ -64,6 +64,19 @@ class Failing(NamedTuple):
     panic_threshold: float = 0.0
 
 
+class ServicePolicy(NamedTuple):
+    """What annotations of a Service request beyond its spec.
+
+    ``allowed_sources``: CIDRs of both families whose sources may use external addresses and node ports, possibly none;
+    None without a restriction.
+    """
+
+    allowed_sources: Optional[Tuple[str, ...]] = None
+
+
+NO_POLICY = ServicePolicy()
+
+
 class Service(NamedTuple):
     """A Service that is not headless and not ExternalName.
 
@@ -95,6 +108,7 @@ class Service(NamedTuple):
     created: str = ""
     static: str = ""
     check: Optional[HealthCheck] = None
+    policy: ServicePolicy = NO_POLICY
 
     @property
     def key(self) -> NamespacedName:

@@ -23,8 +23,9 @@ from .fields import (
     special_use,
     text,
 )
-from .model import Service, ServicePort
+from .model import NO_POLICY, Service, ServicePort
 from .parse_check import parse_check
+from .parse_policy import parse_service_policy
 
 SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 DEFAULT_AFFINITY_SECONDS = 10800
@@ -71,6 +72,7 @@ def parse_service(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[Servi
         health_check_node_port=integer(spec.get("healthCheckNodePort"), "spec.healthCheckNodePort", 0, 65535, 0),
         created=_created(metadata.get("creationTimestamp"), skipped),
         check=parse_check(metadata, skipped) if metadata.get("annotations") else None,
+        policy=parse_service_policy(metadata, skipped) if metadata.get("annotations") else NO_POLICY,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Dict, Mapping, Union
 
 from .parse import HOSTNAME_LABEL, ZONE_LABEL
 from .parse_check import ANNOTATIONS
+from .parse_policy import SERVICE_ANNOTATIONS
 from .parse_service import SERVICE_PROXY_NAME_LABEL
 from .parse_slice import HEADLESS_LABEL, SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
 
@@ -23,7 +24,7 @@ _SHAPES: Dict[str, Mapping[str, Any]] = {
         "metadata": {
             **_METADATA,
             "labels": {SERVICE_PROXY_NAME_LABEL: True},
-            "annotations": dict.fromkeys(ANNOTATIONS, True),
+            "annotations": dict.fromkeys((*ANNOTATIONS, *SERVICE_ANNOTATIONS), True),
             "creationTimestamp": True,
         },
         "spec": {

@@ -16,10 +16,11 @@ from typing import Any, Mapping, NamedTuple, Tuple
 from ..cluster.fields import shown
 from .field import Field
 from .reader import Findings, Section
-from .sections import behaviour, health_checks, network_policy, static_services, userspace
+from .sections import behaviour, health_checks, network_policy, service_policy, static_services, userspace
 from .sections.behaviour import BehaviourSettings
 from .sections.health_checks import HealthChecks
 from .sections.network_policy import NetworkPolicySettings
+from .sections.service_policy import ServicePolicySettings
 from .sections.static_services import StaticServices
 from .sections.userspace import UserspaceSection
 
@@ -31,6 +32,7 @@ class NodeProxyConfiguration(NamedTuple):
     """All sections. ``NodeProxyConfiguration()`` equals that of a file without this document."""
 
     behaviour: BehaviourSettings = BehaviourSettings()
+    service_policy: ServicePolicySettings = ServicePolicySettings()
     static_services: StaticServices = StaticServices()
     health_checks: HealthChecks = HealthChecks()
     userspace: UserspaceSection = UserspaceSection()
@@ -39,6 +41,7 @@ class NodeProxyConfiguration(NamedTuple):
 
 FIELDS: Tuple[Field, ...] = (
     *behaviour.FIELDS,
+    *service_policy.FIELDS,
     *static_services.FIELDS,
     *health_checks.FIELDS,
     *userspace.FIELDS,
@@ -55,6 +58,7 @@ def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyC
             findings.problem(name, f"{shown(value)} is not {expected}")
     configuration = NodeProxyConfiguration(
         behaviour=behaviour.read(root),
+        service_policy=service_policy.read(root.section("servicePolicy")),
         static_services=static_services.read(root.section("staticServices")),
         userspace=userspace.read(root.section("userspace")),
         network_policy=network_policy.read(root.section("networkPolicy")),

@@ -30,7 +30,8 @@ def node_context(
     """Return the node's part in computing the ServicePorts of one family; ``node`` (None if unknown) gives the zone."""
     zone = node.zone if node is not None else ""
     allow_external_ips = configuration.gate(ALLOW_SERVICE_EXTERNAL_IPS)
-    return NodeContext(family, node_name, zone, allow_external_ips, configuration.behaviour)
+    policy = configuration.node_proxy.service_policy
+    return NodeContext(family, node_name, zone, allow_external_ips, configuration.behaviour, policy)
 
 
 def local_traffic(

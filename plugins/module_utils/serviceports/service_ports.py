@@ -8,9 +8,13 @@ from __future__ import annotations
 from typing import NamedTuple, Tuple
 
 from ..addresses import IPV6
-from ..cluster.model import Service, ServicePort
+from ..cluster.model import NO_POLICY, Service, ServicePort
 from ..configuration.behaviour import KUBE_PROXY, Behaviour
+from ..configuration.sections.service_policy import ServicePolicySettings
 from .info import Sources
+from .sources import both, sources_of_family
+
+DEFAULT_POLICY = ServicePolicySettings()
 
 
 class ServiceAttributes(NamedTuple):
@@ -25,6 +29,7 @@ class ServiceAttributes(NamedTuple):
     external_ips: Tuple[str, ...]
     load_balancer_ips: Tuple[str, ...]
     source_ranges: Sources
+    external_ip_sources: Sources
     node_port_sources: Sources
     accessible_by_address: bool
     internal_local: bool
@@ -74,8 +79,18 @@ def is_external_local(service: Service) -> bool:
     return service.type in ("LoadBalancer", "NodePort") or service.has_external_ips
 
 
+def has_policy(settings: ServicePolicySettings, namespace: str) -> bool:
+    """Return whether the annotations in a namespace count."""
+    chosen = settings.annotated_namespaces
+    return settings.annotations_enabled and (not chosen or namespace in chosen)
+
+
 def service_attributes(
-    service: Service, family: str, allow_external_ips: bool = True, behaviour: Behaviour = KUBE_PROXY
+    service: Service,
+    family: str,
+    allow_external_ips: bool = True,
+    behaviour: Behaviour = KUBE_PROXY,
+    settings: ServicePolicySettings = DEFAULT_POLICY,
 ) -> ServiceAttributes:
     """Return the attributes that the ports of ``service`` share for ``family``.
 
@@ -86,12 +101,16 @@ def service_attributes(
     load_balancer_ips = of_family(service.load_balancer_ips, family)
     external_local = is_external_local(service)
     ranges = effective_source_ranges(service.source_ranges, family, behaviour) if service.source_ranges else None
+    policy = service.policy if has_policy(settings, service.namespace) else NO_POLICY
+    allowed = sources_of_family(policy.allowed_sources, family)
+    node_wide = sources_of_family(settings.node_port_sources or None, family)
     return ServiceAttributes(
         cluster_ip=cluster_ip_of(service, family),
         external_ips=external_ips if allow_external_ips else (),
         load_balancer_ips=load_balancer_ips,
-        source_ranges=ranges,
-        node_port_sources=ranges if behaviour.ranges_hold_for_node_ports else None,
+        source_ranges=both(ranges, allowed),
+        external_ip_sources=allowed,
+        node_port_sources=both(both(ranges if behaviour.ranges_hold_for_node_ports else None, allowed), node_wide),
         accessible_by_address=bool(external_ips or load_balancer_ips),
         internal_local=service.internal_traffic_policy_local,
         external_local=external_local,

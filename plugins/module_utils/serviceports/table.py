@@ -11,10 +11,11 @@ from ..cluster.claims import Claim, Conflict
 from ..cluster.model import NamespacedName, ServicePort
 from ..cluster.state import ClusterState
 from ..configuration.behaviour import KUBE_PROXY, Behaviour
+from ..configuration.sections.service_policy import ServicePolicySettings
 from .endpoints import endpoint_counts, expand, slices_in_order, without_failing
 from .info import ServicePortInfo, ServicePortName
 from .selection import select
-from .service_ports import cluster_ip_of, port_policy, service_attributes
+from .service_ports import DEFAULT_POLICY, cluster_ip_of, port_policy, service_attributes
 
 
 class NodeContext(NamedTuple):
@@ -22,7 +23,7 @@ class NodeContext(NamedTuple):
 
     ``family``: IPv4 or IPv6. ``node_name``: as in Node objects (see ``node.node_name``). ``zone``: the node's zone or
     empty. ``allow_external_ips``: the feature gate AllowServiceExternalIPs. ``behaviour``: which of kube-proxy's
-    defects are corrected.
+    defects are corrected. ``policy``: whose annotations count, and which sources may use node ports.
     """
 
     family: str
@@ -30,6 +31,7 @@ class NodeContext(NamedTuple):
     zone: str = ""
     allow_external_ips: bool = True
     behaviour: Behaviour = KUBE_PROXY
+    policy: ServicePolicySettings = DEFAULT_POLICY
 
 
 def service_ports_of(
@@ -43,7 +45,9 @@ def service_ports_of(
     service = state.services.get(service_key)
     if service is None or not service.ports or not cluster_ip_of(service, context.family):
         return ()
-    attributes = service_attributes(service, context.family, context.allow_external_ips, context.behaviour)
+    attributes = service_attributes(
+        service, context.family, context.allow_external_ips, context.behaviour, context.policy
+    )
     node_name, zone = context.node_name, context.zone
     by_port = expand(slices_in_order(state.slices_of(service_key)), context.family, node_name)
     lost, failing = state.lost_claims(service_key), state.failing(service_key)
@@ -84,6 +88,7 @@ def service_ports_of(
                 local=chosen.local,
                 reachable=chosen.reachable,
                 has_any=chosen.has_any,
+                external_ip_sources=attributes.external_ip_sources,
                 node_port_sources=attributes.node_port_sources,
             )
         )

@@ -14,6 +14,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.connt
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.consistency import check_consistency
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.service_policy import (
+    ServicePolicySettings,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.build_settings import (
     dataplane_settings,
@@ -119,9 +122,10 @@ def test_nftables_mode_keeps_to_the_primary_address():
 
 
 def test_node_context():
-    assert node_context(configured(), IPV4, "node-a", NODE) == (IPV4, "node-a", "zone-a", True, KUBE_PROXY)
+    rest = (KUBE_PROXY, ServicePolicySettings())
+    assert node_context(configured(), IPV4, "node-a", NODE) == (IPV4, "node-a", "zone-a", True, *rest)
     off = configured(featureGates={"AllowServiceExternalIPs": False})
-    assert node_context(off, IPV6, "node-a", None) == (IPV6, "node-a", "", False, KUBE_PROXY)
+    assert node_context(off, IPV6, "node-a", None) == (IPV6, "node-a", "", False, *rest)
 
 
 DUAL, ONLY_V4 = (IPV4, IPV6), (IPV4,)

@@ -1,0 +1,72 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``servicePolicy``: whose annotations count, and which sources may use node ports."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Tuple
+
+from ...addresses import canonical_network
+from ...cluster.fields import is_dns_label, shown
+from ..field import HONOURED, Field
+from ..reader import Section
+
+
+class ServicePolicySettings(NamedTuple):
+    """Settings of the policies of Services.
+
+    ``annotations_enabled``: whether annotations of Services count. ``annotated_namespaces``: only those of these
+    namespaces do, all if it is empty. ``node_port_sources``: CIDRs whose sources may use node ports, empty for all.
+    """
+
+    annotations_enabled: bool = True
+    annotated_namespaces: Tuple[str, ...] = ()
+    node_port_sources: Tuple[str, ...] = ()
+
+
+FIELDS: Tuple[Field, ...] = (
+    Field(
+        "servicePolicy.annotations",
+        "service_policy.annotations_enabled",
+        "`true`",
+        "all",
+        HONOURED,
+        "whether the annotations of [Service policy](service-policy.md) count",
+    ),
+    Field(
+        "servicePolicy.namespaces",
+        "service_policy.annotated_namespaces",
+        "all",
+        "all",
+        HONOURED,
+        "only annotations in these namespaces count",
+    ),
+    Field(
+        "servicePolicy.nodePortSources",
+        "service_policy.node_port_sources",
+        "all",
+        "all",
+        HONOURED,
+        "CIDRs whose sources may use the node ports of this node; if all are of one family, node ports of the other"
+        " family are closed",
+    ),
+)
+
+
+def read(section: Section) -> ServicePolicySettings:
+    """Read and validate the section."""
+    annotations = section.flag("annotations", True)
+    namespaces = section.strings("namespaces")
+    for index, name in enumerate(namespaces):
+        if not is_dns_label(name):
+            section.findings.problem(f"{section.field('namespaces')}[{index}]", f"{shown(name)} is not a namespace")
+    sources = []
+    for index, text in enumerate(section.strings("nodePortSources")):
+        network = canonical_network(text)
+        if network is None:
+            section.findings.problem(f"{section.field('nodePortSources')}[{index}]", f"{shown(text)} is not a CIDR")
+        else:
+            sources.append(network)
+    section.finish()
+    return ServicePolicySettings(annotations, namespaces, tuple(sources))
