@@ -54,16 +54,16 @@ def _check(given: Dict[str, str]) -> HealthCheck:
     if ca and not ca.startswith("/"):
         raise Invalid(_field(CA), f"{shown(ca)} is not an absolute path")
     return HealthCheck(
-        scheme,
-        _number(given, PORT, 1, 65535, 0),
-        path,
-        _statuses(given[STATUS]) if STATUS in given else default.statuses,
-        server_name,
-        ca,
-        _seconds(given, INTERVAL, default.interval),
-        _seconds(given, TIMEOUT, default.timeout),
-        _number(given, FALL, 1, 100, default.fall),
-        _number(given, RISE, 1, 100, default.rise),
+        scheme=scheme,
+        port=_number(given, PORT, 1, 65535, 0),
+        path=path,
+        statuses=_statuses(given[STATUS]) if STATUS in given else default.statuses,
+        server_name=server_name,
+        ca=ca,
+        interval=_seconds(given, INTERVAL, default.interval),
+        timeout=_seconds(given, TIMEOUT, default.timeout),
+        fall=_number(given, FALL, 1, 100, default.fall),
+        rise=_number(given, RISE, 1, 100, default.rise),
     )
 
 

@@ -50,12 +50,12 @@ def parse_cluster_network_policy(raw: Dict[str, Any], skipped: List[Invalid]) ->
     if tier not in _TIERS:
         raise Invalid("spec.tier", f"{shown(tier)} is not one of {', '.join(_TIERS)}")
     return ClusterNetworkPolicy(
-        name,
-        str(tier),
-        integer(spec.get("priority"), "spec.priority", 0, _MOST_PRIORITY),
-        _pods_or_namespaces(spec.get("subject"), "spec.subject"),
-        _rules(spec.get("ingress"), "spec.ingress", "from", skipped),
-        _rules(spec.get("egress"), "spec.egress", "to", skipped),
+        name=name,
+        tier=str(tier),
+        priority=integer(spec.get("priority"), "spec.priority", 0, _MOST_PRIORITY),
+        subject=_pods_or_namespaces(spec.get("subject"), "spec.subject"),
+        ingress=_rules(spec.get("ingress"), "spec.ingress", "from", skipped),
+        egress=_rules(spec.get("egress"), "spec.egress", "to", skipped),
     )
 
 

@@ -46,7 +46,9 @@ def parse_network_policy(raw: Dict[str, Any], skipped: List[Invalid]) -> Network
     ingress = _rules(spec.get("ingress"), "spec.ingress", "from", namespace, skipped)
     egress = _rules(spec.get("egress"), "spec.egress", "to", namespace, skipped)
     directions = _directions(spec.get("policyTypes"), bool(egress), skipped)
-    return NetworkPolicy(namespace, name, pods, directions, ingress, egress)
+    return NetworkPolicy(
+        namespace=namespace, name=name, pods=pods, directions=directions, ingress=ingress, egress=egress
+    )
 
 
 def _directions(value: object, has_egress: bool, skipped: List[Invalid]) -> Tuple[str, ...]:

@@ -30,17 +30,17 @@ def parse_pod(raw: Dict[str, Any], skipped: List[Invalid]) -> Pod:
     spec = _part(raw.get("spec"), "spec", skipped)
     status = _part(raw.get("status"), "status", skipped)
     return Pod(
-        sys.intern(namespace),
-        name,
-        _text(metadata.get("uid"), "metadata.uid", skipped),
-        read_labels(metadata.get("labels"), skipped),
-        _text(metadata.get("creationTimestamp"), "metadata.creationTimestamp", skipped),
-        metadata.get("deletionTimestamp") is not None,
-        sys.intern(_text(spec.get("nodeName"), "spec.nodeName", skipped)),
-        _host_network(spec.get("hostNetwork"), skipped),
-        _text(status.get("phase"), "status.phase", skipped) in _ENDED,
-        _addresses(status, skipped),
-        _ports(spec, skipped),
+        namespace=sys.intern(namespace),
+        name=name,
+        uid=_text(metadata.get("uid"), "metadata.uid", skipped),
+        labels=read_labels(metadata.get("labels"), skipped),
+        created=_text(metadata.get("creationTimestamp"), "metadata.creationTimestamp", skipped),
+        deleting=metadata.get("deletionTimestamp") is not None,
+        node_name=sys.intern(_text(spec.get("nodeName"), "spec.nodeName", skipped)),
+        host_network=_host_network(spec.get("hostNetwork"), skipped),
+        ended=_text(status.get("phase"), "status.phase", skipped) in _ENDED,
+        addresses=_addresses(status, skipped),
+        ports=_ports(spec, skipped),
     )
 
 

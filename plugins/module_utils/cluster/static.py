@@ -53,7 +53,16 @@ def parse_static(files: Mapping[str, Sequence[Any]], refusals: Iterable[Refusal]
             key = object_key(raw)
             if key.kind not in _KINDS:
                 reason = f"{'is missing; it must be' if not key.kind else 'is not'} Service or EndpointSlice"
-                found.append(Refusal(key.kind or "object", key.namespace, key.name, "kind", reason, file))
+                found.append(
+                    Refusal(
+                        kind=key.kind or "object",
+                        namespace=key.namespace,
+                        name=key.name,
+                        field="kind",
+                        reason=reason,
+                        source=file,
+                    )
+                )
                 continue
             if key in seen:
                 reason = f"is already that of another {key.kind}, in {seen[key]}"
@@ -78,7 +87,16 @@ def parse_static(files: Mapping[str, Sequence[Any]], refusals: Iterable[Refusal]
             by_owner.setdefault(item.service_key, {})[item.name] = item
         else:
             field, reason = "metadata.labels", f"there is no static Service {item.service_key}"
-            found.append(Refusal("EndpointSlice", item.namespace, item.name, field, reason, file))
+            found.append(
+                Refusal(
+                    kind="EndpointSlice",
+                    namespace=item.namespace,
+                    name=item.name,
+                    field=field,
+                    reason=reason,
+                    source=file,
+                )
+            )
     return StaticObjects(services, by_owner, tuple(found))
 
 

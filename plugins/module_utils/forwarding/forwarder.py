@@ -77,15 +77,15 @@ class Forwarder:
         self._connections: Sources[tcp.Connection] = Sources(self._evict, lambda item: item.active, self._loop.clock)
         buffer = memoryview(bytearray(tcp.BUFFER_BYTES))
         self._tcp = tcp.Shared(
-            self._loop,
-            lambda: self.limits,
-            self.totals,
-            self._failures,
-            self._pipes,
-            find_splice(),
-            buffer,
-            {},
-            lambda endpoint: ListenerKey(TCP, *endpoint) in self._listeners,
+            loop=self._loop,
+            limits=lambda: self.limits,
+            totals=self.totals,
+            failed=self._failures,
+            pipes=self._pipes,
+            splice=find_splice(),
+            buffer=buffer,
+            connecting={},
+            is_listener=lambda endpoint: ListenerKey(TCP, *endpoint) in self._listeners,
         )
         self._udp = udp.Shared(
             self._loop,

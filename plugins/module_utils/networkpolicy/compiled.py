@@ -75,7 +75,14 @@ def compile_rule(rule: PolicyRule) -> CompiledRule:
     pods = dict.fromkeys(peer for peer in rule.peers if isinstance(peer, PodPeer))
     blocks = [peer for peer in rule.peers if isinstance(peer, BlockPeer)]
     ports, names = _ports(rule.ports)
-    return CompiledRule(not rule.peers, tuple(pods), tuple(_blocks(blocks)), ports, names, rule.action)
+    return CompiledRule(
+        every_peer=not rule.peers,
+        pods=tuple(pods),
+        blocks=tuple(_blocks(blocks)),
+        ports=ports,
+        names=names,
+        action=rule.action,
+    )
 
 
 def compile_rules(rules: Iterable[Optional[PolicyRule]]) -> Tuple[CompiledRule, ...]:

@@ -48,13 +48,13 @@ class Judge:
         if (POLICED, side, own) not in self._rows:
             return True
         number = self._class(peer)
-        action = self._outcome(ADMIN, side, number, own, protocol, port)
+        action = self._outcome(ADMIN, side, number=number, own=own, protocol=protocol, port=port)
         if action:
             return action == ACCEPT
         if (ISOLATED, side, own) in self._rows:
             grants = ((ANY, side, own), (GRANT, side, number, own))
             return own == peer or any(self._has(self._rows.get(row), protocol, port) for row in grants)
-        return self._outcome(BASELINE, side, number, own, protocol, port) != DENY
+        return self._outcome(BASELINE, side, number=number, own=own, protocol=protocol, port=port) != DENY
 
     def _has(self, number: Optional[int], protocol: int, port: int) -> bool:
         if number is None:
@@ -62,7 +62,7 @@ class Judge:
         ports = EVERYTHING if number == EVERYTHING_ID else self._value_of(number)
         return isinstance(ports, PortSet) and ports.contains(protocol, port)
 
-    def _outcome(self, tier: str, side: str, number: int, own: Address, protocol: int, port: int) -> str:
+    def _outcome(self, tier: str, side: str, *, number: int, own: Address, protocol: int, port: int) -> str:
         found = self._rows.get((TIER_GRANT, tier, side, number, own))
         outcome = self._value_of(found) if found is not None else None
         return outcome.action(protocol, port) if isinstance(outcome, Outcome) else ""

@@ -48,16 +48,16 @@ def test_defaults_and_all_settings():
         "rise": "1",
     }
     expected = HealthCheck(
-        "https",
-        8443,
-        "/readyz?verbose",
-        ((200, 299), (401, 401)),
-        "kubernetes.default.svc",
-        "/etc/kubernetes/pki/ca.crt",
-        0.5,
-        2.0,
-        3,
-        1,
+        scheme="https",
+        port=8443,
+        path="/readyz?verbose",
+        statuses=((200, 299), (401, 401)),
+        server_name="kubernetes.default.svc",
+        ca="/etc/kubernetes/pki/ca.crt",
+        interval=0.5,
+        timeout=2.0,
+        fall=3,
+        rise=1,
     )
     assert parsed(**every) == (expected, [])
 

@@ -235,7 +235,7 @@ def explain(state: ClusterState, families: Sequence[ExplainedFamily], mode: str,
         node, zone, behaviour = context.node.node_name, context.node.zone, context.node.behaviour.name
         for port, frontends in _found(state, context, target):
             found.append(_explanation(port, frontends, context, tables))
-    return Explained(target, node, zone, mode, behaviour, tuple(found))
+    return Explained(target=target, node=node, zone=zone, mode=mode, behaviour=behaviour, found=tuple(found))
 
 
 def _explanation(

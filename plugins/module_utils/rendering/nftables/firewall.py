@@ -106,9 +106,11 @@ def firewall_entries(
     for sources, own in by_sources.items():
         if sources is not None:
             keys = [address + transport for address in own]
-            entries += _restrict(info.family, SERVICE_KEY, keys, sources, own, settings)
+            entries += _restrict(info.family, SERVICE_KEY, keys=keys, sources=sources, own=own, settings=settings)
     if info.node_port and info.node_port_sources is not None:
-        restricted = _restrict(info.family, NODE_PORT_KEY, [node_port], info.node_port_sources, (), settings)
+        restricted = _restrict(
+            info.family, NODE_PORT_KEY, keys=[node_port], sources=info.node_port_sources, own=(), settings=settings
+        )
         entries += [*_node_port_check(settings), *restricted] if restricted else []
     return entries
 
@@ -120,6 +122,7 @@ def _bytes(address: str) -> bytes:
 def _restrict(
     family: str,
     kind: str,
+    *,
     keys: Iterable[bytes],
     sources: Sequence[str],
     own: Iterable[bytes],
