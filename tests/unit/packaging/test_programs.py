@@ -29,7 +29,7 @@ ALWAYS = """
 # playbooks, parameters of a function; and what the virtual environment or some machines have.
 OTHERS = """
     address ansible-builder ansible-test antsibull-docs cleanup converge diff explain lab-iptables lab-ipvs link
-    net.ipv4.conf.all.route_localnet net.ipv4.vs.conntrack pyenv python status systemctl verify
+    net.ipv4.conf.all.route_localnet net.ipv4.vs.conntrack pyenv python rollback status systemctl verify
 """
 SHELL = """
     ! [ [[ { } ( ) . : break cd continue do done elif else esac eval exec exit export fi if local read return set shift
