@@ -221,6 +221,7 @@ class Encoder:
 
     def __init__(self, family: str, table: TableIdentity = SERVICES_TABLE) -> None:
         self.family = family
+        self.table_key = table.key
         self._table = table
         self._header = family_header(family)
         self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, table.name)

@@ -19,7 +19,6 @@ from ...rendering.nftables.objects import (
     SET_EVAL,
     SET_MAP,
     SET_TIMEOUT,
-    TABLE_KEY,
     VERDICT,
     BaseHook,
     ChainValue,
@@ -257,6 +256,7 @@ class Reader:
     def __init__(self, sock: NetlinkSocket, family: str, table: TableIdentity = SERVICES_TABLE) -> None:
         self._sock = sock
         self._name = table.name
+        self._key = table.key
         self._header = messages.family_header(family)
         self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, table.name)
 
@@ -363,7 +363,7 @@ class Reader:
         table: Dict[Key, Value] = {}
         if self.table_flags() is None:
             return table
-        table[TABLE_KEY] = True
+        table[self._key] = True
         sets = self._counted_sets()
         for name, (value, _count) in sets.items():
             table[ObjectKey("set", name)] = value

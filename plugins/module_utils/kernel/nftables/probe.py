@@ -14,7 +14,7 @@ from typing import Dict, List
 from ...addresses import IPV6
 from ...errors import KernelError
 from ...rendering.nftables.mode import RENDERING
-from ...rendering.nftables.objects import RESOURCE, BaseHook, Key, TableIdentity, Value
+from ...rendering.nftables.objects import RESOURCE, TABLE_KEY, BaseHook, Key, TableIdentity, Value
 from ...rendering.settings import DataplaneSettings, LocalTraffic
 from ...resources import Change
 from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName
@@ -61,7 +61,8 @@ def _sample(family: str) -> Dict[Key, Value]:
 
     service_ports = {item.key: item for item in (info("plain", 0), info("sticky", 1))}
     settings = DataplaneSettings(family, local_traffic=LocalTraffic("cidr", network), service_cidrs=(network,))
-    return RENDERING.desired_tables(service_ports, settings)[RESOURCE]
+    table = RENDERING.desired_tables(service_ports, settings)[RESOURCE]
+    return {PROBE_TABLE.key if key == TABLE_KEY else key: value for key, value in table.items()}
 
 
 def _try(labelled: List[Labelled]) -> str:

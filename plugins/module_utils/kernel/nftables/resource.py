@@ -11,7 +11,6 @@ from typing import Dict, Iterable, List, Optional, Type, TypeVar
 from ...errors import KernelError
 from ...rendering.nftables.objects import (
     SERVICES_TABLE,
-    TABLE_KEY,
     ChainValue,
     ElementKey,
     Key,
@@ -133,11 +132,11 @@ class NftablesResource(Resource[Key, Value]):
                     raise
             time.sleep(0.01 * attempt)
             observed = self._observe_touched(touched)
-            if TABLE_KEY not in observed and TABLE_KEY not in target:
+            if self.table.key not in observed and self.table.key not in target:
                 where = f"table {self.table.name} ({self._table_family})"
                 raise KernelError(f"{where}: another program deleted it meanwhile")
             change = difference(observed, target, touched)
-            if TABLE_KEY in change.removed and TABLE_KEY not in observed:
+            if self.table.key in change.removed and self.table.key not in observed:
                 return
 
     def _observe_touched(self, keys: Iterable[Key]) -> Dict[Key, Value]:
@@ -145,9 +144,11 @@ class NftablesResource(Resource[Key, Value]):
         reader = self._reader()
         if reader.table_flags() is None:
             return {}
-        objects = {ObjectKey("chain" if key.kind == "chain" else "set", key.name) for key in keys if key != TABLE_KEY}
+        objects = {
+            ObjectKey("chain" if key.kind == "chain" else "set", key.name) for key in keys if key != self.table.key
+        }
         observed = reader.objects(objects)
-        observed[TABLE_KEY] = True
+        observed[self.table.key] = True
         return observed
 
     def _with_elements_of_replaced_sets(self, change: Change[Key, Value]) -> Change[Key, Value]:

@@ -21,7 +21,6 @@ from functools import lru_cache
 from typing import Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Tuple, cast
 
 from ...rendering.nftables.objects import (
-    TABLE_KEY,
     BaseHook,
     ChainValue,
     ElementKey,
@@ -183,7 +182,7 @@ class Planner:
 
     def transactions(self, change: Change[Key, Value]) -> List[Transaction]:
         """Return the transactions that make the change, in order."""
-        if TABLE_KEY in change.removed:
+        if self._encoder.table_key in change.removed:
             return [Transaction([Labelled(self._encoder.delete_table(), "table to be removed")], True)]
         if weight_of(change) <= self._most_elements:
             batch = self._definitions(change)
@@ -197,7 +196,7 @@ class Planner:
     def _definitions(self, change: Change[Key, Value]) -> _Batch:
         """Return a batch with the sets, chains and rules of a change."""
         batch = _Batch(self._encoder)
-        batch.create_table = TABLE_KEY in change.added
+        batch.create_table = self._encoder.table_key in change.added
         for key in change.removed:
             if key.kind == "set":
                 batch.removed_sets.append(key.name)

@@ -11,7 +11,7 @@ from ...addresses import IPV4, IPV6
 from ...networkpolicy import rows
 from ...networkpolicy.rows import ABSENT, Row
 from ...resources import Change
-from ..nftables.objects import TABLE_KEY, ElementKey, Key, ObjectKey, Value
+from ..nftables.objects import ElementKey, Key, ObjectKey, Value
 from . import layout
 from .layout import Options, class_bytes
 
@@ -20,7 +20,7 @@ Entry = Tuple[Key, Value]
 
 def static_entries(options: Options) -> Dict[Key, Value]:
     """Return the table without data."""
-    found: Dict[Key, Value] = {TABLE_KEY: True}
+    found: Dict[Key, Value] = {layout.TABLE.key: True}
     found.update({ObjectKey("set", name): value for name, value in layout.sets(options).items()})
     chains = layout.chains(options, rows.EVERYTHING_ID)
     found.update({ObjectKey("chain", name): value for name, value in chains.items()})

@@ -82,7 +82,6 @@ class ElementKey(NamedTuple):
 
 
 Key = Union[ObjectKey, ElementKey]
-TABLE_KEY = ObjectKey("table", TABLE_NAME)
 
 
 class SetValue(NamedTuple):
@@ -119,8 +118,14 @@ class TableIdentity(NamedTuple):
     comment: str
     intervals: Mapping[str, SetValue] = {}
 
+    @property
+    def key(self) -> ObjectKey:
+        """Return the key of the table itself in its resource table."""
+        return ObjectKey("table", self.name)
+
 
 SERVICES_TABLE = TableIdentity(TABLE_NAME, TABLE_COMMENT)
+TABLE_KEY = SERVICES_TABLE.key
 
 
 class Expression(NamedTuple):
