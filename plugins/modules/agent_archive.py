@@ -88,6 +88,7 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
+# pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.binary_files import replace_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run

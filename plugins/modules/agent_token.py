@@ -85,6 +85,7 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
+# pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.service_token import LEAST_SECONDS
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient

@@ -299,6 +299,7 @@ from typing import Any, Dict, List, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 
+# pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import FAMILIES
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError, ProxyError

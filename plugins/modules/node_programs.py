@@ -69,6 +69,7 @@ from typing import Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
+# pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import find_program
 

@@ -129,6 +129,7 @@ from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
 
+# pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.confirm import confirm, reject
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.directory import DEFAULT_DIRECTORY

@@ -269,6 +269,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 
+# pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.conntrack import conntrack_maximum
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load

@@ -127,9 +127,9 @@ class StaticDirectory:
     ``replaced``: objects by the name of the file that they replace, which is then not read.
     """
 
-    def __init__(self, path: str, replaced: Mapping[str, Sequence[Any]] = {}) -> None:
+    def __init__(self, path: str, replaced: Optional[Mapping[str, Sequence[Any]]] = None) -> None:
         self.path = path
-        self._replaced = {os.path.join(path, name): objects for name, objects in replaced.items()}
+        self._replaced = {os.path.join(path, name): objects for name, objects in (replaced or {}).items()}
         self._last: Dict[str, Sequence[Any]] = {}
         self._seen: Optional[Signature] = None
 

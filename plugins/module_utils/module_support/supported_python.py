@@ -28,4 +28,4 @@ def refusal(version: Sequence[int], interpreter: str) -> str:
 _REFUSAL = refusal(sys.version_info[:3], sys.executable)
 if _REFUSAL:
     sys.stdout.write(json.dumps({"failed": True, "msg": _REFUSAL, "error_kind": "python"}) + "\n")
-    sys.exit(1)
+    raise SystemExit(1)

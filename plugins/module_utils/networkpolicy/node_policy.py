@@ -9,7 +9,7 @@ isolated, which class a peer has, and what pods of the node may exchange with pe
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Set, Tuple
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Set, Tuple, Union
 
 from ..addresses import FAMILIES, IPV4, IPV6
 from ..cluster.model import NamespacedName
@@ -261,7 +261,7 @@ class NodePolicy:
             return False
         return selector.matches(namespace.labels) and policy.subject.pods.matches(pod.labels)
 
-    def _rules(self, policy: object, direction: str) -> Tuple[CompiledRule, ...]:
+    def _rules(self, policy: Union[NetworkPolicy, ClusterNetworkPolicy], direction: str) -> Tuple[CompiledRule, ...]:
         """Return the compiled rules of a policy, the same objects as long as the policy is the same object."""
         key = (id(policy), direction)
         found = self._compiled.get(key)
@@ -270,7 +270,6 @@ class NodePolicy:
                 compiled = map(compile_rule, policy.rules(direction))
                 rules = tuple(rule for rule in compiled if rule.is_useful)
             else:
-                assert isinstance(policy, NetworkPolicy)
                 rules = self._affordable(policy, direction, compile_rules(policy.rules(direction)))
             found = self._compiled[key] = (policy, rules)
         return found[1]

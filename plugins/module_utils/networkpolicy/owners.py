@@ -45,16 +45,18 @@ class AddressOwners:
 
     def replace(self, before: Optional[Pod], now: Optional[Pod]) -> Set[Address]:
         """Replace one version of a pod by another, and return the addresses whose owner is different now."""
-        touched = dict.fromkeys(addresses_of(before))
-        for address in touched:
-            claims = self._claims[address]
-            del claims[before.key]  # type: ignore[union-attr]
-            if not claims:
-                del self._claims[address]
-        for address in addresses_of(now):
-            assert now is not None
-            self._claims.setdefault(address, {})[now.key] = now
-            touched[address] = None
+        touched: Dict[Address, None] = {}
+        if before is not None:
+            touched = dict.fromkeys(addresses_of(before))
+            for address in touched:
+                claims = self._claims[address]
+                del claims[before.key]
+                if not claims:
+                    del self._claims[address]
+        if now is not None:
+            for address in addresses_of(now):
+                self._claims.setdefault(address, {})[now.key] = now
+                touched[address] = None
         return {address for address in touched if self._decide(address)}
 
     def set_node_addresses(self, addresses: Iterable[Address]) -> Set[Address]:

@@ -158,7 +158,7 @@ class Metrics:
         self.registry.register(PacketCounters(self._packets_now))
         #: The state of the forwarder; empty where no mode uses it.
         self.forwarding: Callable[[], Mapping[str, Any]] = dict
-        self.registry.register(Forwarded(lambda: self.forwarding()))
+        self.registry.register(Forwarded(self._forwarding_now))
         #: Connections that the HTTP server closed before an answer, by reason.
         self.http_closed: Callable[[], Mapping[str, int]] = dict
         self._kube_proxy()
@@ -168,6 +168,9 @@ class Metrics:
 
     def _packets_now(self) -> Mapping[str, int]:
         return self.packets()
+
+    def _forwarding_now(self) -> Mapping[str, Any]:
+        return self.forwarding()
 
     def _histogram(
         self, name: str, text: str, labels: Tuple[str, ...] = _FAMILY, buckets: Tuple[float, ...] = LATENCY_BUCKETS

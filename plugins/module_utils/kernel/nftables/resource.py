@@ -90,8 +90,11 @@ class NftablesResource(Resource[Key, Value]):
         """Return the socket, opened on first use. Raises KernelError."""
         if self._sock is None:
             self._sock = NetlinkSocket(NETLINK_NETFILTER)
-            self._sock.progress = lambda: self.progress()
+            self._sock.progress = self._report_progress
         return self._sock
+
+    def _report_progress(self) -> None:
+        self.progress()
 
     def observe(self) -> Dict[Key, Value]:
         """Return the whole table, whichever programs created its objects. Raises KernelError."""

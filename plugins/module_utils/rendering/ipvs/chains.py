@@ -9,6 +9,7 @@ number of Services; only KUBE-IPVS-OUT-FILTER has a rule for each firewalled add
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import AbstractSet, Dict, Iterable, List, Mapping, Tuple
 
 from ...addresses import IPV6
@@ -81,7 +82,7 @@ ALL_CHAINS: Tuple[ChainKey, ...] = (
 )
 
 Redirected = Mapping[VirtualServerKey, Redirect]
-NO_REDIRECTS: Redirected = {}
+NO_REDIRECTS: Redirected = MappingProxyType({})
 
 _PROTOCOL_NUMBERS = {"tcp": 6, "udp": 17, "sctp": 132}
 
