@@ -31,7 +31,14 @@ def node_context(
     zone = node.zone if node is not None else ""
     allow_external_ips = configuration.gate(ALLOW_SERVICE_EXTERNAL_IPS)
     policy = configuration.node_proxy.service_policy
-    return NodeContext(family, node_name, zone, allow_external_ips, configuration.behaviour, policy)
+    return NodeContext(
+        family=family,
+        node_name=node_name,
+        zone=zone,
+        allow_external_ips=allow_external_ips,
+        behaviour=configuration.behaviour,
+        policy=policy,
+    )
 
 
 def local_traffic(
