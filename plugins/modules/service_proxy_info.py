@@ -236,7 +236,14 @@ states:
     counts:
       description: Number of entries of each kind.
       type: dict
-      sample: {chains: 512, nftables_objects: 0, virtual_servers: 0, real_servers: 0, set_elements: 0, addresses: 0}
+      sample:
+        chains: 512
+        nftables_objects: 0
+        network_policy_objects: 0
+        virtual_servers: 0
+        real_servers: 0
+        set_elements: 0
+        addresses: 0
     size_bytes:
       description: Size of its file.
       type: int

@@ -9,39 +9,34 @@ or with what this project programmed; they converge to another mode, or the same
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history import revert
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import (
-    RollbackReport,
-    RollbackRequest,
-    rollback,
-)
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import (
     BEFORE_CONVERGENCE,
     BEFORE_ROLLBACK,
     History,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError, KernelError, PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.saved import CHAIN, SavedChainKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.running import pack_running
-from tests.conformance.wirelab.cases import load_case
-from tests.lab import recorded
+from tests.kernel.rollback_node import (
+    POLICIES_OFF,
+    POLICIES_ON,
+    Node,
+    differences,
+    dump,
+    names,
+    policies,
+    run,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
-CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "nodeport-cluster"))
 UML = pytest.mark.uml
 
 # What the node starts with (none: nothing of a service proxy), the iptables in use, and the modes it converges to.
@@ -63,122 +58,12 @@ JOURNEYS = [
     pytest.param("ipvs", "legacy", ["ipvs"], marks=UML),
     pytest.param("ipvs", "legacy", ["iptables"], marks=UML),
 ]
-FOREIGN = """\
-*nat
-:OTHER - [0:0]
--A PREROUTING -p tcp -m tcp --dport 1 -j OTHER
--A OUTPUT -p tcp -m tcp --dport 2 -j OTHER
--A OTHER -p tcp -m tcp --dport 3 -j RETURN
-COMMIT
-*filter
-:OTHER - [0:0]
--A INPUT -j OTHER
--A FORWARD -p tcp -m tcp --dport 4 -j ACCEPT
--A OTHER -p tcp -m tcp --dport 5 -j DROP
-COMMIT
-"""
 LATER = "*filter\n-A INPUT -p tcp -m tcp --dport 6 -j DROP\nCOMMIT\n"
-
-
-def run(*command: str, text: Optional[str] = None) -> str:
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}: {done.stderr}"
-    return done.stdout
-
-
-def has_nat_of_nft() -> bool:
-    sample = "table ip probe { chain probe { type nat hook output priority 0; }; }"
-    return subprocess.run(["nft", "--check", sample], capture_output=True, check=False).returncode == 0
-
-
-def blocks(listing: str) -> List[str]:
-    """The sets and chains of an nft listing in the order of their names: the kernel's is that of their making."""
-    found: List[str] = []
-    for line in listing.splitlines():
-        if re.match(r"\t(chain|set|map) ", line) or not found or not line.startswith("\t"):
-            found.append(line)
-        else:
-            found[-1] += f"\n{line}"
-    return sorted(text.rstrip() for text in found if text.strip())
-
-
-def saved_lines(program: str) -> List[str]:
-    """What iptables-save prints, without counters, and without tables that hold nothing."""
-    text = re.sub(r"^#.*\n|\[\d+:\d+\]", "", run(program), flags=re.MULTILINE)
-    tables = re.findall(r"^\*\w+\n.*?^COMMIT$", text, re.MULTILINE | re.DOTALL)
-    return [table for table in tables if re.search(r"^-A |^:\S+ -", table, re.MULTILINE)]
-
-
-def dump() -> Dict[str, Any]:
-    """All that a service proxy may have touched, as the usual tools print it."""
-    found: Dict[str, Any] = {}
-    variants = ("legacy", "nft") if has_nat_of_nft() else ("legacy",)
-    for program in (f"{family}-{variant}-save" for family in ("iptables", "ip6tables") for variant in variants):
-        found[program] = saved_lines(program)
-    if has_nat_of_nft():
-        for table in run("nft", "list", "tables").splitlines():
-            found[table] = blocks(run("nft", "-s", "list", *table.split()))
-    if Path("/proc/net/ip_vs").exists():
-        found["ipvs"] = sorted(run("ipvsadm", "-Sn").splitlines())
-        # The seed of a set's hash is drawn when it is made.
-        found["ipset"] = sorted(re.sub(r" initval \S+", "", run("ipset", "save")).splitlines())
-        found["timeouts"] = run("ipvsadm", "-L", "--timeout")
-    found["addresses"] = sorted(
-        " ".join(line.split(":", 1)[1].split()[:4]) for line in run("ip", "-o", "addr", "show").splitlines()
-    )
-    parameters = ("net.ipv4.conf.all.route_localnet", "net.ipv4.ip_forward", "net.ipv4.conf.all.arp_ignore")
-    found["sysctls"] = run("sysctl", *parameters)
-    return found
-
-
-def differences(before: Dict[str, Any], after: Dict[str, Any]) -> str:
-    """How two dumps differ, as a person wants to read it; empty if they do not."""
-    old, new = (
-        json.dumps(item, indent=1, sort_keys=True).replace(r"\n", "\n").splitlines() for item in (before, after)
-    )
-    return "\n".join(difflib.unified_diff(old, new, lineterm="", n=1))
-
-
-class Node:
-    """The test's network namespace as a node of the conformance case."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.history = str(directory / "history")
-
-    def load(self, start: str, variant: str) -> None:
-        for family in ("iptables", "ip6tables"):
-            run(f"{family}-{variant}-restore", "--noflush", text=FOREIGN)
-        if start != "none":
-            recorded.load(
-                Path(CASE.file(f"state-{start}.txt")), lambda command, text: run(*command, text=text), variant
-            )
-
-    def converge(self, mode: str, **fields: Any) -> Report:
-        request = Request(
-            ClusterState.from_objects(CASE.snapshots()[0]),
-            load(CASE.proxy_configuration(mode, "", None)).configuration,
-            node_name=CASE.node,
-            state_directory=str(self.directory / "run"),
-            history_directory=self.history,
-            whole_cluster=False,
-        )
-        return converge(request._replace(**fields))
-
-    def roll_back(self, to: Optional[int] = None, **fields: Any) -> RollbackReport:
-        request = RollbackRequest(
-            to, self.history, stop_units=False, state_directory=str(self.directory / "run"), **fields
-        )
-        return rollback(request)
 
 
 @pytest.fixture
 def node(tmp_path) -> Node:
     return Node(tmp_path)
-
-
-def names(report: Sequence[Any]) -> List[str]:
-    return [change.table for change in report]
 
 
 @pytest.mark.parametrize(
@@ -283,11 +168,15 @@ def test_a_table_that_is_refused_stays_as_it_is_and_there_is_a_way_back(node) ->
     assert differences(between, dump()) == ""
 
 
-def test_the_program_of_the_timer_goes_back_by_itself(node, tmp_path) -> None:
+@pytest.mark.parametrize("change", ["of the mode", "to network policies", "to none"])
+def test_the_program_of_the_timer_goes_back_by_itself(node, tmp_path, change) -> None:
     """It is one file, and needs nothing but Python."""
     node.load("iptables", "nft")
+    if change == "to none":
+        node.converge("nftables", history_directory="", **policies(POLICIES_ON, "ip-block"))
     before = dump()
-    node.converge("nftables")
+    settings = {"of the mode": None, "to network policies": POLICIES_ON, "to none": POLICIES_OFF}[change]
+    node.converge("nftables", **(policies(settings, "ip-block") if settings else {}))
     program = tmp_path / "revert.pyz"
     program.write_bytes(pack_running(revert.__name__))
     waits = tmp_path / "waits"

@@ -56,6 +56,10 @@ def _text(raw: bytes) -> str:
     return base64.b64encode(raw).decode("ascii")
 
 
+def _encode_nftables(table: RawTable) -> List[List[Any]]:
+    return [_nft_entry(key, value) for key, value in table.items()]
+
+
 def _nft_entry(key: RawKey, value: RawValue) -> List[Any]:
     if isinstance(value, RawChain):
         return [list(key), _text(value.definition), [_text(rule) for rule in value.rules]]
@@ -66,6 +70,7 @@ def _nft_entry(key: RawKey, value: RawValue) -> List[Any]:
 
 def encode_state(state: NodeState) -> Dict[str, Any]:
     """Return a state as JSON values."""
+    policy = state.network_policy
     return {
         "chains": [
             {
@@ -76,9 +81,8 @@ def encode_state(state: NodeState) -> Dict[str, Any]:
             }
             for item in state.chains
         ],
-        "nftables": {
-            family: [_nft_entry(key, value) for key, value in table.items()] for family, table in state.nftables.items()
-        },
+        "nftables": {family: _encode_nftables(table) for family, table in state.nftables.items()},
+        **({} if policy is None else {"network_policy": _encode_nftables(policy)}),
         "sets": [[name, *value] for name, value in state.sets.items()],
         "set_elements": [list(key) for key in state.set_elements],
         "virtual_servers": [[*key, *value] for key, value in state.virtual_servers.items()],
@@ -160,7 +164,7 @@ def _decode_chains(reader: _Reader, document: Any) -> ChainsState:
 def _decode_nftables(reader: _Reader, rows: Any) -> RawTable:
     table: RawTable = {}
     if not isinstance(rows, list):
-        raise reader.fail("a list for each family")
+        raise reader.fail("a list of objects for each table")
     for row in rows:
         key, definition, parts = reader.row(row, (list, str, list))
         raw = reader.raw(definition)
@@ -197,6 +201,9 @@ def decode_state(document: Any) -> NodeState:
         for family, rows in reader.get("nftables", dict).items()
         if family in FAMILIES
     }
+    policy = None
+    if "network_policy" in document:
+        policy = _decode_nftables(reader, reader.get("network_policy", list))
     sets = {}
     for row in reader.get("sets", list):
         name, *definition = reader.row(row, (str, str, str, int))
@@ -223,6 +230,7 @@ def decode_state(document: Any) -> NodeState:
     return NodeState(
         chains=chains,
         nftables=nftables,
+        network_policy=policy,
         sets=sets,
         set_elements=elements,
         virtual_servers=servers,

@@ -21,6 +21,7 @@ from ...kernel.ipvs.connections import used_connections
 from ...kernel.ipvs.servers import TimeoutsResource
 from ...kernel.links import AddressesResource, DummyDeviceResource
 from ...kernel.modules import ModulesResource, modules_for
+from ...kernel.nftables.policy_table import RawPolicyTableResource
 from ...kernel.nftables.raw import RawTableResource
 from ...kernel.sysctls import SysctlsResource, read_value, unchangeable
 from ...kernel.xtables.chains import ChainsResource
@@ -157,7 +158,7 @@ def restore_stages(state: NodeState, handles: KernelHandles, check: bool) -> Tup
     would not masquerade the connections that it still serves.
     """
     sysctls, warnings = _sysctl_stage(state)
-    tables = _table_stages(state, handles, warnings)
+    tables = [*_policy_stages(state, handles), *_table_stages(state, handles, warnings)]
     first, last = ([sysctls], []) if state.virtual_servers else ([], [sysctls])
     device = DummyDeviceResource(handles.route)
     # The listeners of userspace mode end with the agent, so its addresses lead nowhere and are in no saved state.
@@ -180,6 +181,14 @@ def restore_stages(state: NodeState, handles: KernelHandles, check: bool) -> Tup
     before = [stage for item in families for stage in item.before]
     after = [stage for item in families for stage in item.after]
     return [*first, *before, *tables, *after, *last, *leaving], warnings
+
+
+def _policy_stages(state: NodeState, handles: KernelHandles) -> List[Stage]:
+    """Return the stage that restores the network policies; none if the state does not say whether there were any."""
+    table = state.network_policy
+    if table is None or not (table or handles.has_nftables()):
+        return []
+    return [Stage(RawPolicyTableResource(), table)]
 
 
 def _table_stages(state: NodeState, handles: KernelHandles, warnings: List[str]) -> List[Stage]:

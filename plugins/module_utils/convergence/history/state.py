@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ...addresses import FAMILIES, Network, family_of
 from ...configuration.model import MODES
 from ...kernel.facts import node_facts
 from ...kernel.ipvs.servers import TimeoutsResource
 from ...kernel.links import AddressesResource, DummyDeviceResource
+from ...kernel.nftables.policy_table import RawPolicyTableResource
 from ...kernel.nftables.raw import RawTableResource
 from ...kernel.nftables.raw_reading import RawTable
 from ...kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values
@@ -46,12 +47,14 @@ class NodeState(NamedTuple):
     """The observed entries by kind. Both families share one mapping if their keys are distinct.
 
     ``nftables``: by family the table ``kube-proxy`` (see kernel.nftables.raw), empty if it did not exist.
+    ``network_policy``: the table of network policies in the same form; None if an older version saved the state.
     ``devices``: the dummy device and its kind, if it existed. ``addresses``: those on it. ``timeouts``: of IPVS, in
     seconds. ``exclude_cidrs``: networks of virtual servers of other programs, which are not in ``virtual_servers``.
     """
 
     chains: Tuple[ChainsState, ...] = ()
     nftables: Mapping[str, RawTable] = {}
+    network_policy: Optional[RawTable] = None
     sets: Mapping[str, ipvs.SetDefinition] = {}
     set_elements: Mapping[ipvs.SetElementKey, bool] = {}
     virtual_servers: Mapping[ipvs.VirtualServerKey, ipvs.VirtualServer] = {}
@@ -67,6 +70,7 @@ class NodeState(NamedTuple):
         return {
             "chains": sum(key.kind == "chain" for item in self.chains for key in item.chains),
             "nftables_objects": sum(len(table) for table in self.nftables.values()),
+            "network_policy_objects": len(self.network_policy or {}),
             "virtual_servers": len(self.virtual_servers),
             "real_servers": len(self.real_servers),
             "set_elements": len(self.set_elements),
@@ -169,11 +173,13 @@ def observe_state(handles: KernelHandles, all_servers: bool = False, exclude_cid
     """
     addresses = {family: ObservedOnce(AddressesResource(handles.route, family)) for family in FAMILIES}
     servers = _observed_ipvs(handles, all_servers, networks_of(exclude_cidrs), addresses)
+    has_nftables = handles.has_nftables()
     return NodeState(
         chains=tuple(
             _observed_chains(item.variant, item.settings) for item in removal_contexts() if item.variant is not None
         ),
-        nftables={family: RawTableResource(family).observe() if handles.has_nftables() else {} for family in FAMILIES},
+        nftables={family: RawTableResource(family).observe() if has_nftables else {} for family in FAMILIES},
+        network_policy=RawPolicyTableResource().observe() if has_nftables else {},
         devices=DummyDeviceResource(handles.route).observe(),
         addresses={address: True for each in addresses.values() for address in each.observe()},
         timeouts=TimeoutsResource(handles.ipvs, TIMEOUTS).observe() if handles.has_ipvs() else {},

@@ -250,6 +250,28 @@ def _joined(bounds: List[Tuple[bytes, bool, Any]]) -> Iterator[Tuple[bytes, Any]
             yield key + last, data
 
 
+def ranges(elements: Iterable[memoryview], concatenated: bool) -> Dict[bytes, Any]:
+    """Return the ranges in encoded elements: first and last key, joined, to True, verdict or data.
+
+    ``concatenated``: the key has several fields; where it has one, the beginning and the end of a range are apart.
+    """
+    found: Dict[bytes, Any] = {}
+    bounds: List[Tuple[bytes, bool, Any]] = []
+    for raw in elements:
+        parts = parse_attributes(raw, 0, len(raw))
+        key = parse_data(parts[NFTA_SET_ELEM_KEY]) if NFTA_SET_ELEM_KEY in parts else b""
+        data = parse_data(parts[NFTA_SET_ELEM_DATA]) if NFTA_SET_ELEM_DATA in parts else True
+        # The element for all other keys has none.
+        if concatenated or not key:
+            last = parse_data(parts[NFTA_SET_ELEM_KEY_END]) if NFTA_SET_ELEM_KEY_END in parts else key
+            found[key + last] = data
+        else:
+            flags = _u32(parts, NFTA_SET_ELEM_FLAGS)
+            bounds.append((key, not flags & messages.ELEMENT_INTERVAL_END, data))
+    found.update(_joined(bounds))
+    return found
+
+
 class Reader:
     """Reads the table of one family over a socket."""
 
@@ -336,27 +358,13 @@ class Reader:
         return key, parse_data(found[NFTA_SET_ELEM_DATA]) if NFTA_SET_ELEM_DATA in found else True
 
     def _ranges(self, name: str, value: SetValue) -> Dict[bytes, Any]:
-        """Return all elements of a set of ranges: first and last key, joined, to True, verdict or data.
-
-        In a set with a single field the kernel keeps the beginning and the end of a range apart.
-        """
+        """Return all elements of a set of ranges: see :func:`ranges`."""
         payload = self._in_table + text_attribute(NFTA_SET_ELEM_LIST_SET, name)
-        found: Dict[bytes, Any] = {}
-        bounds: List[Tuple[bytes, bool, Any]] = []
+        elements: List[memoryview] = []
         for buffer, _kind, start, end in _dump(self._sock, messages.GET_ELEMENT, payload):
             nest = parse_attributes(buffer, start + _HEAD, end).get(NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
-            for _number, raw in each_attribute(nest, 0, len(nest)):
-                parts = parse_attributes(raw, 0, len(raw))
-                key = parse_data(parts[NFTA_SET_ELEM_KEY]) if NFTA_SET_ELEM_KEY in parts else b""
-                data = parse_data(parts[NFTA_SET_ELEM_DATA]) if NFTA_SET_ELEM_DATA in parts else True
-                if value.flags & SET_CONCAT:
-                    last = parse_data(parts[NFTA_SET_ELEM_KEY_END]) if NFTA_SET_ELEM_KEY_END in parts else key
-                    found[key + last] = data
-                else:
-                    flags = _u32(parts, NFTA_SET_ELEM_FLAGS)
-                    bounds.append((key, not flags & messages.ELEMENT_INTERVAL_END, data))
-        found.update(_joined(bounds))
-        return found
+            elements += [raw for _number, raw in each_attribute(nest, 0, len(nest))]
+        return ranges(elements, bool(value.flags & SET_CONCAT))
 
     def everything(self) -> Dict[Key, Value]:
         """Return the whole table as a resource table; empty if it does not exist."""

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Save the table ``kube-proxy`` as the kernel reports it, whichever program created it, and restore it unchanged.
+"""Save a table as the kernel reports it, whichever program created it, and restore it unchanged.
 
 Its objects are kept as netlink attributes that are not interpreted: only volatile ones (handles, use counts, counters,
 expiring elements) are omitted. So a table that kube-proxy itself created is restored with everything that this project
@@ -11,10 +11,10 @@ would never create: comments, intervals, anonymous sets. Keys and values: see ``
 from __future__ import annotations
 
 import time
-from typing import Iterator, List, Tuple
+from typing import Any, Iterator, List, Tuple
 
 from ...errors import KernelError
-from ...rendering.nftables.objects import TABLE_KEY, TABLE_NAME, ChainValue, ElementKey, Rule
+from ...rendering.nftables.objects import SERVICES_TABLE, ChainValue, ElementKey, ObjectKey, Rule, TableIdentity
 from ...rendering.nftables.text import chain_lines, element_texts, table_family
 from ...resources import Change, Kind, Resource
 from ..netlink.attributes import attribute, each_attribute, nested, parse_attributes, text_attribute
@@ -40,14 +40,17 @@ _ELEMENTS_BYTES = 60_000
 _ATTEMPTS = 5
 
 
-def replacement(family: str, present: bool, wanted: RawTable) -> List[Message]:
-    """Return one transaction that deletes the table if it is ``present`` and creates the wanted one, if any."""
+def replacement(family: str, name: str, present: bool, wanted: RawTable) -> List[Message]:
+    """Return one transaction that deletes the table ``name`` if it is ``present`` and creates the wanted one, if any.
+
+    ``family``: of the table: IPv4, IPv6 or ``inet``.
+    """
     header = messages.family_header(family)
-    in_table = header + text_attribute(NFTA_TABLE_NAME, TABLE_NAME)
+    in_table = header + text_attribute(NFTA_TABLE_NAME, name)
     batch: List[Message] = [messages.BATCH_BEGIN]
     if present:
         batch.append((messages.DELETE_TABLE, 0, in_table))
-    table = wanted.get(TABLE_KEY)
+    table = wanted.get(ObjectKey("table", name))
     if isinstance(table, bytes):
         batch.append((messages.NEW_TABLE, NLM_F_CREATE, header + table))
         make = NLM_F_CREATE | NLM_F_EXCL
@@ -61,9 +64,9 @@ def replacement(family: str, present: bool, wanted: RawTable) -> List[Message]:
             identity = attribute(NFTA_SET_ID, number.to_bytes(4, "big"))
             batch.append((messages.NEW_SET, make, header + item.definition + identity))
         # Before the rules: a set without a name accepts no more elements once a rule uses it.
-        for name, item in sets:
+        for set_name, item in sets:
             for block in _blocks(item.elements):
-                payload = text_attribute(NFTA_SET_ELEM_LIST_SET, name) + nested(NFTA_SET_ELEM_LIST_ELEMENTS, block)
+                payload = text_attribute(NFTA_SET_ELEM_LIST_SET, set_name) + nested(NFTA_SET_ELEM_LIST_ELEMENTS, block)
                 batch.append((messages.NEW_ELEMENT, make, in_table + payload))
         for chain in chains:
             batch += [(messages.NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, header + rule) for rule in chain.rules]
@@ -87,28 +90,34 @@ def _blocks(elements: Tuple[bytes, ...]) -> Iterator[bytes]:
 
 
 class RawTableResource(Resource[RawKey, RawValue]):
-    """The raw table of a family, object by object; a change replaces the whole table in one transaction."""
+    """The raw table of a family, object by object; a change replaces the whole table in one transaction.
+
+    ``table`` and ``table_family`` of a subclass identify another table than that of Services.
+    """
 
     kind = Kind.TABLE_OBJECTS
     atomic = True
+    table: TableIdentity = SERVICES_TABLE
+    table_family: str = ""
 
     def __init__(self, family: str) -> None:
         self.family = family
+        self._table_family = self.table_family or family
 
     def observe(self) -> RawTable:
         """See the module. Raises KernelError."""
         with NetlinkSocket(NETLINK_NETFILTER) as sock:
-            return RawReader(sock, self.family).everything()
+            return RawReader(sock, self._table_family, self.table.name).everything()
 
     def apply(self, change: Change[RawKey, RawValue]) -> None:
         """Apply the change to the table; retry if another program changes it meanwhile. Raises KernelError."""
         with NetlinkSocket(NETLINK_NETFILTER) as sock:
             for attempt in range(1, _ATTEMPTS + 1):
-                observed = RawReader(sock, self.family).everything()
+                observed = RawReader(sock, self._table_family, self.table.name).everything()
                 wanted = {key: value for key, value in observed.items() if key not in change.removed}
                 wanted.update({key: new for key, (_old, new) in change.replaced.items()})
                 wanted.update(change.added)
-                batch = replacement(self.family, bool(observed), wanted)
+                batch = replacement(self._table_family, self.table.name, bool(observed), wanted)
                 errors = sock.transact(batch, single_send=True, acknowledge=False).errors
                 if not errors:
                     return
@@ -116,26 +125,33 @@ class RawTableResource(Resource[RawKey, RawValue]):
                 if attempt == _ATTEMPTS or not again:
                     position = errors[0].position
                     where = f"message {position} of {len(batch)}" if position else "transaction"
-                    raise KernelError(f"table {TABLE_NAME} ({self.family}) cannot be restored: {where}: {errors[0]}")
+                    table = f"table {self.table.name} ({self._table_family})"
+                    raise KernelError(f"{table} cannot be restored: {where}: {errors[0]}")
                 time.sleep(0.05 * attempt)
 
     def describe(self, key: RawKey, value: RawValue) -> List[str]:
         """Describe one object approximately as the nft program shows it."""
-        table = f"{table_family(self.family)} {TABLE_NAME}"
+        table = f"{table_family(self._table_family)} {self.table.name}"
         if isinstance(value, RawChain):
             return [f"chain {key.name} {{", *chain_lines(_chain_value(value)), "}"]
         if isinstance(value, RawSet):
-            return [f"set {key.name} {{", *(f"\t{text}" for text in map(self._element_text, value.elements)), "}"]
+            return [f"set {key.name} {{", *(f"\t{text}" for text in self.element_texts(key.name, value)), "}"]
         if isinstance(key, StatefulKey):
             return [f"object {table} {key.name} (type {key.type})"]
         return [f"table {table}"]
 
-    def _element_text(self, raw: bytes) -> str:
-        found = parse_attributes(memoryview(raw), 0, len(raw))
-        parts = (found.get(number) for number in (NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_DATA))
-        key, data = (None if part is None else parse_data(part) for part in parts)
-        value = True if data is None else data
-        return element_texts(self.family, ElementKey("element", "", key if isinstance(key, bytes) else b""), value)[0]
+    def element_texts(self, _name: str, value: RawSet) -> Iterator[str]:
+        """Yield the elements of the set of that name approximately as the nft program shows them."""
+        for key, data in map(key_and_data, value.elements):
+            yield element_texts(self.family, ElementKey("element", "", key), data)[0]
+
+
+def key_and_data(element: bytes) -> Tuple[bytes, Any]:
+    """Return the key of an element of a :class:`RawSet`, and its data: bytes, the text of a verdict, or True."""
+    found = parse_attributes(memoryview(element), 0, len(element))
+    key = parse_data(found[NFTA_SET_ELEM_KEY]) if NFTA_SET_ELEM_KEY in found else b""
+    data = parse_data(found[NFTA_SET_ELEM_DATA]) if NFTA_SET_ELEM_DATA in found else True
+    return key if isinstance(key, bytes) else b"", data
 
 
 def rule_expressions(rule: bytes) -> Iterator[memoryview]:

@@ -1,12 +1,12 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reading of the table ``kube-proxy`` as attributes that are not interpreted, whichever program created it.
+"""Reading of a table as attributes that are not interpreted, whichever program created it.
 
 =============================  ==================================================
 key                            value
 =============================  ==================================================
-``TABLE_KEY``                  attributes of the table
+``ObjectKey("table", name)``   attributes of the table
 ``ObjectKey("chain", name)``   :class:`RawChain`
 ``ObjectKey("set", name)``     :class:`RawSet`, of a set or map, anonymous ones too
 :class:`StatefulKey`           attributes of a named counter, quota or the like
@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Callable, Container, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from ...errors import KernelError
-from ...rendering.nftables.objects import SET_EVAL, TABLE_KEY, TABLE_NAME, ObjectKey
+from ...rendering.nftables.objects import SET_CONCAT, SET_EVAL, SET_INTERVAL, ObjectKey
 from ..netlink.attributes import attribute, attribute_text, each_attribute, nested, parse_attributes, text_attribute
 from ..netlink.socket import NetlinkSocket
 from ..outcomes import NetlinkRefusal, is_missing, is_unsupported
@@ -144,7 +144,6 @@ _COUNTING = {
     "last": (NFTA_LAST_SET, NFTA_LAST_MSECS, NFTA_LAST_PAD),
 }
 _COUNTING_OBJECTS = {NFT_OBJECT_COUNTER: _COUNTING["counter"], NFT_OBJECT_QUOTA: _COUNTING["quota"]}
-_SET_INTERVAL = 0x4
 
 
 class RawChain(NamedTuple):
@@ -155,7 +154,7 @@ class RawChain(NamedTuple):
 
 
 class RawSet(NamedTuple):
-    """Attributes of a set, and those of each element: sorted, or for interval sets in reverse kernel order."""
+    """Attributes of a set, and those of each element: sorted, or those of ranges in the order in which to add them."""
 
     definition: bytes
     elements: Tuple[bytes, ...] = ()
@@ -223,12 +222,13 @@ def _object(raw: memoryview, start: int) -> Tuple[StatefulKey, bytes]:
 
 
 class RawReader:
-    """Reads the table of one family over a socket."""
+    """Reads the table of a family (IPv4, IPv6, ``inet``) and name over a socket."""
 
-    def __init__(self, sock: NetlinkSocket, family: str) -> None:
+    def __init__(self, sock: NetlinkSocket, family: str, name: str) -> None:
         self._sock = sock
+        self._name = name
         self._header = messages.family_header(family)
-        self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, TABLE_NAME)
+        self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, name)
 
     def _dump(self, kind: int, payload: bytes) -> Iterator[memoryview]:
         try:
@@ -236,7 +236,7 @@ class RawReader:
         except NetlinkRefusal as refusal:
             if is_missing(refusal.error) or is_unsupported(refusal.error):
                 return
-            raise KernelError(f"table {TABLE_NAME} cannot be read: {refusal.error}") from refusal
+            raise KernelError(f"table {self._name} cannot be read: {refusal.error}") from refusal
         for view, _kind, start, end in slices:
             yield view[start:end]
 
@@ -244,15 +244,16 @@ class RawReader:
         for view in self._dump(kind, self._in_table):
             found = parse_attributes(view, _HEAD, len(view))
             # The name of the table has the same number in tables, chains, rules, sets and objects.
-            if attribute_text(found[NFTA_TABLE_NAME]) == TABLE_NAME:
+            if attribute_text(found[NFTA_TABLE_NAME]) == self._name:
                 yield view, found
 
     def everything(self) -> RawTable:
         """Return the whole table; empty if there is none. Raises KernelError."""
         table: RawTable = {}
+        rewrite = {NFTA_TABLE_FLAGS: _table_flags}
         for view in self._dump(messages.GET_TABLE, self._header):
-            if attribute_text(parse_attributes(view, _HEAD, len(view))[NFTA_TABLE_NAME]) == TABLE_NAME:
-                table[TABLE_KEY] = _kept(view, _TABLE_KEPT, _HEAD, {NFTA_TABLE_FLAGS: _table_flags})
+            if attribute_text(parse_attributes(view, _HEAD, len(view))[NFTA_TABLE_NAME]) == self._name:
+                table[ObjectKey("table", self._name)] = _kept(view, _TABLE_KEPT, _HEAD, rewrite)
         if not table:
             return table
         for view, _found in self._of_table(_GET_OBJECT):
@@ -271,14 +272,19 @@ class RawReader:
             flags = int.from_bytes(found.get(NFTA_SET_FLAGS, b""), "big")
             count = int.from_bytes(found[NFTA_SET_COUNT], "big") if NFTA_SET_COUNT in found else None
             rewrite = {NFTA_SET_EXPR: _expression, NFTA_SET_EXPRESSIONS: _expressions}
-            elements = () if flags & SET_EVAL else self._elements(name, bool(flags & _SET_INTERVAL), count)
+            elements = () if flags & SET_EVAL else self._elements(name, flags, count)
             table[ObjectKey("set", name)] = RawSet(_kept(view, _SET_KEPT, _HEAD, rewrite), elements)
         return table
 
-    def _elements(self, name: str, interval: bool, count: Optional[int]) -> Tuple[bytes, ...]:
-        """Return the elements of a set; ``interval``: of ranges, which are not in a hash table and keep their order."""
-        if interval:
-            return tuple(reversed(list(dict.fromkeys(self._dumped_elements(name)))))
+    def _elements(self, name: str, flags: int, count: Optional[int]) -> Tuple[bytes, ...]:
+        """Return the elements of a set. Ranges are not in a hash table, and the kernel refuses them in a wrong order.
+
+        It lists those of a single field from the highest to the lowest, but takes them from the lowest; concatenated
+        ones it lists as they were added, a range within another one first.
+        """
+        if flags & SET_INTERVAL:
+            listed = list(dict.fromkeys(self._dumped_elements(name)))
+            return tuple(listed if flags & SET_CONCAT else reversed(listed))
         return tuple(sorted(added_up(lambda: ((element, True) for element in self._dumped_elements(name)), count)))
 
     def _dumped_elements(self, name: str) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Tuple, cast
 
-from ...addresses import IPV6, unpacked
+from ...addresses import IPV4, IPV6, unpacked
 from . import rule_text
 from .objects import (
     CLASSID,
@@ -42,8 +42,8 @@ _TYPEOF = {
 
 
 def table_family(family: str) -> str:
-    """Return ``ip`` or ``ip6``."""
-    return "ip6" if family == IPV6 else "ip"
+    """Return ``ip``, ``ip6``, or ``inet`` for tables of both families."""
+    return {IPV4: "ip", IPV6: "ip6"}.get(family, family)
 
 
 def _part_text(part: str, raw: bytes) -> str:

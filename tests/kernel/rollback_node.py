@@ -1,0 +1,167 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A node for tests of rollbacks: it converges to a conformance case, goes back, and shows what is programmed."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import (
+    RollbackReport,
+    RollbackRequest,
+    rollback,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
+from tests.conformance.wirelab.cases import load_case
+from tests.lab import recorded
+from tests.netpol import cases as netpol
+
+ROOT = Path(__file__).resolve().parents[2]
+CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "nodeport-cluster"))
+FOREIGN = """\
+*nat
+:OTHER - [0:0]
+-A PREROUTING -p tcp -m tcp --dport 1 -j OTHER
+-A OUTPUT -p tcp -m tcp --dport 2 -j OTHER
+-A OTHER -p tcp -m tcp --dport 3 -j RETURN
+COMMIT
+*filter
+:OTHER - [0:0]
+-A INPUT -j OTHER
+-A FORWARD -p tcp -m tcp --dport 4 -j ACCEPT
+-A OTHER -p tcp -m tcp --dport 5 -j DROP
+COMMIT
+"""
+POLICIES_OFF = {"clusterNetworkPolicies": True}
+POLICIES_ON = {**POLICIES_OFF, "enabled": True}
+POLICY_TABLE = "table inet kubenode-network-policy"
+
+
+def run(*command: str, text: Optional[str] = None) -> str:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
+
+
+def has_nat_of_nft() -> bool:
+    sample = "table ip probe { chain probe { type nat hook output priority 0; }; }"
+    return subprocess.run(["nft", "--check", sample], capture_output=True, check=False).returncode == 0
+
+
+def blocks(listing: str) -> List[str]:
+    """The sets and chains of an nft listing in the order of their names: the kernel's is that of their making."""
+    found: List[str] = []
+    for line in listing.splitlines():
+        if re.match(r"\t(chain|set|map) ", line) or not found or not line.startswith("\t"):
+            found.append(line)
+        else:
+            found[-1] += f"\n{line}"
+    return sorted(text.rstrip() for text in found if text.strip())
+
+
+def saved_lines(program: str) -> List[str]:
+    """What iptables-save prints, without counters, and without tables that hold nothing."""
+    text = re.sub(r"^#.*\n|\[\d+:\d+\]", "", run(program), flags=re.MULTILINE)
+    tables = re.findall(r"^\*\w+\n.*?^COMMIT$", text, re.MULTILINE | re.DOTALL)
+    return [table for table in tables if re.search(r"^-A |^:\S+ -", table, re.MULTILINE)]
+
+
+def dump() -> Dict[str, Any]:
+    """All that a service proxy may have touched, as the usual tools print it."""
+    found: Dict[str, Any] = {}
+    variants = ("legacy", "nft") if has_nat_of_nft() else ("legacy",)
+    for program in (f"{family}-{variant}-save" for family in ("iptables", "ip6tables") for variant in variants):
+        found[program] = saved_lines(program)
+    if has_nat_of_nft():
+        for table in run("nft", "list", "tables").splitlines():
+            found[table] = blocks(run("nft", "-s", "list", *table.split()))
+    if Path("/proc/net/ip_vs").exists():
+        found["ipvs"] = sorted(run("ipvsadm", "-Sn").splitlines())
+        # The seed of a set's hash is drawn when it is made.
+        found["ipset"] = sorted(re.sub(r" initval \S+", "", run("ipset", "save")).splitlines())
+        found["timeouts"] = run("ipvsadm", "-L", "--timeout")
+    found["addresses"] = sorted(
+        " ".join(line.split(":", 1)[1].split()[:4]) for line in run("ip", "-o", "addr", "show").splitlines()
+    )
+    parameters = ("net.ipv4.conf.all.route_localnet", "net.ipv4.ip_forward", "net.ipv4.conf.all.arp_ignore")
+    found["sysctls"] = run("sysctl", *parameters)
+    return found
+
+
+def differences(before: Dict[str, Any], after: Dict[str, Any]) -> str:
+    """How two dumps differ, as a person wants to read it; empty if they do not."""
+    old, new = (
+        json.dumps(item, indent=1, sort_keys=True).replace(r"\n", "\n").splitlines() for item in (before, after)
+    )
+    return "\n".join(difflib.unified_diff(old, new, lineterm="", n=1))
+
+
+class Node:
+    """The test's network namespace as a node of the conformance case."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.history = str(directory / "history")
+
+    def load(self, start: str, variant: str) -> None:
+        for family in ("iptables", "ip6tables"):
+            run(f"{family}-{variant}-restore", "--noflush", text=FOREIGN)
+        if start != "none":
+            recorded.load(
+                Path(CASE.file(f"state-{start}.txt")), lambda command, text: run(*command, text=text), variant
+            )
+
+    def converge(self, mode: str, **fields: Any) -> Report:
+        request = Request(
+            ClusterState.from_objects(CASE.snapshots()[0]),
+            load(CASE.proxy_configuration(mode, "", None)).configuration,
+            node_name=CASE.node,
+            state_directory=str(self.directory / "run"),
+            history_directory=self.history,
+            whole_cluster=False,
+        )
+        return converge(request._replace(**fields))
+
+    def roll_back(self, to: Optional[int] = None, **fields: Any) -> RollbackReport:
+        request = RollbackRequest(
+            to, self.history, stop_units=False, state_directory=str(self.directory / "run"), **fields
+        )
+        return rollback(request)
+
+
+def names(report: Sequence[Any]) -> List[str]:
+    return [change.table for change in report]
+
+
+def many_ranges() -> Dict[str, Any]:
+    """A NetworkPolicy with so many ranges of addresses and ports that their elements need several messages."""
+    few = [f"10.{second}.{third}.{2 * last}/32" for second in (1, 2) for third in range(8) for last in range(128)]
+    ports = [{"protocol": "TCP", "port": 10 * each, "endPort": 10 * each + 5} for each in range(1, 1500)]
+    peers = [{"ipBlock": {"cidr": "10.0.0.0/8", "except": few}}, {"ipBlock": {"cidr": "10.2.0.0/16"}}]
+    rules = [{"from": peers}, {"from": peers[1:], "ports": ports}]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "many", "namespace": "shop"},
+        "spec": {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": rules},
+    }
+
+
+def policies(settings: Dict[str, Any], *cases: str) -> Dict[str, Any]:
+    """Return the fields of a request with the objects of cases of network policies, and these settings for them."""
+    objects = {key: item for case in cases for key, item in netpol.steps(case)[0].objects.items()}
+    source = CASE.proxy_configuration("nftables", "", None)
+    return {
+        "cluster": ClusterState.from_objects([*objects.values(), many_ranges()]),
+        "configuration": load(source, node_source={"networkPolicy": settings}).configuration,
+        "node_name": "node1",
+    }
