@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from .fields import Invalid, is_dns_subdomain, mapping, shown, text
+from .fields import Invalid, is_dns_label, is_dns_subdomain, mapping, shown, text
 from .model import HealthCheck
 
 CHECK = "kubenode.proxy/check"
@@ -48,10 +48,10 @@ def _check(given: Dict[str, str]) -> HealthCheck:
     if _PATH.fullmatch(path) is None:
         raise Invalid(_field(PATH), f"{shown(path)} is not a path of printable ASCII that begins with /")
     server_name = given.get(SERVER_NAME, "")
-    if server_name and not is_dns_subdomain(server_name):
+    if server_name and not (is_dns_subdomain(server_name) and all(map(is_dns_label, server_name.split(".")))):
         raise Invalid(_field(SERVER_NAME), f"{shown(server_name)} is not a DNS name")
     ca = given.get(CA, "")
-    if ca and not ca.startswith("/"):
+    if ca and not (ca.startswith("/") and ca.isprintable()):
         raise Invalid(_field(CA), f"{shown(ca)} is not an absolute path")
     return HealthCheck(
         scheme=scheme,

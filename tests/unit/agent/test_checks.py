@@ -142,6 +142,16 @@ def test_tls_is_verified_by_authority_and_name(prober, certificates):
         assert (found.passing, found.error) == (False, "No such file or directory")
 
 
+@pytest.mark.parametrize("setting", [{"server_name": "a" * 64}, {"ca": "/a\0b"}, {"ca": "/a\ud800b"}])
+def test_what_cannot_be_encoded_fails_only_its_own_target(prober, setting):
+    server = Server(OK)
+    with contextlib.closing(server):
+        target = Target(NAME, "127.0.0.1", server.port, FAST._replace(scheme="https", **setting))
+        found = verdict(prober, target)
+        assert not found.passing and found.error
+        assert verdict(prober, Target(NAME, "127.0.0.1", server.port, FAST)).passing
+
+
 def test_fall_and_rise(prober):
     server = Server(OK)
     target = Target(NAME, "127.0.0.1", server.port, FAST._replace(fall=3, rise=2))

@@ -100,6 +100,9 @@ class Attempt:
             raise Failed(f"TLS: {(error.reason or str(error)).lower().replace('_', ' ')}") from error
         except OSError as error:
             raise Failed(error.strerror or str(error)) from error
+        except ValueError as error:
+            # What Python cannot encode as a host name (a label that is too long) or as a path.
+            raise Failed(str(error)) from error
         return False
 
     def _connected(self) -> bool:
