@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import queue
 import socket
 import ssl
@@ -14,8 +15,12 @@ import threading
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.attempt import Target
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.prober import Prober
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.checks import Checks
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.prober import Prober, Verdict, VerdictChange
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.checks.targets import choose
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import (
     Failing,
     HealthCheck,
@@ -265,3 +270,41 @@ def test_panic_threshold(failed, panic, served):
     found = without_failing(endpoints, Failing(reasons, panic))
     assert [int(item.ip[-1]) for item in found if item.ready and item.serving] == served
     assert [int(item.ip[-1]) for item in found if item.failed] == list(failed)
+
+
+class NoThreads:
+    """Stands in for the supervisor: the results of checks are given by the test."""
+
+    def start(self, _name, _body, _interrupt):
+        pass
+
+
+def followed_checks(**settings):
+    """Checks of one static Service, and the view that has it."""
+    view = ClusterView()
+    view.set_static(parse_static({"f.yaml": objects("a", "static", ["192.0.2.1", "192.0.2.2"], **{"": "tcp"})}))
+    checks = Checks(
+        HealthChecks(**settings),
+        deliver=lambda _change: None,
+        supervisor=NoThreads(),
+        log=Log(io.StringIO()),
+        metrics=Metrics(),
+        post=lambda *_event: None,
+    )
+    checks.follow(view, tuple)
+    return checks, view
+
+
+def failed(view):
+    check = view.state.services[NamespacedName("static", "a")].check
+    target = Target(NamespacedName("static", "a"), "192.0.2.1", 8080, check)
+    return VerdictChange(target, Verdict(False, 3, "Connection refused", 3))
+
+
+def test_a_result_of_a_service_that_is_deleted_meanwhile_is_dropped():
+    checks, view = followed_checks()
+    change = failed(view)
+    view.set_static(parse_static({}))
+    checks.changed(view, change)
+    checks.follow(view, tuple)
+    assert checks.count() == (0, 0) and view.state.failing(change.target.service) is None

@@ -86,9 +86,10 @@ class Checks:
     def changed(self, view: ClusterView, change: VerdictChange) -> None:
         """Follow a target that fails or passes again."""
         target, verdict = change
-        if target not in self._targets:
-            return
         name = target.service
+        # The Service may have been deleted since :meth:`follow` was last called.
+        if target not in self._targets or name not in view.state.services:
+            return
         self._metrics.check_changes.labels("passing" if verdict.passing else "failing").inc()
         if verdict.passing:
             self._failing.pop(target, None)
