@@ -174,10 +174,11 @@ class ClusterState:
 
     def set_failing(self, service: NamespacedName, failing: Failing) -> FrozenSet[NamespacedName]:
         """Record which endpoints of a Service fail; return the Services whose ServicePorts may change."""
-        if self._failing.get(service, Failing()).reasons == failing.reasons:
+        now = failing if failing.reasons else None
+        if self._failing.get(service) == now:
             return _NOTHING
-        if failing.reasons:
-            self._failing[service] = failing
+        if now is not None:
+            self._failing[service] = now
         else:
             del self._failing[service]
         return frozenset((service,))

@@ -308,3 +308,14 @@ def test_a_result_of_a_service_that_is_deleted_meanwhile_is_dropped():
     checks.changed(view, change)
     checks.follow(view, tuple)
     assert checks.count() == (0, 0) and view.state.failing(change.target.service) is None
+
+
+def test_another_panic_threshold_applies_to_endpoints_that_fail_already():
+    checks, view = followed_checks()
+    change = failed(view)
+    checks.changed(view, change)
+    view.pop_dirty()
+    checks.settings = HealthChecks(panic_percent=50)
+    checks.follow(view, tuple, everything=True)
+    assert view.state.failing(change.target.service).panic_threshold == 50
+    assert view.dirty == {change.target.service}
