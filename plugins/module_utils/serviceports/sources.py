@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, Optional, Tuple
+from typing import Iterable, Iterator, List, Optional, Tuple
 
-from ..addresses import Network, parse_network
+from ..addresses import Network, address_bits, parse_network
 from .info import Sources
 
 
@@ -23,22 +23,29 @@ def sources_of_family(cidrs: Optional[Tuple[str, ...]], family: str) -> Sources:
 
 
 def both(first: Sources, second: Sources) -> Sources:
-    """Return the sources that two restrictions both allow."""
+    """Return the sources that two restrictions both allow.
+
+    The cost is linear in the number of CIDRs, of which the owner of a Service may give tens of thousands.
+    """
     if first is None or second is None:
         return second if first is None else first
-    found: Dict[str, None] = {}
-    for one in _networks(first):
-        for other in _networks(second):
-            if one.prefix_length >= other.prefix_length and other.contains(_start(one)):
-                found[str(one)] = None
-            elif other.prefix_length > one.prefix_length and one.contains(_start(other)):
-                found[str(other)] = None
-    return tuple(found)
+    one, other = _networks(first), _networks(second)
+    # Two CIDRs are disjoint, or one contains the other: then both allow the smaller one.
+    return tuple(dict.fromkeys(str(item) for item in (*_inside(one, other), *_inside(other, one))))
 
 
-def _networks(sources: Iterable[str]) -> Iterable[Network]:
+def _networks(sources: Iterable[str]) -> List[Network]:
     return [network for network in map(parse_network, sources) if network is not None]
 
 
-def _start(network: Network) -> str:
-    return str(network).partition("/")[0]
+def _inside(networks: Iterable[Network], others: Iterable[Network]) -> Iterator[Network]:
+    """Return the networks that one of the others contains or equals."""
+    prefixes = {(_prefix(item, item.prefix_length), item.prefix_length) for item in others}
+    lengths = {length for _prefix_bits, length in prefixes}
+    for item in networks:
+        if any(length <= item.prefix_length and (_prefix(item, length), length) in prefixes for length in lengths):
+            yield item
+
+
+def _prefix(network: Network, length: int) -> int:
+    return network.first >> (address_bits(network.family) - length)

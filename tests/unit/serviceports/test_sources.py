@@ -5,7 +5,12 @@
 
 from __future__ import annotations
 
+import ipaddress
+import time
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
@@ -83,3 +88,35 @@ def test_sources_that_both_allow():
     )
     assert both((), ("10.0.0.0/8",)) == ()
     assert sources_of_family(("fd00::/8",), IPV4) == ()
+
+
+NETWORKS = st.lists(
+    st.builds(
+        lambda value, length: str(ipaddress.IPv4Network((0x0A000000 | value << 20, length), strict=False)),
+        st.integers(0, 7),
+        st.integers(8, 12),
+    ),
+    max_size=6,
+)
+
+
+@given(NETWORKS, NETWORKS)
+def test_sources_that_both_allow_are_those_in_both(first, second):
+    def members(sources):
+        return {
+            number
+            for number in range(64)
+            if any(ipaddress.ip_address(0x0A000000 | number << 18) in ipaddress.ip_network(item) for item in sources)
+        }
+
+    found = both(tuple(first), tuple(second))
+    assert members(found) == members(first) & members(second)
+    assert len(set(found)) == len(found)
+
+
+def test_the_cost_of_many_sources_is_linear():
+    first = tuple(f"10.{number >> 8}.{number & 255}.0/24" for number in range(20_000))
+    second = tuple(f"10.{number >> 8}.{number & 255}.7/32" for number in range(20_000))
+    began = time.process_time()
+    assert set(both(first, second)) == set(second)
+    assert time.process_time() - began < 5.0
