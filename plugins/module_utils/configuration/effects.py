@@ -20,7 +20,7 @@ _JSON = "application/json"
 
 
 FIELDS: Tuple[Field, ...] = (
-    Field("mode", "mode", "`iptables`", _NONE, HONOURED, "`iptables`, `ipvs` or `nftables`"),
+    Field("mode", "mode", "`iptables`", _NONE, HONOURED, "`iptables`, `ipvs`, `nftables` or `userspace`"),
     Field("featureGates", "feature_gates", "none", _ALL, PARTLY, "see [Feature gates](#feature-gates)"),
     Field(
         "clientConnection.kubeconfig",
