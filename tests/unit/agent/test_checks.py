@@ -11,6 +11,7 @@ import queue
 import socket
 import ssl
 import threading
+import time
 
 import pytest
 
@@ -319,3 +320,19 @@ def test_another_panic_threshold_applies_to_endpoints_that_fail_already():
     checks.follow(view, tuple, everything=True)
     assert view.state.failing(change.target.service).panic_threshold == 50
     assert view.dirty == {change.target.service}
+
+
+def test_tenants_who_ask_in_vain_cost_little():
+    checks, view = followed_checks()
+    log = io.StringIO()
+    checks._log = Log(log)
+    for number in range(5000):
+        service, _slice = objects(f"s{number}", "tenant", (), **{"": "tcp"})
+        service["spec"]["clusterIP"] = f"10.97.{number >> 8}.{number & 255}"
+        view.dirty |= view.state.upsert(service)
+    began = time.process_time()
+    checks.follow(view, tuple)
+    checks.follow(view, tuple)
+    assert time.process_time() - began < 3.0
+    assert len(checks.unchecked) == 5000 and len(log.getvalue().splitlines()) == 21
+    assert checks.count() == (2, 0)

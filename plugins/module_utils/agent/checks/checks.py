@@ -23,6 +23,8 @@ from .attempt import Target
 from .prober import Prober, Verdict, VerdictChange
 from .targets import Places, choose, places_of
 
+_REPORTED = 20
+
 
 class Checks:
     """The health checks of the node. Only the main thread calls its methods; ``deliver`` puts changes into its inbox.
@@ -68,20 +70,29 @@ class Checks:
             return
         self._services = (self._services - known) | asking
         chosen = choose(view.state, self._services, self.settings, own_addresses())
-        for line in chosen.unchecked:
-            if line not in self.unchecked:
-                self._log.warning("health checks", reason=line)
-        self.unchecked = chosen.unchecked
+        self._report(chosen.unchecked)
         self._targets = chosen.targets
         wanted = set(chosen.targets)
         self._failing = {target: verdict for target, verdict in self._failing.items() if target in wanted}
-        self._places = {name: places_of(view.state, name) for name in self._services}
+        self._places = {name: places_of(view.state, name) for name in {target.service for target in wanted}}
         self._prober.follow(wanted)
         if wanted and not self._running:
             self._running = True
             self._supervisor.start("checks", self._prober.run, self._prober.interrupt)
         for name in asking | known:
             self._apply(view, name)
+
+    def _report(self, unchecked: Tuple[str, ...]) -> None:
+        """Log why Services are not checked, a few lines at a time: every tenant may ask for checks."""
+        known = set(self.unchecked)
+        new = [line for line in unchecked if line not in known]
+        for line in new[:_REPORTED]:
+            self._log.warning("health checks", reason=line)
+        if len(new) > _REPORTED:
+            self._log.warning(
+                "health checks", reason=f"{len(new) - _REPORTED} more Services are not checked; see status"
+            )
+        self.unchecked = unchecked
 
     def changed(self, view: ClusterView, change: VerdictChange) -> None:
         """Follow a target that fails or passes again."""
