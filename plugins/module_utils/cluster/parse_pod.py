@@ -52,10 +52,12 @@ def parse_namespace(raw: Dict[str, Any], skipped: List[Invalid]) -> Namespace:
 
 
 def read_labels(value: object, skipped: List[Invalid]) -> Dict[str, str]:
-    """Return labels, without those whose value is not a string."""
+    """Return labels, without those whose key (in YAML) or value is not a string."""
     labels = {}
     for key, item in _part(value, "metadata.labels", skipped).items():
-        if isinstance(item, str):
+        if not isinstance(key, str):
+            skipped.append(Invalid("metadata.labels", f"the key {shown(key)} is not a string"))
+        elif isinstance(item, str):
             labels[sys.intern(key)] = sys.intern(item)
         else:
             skipped.append(Invalid(f"metadata.labels[{key}]", f"{shown(item)} is not a string"))

@@ -130,6 +130,23 @@ def test_a_bad_item_among_good_ones_is_left_to_be_refused():
     assert len(state.refusals) == 2 and len(state.services) == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "version"),
+    [
+        *((kind, "v1") for kind in ("Pod", "Namespace", "Node", "Service")),
+        ("EndpointSlice", "discovery.k8s.io/v1"),
+        ("NetworkPolicy", "networking.k8s.io/v1"),
+    ],
+)
+def test_keys_of_labels_that_are_not_text_in_yaml_do_not_escape(kind, version):
+    metadata = "{name: a, namespace: b, labels: {1: x, yes: z, null: 2, app: y}}"
+    text = f"kind: {kind}\napiVersion: {version}\nmetadata: {metadata}\n"
+    state = ClusterState.from_objects(parse_snapshot(text.encode(), "f"))
+    if kind == "Pod":
+        assert state.policy.pods["b", "a"].labels == {"app": "y"}
+        assert str(state.skipped[0]) == "Pod b/a: metadata.labels: the key 1 is not a string"
+
+
 def test_the_content_does_not_depend_on_order_or_unread_fields():
     objects = [service(f"web-{number}") for number in range(20)] + [NODE]
     shuffled = json.loads(json.dumps(objects))
