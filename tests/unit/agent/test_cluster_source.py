@@ -16,6 +16,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.cluste
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.keeper import CacheKeeper
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import NETWORK_POLICIES
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import write_cache
 
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
@@ -145,3 +146,22 @@ def test_nothing_is_saved_before_the_cluster_is_known(cache):
     bench.list(*KINDS)
     bench.source.view.apply(Batch("Service", [SERVICE], []))
     assert bench.source.save() and not bench.source.is_unsaved
+
+
+def test_what_was_deleted_while_a_collection_was_not_followed_is_removed():
+    bench = Bench()
+    bench.source.start("n1", serving=False, others=[NETWORK_POLICIES])
+    policies = [
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"namespace": "d", "name": name, "resourceVersion": "1"},
+            "spec": {"podSelector": {}},
+        }
+        for name in ("deleted", "kept")
+    ]
+    bench.source.view.apply(Batch("NetworkPolicy", policies, [], True))
+    bench.source.follow_others([])
+    bench.source.follow_others([NETWORK_POLICIES])
+    bench.source.view.apply(bench.source.reflectors[-1].known.replace(policies[1:]))
+    assert [key.name for key in bench.source.view.state.policy.policies] == ["kept"]

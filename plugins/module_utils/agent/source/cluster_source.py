@@ -142,8 +142,11 @@ class ClusterSource:
         followed = [reflector.resource for reflector in self.reflectors]
         for resource in resources:
             if resource not in followed:
-                self.reflectors.append(self._reflector(resource))
-                self._run(self.reflectors[-1])
+                reflector = self._reflector(resource)
+                # Objects of a time when the collection was followed may have been deleted meanwhile.
+                reflector.known.assume(self.view.names(resource.kind))
+                self.reflectors.append(reflector)
+                self._run(reflector)
 
     def stop(self) -> None:
         """End all threads, and bring the copy on disk up to date."""

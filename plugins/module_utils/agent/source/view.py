@@ -141,6 +141,10 @@ class ClusterView:
         self.pending_services = self.pending_slices = 0
         return latencies
 
+    def names(self, kind: str) -> List[Tuple[str, str]]:
+        """Return namespace and name of every object of a kind."""
+        return [(key.namespace, key.name) for key in self._objects if key.kind == kind]
+
     def objects(self) -> List[bytes]:
         """Return every object as one line of JSON."""
         return list(self._objects.values())
