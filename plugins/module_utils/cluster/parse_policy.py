@@ -18,6 +18,8 @@ from .model import NO_POLICY, ServicePolicy
 PREFIX = "kubenode.proxy/"
 ALLOWED_SOURCES = f"{PREFIX}allowed-sources"
 SERVICE_ANNOTATIONS = (ALLOWED_SOURCES,)
+#: CIDRs of one annotation that count.
+MOST_SOURCES = 1000
 
 
 def parse_service_policy(metadata: Mapping[str, Any], skipped: List[Invalid]) -> ServicePolicy:
@@ -30,14 +32,23 @@ def parse_service_policy(metadata: Mapping[str, Any], skipped: List[Invalid]) ->
 
 
 def _sources(raw: object, skipped: List[Invalid]) -> Tuple[str, ...]:
-    """Return the valid CIDRs of a list with commas, each once; a plain address is accepted as well."""
+    """Return the valid CIDRs of a list with commas, each once; a plain address is accepted as well.
+
+    Those beyond MOST_SOURCES allow no source: each CIDR takes an entry for every address and port of the Service, and
+    an ipset that all Services share holds 65,536.
+    """
+    field = f"metadata.annotations[{ALLOWED_SOURCES}]"
     chosen: Dict[str, None] = {}
-    for part in raw.split(",") if isinstance(raw, str) else [raw]:
+    parts = raw.split(",") if isinstance(raw, str) else [raw]
+    if len(parts) > MOST_SOURCES:
+        skipped.append(
+            Invalid(field, f"has {len(parts)} entries; those after the first {MOST_SOURCES} allow no source")
+        )
+    for part in parts[:MOST_SOURCES]:
         text = part.strip() if isinstance(part, str) else ""
         address = canonical_address(text)
         item = canonical_network(text) if address is None else f"{address}/{128 if ':' in address else 32}"
         if item is None:
-            field = f"metadata.annotations[{ALLOWED_SOURCES}]"
             skipped.append(Invalid(field, f"{shown(part)} is not a CIDR; it allows no source"))
         else:
             chosen[item] = None

@@ -64,6 +64,14 @@ def test_the_annotation_restricts_and_fails_closed(value, v4, v6, skipped):
     assert all("shop/web" in line and "kubenode.proxy/allowed-sources" in line for line in lines)
 
 
+def test_only_so_many_sources_count():
+    many = [f"10.{number >> 8}.{number & 255}.1/32" for number in range(1500)]
+    found, lines = sources(",".join(many))
+    assert found[0] == tuple(many[:1000])
+    field = "metadata.annotations[kubenode.proxy/allowed-sources]"
+    assert lines == [f"Service shop/web: {field}: has 1500 entries; those after the first 1000 allow no source"]
+
+
 def test_every_restriction_must_allow_a_source():
     policy = ServicePolicySettings(node_port_sources=("10.1.0.0/16",))
     found, _lines = sources("10.0.0.0/8,192.0.2.0/24", policy=policy, ranges=["10.2.0.0/16", "192.0.2.7/32"])
