@@ -30,7 +30,7 @@ def parse_listeners(document: Any) -> Dict[ListenerKey, Listener]:
     """Return the listeners of :func:`listeners_document`. Raises KernelError if the document is not one."""
     try:
         return dict(_parse_row(*row) for row in document)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise KernelError(f"the agent's answer about its listeners is not valid: {error}") from error
 
 

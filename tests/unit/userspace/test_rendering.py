@@ -132,7 +132,18 @@ def test_listeners_are_the_same_after_the_way_through_the_control_socket() -> No
     assert parse_listeners(listeners_document(table)) == table
 
 
-@pytest.mark.parametrize("document", [None, 3, [1], [["tcp"]], [["tcp", "x", 1, "", [], 0, []]]])
+@pytest.mark.parametrize(
+    "document",
+    [
+        None,
+        3,
+        [1],
+        [["tcp"]],
+        [["tcp", "x", 1, "", [], 0, []]],
+        [["tcp", "192.0.2.1", float("inf"), "", [], 0, []]],
+        [["tcp", "192.0.2.1", 1, "", [["192.0.2.2", 10**400, 3]], 0, []]],
+    ],
+)
 def test_an_answer_that_holds_no_listeners_is_refused(document: Any) -> None:
     with pytest.raises(KernelError, match="the agent's answer about its listeners is not valid"):
         parse_listeners(document)
