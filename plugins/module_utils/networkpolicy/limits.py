@@ -16,6 +16,9 @@ from .compiled import CompiledRule
 MOST_WIDE_PEERS = 1_000
 #: Ranges of addresses, each counted once for every rule whose ranges contain it.
 MOST_PIECES = 1_000_000
+#: Rules for some peers, with different ports. Each may make a class of peers, for which every selected pod of the node
+#: has an entry.
+MOST_RULES = 1_000
 #: Ranges of ports of all rules.
 MOST_PORTS = 100_000
 
@@ -30,6 +33,9 @@ def excess(rules: Sequence[CompiledRule]) -> str:
         return f"{ports} ranges of ports, more than {MOST_PORTS}"
     if _pieces(rules) > MOST_PIECES:
         return f"overlapping ranges of addresses that make more than {MOST_PIECES} pieces"
+    chosen = sum(bool(rule.pods or rule.blocks) for rule in rules)
+    if chosen > MOST_RULES:
+        return f"{chosen} rules with different ports, more than {MOST_RULES}"
     return ""
 
 

@@ -68,7 +68,18 @@ def except_one(number):
             ],
             "selectors",
         ),
+        (
+            [
+                {
+                    "from": [{"ipBlock": {"cidr": f"192.{number >> 8}.{number & 255}.0/24"}}],
+                    "ports": [{"port": number + 1}],
+                }
+                for number in range(1001)
+            ],
+            "1001 rules",
+        ),
         ([{"ports": [{"port": 2 * number + 1} for number in range(30000)]}], ""),
+        ([{"ports": [{"port": 2 * number + 1}]} for number in range(1500)], ""),
     ],
 )
 def test_only_the_grants_of_a_policy_that_is_too_large_are_refused(rules, reason):
