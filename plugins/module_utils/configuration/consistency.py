@@ -9,7 +9,7 @@ from typing import List, Sequence, Tuple
 
 from ..addresses import family_of
 from ..errors import ConfigurationError
-from .model import CLUSTER_CIDR, NODE_CIDR, PRIMARY, USERSPACE, KubeProxyConfiguration
+from .model import CLUSTER_CIDR, NODE_CIDR, PRIMARY, KubeProxyConfiguration
 from .validate import split_host_port
 
 
@@ -21,7 +21,7 @@ def check_consistency(
     *,
     has_node_ports: bool = True,
 ) -> Tuple[str, ...]:
-    """Return warnings about options that do not fit the node's IP families or each other, one line each.
+    """Return warnings about options that do not fit the node's IP families, one line each.
 
     ``supported_families``: those that the node can serve; ``pod_cidrs``: spec.podCIDRs of the Node (canonical).
     ``has_node_ports``: whether any Service has a node port. Raises ConfigurationError where kube-proxy would not start:
@@ -33,11 +33,6 @@ def check_consistency(
     dual_stack = len(set(supported_families)) == 2
     warnings = _pod_range_warnings(configuration, primary_family, dual_stack, pod_cidrs)
     warnings += _node_port_warnings(configuration, primary_family, has_node_ports)
-    if configuration.mode == USERSPACE and configuration.node_proxy.network_policy.enabled:
-        warnings.append(
-            "networkPolicy.enabled: in userspace mode the node itself connects to endpoints, so policies of pods "
-            "do not judge who uses their Service"
-        )
     if not dual_stack:
         warnings += _other_family_warnings(configuration, primary_family)
     return tuple(warnings)

@@ -14,10 +14,6 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.connt
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.consistency import check_consistency
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.node_proxy import NodeProxyConfiguration
-from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.network_policy import (
-    NetworkPolicySettings,
-)
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.service_policy import (
     ServicePolicySettings,
 )
@@ -167,15 +163,6 @@ def test_consistency_warnings(fields, families, expected):
 def test_open_node_ports_are_no_matter_where_no_service_has_one():
     assert check_consistency(configured(), IPV4, DUAL, has_node_ports=False) == ()
     assert check_consistency(configured(), IPV4, DUAL, has_node_ports=True) != ()
-
-
-@pytest.mark.parametrize(("mode", "warned"), [("userspace", True), ("nftables", False), ("ipvs", False)])
-def test_policies_that_userspace_mode_bypasses_are_named(mode, warned):
-    enabled = NodeProxyConfiguration(network_policy=NetworkPolicySettings(enabled=True))
-    quiet = configured(**QUIET, mode=mode)
-    assert check_consistency(quiet, IPV4, DUAL) == ()
-    warnings = check_consistency(quiet._replace(node_proxy=enabled), IPV4, DUAL)
-    assert [text.partition(":")[0] for text in warnings] == ["networkPolicy.enabled"] * warned
 
 
 def test_consistency_errors():

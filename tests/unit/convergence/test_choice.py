@@ -85,3 +85,14 @@ def test_explicit_userspace_needs_the_agent(impossible):
     found = choose.choose_mode(request("userspace", agent=True))
     assert (found.mode.name, found.reason) == ("userspace", "requested")
     assert found.warnings == (found.mode.caution,)
+
+
+@pytest.mark.parametrize(("mode", "warned"), [("userspace", True), ("nftables", False)])
+def test_policies_that_a_mode_bypasses_are_named(impossible, mode, warned):
+    asked = request(mode, agent=True)
+    node_proxy = asked.configuration.node_proxy
+    policies = node_proxy.network_policy._replace(enabled=True)
+    configuration = asked.configuration._replace(node_proxy=node_proxy._replace(network_policy=policies))
+    found = choose.choose_mode(asked._replace(configuration=configuration))
+    assert [text for text in found.warnings if "networkPolicy" in text] == [found.mode.policy_caution] * warned
+    assert bool(found.mode.policy_caution) is warned

@@ -237,6 +237,21 @@ def test_tables_are_closed_owned_and_canonical(routes: Any, node: DataplaneSetti
             assert fixed or (key.table, key.chain) in used or key.chain.startswith("KUBE-SEP-")
 
 
+@pytest.mark.parametrize(("internal_local", "external_local"), [(True, False), (False, True)])
+def test_a_chain_to_which_no_source_may_come_does_not_exist(internal_local: bool, external_local: bool) -> None:
+    closed = route(
+        "a",
+        [endpoint("10.1.0.1", 80, True, "R"), endpoint("10.1.0.2", 80, False, "R")],
+        load_balancer_ips=("198.51.100.1",),
+        source_ranges=(),
+        internal_local=internal_local,
+        external_local=external_local,
+    )
+    table = RENDERING.desired_tables(by_key(closed), facts())["chains"]
+    prefixes = {key.chain[:9] for key in table if isinstance(key, ChainKey)}
+    assert ("KUBE-SVL-" in prefixes, "KUBE-SVC-" in prefixes) == (internal_local, not internal_local)
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(ROUTES, max_size=5), FACTS)
 def test_services_applied_in_any_order_make_the_desired_table(routes: Any, node: DataplaneSettings) -> None:

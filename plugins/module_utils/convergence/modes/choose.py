@@ -84,11 +84,12 @@ def choose_mode(request: Request) -> ChosenMode:
             fallback = mode_named(request.fallback)
             why = f"fallback from {mode.name}, which this node cannot run: {'; '.join(obstacles)}"
             return ChosenMode(fallback, why, (f"mode {fallback.name} is used: {why}",))
-    return ChosenMode(mode, asked, _cautions(mode))
+    return ChosenMode(mode, asked, _cautions(mode, request))
 
 
-def _cautions(mode: Mode) -> Tuple[str, ...]:
-    return (mode.caution,) if mode.caution else ()
+def _cautions(mode: Mode, request: Request) -> Tuple[str, ...]:
+    policies = request.configuration.node_proxy.network_policy.enabled
+    return tuple(text for text in (mode.caution, mode.policy_caution if policies else "") if text)
 
 
 def _may_forward(request: Request) -> bool:
@@ -108,4 +109,4 @@ def _automatic(request: Request) -> ChosenMode:
     why = "; ".join(reasons)
     if not _may_forward(request):
         raise PreflightError(f"auto: {why}; {NO_AGENT}")
-    return ChosenMode(_LAST_RESORT, f"auto: {why}", _cautions(_LAST_RESORT))
+    return ChosenMode(_LAST_RESORT, f"auto: {why}", _cautions(_LAST_RESORT, request))

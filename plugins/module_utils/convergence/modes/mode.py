@@ -86,7 +86,8 @@ class Mode:
     for preflight. ``cold_batch``: number of Services to program at a time on an empty node. ``measures_kinds``: whether
     kube-proxy has separate metrics for full and partial syncs of this mode. ``needs_agent``: only the agent can serve
     in this mode. ``tracks_connections``: traffic passes connection tracking, whose stale entries are removed.
-    ``caution``: a warning about the mode itself, or empty. ``deprecation``: None for a mode that is not deprecated.
+    ``caution``: a warning about the mode itself, ``policy_caution``: one about network policies in it; or empty.
+    ``deprecation``: None for a mode that is not deprecated.
     """
 
     rendering: Rendering[Any]
@@ -97,6 +98,7 @@ class Mode:
     needs_agent: bool = False
     tracks_connections: bool = True
     caution: str = ""
+    policy_caution: str = ""
     deprecation: Optional[Deprecation] = None
 
     @property

@@ -35,6 +35,10 @@ class UserspaceMode(Mode):
         "mode userspace: endpoints see the address of this node instead of the client's, and a restart of the agent "
         "ends all connections"
     )
+    policy_caution = (
+        "networkPolicy.enabled: in userspace mode the node itself connects to endpoints, so policies of pods do not "
+        "judge who uses their Service"
+    )
 
     def find_families(self, families: Sequence[str]) -> Families:
         """Return that all families of the node can be served."""

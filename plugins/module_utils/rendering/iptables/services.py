@@ -77,13 +77,16 @@ class _ServicePortRules:
         self.firewalls = self._firewalls(digest)
         self.host = host_bits(info.family)
         local = bool(info.local)
-        self.uses_cluster_chain = bool(info.cluster) and info.uses_cluster_endpoints
-        self.uses_local_chain = local and info.uses_local_endpoints
         self.internal_chain = self.local_chain if info.internal_local else self.cluster_chain
         self.has_internal = info.has_any and (local or not info.internal_local)
         self.policy_chain = self.local_chain if info.external_local else self.cluster_chain
         self.has_external = info.has_any and (local or not info.external_local)
         self.uses_external_chain = info.has_any and info.externally_accessible and not self._is_closed()
+        # Without the external chain, only the cluster IP leads to endpoints.
+        by_cluster = self.uses_external_chain or not info.internal_local
+        by_local = self.uses_external_chain or info.internal_local
+        self.uses_cluster_chain = bool(info.cluster) and info.uses_cluster_endpoints and by_cluster
+        self.uses_local_chain = local and info.uses_local_endpoints and by_local
         self.fragments: Dict[ChainKey, List[str]] = {}
         self.chains: List[Entry] = []
 
