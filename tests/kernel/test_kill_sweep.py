@@ -36,7 +36,8 @@ MODES = (
     pytest.param("iptables", "legacy", id="iptables-legacy"),
     pytest.param("iptables", "nft", id="iptables-nft"),
     pytest.param("nftables", "nft", id="nftables"),
-    pytest.param("ipvs", "legacy", id="ipvs", marks=pytest.mark.uml),
+    # Half a minute of processor time in an emulated node, where the pace of everything else decides about time-outs.
+    pytest.param("ipvs", "legacy", id="ipvs", marks=(pytest.mark.uml, pytest.mark.full)),
 )
 POINTS = (pytest.param(6, id="some"), pytest.param(120, id="all", marks=pytest.mark.full))
 STEADY = 4
