@@ -59,7 +59,7 @@ def test_errors_are_one_clear_line_and_change_nothing(node):
         {MODULE: {"modules": ["a;reboot"], "persistent": False}},
         {MODULE: {"mode": "ipvs", "schedulers": ["rr\nwrr"]}},
         {MODULE: {"mode": "iptables", "schedulers": ["rr"]}},
-        {MODULE: {"mode": "userspace"}},
+        {MODULE: {"mode": "ebpf"}},
         {MODULE: {"modules": ["nf_conntrack"], "persistent": False}, **UNPRIVILEGED},
     )
     messages = [result["msg"] for result in found]
@@ -72,7 +72,7 @@ def test_errors_are_one_clear_line_and_change_nothing(node):
     assert "'a;reboot': not a module name" in messages[3]
     assert "not a scheduler name" in messages[4]
     assert "schedulers: only allowed with mode ipvs" in messages[5]
-    assert "userspace" in messages[6]
+    assert "ebpf" in messages[6]
     assert "needs root" in messages[7]
     assert node.run("ls", "/etc/modules-load.d").stdout == ""
 

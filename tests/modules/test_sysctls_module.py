@@ -111,7 +111,7 @@ def test_errors_are_one_clear_line_and_change_nothing(node):
         {module: {"values": {FORWARD: "1\n2"}, "persistent": False}},
         {module: {"values": {FORWARD: {"a": 1}}, "persistent": False}},
         {module: {"values": {FORWARD: 7777777777777}, "persistent": False}},
-        {module: {"profile": {"mode": "userspace"}}},
+        {module: {"profile": {"mode": "ebpf"}}},
         {module: {"profile": {"mode": "ipvs", "conntrack": {"min": -1}}}},
         {module: {"values": {FORWARD: 1}, "persistent_file": "/proc/nowhere/x.conf"}},
         {module: {"values": {FORWARD: 1}, "persistent": False}, **UNPRIVILEGED},
@@ -126,7 +126,7 @@ def test_errors_are_one_clear_line_and_change_nothing(node):
     assert "not one line of text" in messages[5]
     assert "must be text or a number" in messages[6]
     assert f"sysctl {FORWARD}: is 0, wanted 7777777777777: the kernel refused it: Invalid argument" in messages[7]
-    assert "profile" in messages[8] and "userspace" in messages[8]
+    assert "profile" in messages[8] and "ebpf" in messages[8]
     assert "profile.conntrack.min: -1 is negative" in messages[9]
     assert "/proc/nowhere/x.conf: cannot be written" in messages[10]
     assert "needs root: run the task with become: true" in messages[11]
