@@ -143,9 +143,10 @@ def test_only_the_own_node_is_followed(setup):
 def test_a_version_that_is_too_old_makes_it_list_again_and_hand_on_differences_only(setup):
     for name in "abc":
         setup.store.put(service(name))
-    setup.follow(SERVICES)
+    reflector = setup.follow(SERVICES)
     assert names(setup.next().changed) == ["a", "b", "c"]
     setup.down()
+    wait_for(lambda: reflector.error)
     setup.store.put(service("b", 81))
     setup.store.delete("Service", "default", "c")
     setup.store.put(service("d"))

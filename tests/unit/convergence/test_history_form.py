@@ -151,15 +151,20 @@ def test_files_that_are_not_saved_states_give_one_line_errors(content, reason):
     assert "\n" not in str(raised.value)
 
 
-@given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
-@settings(max_examples=examples(200), deadline=None)
-def test_every_flipped_bit_is_detected(position, bit):
-    content = bytearray(form.pack_record(record(SAMPLE)))
-    # The header of gzip holds a time and the system, which mean nothing.
-    position = 10 + position % (len(content) - 10)
-    content[position] ^= 1 << bit
-    with pytest.raises(HistoryError):
-        form.unpack_record(bytes(content))
+def test_no_flipped_bit_changes_a_state():
+    """Bits without a meaning, such as gzip's time and the padding after its last block, may be accepted."""
+    packed_record = form.pack_record(record(SAMPLE))
+    accepted = []
+    for bit in range(8 * len(packed_record)):
+        content = bytearray(packed_record)
+        content[bit // 8] ^= 1 << bit % 8
+        try:
+            unpacked = form.unpack_record(bytes(content))
+        except HistoryError:
+            continue
+        assert unpacked == record(SAMPLE), bit
+        accepted.append(bit)
+    assert len(accepted) < 8 * 10 + 8
 
 
 @pytest.fixture
