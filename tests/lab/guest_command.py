@@ -1,23 +1,39 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One command in a guest with a kernel of its own: its output is streamed, and its exit status returned."""
+"""Run one command in a guest with a kernel of its own: stream its output and return its exit status.
+
+The command lines of :mod:`tests.lab.uml` and :mod:`tests.lab.qemu` share their options here.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Callable, ContextManager, Mapping, Optional, Sequence
+from typing import Any, Callable, ContextManager, Dict, Mapping, Optional, Sequence, Tuple
 
 from tests.lab.node import Specification
 from tests.lab.system import LabError
 
-#: Boots a guest that becomes the specified node; gives a function that says whether the guest has ended.
+#: Boots a guest that becomes the specified node; yields a function that reports whether the guest has ended.
 Boot = Callable[[Specification], ContextManager[Callable[[], bool]]]
+
+# fmt: off
+DATAPLANE_MODULES: Tuple[str, ...] = (
+    "ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_sh", "ip_vs_mh", "ip_vs_dh", "ip_vs_sed",
+    "ip_vs_nq", "nf_conntrack", "nf_conntrack_netlink", "iptable_nat", "iptable_filter", "iptable_mangle",
+    "ip6table_nat", "ip6table_filter", "ip6table_mangle", "xt_MASQUERADE", "xt_comment", "xt_mark", "xt_conntrack",
+    "xt_addrtype", "xt_set", "xt_statistic", "xt_recent", "xt_nat", "xt_tcpudp", "xt_sctp", "xt_physdev", "xt_nfacct",
+    "ipt_REJECT", "ip6t_REJECT", "nfnetlink_acct", "ip_set", "ip_set_hash_ip", "ip_set_hash_net",
+    "ip_set_hash_ipport", "ip_set_hash_ipportip", "ip_set_hash_ipportnet", "ip_set_bitmap_port", "ip_set_list_set",
+    "ip_set_hash_netiface", "ipv6", "veth", "dummy", "bridge", "br_netfilter", "sctp",
+)
+# fmt: on
 
 
 def run_in_guest(
@@ -86,3 +102,38 @@ def _stream(ended: Callable[[], bool], scratch: Path, timeout: float) -> None:
             if time.monotonic() > deadline:
                 raise LabError(f"the command in the guest did not end within {timeout:.0f} s")
             time.sleep(0.05)
+
+
+def make_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that every kind of guest has; see :func:`settings`."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
+    parser.add_argument("--memory", default="1G", help="the guest's memory (default: 1G)")
+    parser.add_argument("--writable", action="append", default=[], help="directory whose writes reach the host")
+    parser.add_argument("--modules", help="kernel modules to load, comma separated (default: those of the dataplane)")
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds until the guest is ended (default: 1800)")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="further environment")
+    return parser
+
+
+def settings(options: argparse.Namespace) -> Dict[str, Any]:
+    """Return the parsed options of :func:`make_parser` as keyword arguments of ``run_in_uml`` and ``run_in_qemu``."""
+    modules = DATAPLANE_MODULES if options.modules is None else [name for name in options.modules.split(",") if name]
+    return {
+        "memory": options.memory,
+        "environment": dict(entry.split("=", 1) for entry in options.env),
+        "modules": modules,
+        "writable": options.writable,
+        "timeout": options.timeout,
+    }
+
+
+def run_parsed(
+    parser: argparse.ArgumentParser, arguments: Optional[Sequence[str]], run: Callable[[argparse.Namespace], int]
+) -> int:
+    """Parse the arguments, call ``run`` and return its exit status; report a LabError in one line and return 2."""
+    options = parser.parse_args(arguments)
+    try:
+        return run(options)
+    except LabError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2

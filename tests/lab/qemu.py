@@ -30,11 +30,10 @@ from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequ
 from tests.lab import debian_root
 from tests.lab.calls import Remote, RemoteError
 from tests.lab.cores import UNPINNED, Pin, pinned
-from tests.lab.guest_command import run_in_guest
+from tests.lab.guest_command import DATAPLANE_MODULES, make_parser, run_in_guest, run_parsed, settings
 from tests.lab.node import Specification, shared_tag
 from tests.lab.stock_kernel import SUITES, StockKernel, stock_kernel
 from tests.lab.system import LabError, inside, ip_batch
-from tests.lab.uml import DATAPLANE_MODULES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # linux/if_tun.h
@@ -252,33 +251,16 @@ def run_in_qemu(
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run a command in a guest from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.lab.qemu", description="run a command on Debian's kernel")
+    """Run a command in a guest from the command line; return its exit status, or 2 if the guest does not boot."""
+    parser = make_parser("python -m tests.lab.qemu", "run a command on Debian's kernel")
     parser.add_argument("--debian", choices=SUITES, help="the guest's release (default: this machine's files on 12)")
-    parser.add_argument("--memory", default="1G", help="the guest's memory (default: 1G)")
-    parser.add_argument("--writable", action="append", default=[], help="directory whose writes reach the host")
-    parser.add_argument("--modules", help="kernel modules to load, comma separated (default: those of the dataplane)")
-    parser.add_argument("--timeout", type=float, default=1800, help="seconds until the guest is ended (default: 1800)")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="further environment")
     parser.add_argument("command", nargs="*", help="the command and its arguments; without one the guest is only made")
-    options = parser.parse_args(arguments)
-    modules = DATAPLANE_MODULES if options.modules is None else [name for name in options.modules.split(",") if name]
-    try:
+
+    def run_command(options: argparse.Namespace) -> int:
         system = system_of(options.debian)
-        if not options.command:
-            return 0
-        return run_in_qemu(
-            options.command,
-            system=system,
-            memory=options.memory,
-            environment=dict(entry.split("=", 1) for entry in options.env),
-            modules=modules,
-            writable=options.writable,
-            timeout=options.timeout,
-        )
-    except LabError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+        return run_in_qemu(options.command, system=system, **settings(options)) if options.command else 0
+
+    return run_parsed(parser, arguments, run_command)
 
 
 if __name__ == "__main__":

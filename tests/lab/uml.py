@@ -11,7 +11,6 @@ root; on processors with AMX also a C compiler (see xstate.c).
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import shutil
@@ -21,27 +20,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from tests.lab.cores import pinned
-from tests.lab.guest_command import run_in_guest
+from tests.lab.guest_command import DATAPLANE_MODULES, make_parser, run_in_guest, run_parsed, settings
 from tests.lab.node import Specification
 from tests.lab.system import LabError, run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPILERS = ("cc", "gcc", "clang", "tcc")
-
-# fmt: off
-DATAPLANE_MODULES: Tuple[str, ...] = (
-    "ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_sh", "ip_vs_mh", "ip_vs_dh", "ip_vs_sed",
-    "ip_vs_nq", "nf_conntrack", "nf_conntrack_netlink", "iptable_nat", "iptable_filter", "iptable_mangle",
-    "ip6table_nat", "ip6table_filter", "ip6table_mangle", "xt_MASQUERADE", "xt_comment", "xt_mark", "xt_conntrack",
-    "xt_addrtype", "xt_set", "xt_statistic", "xt_recent", "xt_nat", "xt_tcpudp", "xt_sctp", "xt_physdev", "xt_nfacct",
-    "ipt_REJECT", "ip6t_REJECT", "nfnetlink_acct", "ip_set", "ip_set_hash_ip", "ip_set_hash_net",
-    "ip_set_hash_ipport", "ip_set_hash_ipportip", "ip_set_hash_ipportnet", "ip_set_bitmap_port", "ip_set_list_set",
-    "ip_set_hash_netiface", "ipv6", "veth", "dummy", "bridge", "br_netfilter", "sctp",
-)
-# fmt: on
 
 
 class Network(NamedTuple):
@@ -194,28 +181,10 @@ def run_in_uml(
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run a command in a guest from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.lab.uml", description="run a command in user-mode Linux")
-    parser.add_argument("--memory", default="1G", help="the guest's memory (default: 1G)")
-    parser.add_argument("--writable", action="append", default=[], help="directory whose writes reach the host")
-    parser.add_argument("--modules", help="kernel modules to load, comma separated (default: those of the dataplane)")
-    parser.add_argument("--timeout", type=float, default=1800, help="seconds until the guest is ended (default: 1800)")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="further environment")
+    """Run a command in a guest from the command line; return its exit status, or 2 if the guest does not boot."""
+    parser = make_parser("python -m tests.lab.uml", "run a command in user-mode Linux")
     parser.add_argument("command", nargs="+", help="the command and its arguments")
-    options = parser.parse_args(arguments)
-    modules = DATAPLANE_MODULES if options.modules is None else [name for name in options.modules.split(",") if name]
-    try:
-        return run_in_uml(
-            options.command,
-            memory=options.memory,
-            environment=dict(entry.split("=", 1) for entry in options.env),
-            modules=modules,
-            writable=options.writable,
-            timeout=options.timeout,
-        )
-    except LabError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+    return run_parsed(parser, arguments, lambda options: run_in_uml(options.command, **settings(options)))
 
 
 if __name__ == "__main__":

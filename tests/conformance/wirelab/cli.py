@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -15,9 +16,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 
+from tests.lab.guest_command import DATAPLANE_MODULES
 from tests.lab.qemu import run_in_qemu, system_of
 from tests.lab.system import LabError
-from tests.lab.uml import DATAPLANE_MODULES, run_in_uml
+from tests.lab.uml import run_in_uml
 
 from .arguments import CASES, HOME, LAUNCHER, compared_mode, make_parser, run_options
 from .cases import MODES, Case, find_cases
@@ -192,38 +194,28 @@ def _in_guests(arguments: argparse.Namespace, words: list[str]) -> int:
 
 
 def _guest_launcher(arguments: argparse.Namespace) -> Callable[[list[str], list[str]], int]:
-    """Return what runs a Python program in a guest of the kind that the command names.
+    """Return a function that runs a Python program, with its writable directories, in a guest of the requested kind.
 
-    Bytecode goes to the guest's memory: every convergence of a runner would have to compile it anew.
+    Bytecode is written to the guest's memory, or every convergence of a runner would compile the engine again.
     """
-    given = {name: value for name, value in os.environ.items() if name.startswith("LAB_")}
+    environment = {"PYTHONDONTWRITEBYTECODE": ""}
+    environment.update((name, value) for name, value in os.environ.items() if name.startswith("LAB_"))
+    python, run = sys.executable, run_in_uml
+    if arguments.command == "qemu":
+        system = system_of(arguments.debian)
+        python, run = system.python, functools.partial(run_in_qemu, system=system)
 
-    def in_uml(command: list[str], writable: list[str]) -> int:
-        return run_in_uml(
-            [sys.executable, *command],
+    def launch(command: list[str], writable: list[str]) -> int:
+        return run(
+            [python, *command],
             memory=arguments.memory,
+            environment=environment,
             modules=GUEST_MODULES,
-            timeout=arguments.timeout,
             writable=writable,
-            environment={"PYTHONDONTWRITEBYTECODE": "", **given},
+            timeout=arguments.timeout,
         )
 
-    if arguments.command == "uml":
-        return in_uml
-    system = system_of(arguments.debian)
-
-    def in_qemu(command: list[str], writable: list[str]) -> int:
-        return run_in_qemu(
-            [system.python, *command],
-            system=system,
-            memory=arguments.memory,
-            modules=GUEST_MODULES,
-            timeout=arguments.timeout,
-            writable=writable,
-            environment={"PYTHONDONTWRITEBYTECODE": "", **given},
-        )
-
-    return in_qemu
+    return launch
 
 
 def _record(arguments: argparse.Namespace, words: list[str]) -> int:
