@@ -162,6 +162,23 @@ def test_latency_counts_from_trigger_times_after_the_start():
     assert view.synced(now + 10) == []
 
 
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        "9999-12-31T23:59:59.999Z",
+        "2030-01-01T00:00:00.1e999Z",
+        "2030-01-01T00:00:00.nanZ",
+        "2030-01-01T00:00:00.-9Z",
+        "99999-01-01T00:00:00Z",
+        f"2030-01-01T00:00:00.{'9' * 5000}Z",
+    ],
+)
+def test_no_trigger_time_spoils_the_sum_of_latencies(trigger):
+    view = ClusterView()
+    view.apply(Batch("EndpointSlice", [endpoints(trigger)], []))
+    assert all(0 <= latency < 60 for latency in view.synced(time.time()))
+
+
 def test_refused_objects_are_counted_by_kind():
     view = ClusterView()
     raw = endpoints()

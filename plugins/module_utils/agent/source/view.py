@@ -135,8 +135,11 @@ class ClusterView:
         return dirty
 
     def synced(self, now: float) -> List[float]:
-        """Mark all changes as programmed; return the seconds since each known trigger time."""
-        latencies = [now - moment for times in self.trigger_times.values() for moment in times]
+        """Mark all changes as programmed; return the seconds since each known trigger time.
+
+        A time in the future, which anyone who may write an EndpointSlice can state, counts as now.
+        """
+        latencies = [max(0.0, now - moment) for times in self.trigger_times.values() for moment in times]
         self.trigger_times.clear()
         self.pending_services = self.pending_slices = 0
         return latencies
