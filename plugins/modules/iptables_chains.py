@@ -17,6 +17,7 @@ description:
   - Chains that are not listed are not changed, except for the requested jumps.
   - Rules may be written in any form that iptables accepts. They are first tried in an empty network namespace, so that
     an error in any rule is found before anything is changed, in check mode too.
+  - If a change of several tables or families fails half-way, what had been made of it is taken back at once.
   - With O(confirm_timeout) a change is provisional. The node rolls it back automatically, unless a task over a new
     connection confirms it in time, which shows that the change has not cut the node off.
 notes:
@@ -93,7 +94,7 @@ options:
       - Seconds after which the node rolls the change back unless it is confirmed. V(0) makes the change final at once.
       - On nodes with systemd a timer does this, on others a background process. Only the rules of this task are
         taken back. If another program has changed the same chains meanwhile, iptables may refuse that; the journal of
-        the timer's service then has the reason.
+        the timer's service and a later task with O(state=confirmed) then have the reason.
     type: int
     default: 0
   change:
@@ -242,12 +243,13 @@ from ansible.module_utils.basic import AnsibleModule
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, KernelError, ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.chain_changes import ChainChange, apply_changes
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.iptables_chains import (
     ListedChainsResource,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.generic.listed_chains import Jump, ListedChain
-from ansible_collections.kubenode.proxy.plugins.module_utils.generic.provisional import Undo, arm, confirm
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.provisional import confirm
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support import tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import PlannedChange, difference
@@ -272,25 +274,6 @@ def _resources(parameters: Mapping[str, Any]) -> List[ListedChainsResource]:
             removal = parameters["state"] == "absent"
             resources.append(ListedChainsResource(variant, chains, parameters["lock_timeout"], removal))
     return resources
-
-
-def _provisional(resources: List[ListedChainsResource], planned: List[PlannedChange], seconds: int) -> str:
-    """Have the planned changes taken back unless they are confirmed; return their name, empty without changes."""
-    undos = [Undo(resource.variant, resource.undo_text(item.change)) for resource, item in zip(resources, planned)]
-    return arm(undos, seconds) if seconds and any(item.change for item in planned) else ""
-
-
-def _apply(planned: List[PlannedChange]) -> None:
-    done: List[str] = []
-    for item in planned:
-        if not item.change:
-            continue
-        try:
-            item.resource.apply(item.change)
-        except KernelError as error:
-            already = f" ({', '.join(done)} already changed)" if done else ""
-            raise KernelError(f"{error}{already}") from error
-        done.append(item.resource.label)
 
 
 def _argument_spec() -> Dict[str, Any]:
@@ -320,11 +303,9 @@ def _changed(module: AnsibleModule) -> Dict[str, Any]:
     """Make the chains as declared and return the result. Raises ProxyError."""
     parameters = module.params
     resources = _resources(parameters)
-    planned = [PlannedChange(resource, difference(*resource.stage())) for resource in resources]
-    change = ""
-    if not module.check_mode:
-        change = _provisional(resources, planned, parameters["confirm_timeout"])
-        _apply(planned)
+    changes = [ChainChange(resource, difference(*resource.stage())) for resource in resources]
+    planned = [PlannedChange(*item) for item in changes]
+    change = "" if module.check_mode else apply_changes(changes, parameters["confirm_timeout"])
     result: Dict[str, Any] = {
         "changed": any(item.change for item in planned),
         "change": change,

@@ -54,11 +54,13 @@ class ListedChainsResource(Resource[Key, Value]):
         self._wait = wait
         self._removal = removal
         self._positions: Dict[JumpKey, str] = {}
+        #: The rule numbers that ``stage`` has found.
         self._observed: Dict[JumpKey, List[int]] = {}
 
     def observe(self) -> Table:
         """Return the listed chains that exist, and the owned jumps. Raises KernelError."""
-        return self._owned(parse_save(save(self.variant)))
+        saved = parse_save(save(self.variant))
+        return self._owned(saved, self._numbers(saved))
 
     def stage(self) -> Tuple[Table, Table]:
         """Return observed and desired table in comparable texts. Raises KernelError if iptables refuses a rule."""
@@ -75,7 +77,8 @@ class ListedChainsResource(Resource[Key, Value]):
                     key = JumpKey(chain.table, jump.origin, jump.condition)
                     desired[key] = Occurrence(1)
                     self._positions[key] = jump.position
-        return self._owned(saved), desired
+        self._observed = self._numbers(saved)
+        return self._owned(saved, self._observed), desired
 
     def _origins(self, chain: ListedChain, saved: SavedTables) -> Iterable[str]:
         named = {jump.origin for jump in chain.jumps or ()}
@@ -85,23 +88,27 @@ class ListedChainsResource(Resource[Key, Value]):
             if table == chain.table and ((table, name) in saved.builtin or name in named) and name != chain.name
         ]
 
-    def _owned(self, saved: SavedTables) -> Table:
-        table: Table = {}
-        family = self.variant.family
-        self._observed = {}
+    def _numbers(self, saved: SavedTables) -> Dict[JumpKey, List[int]]:
+        """Return the rule numbers of each owned jump in its chain."""
+        numbers: Dict[JumpKey, List[int]] = {}
         for chain in self.chains:
-            rules = saved.chains.get((chain.table, chain.name))
-            if rules is not None:
-                table[ChainKey(chain.table, chain.name)] = tuple(comparable(rule, family) for rule in rules)
             if chain.jumps is None and not self._removal:
                 continue
             for origin in self._origins(chain, saved):
                 for number, rule in enumerate(saved.chains[(chain.table, origin)], 1):
                     if target_of(rule) == chain.name:
-                        key = JumpKey(chain.table, origin, comparable(rule, family))
-                        self._observed.setdefault(key, []).append(number)
-        misplaced = self._misplaced(saved)
-        for key, numbers in self._observed.items():
+                        key = JumpKey(chain.table, origin, comparable(rule, self.family))
+                        numbers.setdefault(key, []).append(number)
+        return numbers
+
+    def _owned(self, saved: SavedTables, jumps: Mapping[JumpKey, Sequence[int]]) -> Table:
+        table: Table = {}
+        for chain in self.chains:
+            rules = saved.chains.get((chain.table, chain.name))
+            if rules is not None:
+                table[ChainKey(chain.table, chain.name)] = tuple(comparable(rule, self.family) for rule in rules)
+        misplaced = self._misplaced(saved, jumps)
+        for key, numbers in jumps.items():
             table[key] = Occurrence(len(numbers), key not in misplaced)
         return table
 
@@ -111,14 +118,14 @@ class ListedChainsResource(Resource[Key, Value]):
             groups.setdefault((key.table, key.chain, position), []).append(key)
         return groups
 
-    def _misplaced(self, saved: SavedTables) -> List[JumpKey]:
+    def _misplaced(self, saved: SavedTables, jumps: Mapping[JumpKey, Sequence[int]]) -> List[JumpKey]:
         """Return the jumps of those groups that are not at the head or end of their chain, in the declared order."""
         found = []
         for (table, chain, position), keys in self._groups().items():
             length = len(saved.chains.get((table, chain), ()))
             start = 1 if position == FIRST else length - len(keys) + 1
             wanted = range(start, start + len(keys))
-            if position != ANY and [self._observed.get(key) for key in keys] != [[number] for number in wanted]:
+            if position != ANY and [jumps.get(key) for key in keys] != [[number] for number in wanted]:
                 found += keys
         return found
 
@@ -138,6 +145,20 @@ class ListedChainsResource(Resource[Key, Value]):
     def apply(self, change: Change[Key, Value]) -> None:
         """Make the whole change in one iptables-restore: all or nothing per table. Raises KernelError."""
         restore(self.variant, self.text(change), self._wait)
+
+    def made(self, change: Change[Key, Value]) -> Change[Key, Value]:
+        """Return the part of a failed change that was made: the kernel changes a table as a whole or not at all.
+
+        Raises KernelError.
+        """
+        now = self.observe()
+        wanted = {**change.added, **{key: new for key, (_old, new) in change.replaced.items()}}
+        unmade = {key.table for key in (*wanted, *change.removed) if now.get(key) != wanted.get(key)}
+        return Change(
+            {key: value for key, value in change.added.items() if key.table not in unmade},
+            {key: values for key, values in change.replaced.items() if key.table not in unmade},
+            {key: value for key, value in change.removed.items() if key.table not in unmade},
+        )
 
     def text(self, change: Change[Key, Value]) -> str:
         """Return the change as input of ``iptables-restore --noflush``."""

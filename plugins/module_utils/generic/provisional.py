@@ -5,7 +5,8 @@
 
 Below /run, which like the tables is empty after a reboot, each such change has a directory with the input of
 iptables-restore that reverts it, and a shell script that does so. systemd runs the script after the timeout; on nodes
-without systemd a waiting process does. The process that decides renames the file ``pending``, so only one can.
+without systemd a waiting process does. The process that decides renames the file ``pending``, so only one can. The name
+of the file says what became of the change.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from ..errors import HistoryError
 from ..kernel.xtables.variant import XtablesVariant
 
 DIRECTORY = "/run/kubenode-iptables-chains"
-PENDING, CONFIRMED, REVERTED = "pending", "confirmed", "reverted"
-_LOCK_SECONDS = 5
+PENDING, CONFIRMED, REVERTED, FAILED, WITHDRAWN = "pending", "confirmed", "reverted", "failed", "withdrawn"
+#: How long iptables-restore waits for the xtables lock, and how often it is run while another program holds the lock.
+_LOCK_SECONDS, _ATTEMPTS = 5, 60
 
 
 class Undo(NamedTuple):
@@ -54,13 +56,23 @@ def _changes(directory: str) -> List[str]:
         raise HistoryError(f"{directory}: cannot be read: {error.strerror}") from error
 
 
-def _script(place: str, undos: Sequence[Tuple[str, Undo]], log: str) -> str:
+def _script(place: str, undos: Sequence[Tuple[str, Undo]]) -> str:
+    """Return the script that reverts a change. What iptables-restore refuses is in the file ``errors`` afterwards."""
     lines = ["#!/bin/sh", f"cd {shlex.quote(place)} || exit 0", f"mv {PENDING} reverting 2>/dev/null || exit 0"]
+    lines += [f"end={REVERTED}", ": >errors"]
     for name, undo in undos:
         wait = f" -w {_LOCK_SECONDS}" if undo.variant.restore_waits else ""
-        lines.append(f"{shlex.quote(undo.variant.restore)} --noflush{wait} <{name} 2>>{log} || echo failed >>{log}")
-    lines.append(f"[ -s {log} ] && cat {log} >&2")
-    return "\n".join([*lines, f"mv reverting {REVERTED}", ""])
+        lines += [
+            "attempt=1",
+            f"until {shlex.quote(undo.variant.restore)} --noflush{wait} <{name} 2>output; do",
+            # Nothing was changed without the lock. What the kernel refuses, it would refuse again.
+            f'  if [ $attempt -lt {_ATTEMPTS} ] && grep -q "xtables lock" output; then',
+            "    attempt=$((attempt + 1)); sleep 1; continue",
+            "  fi",
+            f"  cat output >>errors; end={FAILED}; break",
+            "done",
+        ]
+    return "\n".join([*lines, "cat errors >&2", "mv reverting $end", ""])
 
 
 def arm(undos: Sequence[Undo], seconds: int, directory: str = DIRECTORY) -> str:
@@ -80,7 +92,7 @@ def arm(undos: Sequence[Undo], seconds: int, directory: str = DIRECTORY) -> str:
     texts = [(f"undo.{undo.variant.family}", undo) for undo in undos if undo.text]
     try:
         os.mkdir(place, 0o700)
-        contents = {**{name: undo.text for name, undo in texts}, "revert": _script(place, texts, "errors"), PENDING: ""}
+        contents = {**{name: undo.text for name, undo in texts}, "revert": _script(place, texts), PENDING: ""}
         for name, content in contents.items():
             with open(os.path.join(place, name), "w", encoding="utf-8") as stream:
                 stream.write(content)
@@ -111,10 +123,31 @@ def _start(change: str, seconds: int, script: str) -> None:
         raise HistoryError(f"/bin/sh: cannot be started: {error.strerror}") from error
 
 
+def _errors(path: str) -> str:
+    """Return in one line what iptables-restore has printed."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return " ".join(stream.read(4096).split()) or "no reason is known"
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+
+
+def withdraw(change: str, directory: str = DIRECTORY) -> bool:
+    """Keep the node from reverting a change; return False if it has begun to. Raises HistoryError."""
+    place = os.path.join(directory, change)
+    try:
+        os.rename(os.path.join(place, PENDING), os.path.join(place, WITHDRAWN))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise HistoryError(f"{place}: {error.strerror}") from error
+    return True
+
+
 def confirm(change: str, check: bool = False, directory: str = DIRECTORY) -> bool:
     """Keep a change; with an empty name the one that waits, if there is one. Return whether it was waiting.
 
-    Raises HistoryError if the named change was taken back, or is not known because the node was rebooted.
+    Raises HistoryError if the named change failed or was taken back, or is not known because the node was rebooted.
     """
     for name in _changes(directory) if not change else [change]:
         place = os.path.join(directory, name)
@@ -130,6 +163,11 @@ def confirm(change: str, check: bool = False, directory: str = DIRECTORY) -> boo
             return True
     if not change or os.path.exists(os.path.join(directory, change, CONFIRMED)):
         return False
+    if os.path.exists(os.path.join(directory, change, WITHDRAWN)):
+        raise HistoryError(f"change {change} has failed: there is nothing to confirm")
+    if os.path.exists(os.path.join(directory, change, FAILED)):
+        errors = _errors(os.path.join(directory, change, "errors"))
+        raise HistoryError(f"change {change} was not confirmed in time, and could not be taken back: {errors}")
     if os.path.isdir(os.path.join(directory, change)):
         raise HistoryError(f"change {change} was not confirmed in time: the node has taken it back")
     raise HistoryError(f"change {change} is not known: the node was rebooted, or a later change has replaced it")

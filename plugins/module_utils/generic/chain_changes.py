@@ -1,0 +1,73 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Changes of user-declared chains in several families and tables: made as a whole or taken back."""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Sequence
+
+from ..errors import KernelError, ProxyError
+from ..kernel.xtables.restore import restore
+from ..resources import Change
+from .iptables_chains import Key, ListedChainsResource, Value
+from .provisional import DIRECTORY, Undo, arm, withdraw
+
+
+class ChainChange(NamedTuple):
+    """The change of one family. Its resource is in the state of ``stage``, which has found the change."""
+
+    resource: ListedChainsResource
+    change: Change[Key, Value]
+
+    def undo(self, part: Change[Key, Value]) -> Undo:
+        """Return the revert of the change or of a part of it."""
+        return Undo(self.resource.variant, self.resource.undo_text(part))
+
+
+def apply_changes(changes: Sequence[ChainChange], seconds: int, directory: str = DIRECTORY) -> str:
+    """Make all changes; with ``seconds`` the node reverts them then, unless they are confirmed.
+
+    Returns the name of the provisional change; empty without ``seconds`` and without a change. Raises ProxyError: what
+    had been made until a failure was taken back, and nothing is left to confirm. If taking back fails as well, the
+    error says so, and with ``seconds`` the node tries once more when they have passed.
+    """
+    if not any(item.change for item in changes):
+        return ""
+    name = arm([item.undo(item.change) for item in changes], seconds, directory) if seconds else ""
+    tried: List[ChainChange] = []
+    try:
+        for item in changes:
+            tried.append(item)
+            item.resource.apply(item.change)
+    except KernelError as error:
+        if name and not withdraw(name, directory):
+            raise KernelError(f"{error} (the node has begun to take the change back)") from error
+        raise KernelError(f"{error}{_taken_back(tried, seconds, directory)}") from error
+    return name
+
+
+def _taken_back(tried: Sequence[ChainChange], seconds: int, directory: str) -> str:
+    """Take back what was made of a failed change; return an addition to its error."""
+    undos: List[Undo] = []
+    done: List[str] = []
+    try:
+        undos = [item.undo(item.resource.made(item.change)) for item in tried]
+        while undos:
+            if restore(undos[-1].variant, undos[-1].text):
+                done.append(undos[-1].variant.family)
+            undos.pop()
+    except KernelError as error:
+        again = _armed(undos, seconds, directory)
+        return f"; what had been changed before could not be taken back: {error}{again}"
+    return f" (what had been changed was taken back: {', '.join(done)})" if done else ""
+
+
+def _armed(undos: Sequence[Undo], seconds: int, directory: str) -> str:
+    if not seconds or not any(undo.text for undo in undos):
+        return ""
+    try:
+        arm(undos, seconds, directory)
+    except ProxyError as error:
+        return f"; {error}"
+    return f"; the node tries again in {seconds} seconds"

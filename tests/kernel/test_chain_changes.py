@@ -1,0 +1,155 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Changes of listed chains that fail half-way, or that cannot be reverted at once."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import time
+from pathlib import Path
+from typing import Callable, List, Tuple
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError, KernelError
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic import chain_changes, provisional
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.chain_changes import ChainChange, apply_changes
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.iptables_chains import ListedChainsResource
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.listed_chains import FIRST, Jump, ListedChain
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.provisional import confirm
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import detect_variant
+from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
+
+VARIANTS = pytest.mark.parametrize("variant", ["legacy", "nft"])
+PATIENCE = 120.0
+
+
+@pytest.fixture(autouse=True)
+def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A lock file that no program of the host uses."""
+    path = tmp_path / "xtables.lock"
+    monkeypatch.setenv("XTABLES_LOCKFILE", str(path))
+    return path
+
+
+def run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def rules(variant: str) -> List[str]:
+    found = run(f"iptables-{variant}-save") + run(f"ip6tables-{variant}-save")
+    # Tables that a failed change has created are empty.
+    return [line for line in found.splitlines() if line.startswith("-A")]
+
+
+def chains_of(table: str, *declared: str) -> List[ListedChain]:
+    """A chain OLD with a jump at the head of FORWARD or PREROUTING."""
+    hook = "PREROUTING" if table == "mangle" else "FORWARD"
+    return [ListedChain(table, "OLD", declared or ("-j RETURN",), (Jump(hook, "-i lo", FIRST),))]
+
+
+def staged(variant: str, family: str, chains: List[ListedChain], removal: bool = False) -> ChainChange:
+    resource = ListedChainsResource(detect_variant(family, variant), chains, removal=removal)
+    return ChainChange(resource, difference(*resource.stage()))
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def removal_that_fails(variant: str) -> Tuple[List[str], List[ChainChange]]:
+    """Return the rules, and a change of both families of which the last table cannot be changed any more.
+
+    Another program has made a rule that leads into a chain after the change was planned.
+    """
+    chains = [*chains_of("filter"), *chains_of("mangle")]
+    for family, program in (("IPv4", f"iptables-{variant}"), ("IPv6", f"ip6tables-{variant}")):
+        run(program, "-A", "FORWARD", "-p", "udp", "-j", "ACCEPT")
+        change = staged(variant, family, chains)
+        change.resource.apply(change.change)
+        run(program, "-I", "FORWARD", "2", "-p", "tcp", "-j", "ACCEPT")
+        run(program, "-A", "FORWARD", "-i", "lo", "-j", "OLD")
+    changes = [staged(variant, family, chains, removal=True) for family in ("IPv4", "IPv6")]
+    run(f"ip6tables-{variant}", "-t", "filter", "-A", "OUTPUT", "-j", "OLD")
+    return rules(variant), changes
+
+
+@VARIANTS
+@pytest.mark.parametrize("seconds", [0, 300])
+def test_a_change_that_fails_in_its_last_table_is_taken_back(variant: str, seconds: int, tmp_path: Path) -> None:
+    before, changes = removal_that_fails(variant)
+    with pytest.raises(KernelError, match=r"what had been changed was taken back: IPv6, IPv4") as failure:
+        apply_changes(changes, seconds, str(tmp_path / "changes"))
+    assert "\n" not in str(failure.value)
+    assert rules(variant) == before
+    assert not confirm("", directory=str(tmp_path / "changes"))
+    for place in tmp_path.glob("changes/*"):
+        # What the timer runs finds that there is nothing to do.
+        run("sh", str(place / "revert"))
+        with pytest.raises(HistoryError, match="has failed: there is nothing to confirm"):
+            confirm(place.name, directory=str(tmp_path / "changes"))
+    assert len(list(tmp_path.glob("changes/*"))) == (1 if seconds else 0)
+    assert rules(variant) == before
+    # Nothing waits that would keep the next change from being made.
+    again = staged(variant, "IPv4", chains_of("filter", "-p udp -j RETURN"))
+    change = apply_changes([again], 300, str(tmp_path / "changes"))
+    assert confirm(change, directory=str(tmp_path / "changes"))
+
+
+@VARIANTS
+def test_a_change_of_which_nothing_is_made_leaves_no_revert(variant: str, tmp_path: Path) -> None:
+    _rules, changes = removal_that_fails(variant)
+    run(f"ip6tables-{variant}", "-t", "mangle", "-A", "OUTPUT", "-j", "OLD")
+    before = rules(variant)
+    with pytest.raises(KernelError) as failure:
+        apply_changes(changes[1:], 300, str(tmp_path / "changes"))
+    assert "taken back" not in str(failure.value)
+    assert rules(variant) == before
+    assert not confirm("", directory=str(tmp_path / "changes"))
+
+
+def test_what_cannot_be_taken_back_at_once_is_taken_back_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, changes = removal_that_fails("nft")
+
+    def refuse(*_arguments: object) -> int:
+        raise KernelError("no memory")
+
+    monkeypatch.setattr(chain_changes, "restore", refuse)
+    with pytest.raises(KernelError, match="could not be taken back: no memory; the node tries again in 300 seconds"):
+        apply_changes(changes, 300, str(tmp_path / "changes"))
+    assert rules("nft") != before
+    (script,) = tmp_path.glob("changes/*/revert")
+    run("sh", str(script))
+    assert rules("nft") == before
+    with pytest.raises(HistoryError, match="the node has taken it back"):
+        confirm(script.parent.name, directory=str(tmp_path / "changes"))
+
+
+def test_a_revert_waits_for_the_lock_of_iptables(tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provisional, "_LOCK_SECONDS", 1)
+    before = rules("legacy")
+    name = apply_changes([staged("legacy", "IPv4", chains_of("filter"))], 300, str(tmp_path / "changes"))
+    place = tmp_path / "changes" / name
+    with lock.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with subprocess.Popen(["sh", str(place / "revert")], stderr=subprocess.DEVNULL) as revert:
+            wait(lambda: (place / "output").exists() and "xtables lock" in (place / "output").read_text())
+            fcntl.flock(held, fcntl.LOCK_UN)
+            assert revert.wait(PATIENCE) == 0
+    assert rules("legacy") == before
+    assert (place / "reverted").exists()
+
+
+def test_a_revert_that_the_kernel_refuses_is_reported(tmp_path: Path) -> None:
+    name = apply_changes([staged("legacy", "IPv4", chains_of("filter"))], 300, str(tmp_path / "changes"))
+    run("iptables-legacy", "-A", "OUTPUT", "-j", "OLD")
+    before = rules("legacy")
+    run("sh", str(tmp_path / "changes" / name / "revert"))
+    assert rules("legacy") == before
+    with pytest.raises(HistoryError, match=r"was not confirmed in time, and could not be taken back: \S+"):
+        confirm(name, directory=str(tmp_path / "changes"))
