@@ -210,6 +210,22 @@ class ObservedOnce(Resource[Key, Value]):
         return self._resource.describe(key, value)
 
 
+class NotThereYet(Resource[Key, Value]):
+    """Check-mode stand-in for a resource whose kernel module is not loaded; always empty."""
+
+    def __init__(self, resource: Resource[Key, Value]) -> None:
+        self.kind, self.family = resource.kind, resource.family
+        self.atomic = resource.atomic
+        self.describe = resource.describe  # type: ignore[method-assign]
+
+    def observe(self) -> Dict[Key, Value]:
+        """Return an empty table."""
+        return {}
+
+    def apply(self, change: Change[Key, Value]) -> None:
+        """Do nothing; never called, because a check applies nothing."""
+
+
 def never(_change: Change[Any, Any]) -> bool:
     """Return False: the default for changes that need not wait for other stages."""
     return False

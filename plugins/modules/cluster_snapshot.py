@@ -127,7 +127,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 # pylint: disable-next=unused-import
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parse import is_read, object_key
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import is_read, object_key
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot import read_snapshot, write_snapshot
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import API_SOURCES, api_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run

@@ -273,7 +273,7 @@ from ansible.module_utils.basic import AnsibleModule
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.conntrack import conntrack_maximum
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.sysctls import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.sysctls import (
     localhost_node_ports,
     profile_settings,
 )

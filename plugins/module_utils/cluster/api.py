@@ -32,8 +32,8 @@ from .answers import (
     whole,
 )
 from .connection import ApiConnection, resolve
-from .parse_service import SERVICE_PROXY_NAME_LABEL
-from .parse_slice import HEADLESS_LABEL
+from .parsing.endpoint_slice import HEADLESS_LABEL
+from .parsing.service import SERVICE_PROXY_NAME_LABEL
 from .snapshot import with_kind
 
 PAGE_SIZE = 500

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, NamedTuple, Set, Union
 
 from .model import NamespacedName
-from .parse import ObjectKey
+from .parsing.objects import ObjectKey
 from .policy_model import ClusterNetworkPolicy, Namespace, NetworkPolicy, Pod
 
 PolicyObject = Union[Pod, Namespace, NetworkPolicy, ClusterNetworkPolicy]

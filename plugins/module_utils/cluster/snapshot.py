@@ -18,8 +18,8 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
 
 from ..errors import SnapshotError
 from ..whole_files import write_whole
-from .parse import is_read, object_key
-from .prune import prune
+from .parsing.objects import is_read, object_key
+from .parsing.prune import prune
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _MAXIMUM_BYTES = 2 << 30

@@ -10,7 +10,7 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Set,
 from ..errors import Refusal
 from .claims import Claim, Claims, Conflict
 from .model import EndpointSlice, Failing, NamespacedName, Node, Service, ServiceCIDR
-from .parse import ObjectKey, is_read, object_key, parse_object
+from .parsing.objects import ObjectKey, is_read, object_key, parse_object
 from .policy_objects import KEPT_KINDS, POLICY_TYPES, PolicyObjects
 from .static import StaticObjects
 

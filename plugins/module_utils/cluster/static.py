@@ -16,7 +16,7 @@ from ..errors import Refusal, SnapshotError
 from ..regular_files import read_with_own_links
 from .fields import shown
 from .model import EndpointSlice, NamespacedName, Service
-from .parse import is_read, object_key, parse_object
+from .parsing.objects import is_read, object_key, parse_object
 from .snapshot import parse_snapshot
 
 #: The namespace of manifests that name none.

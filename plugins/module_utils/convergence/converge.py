@@ -22,7 +22,6 @@ from ..serviceports.flows import released_protocols
 from .family import FamilyContext, FamilyServices, FamilyTables
 from .guard import Guard
 from .handles import KernelHandles
-from .listeners import AskedListeners
 from .loss import LossGuard
 from .modes.choose import ChosenMode, choose_mode
 from .modes.mode import Mode
@@ -34,9 +33,10 @@ from .removal import leftover_contexts, leftover_stages, removal_stages
 from .report import Stopwatch, conflict_warnings, counts, table_changes, unserved
 from .request import Report, Request
 from .runtime.ledger import flows_of, forget, may_be_stale, read_ledger, write_ledger
+from .runtime.listeners import AskedListeners
 from .runtime.lock import ConvergenceLock
 from .runtime.state_directory import control_socket
-from .stages import release_stages
+from .stages.nftables import release_stages
 
 
 def run_convergence(request: Request, make_guard: Callable[[Request, KernelHandles], Guard] = Guard) -> Report:

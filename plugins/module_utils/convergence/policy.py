@@ -15,9 +15,8 @@ from ..networkpolicy.node_policy import NodePolicy
 from ..networkpolicy.owners import Address
 from ..rendering.networkpolicy.elements import desired_table
 from ..rendering.networkpolicy.layout import NO_LOG, Options
-from ..resources import Resource, Stage
+from ..resources import NotThereYet, Resource, Stage
 from .handles import KernelHandles
-from .stages import NotThereYet
 
 _NAMED_CLAIMS = 5
 

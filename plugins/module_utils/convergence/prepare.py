@@ -19,7 +19,7 @@ from .family import FamilyContext, FamilyServices
 from .modes.mode import Mode
 from .node import NodeView
 from .request import Request
-from .sysctls import sysctl_stage, wanted_sysctls
+from .stages.sysctls import sysctl_stage, wanted_sysctls
 
 
 def check_cluster(request: Request, view: NodeView) -> List[str]:

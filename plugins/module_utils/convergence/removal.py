@@ -13,12 +13,10 @@ from .handles import KernelHandles
 from .modes.mode import Mode
 from .node import removal_contexts
 from .policy import policy_removal_stages
-from .stages import (
-    chain_removal_stages,
-    ipvs_removal_stages,
-    nftables_removal_stages,
-    userspace_removal_stages,
-)
+from .stages.chains import chain_removal_stages
+from .stages.ipvs import ipvs_removal_stages
+from .stages.nftables import nftables_removal_stages
+from .stages.userspace import userspace_removal_stages
 
 
 def leftover_contexts(mode: Mode, families: Sequence[str]) -> List[FamilyContext]:

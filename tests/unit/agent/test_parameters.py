@@ -14,7 +14,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.drift import 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.syncer import Syncer
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import sysctls as node_sysctls
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages import sysctls as node_sysctls
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import (
     HASH_SIZE,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import localnet
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages import localnet
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.ipvs import (
     IpvsResources,
     OnlyOurServers,
     observed_once,

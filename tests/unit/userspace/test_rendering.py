@@ -9,7 +9,7 @@ from typing import Any, Dict
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.listeners import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.listeners import (
     listeners_document,
     parse_listeners,
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Tuple
 
-from ...convergence.sysctls import sysctl_stage
+from ...convergence.stages.sysctls import sysctl_stage
 from ...errors import KernelError
 from ...kernel.sysctls import Wanted
 from ...resources import Change, plan

@@ -18,7 +18,7 @@ from ...cluster.api import (
     ApiClient,
     ResourceType,
 )
-from ...cluster.parse import object_key
+from ...cluster.parsing.objects import object_key
 from ..supervision import Supervisor, Task
 from ..surface.log import Log
 from ..timers import monotonic

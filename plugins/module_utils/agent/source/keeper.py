@@ -10,7 +10,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ...cluster.cache import read_cache, write_cache
-from ...cluster.parse import object_key
+from ...cluster.parsing.objects import object_key
 from ...errors import SnapshotError
 from ..supervision import Task
 from ..surface.log import Log

@@ -6,7 +6,7 @@
 A list is compared with the known objects and only the differences are delivered, so the agent never acts on a partial
 list. Each reflector is the body of a thread with its own connection, and delivers what it finds to a callable as
 :class:`Batch`. Objects without a usable identity are skipped here, with a warning; all other checks of an object are
-those of ``cluster.parse``.
+those of ``cluster.parsing``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 from ...cluster.answers import InvalidAnswer, WatchEvent, version_of
 from ...cluster.api import ApiClient, ApiStatusError, Expired, ResourceType, WatchFailed
 from ...cluster.fields import Invalid, mapping, shown, text
-from ...cluster.parse import object_key
+from ...cluster.parsing.objects import object_key
 from ...errors import ApiError, ProxyError, Refusal
 from ..supervision import Backoff, Task, brief_traceback
 from ..surface.log import Log

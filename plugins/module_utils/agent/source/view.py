@@ -12,9 +12,9 @@ from typing import Any, Dict, FrozenSet, Iterable, List, Set, Tuple
 
 from ...cluster.answers import version_of
 from ...cluster.model import Failing, NamespacedName
-from ...cluster.parse import KINDS, ObjectKey, object_key
-from ...cluster.parse_slice import SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
-from ...cluster.prune import prune
+from ...cluster.parsing.endpoint_slice import SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
+from ...cluster.parsing.objects import KINDS, ObjectKey, object_key
+from ...cluster.parsing.prune import prune
 from ...cluster.state import ClusterState
 from ...cluster.static import StaticObjects
 from ...errors import Refusal

@@ -10,8 +10,8 @@ from typing import Any, Dict, NamedTuple
 
 from ...convergence.explanation.explain import ExplainedFamily, explain, explanation_document
 from ...convergence.explanation.target import parse_target
-from ...convergence.listeners import QUESTION as LISTENERS
-from ...convergence.listeners import listeners_document
+from ...convergence.runtime.listeners import QUESTION as LISTENERS
+from ...convergence.runtime.listeners import listeners_document
 from ...errors import ProxyError
 from ...packaging.identity import identity
 from ..checks.checks import Checks

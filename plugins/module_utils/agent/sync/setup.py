@@ -19,7 +19,7 @@ from ...convergence.node import NodeView, family_context, family_settings, node_
 from ...convergence.prepare import check_node, missing_node, node_modules, wanted_node_sysctls
 from ...convergence.removal import leftover_contexts, leftover_stages
 from ...convergence.request import Request
-from ...convergence.sysctls import sysctl_stage
+from ...convergence.stages.sysctls import sysctl_stage
 from ...kernel.sysctls import Wanted
 from ...rendering.settings import DataplaneSettings
 from ...resources import Kind, apply_plan, plan

@@ -32,19 +32,13 @@ from ...preflight.findings import judge
 from ...rendering.ipvs.draining import with_draining
 from ...resources import Kind, PlannedChange, Resource, Stage, apply_plan, never, plan
 from ..handles import KernelHandles
-from ..leftovers import StillConnected, replaces_iptables_mode
 from ..report import Stopwatch, table_changes
 from ..request import TableChange
 from ..runtime.ledger import Flows, write_ledger
 from ..runtime.lock import ConvergenceLock
-from ..stages import (
-    IpvsResources,
-    OnlyOurServers,
-    ipvs_resources,
-    observed_once,
-    unloaded_ipvs_resources,
-    userspace_removal_stages,
-)
+from ..stages.ipvs import IpvsResources, OnlyOurServers, ipvs_resources, observed_once, unloaded_ipvs_resources
+from ..stages.still_connected import StillConnected, replaces_iptables_mode
+from ..stages.userspace import userspace_removal_stages
 from . import units
 from .confirm import withdraw
 from .directory import DEFAULT_DIRECTORY

@@ -26,7 +26,8 @@ from ...rendering.settings import DataplaneSettings
 from ...resources import ObservedOnce, Resource
 from ..handles import KernelHandles
 from ..node import removal_contexts
-from ..stages import OnlyOurServers, chain_ownership, ipvs_resources, observed_once
+from ..stages.chains import chain_ownership
+from ..stages.ipvs import OnlyOurServers, ipvs_resources, observed_once
 
 TIMEOUTS = ("tcp", "tcp_fin", "udp")
 

@@ -21,7 +21,7 @@ from ...rendering.iptables.tables import CHAINS, ChainKey
 from ...resources import Stage
 from ..family import FamilyTables
 from ..handles import KernelHandles
-from ..stages import chain_stages, xtables_families
+from ..stages.chains import chain_stages, xtables_families
 from .mode import Families, Mode, Subsystems
 
 #: Created at the start of iptables mode if the kernel supports them, as by kube-proxy; nothing ever removes them.

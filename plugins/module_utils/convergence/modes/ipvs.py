@@ -38,17 +38,9 @@ from ...resources import Change, Stage
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..family import FamilyContext, FamilyServices, FamilyTables
 from ..handles import KernelHandles
-from ..leftovers import replaces_iptables_mode
-from ..stages import (
-    IpvsResources,
-    chain_stages,
-    device_stage,
-    ipvs_resources,
-    shared_chain_stages,
-    timeouts_stage,
-    unloaded_ipvs_resources,
-    xtables_families,
-)
+from ..stages.chains import chain_stages, shared_chain_stages, xtables_families
+from ..stages.ipvs import IpvsResources, device_stage, ipvs_resources, timeouts_stage, unloaded_ipvs_resources
+from ..stages.still_connected import replaces_iptables_mode
 from .mode import Adjustments, Deprecation, Families, Mode, Subsystems
 
 

@@ -19,7 +19,7 @@ from ...rendering.userspace.model import ADDRESSES, DEVICE, LISTENERS
 from ...resources import Stage
 from ..family import FamilyTables
 from ..handles import KernelHandles
-from ..stages import address_device_stage, userspace_addresses
+from ..stages.userspace import address_device_stage, userspace_addresses
 from .mode import Families, Mode, Subsystems
 
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
-from ..addresses import canonical_network
-from ..errors import Refusal
-from .fields import Invalid, address, dns_subdomain, mapping, sequence, shown, text
-from .model import EndpointSlice, Node, Service, ServiceCIDR
-from .parse_cluster_policy import parse_cluster_network_policy
-from .parse_network_policy import parse_network_policy
-from .parse_pod import parse_namespace, parse_pod
-from .parse_service import parse_service
-from .parse_slice import parse_endpoint_slice
-from .policy_model import ClusterNetworkPolicy, Namespace, NetworkPolicy, Pod
+from ...addresses import canonical_network
+from ...errors import Refusal
+from ..fields import Invalid, address, dns_subdomain, mapping, sequence, shown, text
+from ..model import EndpointSlice, Node, Service, ServiceCIDR
+from ..policy_model import ClusterNetworkPolicy, Namespace, NetworkPolicy, Pod
+from .cluster_network_policy import parse_cluster_network_policy
+from .endpoint_slice import parse_endpoint_slice
+from .network_policy import parse_network_policy
+from .pod import parse_namespace, parse_pod
+from .service import parse_service
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
 HOSTNAME_LABEL = "kubernetes.io/hostname"

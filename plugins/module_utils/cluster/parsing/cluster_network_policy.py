@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Tuple
 
-from .fields import Invalid, dns_subdomain, integer, mapping, sequence, shown, text
-from .parse_network_policy import is_port_name, read_network
-from .policy_model import (
+from ..fields import Invalid, dns_subdomain, integer, mapping, sequence, shown, text
+from ..policy_model import (
     ACCEPT,
     ADMIN,
     BASELINE,
@@ -27,7 +26,8 @@ from .policy_model import (
     PolicyPort,
     PolicyRule,
 )
-from .selectors import parse_selector
+from ..selectors import parse_selector
+from .network_policy import is_port_name, read_network
 
 _ACTIONS = (ACCEPT, DENY, PASS)
 _TIERS = (ADMIN, BASELINE)

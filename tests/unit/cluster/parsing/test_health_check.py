@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import HealthCheck, NamespacedName
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.prune import prune
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 
 KEY = NamespacedName("shop", "web")

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
-from ..addresses import Network, parse_network
-from .fields import Invalid, dns_label, dns_subdomain, integer, mapping, protocol, sequence, shown, text
-from .policy_model import (
+from ...addresses import Network, parse_network
+from ..fields import Invalid, dns_label, dns_subdomain, integer, mapping, protocol, sequence, shown, text
+from ..policy_model import (
     DIRECTIONS,
     EGRESS,
     INGRESS,
@@ -26,7 +26,7 @@ from .policy_model import (
     PolicyPort,
     PolicyRule,
 )
-from .selectors import EVERYTHING, parse_selector
+from ..selectors import EVERYTHING, parse_selector
 
 _PORT_NAME = re.compile(r"(?=.{1,15}$)(?=.*[a-z])[a-z0-9]+(?:-[a-z0-9]+)*")
 _PEER_FIELDS = ("podSelector", "namespaceSelector", "ipBlock")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from ..addresses import IPV4, IPV6, canonical_address, canonical_network, family_of
-from .fields import (
+from ...addresses import IPV4, IPV6, canonical_address, canonical_network, family_of
+from ..fields import (
     Invalid,
     address,
     dns_label,
@@ -23,9 +23,9 @@ from .fields import (
     special_use,
     text,
 )
-from .model import NO_POLICY, Service, ServicePort
-from .parse_check import parse_check
-from .parse_policy import parse_service_policy
+from ..model import NO_POLICY, Service, ServicePort
+from .health_check import parse_check
+from .service_policy import parse_service_policy
 
 SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 DEFAULT_AFFINITY_SECONDS = 10800

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, FrozenSet, Mapping, Optional, Tuple
 
-from ..rendering.ipvs import model as ipvs
-from ..rendering.ipvs.sets import PROTOCOL_OF_NODE_PORTS
-from ..resources import Change, Resource
+from ...rendering.ipvs import model as ipvs
+from ...rendering.ipvs.sets import PROTOCOL_OF_NODE_PORTS
+from ...resources import Change, Resource
 
 
 def node_ports(elements: Mapping[Any, bool]) -> FrozenSet[Tuple[str, int]]:

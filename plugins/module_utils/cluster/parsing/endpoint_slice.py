@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..addresses import IPV4, IPV6, canonical_address, family_of
-from .fields import (
+from ...addresses import IPV4, IPV6, canonical_address, family_of
+from ..fields import (
     Invalid,
     dns_label,
     dns_subdomain,
@@ -22,7 +22,7 @@ from .fields import (
     special_use,
     text,
 )
-from .model import EndpointSlice, SliceEndpoint, SlicePort
+from ..model import EndpointSlice, SliceEndpoint, SlicePort
 
 SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 HEADLESS_LABEL = "service.kubernetes.io/headless"

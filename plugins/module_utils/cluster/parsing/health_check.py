@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from .fields import Invalid, is_dns_label, is_dns_subdomain, mapping, shown, text
-from .model import HealthCheck
+from ..fields import Invalid, is_dns_label, is_dns_subdomain, mapping, shown, text
+from ..model import HealthCheck
 
 CHECK = "kubenode.proxy/check"
 PORT, PATH, STATUS, SERVER_NAME, CA, INTERVAL, TIMEOUT, FALL, RISE = (

@@ -21,8 +21,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model impor
     SliceEndpoint,
     SlicePort,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parse import parse_object
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.prune import prune
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import parse_object
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Refusal
 from tests.campaigns import examples
 

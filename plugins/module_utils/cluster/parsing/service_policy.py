@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Tuple
 
-from ..addresses import canonical_address, canonical_network
-from .fields import Invalid, shown
-from .model import NO_POLICY, ServicePolicy
+from ...addresses import canonical_address, canonical_network
+from ..fields import Invalid, shown
+from ..model import NO_POLICY, ServicePolicy
 
 PREFIX = "kubenode.proxy/"
 ALLOWED_SOURCES = f"{PREFIX}allowed-sources"

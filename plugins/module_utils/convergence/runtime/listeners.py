@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping
 
-from ..addresses import canonical_address, family_of
-from ..errors import KernelError, PreflightError
-from ..rendering.userspace.mode import listener_line
-from ..rendering.userspace.model import Listener, ListenerKey
-from ..resources import Change, Kind, Resource
-from .handles import NO_AGENT, ListenerAccess
-from .runtime.agent_client import NoAgent, ask_agent
+from ...addresses import canonical_address, family_of
+from ...errors import KernelError, PreflightError
+from ...rendering.userspace.mode import listener_line
+from ...rendering.userspace.model import Listener, ListenerKey
+from ...resources import Change, Kind, Resource
+from ..handles import NO_AGENT, ListenerAccess
+from .agent_client import NoAgent, ask_agent
 
 QUESTION = "listeners"
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from ..kernel.facts import read_text
-from ..kernel.sysctls import SYSCTL_FILE_HEAD, SysctlsResource, boot_values, unchangeable
-from ..rendering.iptables.fixed import KUBE_FIREWALL
-from ..resources import Change, Kind, Resource, Stage
+from ...kernel.facts import read_text
+from ...kernel.sysctls import SYSCTL_FILE_HEAD, SysctlsResource, boot_values, unchangeable
+from ...rendering.iptables.fixed import KUBE_FIREWALL
+from ...resources import Change, Kind, Resource, Stage
 
 ROUTE_LOCALNET = "net.ipv4.conf.all.route_localnet"
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Union
 
-from .parse import HOSTNAME_LABEL, ZONE_LABEL
-from .parse_check import ANNOTATIONS
-from .parse_policy import SERVICE_ANNOTATIONS
-from .parse_service import SERVICE_PROXY_NAME_LABEL
-from .parse_slice import HEADLESS_LABEL, SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
+from .endpoint_slice import HEADLESS_LABEL, SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
+from .health_check import ANNOTATIONS
+from .objects import HOSTNAME_LABEL, ZONE_LABEL
+from .service import SERVICE_PROXY_NAME_LABEL
+from .service_policy import SERVICE_ANNOTATIONS
 
 Shape = Union[bool, Mapping[str, Any]]
 """The parts of a value to keep: True keeps all of it; a mapping only these fields, in each element of a list."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.sysctls import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.sysctls import (
     localhost_node_ports,
     wanted_sysctls,
 )

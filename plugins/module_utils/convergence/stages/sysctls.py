@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Mapping, Tuple
 
-from ..addresses import IPV4
-from ..configuration.conntrack import conntrack_maximum
-from ..configuration.model import PRIMARY, KubeProxyConfiguration
-from ..kernel.facts import NodeFacts
-from ..kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values
-from ..kernel.sysctls import SysctlsResource, Wanted, resolve, unchangeable
-from ..resources import Stage
-from ..serviceports.node_ports import node_port_addresses
+from ...addresses import IPV4
+from ...configuration.conntrack import conntrack_maximum
+from ...configuration.model import PRIMARY, KubeProxyConfiguration
+from ...kernel.facts import NodeFacts
+from ...kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values
+from ...kernel.sysctls import SysctlsResource, Wanted, resolve, unchangeable
+from ...resources import Stage
+from ...serviceports.node_ports import node_port_addresses
 
 
 def _whole_seconds(seconds: float) -> int | None:

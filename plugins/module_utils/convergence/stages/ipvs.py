@@ -1,0 +1,174 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Resources and stages of ipvs mode except its chains, and their removal.
+
+Removals are planned and applied after the resources of the mode in effect: the new entries exist first, and
+connections that began meanwhile are not interrupted.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Container, Dict, List, Mapping, NamedTuple, cast
+
+from ...addresses import FAMILIES
+from ...kernel.ipset.sets import SetElementsResource, SetsResource
+from ...kernel.ipvs.connections import used_connections
+from ...kernel.ipvs.servers import RealServersResource, TimeoutsResource, VirtualServersResource
+from ...kernel.links import AddressesResource, DummyDeviceResource, MonitoringDeviceResource
+from ...rendering.ipvs import model as ipvs
+from ...rendering.ipvs.sets import known_definitions
+from ...resources import Change, NotThereYet, ObservedOnce, Resource, Stage
+from ..handles import KernelHandles
+from .still_connected import StillConnected, node_ports
+
+
+class OnlyOurServers(Resource[Any, Any]):
+    """Virtual or real servers that belong to Services, identified without a record of them, for removal.
+
+    IPVS does not mark ownership. A server is ours if its address is on the dummy device, or if its address is one of
+    the node's own and its port is one of the node ports in our sets. All others are kept, except ``others``: virtual
+    servers that are known to be ours.
+    """
+
+    def __init__(
+        self,
+        resource: Resource[Any, Any],
+        addresses: Resource[str, bool],
+        elements: Resource[Any, bool],
+        others: Container[ipvs.VirtualServerKey] = (),
+    ) -> None:
+        self.kind, self.family = resource.kind, resource.family
+        self._resource = resource
+        self._addresses = addresses
+        self._elements = elements
+        self._others = others
+
+    def observe(self) -> Dict[Any, Any]:
+        """Return the servers that are ours. Raises KernelError."""
+        addresses = self._addresses.observe()
+        known_ports = node_ports(self._elements.observe())
+
+        def is_ours(server: ipvs.VirtualServerKey) -> bool:
+            if server.address in addresses or (server.protocol, server.port) in known_ports:
+                return True
+            return server in self._others
+
+        return {key: value for key, value in self._resource.observe().items() if is_ours(ipvs.server_of(key))}
+
+    def apply(self, change: Change[Any, Any]) -> None:
+        """Apply the change. Raises KernelError."""
+        self._resource.apply(change)
+
+    def describe(self, key: Any, value: Any) -> List[str]:
+        """Describe an entry as the wrapped resource does."""
+        return self._resource.describe(key, value)
+
+
+class IpvsResources(NamedTuple):
+    """The resources of ipvs mode for one family.
+
+    ``connections`` and ``used`` are results of the last observation of real servers.
+    """
+
+    sets: Resource[Any, Any]
+    elements: Resource[Any, Any]
+    servers: Resource[Any, Any]
+    real_servers: Resource[Any, Any]
+    addresses: Resource[Any, Any]
+    connections: Callable[[], Mapping[ipvs.RealServerKey, int]]
+    used: Callable[[], Mapping[ipvs.RealServerKey, int]]
+
+
+def ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
+    """Return the resources of ipvs mode for a family. Raises KernelError."""
+    known = known_definitions(family)
+    real_servers = RealServersResource(handles.ipvs, family)
+    return IpvsResources(
+        sets=SetsResource(handles.ipset, known, family),
+        elements=SetElementsResource(handles.ipset, known, family),
+        servers=VirtualServersResource(handles.ipvs, family),
+        real_servers=real_servers,
+        addresses=AddressesResource(handles.route, family),
+        connections=lambda: real_servers.connections,
+        used=lambda: real_servers.used,
+    )
+
+
+def observed_once(resources: IpvsResources) -> IpvsResources:
+    """Return resources that are observed only once, for one plan in which several stages use them."""
+    return resources._replace(
+        elements=ObservedOnce(resources.elements),
+        servers=ObservedOnce(resources.servers),
+        real_servers=ObservedOnce(resources.real_servers),
+        addresses=ObservedOnce(resources.addresses),
+    )
+
+
+def unloaded_ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
+    """Return resources without a socket, which can only describe, for a check while IPVS or ipset is not loaded."""
+    known, nowhere = known_definitions(family), cast(Any, None)
+    return IpvsResources(
+        sets=NotThereYet(SetsResource(nowhere, known, family)),
+        elements=NotThereYet(SetElementsResource(nowhere, known, family)),
+        servers=NotThereYet(VirtualServersResource(nowhere, family)),
+        real_servers=NotThereYet(RealServersResource(nowhere, family)),
+        addresses=AddressesResource(handles.route, family),
+        connections=dict,
+        used=dict,
+    )
+
+
+def device_stage(handles: KernelHandles) -> Stage:
+    """Return the stage of the dummy device. Raises KernelError."""
+    return Stage(DummyDeviceResource(handles.route), {ipvs.DEVICE: "dummy"})
+
+
+def timeouts_stage(handles: KernelHandles, timeouts: Mapping[str, int], loaded: bool) -> Stage:
+    """Return the stage of IPVS timeouts: seconds by name (tcp, tcp_fin, udp), only those to be set.
+
+    With ``loaded`` False IPVS counts as empty and nothing is opened that would load it. Raises KernelError.
+    """
+    if loaded:
+        return Stage(TimeoutsResource(handles.ipvs, timeouts), timeouts)
+    return Stage(NotThereYet(TimeoutsResource(cast(Any, None), timeouts)), timeouts)
+
+
+def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[Stage]:
+    """Return stages that remove what ipvs mode made except chains, in both families; none if IPVS was never loaded.
+
+    With ``draining``, servers with active connections are kept until these end. Raises KernelError.
+    """
+    device = DummyDeviceResource(handles.route)
+    # An agent that was killed leaves it behind.
+    monitoring = Stage(MonitoringDeviceResource(handles.route), {})
+    if not handles.has_ipset():
+        return [Stage(device, {}), monitoring]
+    found: List[StillConnected] = []
+    stages: List[Stage] = []
+    for family in FAMILIES:
+        known = known_definitions(family)
+        sets, elements = SetsResource(handles.ipset, known, family), SetElementsResource(handles.ipset, known, family)
+        if not handles.has_ipvs():
+            stages += [Stage(sets, {}), Stage(elements, {})]
+            continue
+        resources = observed_once(ipvs_resources(handles, family))
+        owned = resources.addresses, resources.elements
+        servers = OnlyOurServers(resources.servers, *owned)
+        real_servers = OnlyOurServers(resources.real_servers, *owned)
+        listed = functools.partial(used_connections, family)
+        kept = StillConnected(real_servers, resources.elements, listed, resources.used, draining)
+        found.append(kept)
+        stages += [
+            Stage(resources.sets, kept.sets),
+            Stage(resources.elements, kept.elements),
+            Stage(servers, kept.servers),
+            Stage(real_servers, kept.real_servers),
+            Stage(resources.addresses, kept.addresses),
+        ]
+
+    def devices(observed: Mapping[str, str]) -> Mapping[str, str]:
+        return observed if any(kept.any() for kept in found) else {}
+
+    return [Stage(device, devices), *stages, monitoring]
