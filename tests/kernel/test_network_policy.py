@@ -147,6 +147,9 @@ def test_what_another_program_changed_is_repaired(lab):
         ("flush", "chain", *TABLE.split(), "policy-in4"),
         ("add", "element", *TABLE.split(), "blocks4", "{ 192.0.2.0-192.0.2.7 : 1:1 }"),
         ("add", "element", *TABLE.split(), "tier-ports-accept", "{ 8000:7 . tcp . 1-9 }"),
+        ("add", "element", *TABLE.split(), "isolated-in4", "{ * }"),
+        ("add", "element", *TABLE.split(), "grants-in4", "{ * : 8000:1 }"),
+        ("add", "element", *TABLE.split(), "port-ranges", "{ * }"),
         ("delete", "table", *TABLE.split()),
     ):
         node.inside("nft", *command)

@@ -19,6 +19,7 @@ from ..resources import NotThereYet, Resource, Stage
 from .handles import KernelHandles
 
 _NAMED_CLAIMS = 5
+_NAMED_POLICIES = 20
 
 
 def policy_options(settings: NetworkPolicySettings) -> Options:
@@ -46,17 +47,21 @@ def node_policy(
 
 
 def policy_warnings(policy: NodePolicy) -> List[str]:
-    """Return a line for each policy that is too large, and for the first few pods that claim an address of the node."""
+    """Return lines for the first policies that are too large, and the first pods that claim an address of the node."""
     large = [
         f"NetworkPolicy {key}: spec.{direction.lower()}: allows nothing, because it has {reason}; its pods are isolated"
         for (key, direction), reason in sorted(policy.too_large.items())
     ]
     claims = sorted(policy.owners.refused())
     lines = [f"Pod {key}: status.podIPs: {unpacked(address)} is an address of this node" for address, key in claims]
-    left = len(lines) - _NAMED_CLAIMS
-    if left > 0:
-        lines = [*lines[:_NAMED_CLAIMS], f"{left} more pods claim addresses of this node"]
-    return large + lines
+    return [
+        *_first(large, _NAMED_POLICIES, "more policies allow nothing, because of their size"),
+        *_first(lines, _NAMED_CLAIMS, "more pods claim addresses of this node"),
+    ]
+
+
+def _first(lines: List[str], most: int, others: str) -> List[str]:
+    return lines if len(lines) <= most else [*lines[:most], f"{len(lines) - most} {others}"]
 
 
 def policy_stage(

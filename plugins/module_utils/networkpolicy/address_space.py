@@ -9,6 +9,7 @@ from bisect import bisect_right
 from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Tuple
 
 from .compiled import Block
+from .rows import TooManyRows
 
 _NONE: FrozenSet[Block] = frozenset()
 
@@ -21,8 +22,11 @@ class Piece(NamedTuple):
     blocks: FrozenSet[Block]
 
 
-def pieces_of(blocks: Iterable[Block]) -> List[Piece]:
-    """Return the pieces that are in any block, in order; neighbours have different blocks."""
+def pieces_of(blocks: Iterable[Block], most: Optional[int] = None) -> List[Piece]:
+    """Return the pieces that are in any block, in order; neighbours have different blocks.
+
+    Raises TooManyRows if there are more than ``most``, each counted once for every block that contains it.
+    """
     events: List[Tuple[int, bool, Block]] = []
     for block in blocks:
         for first, last in block.intervals:
@@ -31,12 +35,15 @@ def pieces_of(blocks: Iterable[Block]) -> List[Piece]:
     active: Dict[Block, None] = {}
     known: Dict[FrozenSet[Block], FrozenSet[Block]] = {}
     found: List[Piece] = []
-    position = index = 0
+    position = index = total = 0
     while index < len(events):
         at = events[index][0]
         if active and at > position:
             now = frozenset(active)
             now = known.setdefault(now, now)
+            total += len(now)
+            if most is not None and total > most:
+                raise TooManyRows
             if found and found[-1].last == position - 1 and found[-1].blocks == now:
                 found[-1] = found[-1]._replace(last=at - 1)
             else:
@@ -53,15 +60,16 @@ def pieces_of(blocks: Iterable[Block]) -> List[Piece]:
 
 
 class AddressSpace:
-    """The pieces of one family, with a search by address."""
+    """The pieces of one family, with a search by address. ``most``: see :func:`pieces_of`."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: Optional[int] = None) -> None:
+        self._most = most
         self.pieces: List[Piece] = []
         self._starts: List[int] = []
 
     def cut(self, blocks: AbstractSet[Block]) -> None:
-        """Replace the pieces by those of other blocks."""
-        self.pieces = pieces_of(blocks)
+        """Replace the pieces by those of other blocks. Raises TooManyRows."""
+        self.pieces = pieces_of(blocks, self._most)
         self._starts = [piece.first for piece in self.pieces]
 
     def piece_at(self, address: int) -> Optional[Piece]:

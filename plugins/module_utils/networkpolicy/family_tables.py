@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Set, Tuple
+from typing import AbstractSet, Any, Dict, FrozenSet, List, Optional, Set, Tuple
 
 from ..addresses import address_bits
 from .address_space import AddressSpace
@@ -14,16 +14,18 @@ from .numbers import Numbers, content_digest
 from .owners import Address
 from .peers import Content
 from .rows import ANY, BLOCK, CLASS, GRANT, NO_CLASS, TIER_GRANT, PolicyRows, Row
-from .subjects import NETWORK_POLICY, Subject
+from .subjects import NETWORK_POLICY, Part, Subject
 from .values import GrantValues
+
+_NO_ADDRESSES: FrozenSet[Address] = frozenset()
 
 
 class FamilyTables:
     """Classes and grants of one family; :meth:`settle` brings the rows up to date after any number of changes."""
 
-    def __init__(self, family: str, rows: PolicyRows, values: GrantValues) -> None:
+    def __init__(self, family: str, rows: PolicyRows, values: GrantValues, most_pieces: Optional[int] = None) -> None:
         self.family = family
-        self.space = AddressSpace()
+        self.space = AddressSpace(most_pieces)
         self.class_of: Dict[Address, int] = {}
         self._bytes = address_bits(family) // 8
         self._rows = rows
@@ -34,6 +36,11 @@ class FamilyTables:
         self._block_uses: Dict[Block, int] = {}
         self._blocks_changed = False
         self._subjects: Dict[Subject, Set[Address]] = {}
+        #: The subjects that have rules for a peer or block, and those that grant something to classes of neither.
+        self._users: Dict[Part, Set[Subject]] = {}
+        self._wide: Set[Subject] = set()
+        self._order: Dict[Subject, int] = {}
+        self._joined = 0
         self._leaving: List[Tuple[Subject, Address]] = []
         self._coming: List[Tuple[Subject, Address]] = []
 
@@ -50,7 +57,7 @@ class FamilyTables:
                     del self._block_uses[block]
 
     def cut(self) -> bool:
-        """Cut the address space again if other blocks are in use; return whether it changed."""
+        """Cut the address space again if other blocks are in use; return whether it changed. Raises TooManyRows."""
         if not self._blocks_changed:
             return False
         self._blocks_changed = False
@@ -59,11 +66,12 @@ class FamilyTables:
         for first, last, blocks in self.space.pieces:
             row = (BLOCK, first.to_bytes(self._bytes, "big"), last.to_bytes(self._bytes, "big"))
             pieces[row] = self._classes.acquire(Content(blocks=blocks))
-            self._rows.put(row, pieces[row])
         for row, number in self._pieces.items():
             if row not in pieces:
                 self._rows.remove(row)
             self._classes.release(number)
+        for row, number in pieces.items():
+            self._rows.put(row, number)
         self._pieces = pieces
         return True
 
@@ -95,26 +103,34 @@ class FamilyTables:
         self._leaving.append((subject, address))
 
     def settle(self) -> None:
-        """Bring grants up to date."""
+        """Bring grants up to date. Raises TooManyRows."""
         self._let_leave()
         live = self._classes.values
         held = self._held
         touched = sorted(number for number in self._classes.touched if live.get(number) is not held.get(number))
         self._classes.touched.clear()
-        gone = [number for number in touched if number in held]
-        new = [number for number in touched if number in live]
-        for subject, addresses in self._subjects.items():
-            for number in gone:
-                self._withdraw(subject, number, addresses)
-            for number in new:
-                self._grant(subject, number, live[number], addresses)
-        for number in gone:
-            del held[number]
-        for number in new:
-            held[number] = live[number]
+        for number in touched:
+            if number in held:
+                for subject in self._concerned(held.pop(number)):
+                    self._withdraw(subject, number, self._subjects[subject])
         for subject, address in self._coming:
             self._admit(subject, address)
         self._coming.clear()
+        for number in touched:
+            if number in live:
+                content = held[number] = live[number]
+                for subject in self._concerned(content):
+                    self._grant(subject, number, content, self._subjects[subject])
+
+    def _concerned(self, content: Content) -> List[Subject]:
+        """Return the subjects that may grant something to a class, in the order in which they came."""
+        found = set(self._wide)
+        parts: List[Part] = [*content.peers, *content.blocks]
+        for part in parts:
+            users = self._users.get(part)
+            if users:
+                found |= users
+        return sorted(found, key=self._order.__getitem__)
 
     def _let_leave(self) -> None:
         for subject, address in self._leaving:
@@ -124,29 +140,47 @@ class FamilyTables:
             addresses = self._subjects[subject]
             addresses.remove(address)
             if not addresses:
-                del self._subjects[subject]
+                self._remove_subject(subject)
                 for value in granted.values():
                     self._values.release(value)
                 granted.clear()
         self._leaving.clear()
 
+    def _add_subject(self, subject: Subject) -> Set[Address]:
+        for part in subject.parts:
+            self._users.setdefault(part, set()).add(subject)
+        if subject.is_wide:
+            self._wide.add(subject)
+        self._joined += 1
+        self._order[subject] = self._joined
+        self._subjects[subject] = set()
+        return self._subjects[subject]
+
+    def _remove_subject(self, subject: Subject) -> None:
+        for part in subject.parts:
+            self._users[part].remove(subject)
+            if not self._users[part]:
+                del self._users[part]
+        self._wide.discard(subject)
+        del self._order[subject], self._subjects[subject]
+
     def _admit(self, subject: Subject, address: Address) -> None:
         granted = subject.granted[self.family]
         addresses = self._subjects.get(subject)
         if addresses is None:
-            addresses = self._subjects[subject] = set()
+            addresses = self._add_subject(subject)
             for number, content in sorted(self._held.items()):
-                self._grant(subject, number, content, ())
-            self._grant_value(subject, NO_CLASS, subject.default(), ())
-            self._grant_value(subject, _ANY_CLASS, subject.any, ())
+                self._grant(subject, number, content, _NO_ADDRESSES)
+            self._grant_value(subject, NO_CLASS, subject.default(), _NO_ADDRESSES)
+            self._grant_value(subject, _ANY_CLASS, subject.any, _NO_ADDRESSES)
         addresses.add(address)
         for number, value in granted.items():
             self._rows.put(_grant_row(subject, number, address), value)
 
-    def _grant(self, subject: Subject, number: int, content: Content, addresses: Any) -> None:
+    def _grant(self, subject: Subject, number: int, content: Content, addresses: AbstractSet[Address]) -> None:
         self._grant_value(subject, number, subject.grant(content), addresses)
 
-    def _grant_value(self, subject: Subject, number: int, value: Any, addresses: Any) -> None:
+    def _grant_value(self, subject: Subject, number: int, value: Any, addresses: AbstractSet[Address]) -> None:
         if not value:
             return
         granted = self._values.acquire(value)

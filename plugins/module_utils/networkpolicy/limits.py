@@ -14,13 +14,15 @@ from .compiled import CompiledRule
 
 #: Peers that select namespaces and give no label that a pod must have: each is compared with every pod.
 MOST_WIDE_PEERS = 1_000
-#: Ranges of addresses, each counted once for every rule whose ranges contain it.
+#: Ranges of addresses, each counted once for every rule whose ranges contain it; of one policy, and of all together.
 MOST_PIECES = 1_000_000
 #: Rules for some peers, with different ports. Each may make a class of peers, for which every selected pod of the node
 #: has an entry.
 MOST_RULES = 1_000
 #: Ranges of ports of all rules.
 MOST_PORTS = 100_000
+#: Elements of the table that depend on what policies say, of all policies together.
+MOST_ROWS = 250_000
 
 
 def excess(rules: Sequence[CompiledRule]) -> str:

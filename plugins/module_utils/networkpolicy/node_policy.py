@@ -1,63 +1,34 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The policies of one node, kept up to date object by object at a cost of what changes.
+"""The policies of one node within a budget: as many of them as the table may hold, the others refused by name.
 
-It turns Pods, Namespaces and policies of the cluster into the rows that this node needs (see :mod:`.rows`): who is
-isolated, which class a peer has, and what pods of the node may exchange with peers of a class.
+What they mean is in :mod:`.policy_state`. Refused policies allow nothing, and their pods stay isolated.
 """
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Set, Tuple, Union
+from typing import Dict, FrozenSet, Iterable, List, Mapping, Optional
 
-from ..addresses import FAMILIES, IPV4, IPV6
 from ..cluster.model import NamespacedName
-from ..cluster.policy_model import ADMIN, BASELINE, DIRECTIONS, ClusterNetworkPolicy, ContainerPort, NetworkPolicy, Pod
+from ..cluster.policy_model import DIRECTIONS
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
-from .compiled import CompiledRule, compile_rule, compile_rules, side
-from .family_tables import FamilyTables
+from .budget import PolicySide, named, order_of_refusal
 from .judge import Judge
-from .limits import excess
-from .owners import Address, AddressOwners, counts
-from .peers import Content, PodPeers
-from .rows import ISOLATED, POLICED, SELF, PolicyRows
-from .subjects import NETWORK_POLICY, Subject, SubjectKey
-from .values import GrantValues
+from .limits import MOST_ROWS
+from .owners import Address, AddressOwners
+from .policy_state import LocalPod, PolicyState
+from .rows import PolicyRows, TooManyRows
 
-#: With more pods to look at than one in this many, all are checked once instead of searching for each new peer.
-_MANY = 4
-
-
-def family_of_address(address: Address) -> str:
-    """Return the family of an address by its length."""
-    return IPV4 if len(address) == 4 else IPV6
-
-
-_NO_CONTENT = Content()
-
-
-class _Work(NamedTuple):
-    """What an update has to look at: pods as peers, pods of this node as subjects, and addresses."""
-
-    pods: Set[NamespacedName]
-    local: Set[NamespacedName]
-    addresses: Set[Address]
-
-
-class _LocalPod(NamedTuple):
-    """A pod of this node: its addresses and the subjects that it is part of."""
-
-    pod: Pod
-    addresses: FrozenSet[Address]
-    subjects: Tuple[Subject, ...]
+#: The part of all policies, one in this many, that may be refused although it would fit.
+_FINENESS = 16
 
 
 class NodePolicy:
     """The rows of one node.
 
     ``node_name``: whose pods are judged. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
-    ``too_large``: policies whose rules are refused in a direction, with the reason (see :mod:`.limits`).
+    ``most_rows``: how many elements there may be that depend on what policies say.
     """
 
     def __init__(
@@ -66,288 +37,107 @@ class NodePolicy:
         objects: PolicyObjects,
         node_addresses: Iterable[Address] = (),
         cluster_policies: bool = False,
+        most_rows: int = MOST_ROWS,
     ) -> None:
-        self.table = PolicyRows()
-        self.local: Dict[NamespacedName, _LocalPod] = {}
-        self.owners = AddressOwners(node_addresses)
-        self.peers = PodPeers(objects.namespaces)
-        self.subjects: Dict[SubjectKey, Subject] = {}
-        self._values = GrantValues(self.table)
-        self.families = {family: FamilyTables(family, self.table, self._values) for family in FAMILIES}
         self._node_name = node_name
         self._objects = objects
+        self._node_addresses = list(node_addresses)
         self._cluster_policies = cluster_policies
-        self._pods: Dict[NamespacedName, Pod] = {}
-        self._of_namespace: Dict[str, Set[NamespacedName]] = {}
-        self._policies: Dict[str, Dict[str, NetworkPolicy]] = {}
-        self._contents: Dict[NamespacedName, Content] = {}
-        self._names: Dict[str, int] = {}
-        self._names_changed: Set[str] = set()
-        self.too_large: Dict[Tuple[NamespacedName, str], str] = {}
-        self._compiled: Dict[Tuple[int, str], Tuple[object, Tuple[CompiledRule, ...]]] = {}
-        self.update(
-            PolicyChanges(
-                set(objects.pods), set(objects.namespaces), set(objects.policies), set(objects.cluster_policies)
-            )
-        )
+        self._most_rows = most_rows
+        self._refused: FrozenSet[PolicySide] = frozenset()
+        self._state = self._made(self._refused) or self._search()
 
-    def update(self, changes: PolicyChanges) -> None:
-        """Follow changes of the objects."""
-        work = _Work(set(), set(), set())
-        self._follow_namespaces(changes.namespaces, work)
-        self._follow_pods(changes.pods, work)
-        self._follow_policies(changes, work)
-        self._refresh(work)
-        if changes.policies or changes.cluster_policies:
-            self._forget_compiled()
+    @property
+    def table(self) -> PolicyRows:
+        """Return the rows."""
+        return self._state.table
 
-    def set_node_addresses(self, addresses: Iterable[Address]) -> None:
-        """Adopt the addresses of the node, which no pod can have."""
-        before = dict(self.owners.owners)
-        moved = self.owners.set_node_addresses(addresses)
-        pods = [owners.get(address) for address in moved for owners in (before, self.owners.owners)]
-        keys = {pod.key for pod in pods if pod is not None}
-        self._refresh(_Work(keys, set(keys), moved))
+    @property
+    def local(self) -> Mapping[NamespacedName, LocalPod]:
+        """Return the pods of this node."""
+        return self._state.local
+
+    @property
+    def owners(self) -> AddressOwners:
+        """Return which pods the addresses belong to."""
+        return self._state.owners
+
+    @property
+    def too_large(self) -> Dict[PolicySide, str]:
+        """Return the policies that allow nothing in a direction because of their size, with the reason."""
+        return {**self._state.too_large, **named(self._refused, self._most_rows)}
 
     def judge(self) -> Judge:
         """Return a judge by the rows as they are."""
-        return Judge(self.table, lambda address: self.families[family_of_address(address)], self._values.value)
+        return self._state.judge()
 
-    # ---- what changed
+    def update(self, changes: PolicyChanges) -> None:
+        """Follow changes of the objects.
 
-    def _follow_namespaces(self, names: Iterable[str], work: _Work) -> None:
-        for name in names:
-            self.peers.namespace_changed(name)
-            pods = self._of_namespace.get(name, set())
-            work.pods.update(pods)
-            if self._cluster_policies:
-                work.local.update(pods & self.local.keys())
+        Policies that were refused for the number of elements remain so until :meth:`reconsider`. If policies that
+        changed now need too many, they are refused; if pods did, the policies are chosen again.
+        """
+        gone = changes.policies - self._objects.policies.keys()
+        self._refused = frozenset(item for item in self._refused if item[0] not in gone)
+        self._state.refused = self._refused
+        try:
+            self._state.update(changes)
+        except TooManyRows:
+            changed = frozenset((key, direction) for key in changes.policies - gone for direction in DIRECTIONS)
+            self._replace(self._made(self._refused | changed) if changed else None)
 
-    def _follow_pods(self, keys: Iterable[NamespacedName], work: _Work) -> None:
-        for key in keys:
-            before, now = self._pods.pop(key, None), self._objects.pods.get(key)
-            if now is not None and counts(now):
-                self._pods[key] = now
-                self._of_namespace.setdefault(key.namespace, set()).add(key)
-            elif before is not None:
-                self._of_namespace[key.namespace].discard(key)
-            affected = {key, *self.owners.owners_of(before), *self.owners.owners_of(now)}
-            work.addresses.update(self.owners.replace(before, now))
-            affected.update(self.owners.owners_of(before), self.owners.owners_of(now))
-            work.pods.update(affected)
-            work.local.update(name for name in affected if name in self.local or self._is_local(name))
+    def set_node_addresses(self, addresses: Iterable[Address]) -> None:
+        """Adopt the addresses of the node, which no pod can have."""
+        self._node_addresses = list(addresses)
+        try:
+            self._state.set_node_addresses(self._node_addresses)
+        except TooManyRows:
+            self._replace(None)
 
-    def _is_local(self, key: NamespacedName) -> bool:
-        pod = self._pods.get(key)
-        return pod is not None and pod.node_name == self._node_name
+    def reconsider(self) -> None:
+        """Choose again which policies are refused for the number of elements, if any are."""
+        if self._refused:
+            self._replace(self._made(frozenset()))
 
-    def _follow_policies(self, changes: PolicyChanges, work: _Work) -> None:
-        namespaces = set()
-        for key in changes.policies:
-            policies = self._policies.setdefault(key.namespace, {})
-            policy = self._objects.policies.get(key)
-            if policy is None:
-                policies.pop(key.name, None)
-                for direction in DIRECTIONS:
-                    self.too_large.pop((key, direction), None)
+    def _replace(self, state: Optional[PolicyState]) -> None:
+        earlier = self._state.table
+        self._state = state or self._search()
+        self._state.table.succeed(earlier)
+
+    def _made(self, refused: FrozenSet[PolicySide]) -> Optional[PolicyState]:
+        """Return the state with some policies refused, or None if it does not fit."""
+        try:
+            state = self._build(refused, self._most_rows)
+        except TooManyRows:
+            return None
+        self._refused = frozenset(item for item in refused if item[0] in self._objects.policies)
+        return state
+
+    def _build(self, refused: FrozenSet[PolicySide], most_rows: Optional[int]) -> PolicyState:
+        return PolicyState(
+            self._node_name,
+            self._objects,
+            self._node_addresses,
+            cluster_policies=self._cluster_policies,
+            refused=refused,
+            most_rows=most_rows,
+        )
+
+    def _search(self) -> PolicyState:
+        """Return a state that fits, with few policies refused, in their order."""
+        order: List[PolicySide] = order_of_refusal(self._objects, self._node_name)
+        found: Optional[PolicyState] = None
+        # More policies never need fewer elements. Each try takes seconds, so of many policies some are refused in vain.
+        low, high = 0, len(order)
+        while low < high and (found is None or high - low > len(order) // _FINENESS):
+            middle = (low + high) // 2
+            state = self._made(frozenset(order[:middle]))
+            if state is None:
+                low = middle + 1
             else:
-                policies[key.name] = policy
-            namespaces.add(key.namespace)
-        if changes.cluster_policies and self._cluster_policies:
-            work.local.update(self.local)
-        elif namespaces:
-            work.local.update(key for key in self.local if key.namespace in namespaces)
-
-    # ---- bringing everything up to date
-
-    def _refresh(self, work: _Work) -> None:
-        self._refresh_local(work.local)
-        self._find_members(work.pods)
-        for tables in self.families.values():
-            if tables.cut():
-                work.addresses.update(tables.class_of)
-        for key in sorted(work.pods):
-            self._describe(key)
-            work.addresses.update(self.owners.owned_by(self._pods.get(key)))
-        for address in sorted(work.addresses):
-            owner = self.owners.owners.get(address)
-            content = self._contents.get(owner.key, _NO_CONTENT) if owner is not None else _NO_CONTENT
-            self.families[family_of_address(address)].classify(address, content)
-        for tables in self.families.values():
-            tables.settle()
-
-    def _refresh_local(self, keys: Set[NamespacedName]) -> None:
-        """Find the subjects of pods of this node again."""
-        before = self._pairs(keys)
-        judged = {address for key in keys if key in self.local for address in self.local[key].addresses}
-        for key in keys:
-            self.local.pop(key, None)
-            pod = self._pods.get(key)
-            owned = self.owners.owned_by(pod) if self._is_local(key) else frozenset()
-            if pod is not None and owned:
-                self.local[key] = _LocalPod(pod, owned, tuple(self._subjects_of(pod)))
-                judged |= owned
-        # An address may pass from one pod to another of the same subject. New subjects come before old ones go, so that
-        # what both use is not dropped in between.
-        now = self._pairs(keys)
-        for subject, address in sorted(now - before, key=_pair_key):
-            subject.addresses[family_of_address(address)].add(address)
-            self.families[family_of_address(address)].join(subject, address)
-        for subject, address in sorted(before - now, key=_pair_key):
-            self._leave(subject, address)
-        for address in judged:
-            self._mark(address)
-
-    def _pairs(self, keys: Iterable[NamespacedName]) -> Set[Tuple[Subject, Address]]:
-        """Return the subjects of some pods of this node with each of their addresses."""
-        found = (self.local[key] for key in keys if key in self.local)
-        return {(subject, address) for local in found for subject in local.subjects for address in local.addresses}
-
-    def _mark(self, address: Address) -> None:
-        """Set the rows that say in which directions the packets of an address are judged."""
-        rows = self.table
-        owner = self.owners.owners.get(address)
-        local = self.local.get(owner.key) if owner is not None else None
-        subjects = local.subjects if local is not None else ()
-        sides = {subject.side for subject in subjects}
-        isolated = {subject.side for subject in subjects if subject.tier == NETWORK_POLICY}
-        for each in ("in", "out"):
-            for row, wanted in (((ISOLATED, each, address), isolated), ((POLICED, each, address), sides)):
-                if each in wanted:
-                    rows.put(row)
-                else:
-                    rows.remove(row)
-        if sides:
-            rows.put((SELF, address))
-        else:
-            rows.remove((SELF, address))
-
-    def _leave(self, subject: Subject, address: Address) -> None:
-        family = family_of_address(address)
-        subject.addresses[family].discard(address)
-        self.families[family].leave(subject, address)
-        if not any(subject.addresses.values()):
-            del self.subjects[subject.key]
-            subject.close()
-            self._use(subject, -1)
-
-    def _subjects_of(self, pod: Pod) -> Iterable[Subject]:
-        selecting = [
-            policy
-            for _name, policy in sorted(self._policies.get(pod.namespace, {}).items())
-            if policy.pods.matches(pod.labels)
-        ]
-        for direction in DIRECTIONS:
-            chosen = [policy for policy in selecting if direction in policy.directions]
-            if chosen:
-                rules = [rule for policy in chosen for rule in self._rules(policy, direction)]
-                yield self._subject(NETWORK_POLICY, side(direction), rules, pod)
-        if self._cluster_policies:
-            yield from self._cluster_subjects(pod)
-
-    def _cluster_subjects(self, pod: Pod) -> Iterable[Subject]:
-        ordered = sorted(self._objects.cluster_policies.values(), key=lambda policy: (policy.priority, policy.name))
-        selecting = [policy for policy in ordered if self._selects(policy, pod)]
-        for tier in (ADMIN, BASELINE):
-            for direction in DIRECTIONS:
-                rules = [rule for policy in selecting if policy.tier == tier for rule in self._rules(policy, direction)]
-                if rules:
-                    yield self._subject(tier, side(direction), rules, pod)
-
-    def _selects(self, policy: ClusterNetworkPolicy, pod: Pod) -> bool:
-        namespace = self._objects.namespaces.get(pod.namespace)
-        selector = policy.subject.namespaces
-        if namespace is None or selector is None:
-            return False
-        return selector.matches(namespace.labels) and policy.subject.pods.matches(pod.labels)
-
-    def _rules(self, policy: Union[NetworkPolicy, ClusterNetworkPolicy], direction: str) -> Tuple[CompiledRule, ...]:
-        """Return the compiled rules of a policy, the same objects as long as the policy is the same object."""
-        key = (id(policy), direction)
-        found = self._compiled.get(key)
-        if found is None or found[0] is not policy:
-            if isinstance(policy, ClusterNetworkPolicy):
-                compiled = map(compile_rule, policy.rules(direction))
-                rules = tuple(rule for rule in compiled if rule.is_useful)
-            else:
-                rules = self._affordable(policy, direction, compile_rules(policy.rules(direction)))
-            found = self._compiled[key] = (policy, rules)
-        return found[1]
-
-    def _affordable(
-        self, policy: NetworkPolicy, direction: str, rules: Tuple[CompiledRule, ...]
-    ) -> Tuple[CompiledRule, ...]:
-        reason = excess(rules)
-        if not reason:
-            self.too_large.pop((policy.key, direction), None)
-            return rules
-        self.too_large[policy.key, direction] = reason
-        return ()
-
-    def _forget_compiled(self) -> None:
-        """Drop the rules of policies that changed."""
-        current = {id(policy) for policies in self._policies.values() for policy in policies.values()}
-        current |= {id(policy) for policy in self._objects.cluster_policies.values()}
-        for key in [key for key in self._compiled if key[0] not in current]:
-            del self._compiled[key]
-
-    def _subject(self, tier: str, which: str, rules: List[CompiledRule], pod: Pod) -> Subject:
-        names = {name.name for rule in rules for name in rule.names} if which == "in" else set()
-        ports: FrozenSet[ContainerPort] = frozenset(port for port in pod.ports if port.name in names)
-        key = SubjectKey(tier, which, tuple(map(id, rules)), ports)
-        subject = self.subjects.get(key)
-        if subject is None:
-            subject = self.subjects[key] = Subject(key, rules, self.peers)
-            self._use(subject, 1)
-        return subject
-
-    def _use(self, subject: Subject, count: int) -> None:
-        for tables in self.families.values():
-            tables.use_blocks(subject.blocks, count)
-        for name in subject.names:
-            before = self._names.get(name, 0)
-            self._names[name] = before + count
-            if not self._names[name]:
-                del self._names[name]
-            if not before or name not in self._names:
-                self._names_changed.add(name)
-
-    def _find_members(self, dirty: Set[NamespacedName]) -> None:
-        """Add the pods whose peers or port names changed to those that are classified again."""
-        new, gone = self.peers.settle()
-        names, self._names_changed = self._names_changed, set()
-        for entry in gone:
-            dirty |= entry.members
-        if len(dirty) * _MANY > len(self._pods) and (new or names):
-            dirty.update(self._pods)
-            return
-        for entry in new:
-            scope = [entry.peer.namespace] if entry.peer.namespaces is None else list(self._of_namespace)
-            for namespace in scope:
-                if self.peers.selects_namespace(entry, namespace):
-                    matches = entry.peer.pods.matches
-                    dirty.update(
-                        key for key in self._of_namespace.get(namespace, ()) if matches(self._pods[key].labels)
-                    )
-        if names:
-            dirty.update(key for key, pod in self._pods.items() if any(port.name in names for port in pod.ports))
-
-    def _describe(self, key: NamespacedName) -> None:
-        """Find out which peers a pod is, and which of its port names are used."""
-        pod = self._pods.get(key)
-        before = self._contents.pop(key, _NO_CONTENT)
-        content = _NO_CONTENT
-        if pod is not None:
-            names = self._names
-            ports = frozenset(port for port in pod.ports if port.name in names) if names else frozenset()
-            content = Content(self.peers.matching(pod), frozenset(), ports)
-            if content:
-                self._contents[key] = content
-        for entry in before.peers - content.peers:
-            entry.members.discard(key)
-        for entry in content.peers - before.peers:
-            entry.members.add(key)
-
-
-def _pair_key(pair: Tuple[Subject, Address]) -> Tuple[str, str, Address]:
-    return (pair[0].tier, pair[0].side, pair[1])
+                found, high = state, middle
+        if found is None:
+            # ClusterNetworkPolicies, which are the administrator's, are not refused.
+            self._refused = frozenset(order)
+            found = self._build(self._refused, None)
+        return found

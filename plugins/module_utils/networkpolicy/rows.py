@@ -24,7 +24,7 @@ row                                                 value
 
 from __future__ import annotations
 
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 ISOLATED, POLICED, SELF, CLASS, BLOCK = "isolated", "policed", "self", "class", "block"
 ANY, GRANT, PORTS = "any", "grant", "ports"
@@ -39,6 +39,13 @@ NO_CLASS = 0
 
 Row = Tuple[Any, ...]
 
+#: Rows whose number depends on what policies say, and not only on the pods of the node and the cluster.
+_BOUNDED = frozenset((BLOCK, ANY, GRANT, PORTS, TIER_GRANT, TIER_PORTS))
+
+
+class TooManyRows(Exception):
+    """The policies need more rows than allowed; the rows are incomplete."""
+
 
 class _Absent:
     """The value of a row that does not exist."""
@@ -48,16 +55,24 @@ ABSENT = _Absent()
 
 
 class PolicyRows:
-    """All rows. ``journal``: for each row that changed, its value before (ABSENT if it did not exist)."""
+    """All rows. ``journal``: for each row that changed, its value before (ABSENT if it did not exist).
 
-    def __init__(self) -> None:
+    ``most``: how many rows there may be whose number depends on what policies say; None for any number.
+    """
+
+    def __init__(self, most: Optional[int] = None) -> None:
         self.rows: Dict[Row, Any] = {}
         self.journal: Dict[Row, Any] = {}
+        self._left = most
 
     def put(self, row: Row, value: Any = True) -> None:
-        """Add a row or replace its value."""
+        """Add a row or replace its value. Raises TooManyRows."""
         before = self.rows.get(row, ABSENT)
         if before != value:
+            if self._left is not None and before is ABSENT and row[0] in _BOUNDED:
+                if not self._left:
+                    raise TooManyRows
+                self._left -= 1
             self.journal.setdefault(row, before)
             self.rows[row] = value
 
@@ -66,6 +81,18 @@ class PolicyRows:
         before = self.rows.pop(row, ABSENT)
         if before is not ABSENT:
             self.journal.setdefault(row, before)
+            if self._left is not None and row[0] in _BOUNDED:
+                self._left += 1
+
+    def succeed(self, earlier: PolicyRows) -> None:
+        """Take the place of other rows: the journal is the difference to what they were when it was last popped."""
+        before = dict(earlier.rows)
+        for row, value in earlier.journal.items():
+            if value is ABSENT:
+                before.pop(row, None)
+            else:
+                before[row] = value
+        self.journal = {row: before.get(row, ABSENT) for row in (*before, *self.rows)}
 
     def pop_journal(self) -> Dict[Row, Any]:
         """Return the rows that differ from their state at the last call, with the values of then."""

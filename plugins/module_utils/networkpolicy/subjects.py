@@ -20,6 +20,8 @@ from .ports import EVERYTHING, NOTHING, PROTOCOL_NUMBERS, Outcome, PortSet, Rang
 #: The tier of NetworkPolicies, between those of cluster policies.
 NETWORK_POLICY = ""
 Grant = Union[PortSet, Outcome]
+#: What a rule can have peers by.
+Part = Union[Block, PeerEntry]
 
 
 def resolve(names: Iterable[NamedPort], ports: Iterable[ContainerPort]) -> List[Range]:
@@ -70,6 +72,16 @@ class Subject:
         for number, rule in enumerate(rules):
             self._add(number, rule)
         self.any = self._of_every_peer()
+
+    @property
+    def parts(self) -> Tuple[Part, ...]:
+        """Return the peers and blocks that rules have, each once."""
+        return (*self._by_peer, *self._by_block)
+
+    @property
+    def is_wide(self) -> bool:
+        """Return whether something may be granted to a class that none of the peers and blocks matches."""
+        return bool(self.default()) or bool(self.names and self._every)
 
     def _add(self, number: int, rule: CompiledRule) -> None:
         ports, names = rule.ports, rule.names

@@ -196,6 +196,8 @@ class PolicySync:
 
     def _check_everything(self) -> None:
         self._suspect = True
+        if self._policy is not None:
+            self._policy.reconsider()
         self.sync(self._now)
 
     def _stop_watching(self) -> None:

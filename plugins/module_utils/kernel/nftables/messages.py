@@ -101,7 +101,9 @@ _LENGTH_AND_KIND = struct.Struct("=HH")
 _ELEMENT_BYTES = 60_000
 #: The word at which the key begins in an element: after the headers of the element, its key and the key's value.
 _KEY_WORD = 3
-ELEMENT_INTERVAL_END = 0x1
+ELEMENT_INTERVAL_END, ELEMENT_CATCH_ALL = 0x1, 0x2
+#: The key of the element `*`, which matches what no other element does. Only other programs create it.
+CATCH_ALL = b""
 #: The bytes of a part of a concatenation that are compared, without those that pad it to a register.
 FIELD_BYTES = {"ipv4_addr": 4, "ipv6_addr": 16, "inet_proto": 1, "inet_service": 2, CLASSID: 4}
 
@@ -321,8 +323,14 @@ class Encoder:
             yield from self._of_kind(NEW_ELEMENT, NLM_F_CREATE | NLM_F_EXCL, name, keys, value)
 
     def delete_elements(self, name: str, keys: Iterable[bytes]) -> Iterator[Message]:
-        """Delete elements by their keys."""
-        yield from self._of_kind(DELETE_ELEMENT, 0, name, list(keys), True)
+        """Delete elements by their keys, CATCH_ALL among them."""
+        found = list(keys)
+        with_key = [key for key in found if key != CATCH_ALL]
+        if len(with_key) < len(found):
+            element = nested(NFTA_LIST_ELEM, _u32(NFTA_SET_ELEM_FLAGS, ELEMENT_CATCH_ALL))
+            yield from self._element_messages(DELETE_ELEMENT, 0, name, memoryview(element), len(element))
+        if with_key:
+            yield from self._of_kind(DELETE_ELEMENT, 0, name, with_key, True)
 
     def _of_kind(self, kind: int, flags: int, name: str, keys: List[bytes], value: object) -> Iterator[Message]:
         """Yield messages for elements with the same value: single keys, or ranges where the set has ranges."""

@@ -218,8 +218,12 @@ def parse_hook(found: Dict[int, memoryview]) -> Optional[BaseHook]:
     return BaseHook(attribute_text(found[NFTA_CHAIN_TYPE]), name, priority, policy)
 
 
-def added_up(dump: Callable[[], Iterable[Tuple[Element, Data]]], count: Optional[int]) -> Dict[Element, Data]:
+def added_up(
+    dump: Callable[[], Iterable[Tuple[Element, Data]]], count: Optional[int], uncounted: Optional[Element] = None
+) -> Dict[Element, Data]:
     """Return all elements of a set, in the order received. ``count``: their number, if the kernel reports it.
+
+    ``uncounted``: the element that the kernel does not count, if the set has it.
 
     While the kernel resizes a hash table, which continues for a while after a large load, a dump silently lacks
     elements. An element that was seen once exists: so dumps are merged until they are complete or, if the kernel
@@ -227,7 +231,7 @@ def added_up(dump: Callable[[], Iterable[Tuple[Element, Data]]], count: Optional
     """
     found = dict(dump())
     for _attempt in range(_INCOMPLETE_ATTEMPTS):
-        if len(found) == count or (count is None and len(found) < _FEW_ELEMENTS):
+        if len(found) - (uncounted in found) == count or (count is None and len(found) < _FEW_ELEMENTS):
             return found
         before = len(found)
         if count is not None:
@@ -259,7 +263,7 @@ def ranges(elements: Iterable[memoryview], concatenated: bool) -> Dict[bytes, An
     bounds: List[Tuple[bytes, bool, Any]] = []
     for raw in elements:
         parts = parse_attributes(raw, 0, len(raw))
-        key = parse_data(parts[NFTA_SET_ELEM_KEY]) if NFTA_SET_ELEM_KEY in parts else b""
+        key = parse_data(parts[NFTA_SET_ELEM_KEY]) if NFTA_SET_ELEM_KEY in parts else messages.CATCH_ALL
         data = parse_data(parts[NFTA_SET_ELEM_DATA]) if NFTA_SET_ELEM_DATA in parts else True
         # The element for all other keys has none.
         if concatenated or not key:
@@ -324,7 +328,7 @@ class Reader:
 
     def elements(self, name: str, count: Optional[int] = None) -> Dict[bytes, Any]:
         """Return all elements of a set: key to True, verdict or data. ``count``: their number, if known."""
-        return added_up(lambda: self._dumped_elements(name), count)
+        return added_up(lambda: self._dumped_elements(name), count, messages.CATCH_ALL)
 
     def _dumped_elements(self, name: str) -> Iterator[Tuple[bytes, Any]]:
         payload = self._in_table + text_attribute(NFTA_SET_ELEM_LIST_SET, name)
@@ -354,7 +358,7 @@ class Reader:
             if is_last and unpack(nest, after + 4)[1] & NLA_TYPE_MASK == NFTA_DATA_VALUE:
                 return key, bytes(nest[after + 8 : end])
         found = parse_attributes(nest, start, end)
-        key = parse_data(found[NFTA_SET_ELEM_KEY]) if NFTA_SET_ELEM_KEY in found else b""
+        key = parse_data(found[NFTA_SET_ELEM_KEY]) if NFTA_SET_ELEM_KEY in found else messages.CATCH_ALL
         return key, parse_data(found[NFTA_SET_ELEM_DATA]) if NFTA_SET_ELEM_DATA in found else True
 
     def _ranges(self, name: str, value: SetValue) -> Dict[bytes, Any]:
@@ -405,9 +409,13 @@ class Reader:
         if not value.is_list:
             return {ElementKey("element", name, key): data for key, data in elements.items()}
         lists: Dict[bytes, Dict[int, bytes]] = {}
+        catch_all = elements.pop(messages.CATCH_ALL, None)
         for key, data in elements.items():
             items = lists.get(key[:-4])
             if items is None:
                 items = lists[key[:-4]] = {}
             items[_INDEX.unpack(key[-4:])[0]] = data
-        return {ElementKey("list", name, key): list_value(items) for key, items in lists.items()}
+        table: Dict[Key, Value] = {ElementKey("list", name, key): list_value(items) for key, items in lists.items()}
+        if catch_all is not None:
+            table[ElementKey("element", name, messages.CATCH_ALL)] = catch_all
+        return table

@@ -167,10 +167,10 @@ class NftablesResource(Resource[Key, Value]):
             if isinstance(key, ElementKey) and key.name in renewed:
                 if key in wider.replaced:
                     wider.added[key] = wider.replaced.pop(key)[1]
-                elif key not in wider.removed:
-                    wider.added[key] = value
-                else:
+                elif key in wider.removed:
                     del wider.removed[key]
+                elif key.key != messages.CATCH_ALL:
+                    wider.added[key] = value
             elif isinstance(value, ChainValue) and key not in wider.replaced and key not in wider.removed:
                 parts = (part for rule in value.rules for part in rule.expressions)
                 if renewed & {part.get(1) for part in parts if part.name in ("lookup", "dynset")}:

@@ -42,7 +42,11 @@ def element_text(set_name: str, raw: bytes, value: Value) -> str:
     if definition is None:
         # Of a set that another program made: what its key means is not known.
         return f"0x{raw.hex()}"
-    key = _range_text(definition, raw) if definition.is_interval else concatenation_text(definition.key, raw)
+    if not raw:
+        # The element of another program that matches what no other one does.
+        key = "*"
+    else:
+        key = _range_text(definition, raw) if definition.is_interval else concatenation_text(definition.key, raw)
     if isinstance(value, bytes) and definition.data is not None:
         return f"{key} : {concatenation_text(definition.data, value)}"
     return f"{key} : {value}" if isinstance(value, str) else key

@@ -98,7 +98,8 @@ def _endpoint_text(family: str, raw: bytes) -> str:
 
 def element_texts(family: str, key: ElementKey, value: Value) -> List[str]:
     """Return the elements of an entry as they are written between the braces of ``elements = { }``."""
-    text = concatenation_text(_parts(family, key.name, key.key), key.key)
+    # The element of another program that matches what no other one does has no key.
+    text = concatenation_text(_parts(family, key.name, key.key), key.key) if key.key else "*"
     if isinstance(value, (tuple, SparseList)):
         items = list_items(cast(ListValue, value))
         return [f"{text} . {index} : {_endpoint_text(family, data)}" for index, data in items]
