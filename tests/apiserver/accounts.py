@@ -17,9 +17,11 @@ import itertools
 import json
 import re
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
-Object = Dict[str, Any]
+from .failures import Failure
+from .store import Object
+
 Answer = Tuple[int, Object]
 
 _KEY = b"the key of the test API server"
@@ -53,7 +55,7 @@ def claims_of(token: str) -> Optional[Object]:
 
 
 def _failure(code: int, reason: str, message: str) -> Answer:
-    return code, {"kind": "Status", "apiVersion": "v1", "code": code, "reason": reason, "message": message}
+    return code, Failure(code, reason, message).body
 
 
 class Accounts:

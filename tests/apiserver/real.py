@@ -21,10 +21,9 @@ from typing import Any, Dict, List, Set, Tuple
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient, ApiStatusError
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection, resolve
 
-from .server import TlsServer
-from .store import PATH_OF_KIND, Object
+from .listeners import TlsServer
+from .store import KINDS, PATH_OF_KIND, Object
 from .tls import Certificates
-from .writes import NAMESPACED
 
 #: The environment variable with the path of an administrator's kubeconfig for a cluster that only tests use.
 VARIABLE = "KUBENODE_TEST_KUBECONFIG"
@@ -41,8 +40,9 @@ class RealStore:
 
     @staticmethod
     def _collection(kind: str, namespace: str) -> str:
-        top, plural = PATH_OF_KIND[kind].rsplit("/", 1)
-        return f"{top}/namespaces/{namespace}/{plural}" if kind in NAMESPACED else f"{top}/{plural}"
+        path = PATH_OF_KIND[kind]
+        top, plural = path.rsplit("/", 1)
+        return f"{top}/namespaces/{namespace}/{plural}" if KINDS[path].namespaced else path
 
     def put(self, item: Object) -> None:
         """Create or replace an object. Raises ApiError."""

@@ -19,18 +19,24 @@ class Kind(NamedTuple):
     path: str
     api_version: str
     kind: str
+    namespaced: bool = True
+
+    @property
+    def plural(self) -> str:
+        """The kind's name in paths."""
+        return self.path.rsplit("/", 1)[-1]
 
 
 KINDS = {
     kind.path: kind
     for kind in (
         Kind("/api/v1/services", "v1", "Service"),
-        Kind("/api/v1/nodes", "v1", "Node"),
-        Kind("/api/v1/namespaces", "v1", "Namespace"),
+        Kind("/api/v1/nodes", "v1", "Node", namespaced=False),
+        Kind("/api/v1/namespaces", "v1", "Namespace", namespaced=False),
         Kind("/api/v1/pods", "v1", "Pod"),
         Kind("/apis/apps/v1/daemonsets", "apps/v1", "DaemonSet"),
         Kind("/apis/discovery.k8s.io/v1/endpointslices", "discovery.k8s.io/v1", "EndpointSlice"),
-        Kind("/apis/networking.k8s.io/v1/servicecidrs", "networking.k8s.io/v1", "ServiceCIDR"),
+        Kind("/apis/networking.k8s.io/v1/servicecidrs", "networking.k8s.io/v1", "ServiceCIDR", namespaced=False),
         Kind("/apis/networking.k8s.io/v1/networkpolicies", "networking.k8s.io/v1", "NetworkPolicy"),
     )
 }

@@ -22,9 +22,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.controller.placemen
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
 from tests.apiserver.daemonsets import DaemonSetController, kube_proxy_daemon_set
-from tests.apiserver.server import ApiServer, merged
+from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates
+from tests.apiserver.writes import merged
 
 PODS, DAEMON_SETS, ALL_NODES = "/api/v1/pods", "/apis/apps/v1/daemonsets", "/api/v1/nodes"
 NAMES = ("node-a", "node-b", "node-c")
