@@ -218,8 +218,8 @@ def make_pods(pods: Sequence[Dict[str, str]]) -> None:
             f"link set {device} up",
             f"addr add {gateway}/32 dev {device}",
             f"route add {pod['address']}/32 dev {device}",
-            f"-6 addr add fe80::1/64 dev {device} nodad",
-            f"-6 route add {pod['address6']}/128 dev {device}",
+            f"addr add fe80::1/64 dev {device} nodad",
+            f"route add {pod['address6']}/128 dev {device}",
         ]
     system.ip_batch(lines)
     for pod in pods:
@@ -231,8 +231,8 @@ def make_pods(pods: Sequence[Dict[str, str]]) -> None:
                 f"addr add {pod['address']}/32 dev eth0",
                 f"route add {gateway}/32 dev eth0",
                 f"route add default via {gateway}",
-                f"-6 addr add {pod['address6']}/128 dev eth0 nodad",
-                "-6 route add default via fe80::1 dev eth0",
+                f"addr add {pod['address6']}/128 dev eth0 nodad",
+                "route add default via fe80::1 dev eth0",
             ],
             pod["name"],
         )

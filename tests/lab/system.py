@@ -139,10 +139,14 @@ def run(argv: Sequence[str], stdin: Optional[str] = None) -> str:
 
 
 def ip_batch(lines: Sequence[str], namespace: Optional[str] = None) -> None:
-    """Run lines of the ip tool in one process, in a named network namespace; a line beginning with -6 is IPv6."""
+    """Run lines of ip(8) in a named network namespace, None for the caller's.
+
+    The addresses in a line determine its family, except in rules: those are IPv4, or IPv6 if the line begins with
+    ``-6``. Such lines come last, in a process of their own. Raises LabError for the first line that fails.
+    """
     place = ["-n", namespace] if namespace else []
-    four = [line for line in lines if not line.startswith("-6 ")]
+    plain = [line for line in lines if not line.startswith("-6 ")]
     six = [line[3:] for line in lines if line.startswith("-6 ")]
-    for option, chosen in (("-4", four), ("-6", six)):
+    for option, chosen in (([], plain), (["-6"], six)):
         if chosen:
-            run(["ip", option, *place, "-batch", "-"], "\n".join(chosen) + "\n")
+            run(["ip", *option, *place, "-batch", "-"], "\n".join(chosen) + "\n")

@@ -137,30 +137,30 @@ def node_network(node: LabNode, device: str, nodes: Sequence[LabNode] = NODES) -
         "link set eth0 up",
         f"addr add {node.address}/24 dev eth0",
         f"route add default via {FABRIC}",
-        f"-6 addr add {node.address6}/64 dev eth0 nodad",
-        f"-6 route add default via {FABRIC6}",
+        f"addr add {node.address6}/64 dev eth0 nodad",
+        f"route add default via {FABRIC6}",
     ]
     for other in nodes:
         if other != node:
             lines.append(f"route add {other.pods} via {other.address}")
-            lines.append(f"-6 route add {other.pods6} via {other.address6}")
+            lines.append(f"route add {other.pods6} via {other.address6}")
     return lines
 
 
 def fabric_network(nodes: Sequence[LabNode]) -> List[str]:
     """Lines for the ip tool inside the fabric, whose ports to nodes and client exist already."""
     lines = ["link set lo up", "link add br0 type bridge", "link set br0 up", f"addr add {FABRIC}/24 dev br0"]
-    lines += [f"-6 addr add {FABRIC6}/64 dev br0 nodad", "link set client up", "addr add 203.0.113.1/24 dev client"]
-    lines.append("-6 addr add 2001:db8:113::1/64 dev client nodad")
+    lines += [f"addr add {FABRIC6}/64 dev br0 nodad", "link set client up", "addr add 203.0.113.1/24 dev client"]
+    lines.append("addr add 2001:db8:113::1/64 dev client nodad")
     for node in nodes:
         table = 100 + node.number
         lines += [f"link set {node.device} master br0", f"link set {node.device} up"]
         lines.append(f"route add {node.pods} via {node.address}")
-        lines.append(f"-6 route add {node.pods6} via {node.address6}")
+        lines.append(f"route add {node.pods6} via {node.address6}")
         lines.append(f"rule add pref {table} from 203.0.113.{16 * (node.number - 1)}/28 lookup {table}")
         lines.append(f"-6 rule add pref {table} from 2001:db8:113::{node.number}:0/112 lookup {table}")
         lines += [f"route add {destination} via {node.address} table {table}" for destination in SERVICE_RANGES]
-        lines += [f"-6 route add {destination} via {node.address6} table {table}" for destination in SERVICE_RANGES6]
+        lines += [f"route add {destination} via {node.address6} table {table}" for destination in SERVICE_RANGES6]
     return lines
 
 
@@ -169,5 +169,5 @@ def client_network(nodes: Sequence[LabNode] = NODES) -> List[str]:
     lines = ["link set lo up", "link set eth0 up"]
     for node in nodes:
         lines += [f"addr add {node.client}/24 dev eth0", f"addr add {node.stranger}/24 dev eth0"]
-        lines.append(f"-6 addr add {node.client6}/64 dev eth0 nodad")
-    return [*lines, "route add default via 203.0.113.1", "-6 route add default via 2001:db8:113::1"]
+        lines.append(f"addr add {node.client6}/64 dev eth0 nodad")
+    return [*lines, "route add default via 203.0.113.1", "route add default via 2001:db8:113::1"]

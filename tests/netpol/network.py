@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.conformance.wirelab.namespaces import NetworkNamespace, exists, ip_batch
+from tests.conformance.wirelab.namespaces import NamespaceSet, pod_links
+from tests.lab.system import ip_batch
 
 POD_NUMBERS = tuple(range(11, 17))
 NODES = {"node1": 2, "node2": 3, "node3": 4}
@@ -41,20 +42,16 @@ def pod(number: int) -> str:
     return f"pod{number}"
 
 
-class Network:
+class Network(NamespaceSet):
     """The namespaces of one lab. ``instance`` keeps several labs apart; ``bridge``: pods share a bridge."""
 
     def __init__(self, instance: str, bridge: bool = False) -> None:
-        self._prefix = f"knp{instance}-"
+        super().__init__(f"knp{instance}-", (*NODES, "client", "router", *map(pod, POD_NUMBERS)))
         self._bridge = bridge
-        self.names = (*NODES, "client", "router", *map(pod, POD_NUMBERS))
-        self.namespaces: dict[str, NetworkNamespace] = {}
 
     def __enter__(self) -> Network:
-        self.destroy()
-        ip_batch([f"netns add {self.full_name(name)}" for name in self.names])
+        self.create()
         for name in self.names:
-            self.namespaces[name] = NetworkNamespace(self.full_name(name))
             sysctls = dict(_EVERYWHERE)
             if name in NODES or name == "router":
                 sysctls.update(_FORWARDING)
@@ -66,25 +63,12 @@ class Network:
             self.namespaces[name].set_sysctls(sysctls)
         ip_batch(list(self._cables()))
         for name in self.names:
-            ip_batch(list(self._links(name)), self.full_name(name))
-            for six in (False, True):
-                ip_batch(list(self._addresses(name, six)), self.full_name(name), ipv6=six)
+            lines = [*self._links(name), *self._addresses(name, False), *self._addresses(name, True)]
+            ip_batch(lines, self.full_name(name))
         return self
 
     def __exit__(self, *_exc: object) -> None:
         self.destroy()
-
-    def full_name(self, name: str) -> str:
-        """The name that ``ip netns`` knows."""
-        return self._prefix + name
-
-    def destroy(self) -> None:
-        """Remove the namespaces, those that an earlier run left included."""
-        for namespace in self.namespaces.values():
-            namespace.close()
-        self.namespaces = {}
-        present = [name for name in map(self.full_name, self.names) if exists(name)]
-        ip_batch(["netns del " + name for name in present], check=False)
 
     def _cables(self) -> Iterator[str]:
         ends = [(name, "eth0", "router", name) for name in (*NODES, "client")]
@@ -102,14 +86,7 @@ class Network:
             return
         yield "link set eth0 up"
         if name == "node1":
-            if self._bridge:
-                yield from ("link add cni0 type bridge", "link set cni0 up")
-            for number in POD_NUMBERS:
-                if self._bridge:
-                    yield f"link set veth{number} master cni0"
-                yield f"link set veth{number} up"
-                if self._bridge:
-                    yield f"link set veth{number} type bridge_slave hairpin on"
+            yield from pod_links([f"veth{number}" for number in POD_NUMBERS], bridge=self._bridge)
 
     def _addresses(self, name: str, six: bool) -> Iterator[str]:
         nodes, pods, clients, length = (

@@ -17,8 +17,10 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+from tests.lab.system import ip_batch
+
 from .addressing import SERVICE_CIDR
-from .namespaces import NetworkNamespace, exists
+from .namespaces import NamespaceSet, NetworkNamespace
 from .objects import RESOURCES, SNAPSHOT_KINDS, Object, ObjectKey, key_of, normalise
 from .web import parse_response
 
@@ -30,29 +32,23 @@ CLIENT_URL, PEER_URL = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
 
 
 class ControlPlane:
-    """Starts both programs, applies objects with server-side apply, and reads back what the API made of them."""
+    """A real control plane (etcd and kube-apiserver) that applies objects and returns them as the API stored them."""
 
     def __init__(self, instance: str, etcd: str, kube_apiserver: str) -> None:
-        self._name = f"kpl{instance}-ctl"
+        self._namespaces = NamespaceSet(f"kpl{instance}-", ["ctl"])
         self._etcd, self._kube_apiserver = etcd, kube_apiserver
         self._directory = tempfile.mkdtemp(prefix="kplab-ctl-")
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._namespace: NetworkNamespace | None = None
 
     @property
     def namespace(self) -> NetworkNamespace:
-        """Where the API listens. RuntimeError before :meth:`start`."""
-        if self._namespace is None:
-            raise RuntimeError("the control plane was not started")
-        return self._namespace
+        """The namespace in which the API listens, from :meth:`start` to :meth:`stop`."""
+        return self._namespaces.namespaces["ctl"]
 
     def start(self) -> None:
-        """Returns when the API serves. RuntimeError if it does not within two minutes."""
-        if exists(self._name):
-            subprocess.run(["ip", "netns", "del", self._name], check=True)
-        subprocess.run(["ip", "netns", "add", self._name], check=True)
-        subprocess.run(["ip", "-n", self._name, "link", "set", "lo", "up"], check=True)
-        self._namespace = NetworkNamespace(self._name)
+        """Start both programs and wait until the API serves; raise RuntimeError if it does not within two minutes."""
+        self._namespaces.create()
+        ip_batch(["link set lo up"], self._namespaces.full_name("ctl"))
         self._write_credentials()
         self._spawn("etcd", self._etcd_command())
         self._spawn("apiserver", self._apiserver_command())
@@ -61,7 +57,7 @@ class ControlPlane:
         self._wait_for("/api/v1/namespaces/default/services/kubernetes")
 
     def stop(self) -> None:
-        """Ends both programs and removes everything."""
+        """End both programs and remove everything."""
         for process in reversed(self._processes):
             process.terminate()
             try:
@@ -69,8 +65,7 @@ class ControlPlane:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self.namespace.close()
-        subprocess.run(["ip", "netns", "del", self._name], check=True)
+        self._namespaces.destroy()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def apply(self, item: Object) -> None:
@@ -158,7 +153,10 @@ class ControlPlane:
         with open(f"{self._directory}/{name}.log", "wb") as log:
             self._processes.append(
                 subprocess.Popen(
-                    ["ip", "netns", "exec", self._name, *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                    ["ip", "netns", "exec", self._namespaces.full_name("ctl"), *command],
+                    stdout=log,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
                 )
             )
 

@@ -1,16 +1,17 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Network namespaces: names, sockets made inside them, batches for ip(8)."""
+"""Network namespaces of a lab, and sockets made inside them."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import socket
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+
+from tests.lab.system import ip_batch
 
 CLONE_NEWNET = 0x40000000
 NETNS_DIRECTORY = "/run/netns/"
@@ -70,25 +71,40 @@ class NetworkNamespace:
         os.close(self._descriptor)
 
 
-def exists(name: str) -> bool:
-    """Is there a named namespace of that name?"""
-    return os.path.exists(NETNS_DIRECTORY + name)
+class NamespaceSet:
+    """The network namespaces of one lab, whose names begin with ``prefix``; built and removed together."""
+
+    def __init__(self, prefix: str, names: Sequence[str]) -> None:
+        self._prefix = prefix
+        self.names = tuple(names)
+        self.namespaces: dict[str, NetworkNamespace] = {}
+
+    def full_name(self, name: str) -> str:
+        """Return the name by which ``ip netns`` knows a namespace."""
+        return self._prefix + name
+
+    def create(self) -> None:
+        """Create the namespaces, empty ones in place of those of an earlier run. Raises LabError."""
+        self.destroy()
+        ip_batch(["netns add " + self.full_name(name) for name in self.names])
+        self.namespaces = {name: NetworkNamespace(self.full_name(name)) for name in self.names}
+
+    def destroy(self) -> None:
+        """Remove the namespaces, including those that an earlier run left. Raises LabError."""
+        for namespace in self.namespaces.values():
+            namespace.close()
+        self.namespaces = {}
+        present = [name for name in map(self.full_name, self.names) if os.path.exists(NETNS_DIRECTORY + name)]
+        ip_batch(["netns del " + name for name in present])
 
 
-def ip_batch(lines: Sequence[str], namespace: str | None = None, *, ipv6: bool = False, check: bool = True) -> None:
-    """Run many ip(8) commands in one process.
-
-    With *check*, RuntimeError if any of them failed (the others are still carried out).
-    """
-    if not lines:
-        return
-    command = ["ip"]
-    if ipv6:
-        command.append("-6")
-    if namespace:
-        command += ["-n", namespace]
-    done = subprocess.run(
-        [*command, "-force", "-batch", "-"], input="\n".join(lines) + "\n", text=True, capture_output=True, check=False
-    )
-    if check and done.returncode != 0:
-        raise RuntimeError(f"ip batch failed in namespace {namespace}: {done.stderr.strip()}")
+def pod_links(devices: Sequence[str], *, bridge: bool) -> Iterator[str]:
+    """Yield the lines of ip(8) that set up the node's ends of its pods' cables, with ``bridge`` as ports of cni0."""
+    if bridge:
+        yield from ("link add cni0 type bridge", "link set cni0 up")
+    for device in devices:
+        if bridge:
+            yield f"link set {device} master cni0"
+        yield f"link set {device} up"
+        if bridge:
+            yield f"link set {device} type bridge_slave hairpin on"

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from tests.lab.system import ip_batch
+
 from .addressing import (
     CLIENT_HOSTS,
     CLIENT_PREFIX,
@@ -28,7 +30,7 @@ from .addressing import (
     SUBNET_BITS,
     pod_address,
 )
-from .namespaces import NETNS_DIRECTORY, NetworkNamespace, exists, ip_batch
+from .namespaces import NETNS_DIRECTORY, NamespaceSet, pod_links
 
 VERSIONS = (4, 6)
 ROUTERS = ("node", "fabric", "peer", "peer3")
@@ -90,7 +92,7 @@ def _cable_of_node(cable: tuple[str, str, str, str]) -> tuple[str, str, str]:
     return (device, other, other_device) if name == "node" else (other_device, name, device)
 
 
-class Topology:
+class Topology(NamespaceSet):
     """The namespaces of one lab. *instance* keeps several labs on one machine apart; *pod_network* is ``ptp``
     (a routed veth for each pod) or ``bridge`` (all pods on the bridge cni0).
 
@@ -102,36 +104,18 @@ class Topology:
     node_devices = tuple(_cable_of_node(cable)[0] for cable in _CABLES if "node" in cable)
 
     def __init__(self, instance: str, pod_network: str = "ptp", plug: Callable[[str, str], None] | None = None) -> None:
-        self._prefix = f"kpl{instance}-"
+        names = [name for name in ("node", "fabric", *_HOSTS) if name != "node" or plug is None]
+        super().__init__(f"kpl{instance}-", names)
         self._bridge = pod_network == "bridge"
         self._plug = plug
-        self.names = tuple(name for name in ("node", "fabric", *_HOSTS) if name != "node" or plug is None)
-        self.namespaces: dict[str, NetworkNamespace] = {}
-
-    def full_name(self, name: str) -> str:
-        """The name that ``ip netns`` knows the namespace by."""
-        return self._prefix + name
 
     def build(self) -> None:
-        """Make everything anew. RuntimeError if ip(8) refuses anything."""
-        self.destroy()
-        ip_batch(["netns add " + self.full_name(name) for name in self.names])
-        for name in self.names:
-            self.namespaces[name] = NetworkNamespace(self.full_name(name))
+        """Build everything in new namespaces. Raises LabError if ip(8) refuses a line."""
+        self.create()
         self._set_sysctls()
         self._make_cables()
         for name in self.names:
-            ip_batch(list(self._links(name)), self.full_name(name))
-            for version in VERSIONS:
-                ip_batch(list(self._addresses_and_routes(name, version)), self.full_name(name), ipv6=version == 6)
-
-    def destroy(self) -> None:
-        """Remove the namespaces of this instance, those left by an earlier run included."""
-        for namespace in self.namespaces.values():
-            namespace.close()
-        self.namespaces = {}
-        present = [name for name in map(self.full_name, self.names) if exists(name)]
-        ip_batch(["netns del " + name for name in present], check=False)
+            ip_batch(list(self._lines(name)), self.full_name(name))
 
     def _make_cables(self) -> None:
         lines = []
@@ -154,12 +138,15 @@ class Topology:
         return {f"net/{path}": str(value) for path, value in values.items()}
 
     def node_lines(self) -> list[str]:
-        """What the node has to tell ip(8), whose devices are eth0, eth1, ...; IPv6 lines begin with -6."""
+        """Return the lines of ip(8) that set up the node, whose devices are still called eth0, eth1, ..."""
         lines = [f"link set eth{number} name {device}" for number, device in enumerate(self.node_devices)]
         lines = [line for line in lines if line.split()[2] != line.split()[4]]
-        lines += self._links("node")
-        lines += self._addresses_and_routes("node", 4)
-        return lines + [f"-6 {line}" for line in self._addresses_and_routes("node", 6)]
+        return [*lines, *self._lines("node")]
+
+    def _lines(self, name: str) -> Iterator[str]:
+        yield from self._links(name)
+        for version in VERSIONS:
+            yield from self._addresses_and_routes(name, version)
 
     def _set_sysctls(self) -> None:
         for name, namespace in self.namespaces.items():
@@ -181,14 +168,7 @@ class Topology:
         yield from _UP if name != "fabric" else _UP[:1]
         if name == "node":
             yield "link set eth1 up"
-            if self._bridge:
-                yield from ("link add cni0 type bridge", "link set cni0 up")
-            for pod in PODS:
-                if self._bridge:
-                    yield f"link set veth{pod} master cni0"
-                yield f"link set veth{pod} up"
-                if self._bridge:
-                    yield f"link set veth{pod} type bridge_slave hairpin on"
+            yield from pod_links([f"veth{pod}" for pod in PODS], bridge=self._bridge)
         if name == "fabric":
             yield from ("link add br0 type bridge", "link set br0 up")
             for device in ("n-eth0", "p-eth0", "q-eth0"):
@@ -238,12 +218,12 @@ def _fabric(version: int) -> Iterator[str]:
     yield from _routes_to_peers(version)
     for network in ROUTED_TO_NODE[version]:
         yield f"route add {network} via {NODE[version]}"
+    family, everything = ("", "default") if version == 4 else ("-6 ", "::/0")
     for network in FORWARDED_FROM_NODE[version]:
-        yield f"rule add pref 100 iif br0 to {network} lookup main"
-    everything = "default" if version == 4 else "::/0"
-    yield f"rule add pref {TABLE_ANSWER_ALL} iif br0 lookup {TABLE_ANSWER_ALL}"
+        yield f"{family}rule add pref 100 iif br0 to {network} lookup main"
+    yield f"{family}rule add pref {TABLE_ANSWER_ALL} iif br0 lookup {TABLE_ANSWER_ALL}"
     yield f"route add local {everything} dev lo table {TABLE_ANSWER_ALL}"
-    yield f"rule add pref {TABLE_BACK_TO_NODE} fwmark {OUTSIDE_MARK} lookup {TABLE_BACK_TO_NODE}"
+    yield f"{family}rule add pref {TABLE_BACK_TO_NODE} fwmark {OUTSIDE_MARK} lookup {TABLE_BACK_TO_NODE}"
     yield f"route add default via {NODE[version]} table {TABLE_BACK_TO_NODE}"
 
 
