@@ -13,7 +13,8 @@ from typing import List, Set, Tuple
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import CORRECTED, KUBE_PROXY
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import conntrack
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack import stale
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import ConntrackSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.flows import Frontend
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import (
     Endpoint,
@@ -25,7 +26,7 @@ FAMILIES = ("IPv4", "IPv6")
 
 
 def delete_stale(sock, family, routes, behaviour=KUBE_PROXY, released=()):
-    return conntrack.delete_stale(sock, family, routes, behaviour, released)
+    return stale.delete_stale(sock, family, routes, behaviour, released)
 
 
 ADDRESSES = {
@@ -104,7 +105,7 @@ def test_exactly_the_stale_entries_go(family):
         insert(family, protocol, to, port, source, source_port, number)
     assert client_ports(family) == set(range(40000, 40000 + len(keep) + len(gone)))
     routes = [route_to(family, (Endpoint(live, 5353, ready=False), Endpoint(dead, 5353, serving=False)))]
-    with conntrack.ConntrackSocket() as sock:
+    with ConntrackSocket() as sock:
         assert delete_stale(sock, family, routes) == len(gone)
         assert client_ports(family) == set(range(40000, 40000 + len(keep)))
         assert delete_stale(sock, family, routes) == 0
@@ -118,7 +119,7 @@ def test_routes_without_serving_endpoints_or_of_tcp_leave_their_entries():
         route_to("IPv4", (Endpoint(names["live"], 5353, serving=False),)),
         route_to("IPv4", (Endpoint(names["live"], 5353),), protocol="TCP"),
     ]
-    with conntrack.ConntrackSocket() as sock:
+    with ConntrackSocket() as sock:
         assert delete_stale(sock, "IPv4", routes) == 0
     assert client_ports("IPv4") == {40000}
 
@@ -130,7 +131,7 @@ def test_only_the_entry_of_the_right_zone_goes():
     for zone, source in (("7", names["dead"]), ("8", names["live"])):
         answer = ["-r", source, "-q", names["client"], "--reply-port-src", "5353", "--reply-port-dst", "40000"]
         subprocess.run(["conntrack", "-I", "-w", zone, *common, *answer], check=True, capture_output=True)
-    with conntrack.ConntrackSocket() as sock:
+    with ConntrackSocket() as sock:
         assert delete_stale(sock, "IPv4", [route_to("IPv4", (Endpoint(names["live"], 5353),))]) == 1
     listed = subprocess.run(["conntrack", "-L"], check=True, capture_output=True, text=True).stdout
     assert "zone=8" in listed and "zone=7" not in listed
@@ -149,7 +150,7 @@ def test_a_large_table_is_read_quickly():
         )
     loaded = subprocess.run(["conntrack", "-R", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True)
     assert loaded.returncode == 0, loaded.stderr
-    with conntrack.ConntrackSocket() as sock:
+    with ConntrackSocket() as sock:
         started = time.perf_counter()
         deleted = delete_stale(sock, "IPv4", [route_to("IPv4", (Endpoint(names["live"], 5353),))])
         seconds = time.perf_counter() - started
@@ -165,7 +166,7 @@ def test_corrected_behaviour_ends_flows_of_services_without_endpoints(protocol):
     # Another host has this port, too: the packet passed through without being redirected.
     insert("IPv4", protocol, names["other"], 30053, names["other"], 30053, 40002)
     routes = [route_to("IPv4", (), protocol=protocol.upper())]
-    with conntrack.ConntrackSocket() as sock:
+    with ConntrackSocket() as sock:
         assert delete_stale(sock, "IPv4", routes) == 0
         assert delete_stale(sock, "IPv4", routes, CORRECTED) == 2
     assert client_ports("IPv4") == {40002}
@@ -178,7 +179,7 @@ def test_flows_to_released_addresses_end(family):
         insert(family, protocol, names["cluster"], 53 + (number == 40003), names["live"], 5353, number)
     insert(family, "udp", names["cluster"], 53, names["cluster"], 53, 40004)
     released = [Frontend(protocol, names["cluster"], 53) for protocol in ("UDP", "SCTP", "TCP")]
-    with conntrack.ConntrackSocket() as sock:
+    with ConntrackSocket() as sock:
         assert delete_stale(sock, family, [], CORRECTED, released) == 3
     assert client_ports(family) == {40003, 40004}
 
@@ -188,6 +189,6 @@ def test_tcp_connections_through_other_services_are_kept_when_one_is_released():
     insert("IPv4", "tcp", names["cluster"], 53, names["dead"], 5353, 40000)
     insert("IPv4", "tcp", names["other"], 53, names["dead"], 5353, 40001)
     routes = [route_to("IPv4", (Endpoint(names["live"], 5353),), protocol="TCP")]
-    with conntrack.ConntrackSocket() as sock:
+    with ConntrackSocket() as sock:
         assert delete_stale(sock, "IPv4", routes, CORRECTED, [Frontend("TCP", names["other"], 53)]) == 1
     assert client_ports("IPv4") == {40000}

@@ -16,7 +16,9 @@ from pyroute2.conntrack import Conntrack, NFCTAttrTuple
 from pyroute2.netlink import NETLINK_NETFILTER, NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST
 from pyroute2.netlink.nfnetlink import nftsocket
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import conntrack, links
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import links
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.messages import identity
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import ConntrackSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import NetlinkSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.listing import nft_chains, nft_tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
@@ -104,7 +106,7 @@ def test_connection_tracking_both_ways(family):
     def place(address, port):
         return socket.inet_pton(NUMBERS[family], address) + port.to_bytes(2, "big")
 
-    with Conntrack(nfgen_family=NUMBERS[family]) as oracle, conntrack.ConntrackSocket() as ours:
+    with Conntrack(nfgen_family=NUMBERS[family]) as oracle, ConntrackSocket() as ours:
         udp = {number: flow(family, number) for number in range(40000, 40005)}
         for original, reply in udp.values():
             oracle.entry("add", timeout=600, tuple_orig=original, tuple_reply=reply, status=_CONFIRMED)
@@ -112,10 +114,10 @@ def test_connection_tracking_both_ways(family):
         original, reply = udp[40000]
         wanted = (place(original.daddr, 53), place(reply.saddr, 5353))
         assert [(entry[0], entry[1]) for entry in entries] == [wanted] * len(udp)
-        assert ours.delete(family, [conntrack.identity(entry) for entry in entries[:2]]) == 2
+        assert ours.delete(family, [identity(entry) for entry in entries[:2]]) == 2
         left = {entry.tuple_orig.sport for entry in oracle.dump_entries()}
         assert len(left) == len(udp) - 2 and left < set(udp)
-        remaining = [conntrack.identity(entry) for entry in ours.entries(family, "UDP")]
+        remaining = [identity(entry) for entry in ours.entries(family, "UDP")]
         assert ours.delete(family, remaining) == len(left) and list(oracle.dump_entries()) == []
 
 

@@ -13,7 +13,8 @@ from ..configuration.model import KubeProxyConfiguration
 from ..configuration.sections.network_policy import CUT
 from ..configuration.validate import in_mode
 from ..errors import KernelError
-from ..kernel.conntrack import ConntrackSocket, delete_stale
+from ..kernel.conntrack.socket import ConntrackSocket
+from ..kernel.conntrack.stale import delete_stale
 from ..networkpolicy.node_policy import NodePolicy
 from ..preflight.features import capabilities, rights_findings
 from ..preflight.findings import judge

@@ -10,7 +10,7 @@ from typing import Any, Iterable, List, Tuple
 from ..addresses import FAMILIES, packed, unpacked
 from ..cluster.state import ClusterState
 from ..configuration.sections.network_policy import CUT, NetworkPolicySettings
-from ..kernel.connections import Connection, cut_connections
+from ..kernel.conntrack.connections import Connection, cut_connections
 from ..networkpolicy.node_policy import NodePolicy
 from ..networkpolicy.owners import Address
 from ..rendering.networkpolicy.elements import desired_table

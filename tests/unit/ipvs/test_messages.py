@@ -12,7 +12,8 @@ from typing import List, Optional, Tuple
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack import frontends, read_entry
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.messages import read_entry
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.stale import frontends
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipset import messages as ipset_messages
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.ipvs import messages as ipvs_messages
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import (

@@ -11,7 +11,7 @@ from ...addresses import family_of
 from ...cluster.model import Failing, NamespacedName
 from ...configuration.sections.health_checks import HealthChecks
 from ...errors import KernelError
-from ...kernel.tcp_flows import end_connections
+from ...kernel.conntrack.tcp_flows import end_connections
 from ...serviceports.table import service_ports_of
 from ..source.view import ClusterView
 from ..supervision import Supervisor

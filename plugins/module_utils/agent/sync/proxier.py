@@ -20,7 +20,8 @@ from ...convergence.family import FamilyContext, FamilyTables
 from ...convergence.handles import KernelHandles
 from ...convergence.modes.mode import Mode
 from ...convergence.report import unserved
-from ...kernel.conntrack import ConntrackSocket, delete_stale
+from ...kernel.conntrack.socket import ConntrackSocket
+from ...kernel.conntrack.stale import delete_stale
 from ...kernel.xtables.variant import XtablesVariant
 from ...rendering.desired import DesiredTables
 from ...rendering.rendering import Totals

@@ -1,0 +1,124 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Messages of ctnetlink: the entries of the connection tracking table, and their identity.
+
+Tables with a million entries are expected: addresses remain bytes, and only the fields that decide are read from each
+entry. Source: linux/netfilter/nfnetlink_conntrack.h.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import List, Mapping, NamedTuple, Optional, Tuple
+
+from ...addresses import IPV6, packed
+from ..netlink.attributes import attribute, each_attribute, nested, parse_attributes
+
+IPCTNL_MSG_CT_GET, IPCTNL_MSG_CT_DELETE = 0x0101, 0x0102
+CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_ID, CTA_ZONE, CTA_FILTER = 1, 2, 12, 18, 25
+CTA_TUPLE_IP, CTA_TUPLE_PROTO = 1, 2
+CTA_IP_V4_SRC, CTA_IP_V6_SRC = 1, 3
+CTA_PROTO_NUM, CTA_PROTO_SRC_PORT = 1, 2
+CTA_FILTER_ORIG_FLAGS, CTA_FILTER_REPLY_FLAGS = 1, 2
+# CTA_FILTER_F_...: the fields of a tuple that a dump selects by (kernel 5.8).
+FILTER_IP_SRC, FILTER_PROTO_NUM, FILTER_PROTO_SRC_PORT = 1 << 0, 1 << 3, 1 << 4
+NFGENMSG = struct.Struct("=BBH")
+PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP, "SCTP": socket.IPPROTO_SCTP}
+
+# A tuple as the kernel writes it: CTA_TUPLE_IP (source, destination), CTA_TUPLE_PROTO (number, source port, destination
+# port). Fields: length and type of the whole, then type and value of each part.
+_TUPLE_V4 = struct.Struct("=HH4x2xH4s2xH4s4x2xHB3x2xH2s2x2xH2s2x")
+_TUPLE_V6 = struct.Struct("=HH4x2xH16s2xH16s4x2xHB3x2xH2s2x2xH2s2x")
+_TYPES_V4, _TYPES_V6 = (1, 2, 1, 2, 3), (3, 4, 1, 2, 3)
+_TYPE_MASK = 0x3FFF
+
+
+class RawEntry(NamedTuple):
+    """An entry: the client's destination and the replying source, as address and port in network order.
+
+    ``view``, ``start`` and ``end`` delimit its message in a buffer that is only valid until the next entry is read.
+    """
+
+    destination: bytes
+    reply_source: bytes
+    view: memoryview
+    start: int
+    end: int
+
+
+def header(family: str) -> bytes:
+    """Return the ``struct nfgenmsg`` of a request about one family."""
+    return NFGENMSG.pack(socket.AF_INET6 if family == IPV6 else socket.AF_INET, 0, 0)
+
+
+def place(address: str, port: int) -> bytes:
+    """Return an address and a port as entries have them: bytes in network order."""
+    return (packed(address) or b"") + port.to_bytes(2, "big")
+
+
+def selection(tuple_kind: int, parts: bytes, flags_kind: int, flags: int) -> bytes:
+    """Return attributes by which a dump selects entries (CTA_FILTER, kernel 5.8): a tuple, and which fields count."""
+    return nested(tuple_kind, parts) + nested(CTA_FILTER, attribute(flags_kind, struct.pack("=I", flags)))
+
+
+def parse_tuple(view: memoryview, start: int, end: int) -> Optional[Tuple[int, bytes, bytes]]:
+    """Return protocol, source and destination place from attributes in any order; None without addresses and ports."""
+    parts = parse_attributes(view, start, end)
+    if CTA_TUPLE_IP not in parts or CTA_TUPLE_PROTO not in parts:
+        return None
+    addresses = [bytes(value) for _kind, value in sorted(_pairs(parts[CTA_TUPLE_IP]))]
+    proto = parse_attributes(parts[CTA_TUPLE_PROTO], 0, len(parts[CTA_TUPLE_PROTO]))
+    if len(addresses) != 2 or not {1, 2, 3} <= set(proto):
+        return None
+    return proto[1][0], addresses[0] + bytes(proto[2]), addresses[1] + bytes(proto[3])
+
+
+def _pairs(view: memoryview) -> List[Tuple[int, bytes]]:
+    return [(kind, bytes(value)) for kind, value in each_attribute(view, 0, len(view))]
+
+
+def read_entry(view: memoryview, start: int, end: int, ipv6: bool, wanted: str = "UDP") -> Optional[RawEntry]:
+    """Parse a ctnetlink message (from ``struct nfgenmsg`` on) as an entry of a protocol; None for other protocols."""
+    number = PROTOCOLS[wanted]
+    layout, types = (_TUPLE_V6, _TYPES_V6) if ipv6 else (_TUPLE_V4, _TYPES_V4)
+    size = layout.size
+    offset = start + NFGENMSG.size
+    if offset + 2 * size <= end:
+        length, kind, t1, _source, t2, destination, t3, protocol, t4, _port, t5, port = layout.unpack_from(view, offset)
+        if (t1, t2, t3, t4, t5) == types and kind & _TYPE_MASK == CTA_TUPLE_ORIG:
+            if protocol != number:
+                return None
+            second = offset + ((length + 3) & ~3)
+            if second + size <= end:
+                _length, kind, t1, source, t2, _to, t3, _protocol, t4, source_port, t5, _to_port = layout.unpack_from(
+                    view, second
+                )
+                if (t1, t2, t3, t4, t5) == types and kind & _TYPE_MASK == CTA_TUPLE_REPLY:
+                    return RawEntry(destination + port, source + source_port, view, start, end)
+    return _read_slowly(view, start, end, number)
+
+
+def _read_slowly(view: memoryview, start: int, end: int, number: int) -> Optional[RawEntry]:
+    """Parse a message whose attributes come in an unexpected order."""
+    found = parse_attributes(view, start + NFGENMSG.size, end)
+    if CTA_TUPLE_ORIG not in found or CTA_TUPLE_REPLY not in found:
+        return None
+    original = parse_tuple(found[CTA_TUPLE_ORIG], 0, len(found[CTA_TUPLE_ORIG]))
+    reply = parse_tuple(found[CTA_TUPLE_REPLY], 0, len(found[CTA_TUPLE_REPLY]))
+    if original is None or reply is None or original[0] != number:
+        return None
+    return RawEntry(original[2], reply[1], view, start, end)
+
+
+def identity(entry: RawEntry) -> bytes:
+    """Return the attributes that identify exactly this entry for deletion: see :func:`identity_of`."""
+    return identity_of(parse_attributes(entry.view, entry.start + NFGENMSG.size, entry.end))
+
+
+def identity_of(attributes: Mapping[int, memoryview]) -> bytes:
+    """Return those attributes of an entry that identify it for deletion: original tuple, zone and the kernel's id."""
+    parts = [nested(CTA_TUPLE_ORIG, bytes(attributes[CTA_TUPLE_ORIG]))]
+    parts += [attribute(kind, bytes(attributes[kind])) for kind in (CTA_ZONE, CTA_ID) if kind in attributes]
+    return b"".join(parts)

@@ -1,0 +1,123 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The connection to connection tracking, over which its table is read and entries are deleted."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Type, TypeVar
+
+from ...addresses import IPV6
+from ...errors import KernelError
+from ...resources import Progress, unheeded
+from ..netlink.attributes import attribute, nested
+from ..netlink.protocol import NETLINK_NETFILTER, Message, Slice
+from ..netlink.socket import DumpInterrupted, NetlinkSocket
+from ..outcomes import MessageError, NetlinkRefusal, is_interrupted, is_missing, is_not_understood
+from .messages import (
+    CTA_FILTER_ORIG_FLAGS,
+    CTA_PROTO_NUM,
+    CTA_TUPLE_ORIG,
+    CTA_TUPLE_PROTO,
+    FILTER_PROTO_NUM,
+    IPCTNL_MSG_CT_DELETE,
+    IPCTNL_MSG_CT_GET,
+    PROTOCOLS,
+    RawEntry,
+    header,
+    read_entry,
+    selection,
+)
+
+_ATTEMPTS = 5
+
+Found = TypeVar("Found")
+
+
+def collected(read: Callable[[], Iterable[Found]]) -> List[Found]:
+    """Return what ``read`` yields from a whole dump; ``read`` is called again if the table changed meanwhile.
+
+    A dump that is interrupted in each of several attempts is used as it is: what it contains was in the table. On a
+    busy node, waiting for a consistent dump could take forever. Raises KernelError.
+    """
+    found: List[Found] = []
+    for _attempt in range(_ATTEMPTS):
+        found = []
+        try:
+            for item in read():
+                found.append(item)  # what was read before the interruption counts
+        except DumpInterrupted:
+            continue
+        break
+    return found
+
+
+class ConntrackSocket:
+    """A connection to connection tracking in the calling thread's network namespace; a context manager.
+
+    ``progress`` is called while a large table is read. Raises KernelError if no socket can be opened.
+    """
+
+    def __init__(self, progress: Progress = unheeded) -> None:
+        self._netlink = NetlinkSocket(NETLINK_NETFILTER)
+        self._netlink.progress = progress
+
+    def close(self) -> None:
+        """Close the socket; closing twice is harmless."""
+        self._netlink.close()
+
+    def __enter__(self) -> ConntrackSocket:
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException], trace: Any) -> None:
+        self.close()
+
+    def dump(self, family: str, only: bytes = b"") -> Iterator[Slice]:
+        """Yield the entries of a family as they arrive: buffer, message type, start of ``struct nfgenmsg``, and end.
+
+        The buffer is reused: copy what you need before the next iteration. ``only``: the :func:`~.messages.selection`
+        of entries; kernels before 5.8 refuse it, and then all entries are read. Raises DumpInterrupted at the end if
+        the table changed meanwhile (see :func:`collected`), and KernelError.
+        """
+        for attributes in (only, b"") if only else (b"",):
+            try:
+                yield from self._netlink.dump_stream(IPCTNL_MSG_CT_GET, header(family) + attributes)
+                return
+            except NetlinkRefusal as refusal:
+                if not attributes or not is_not_understood(refusal.error):
+                    raise KernelError(f"connection tracking table cannot be read: {refusal.error}") from refusal
+
+    def entries(self, family: str, protocol: str) -> Iterator[RawEntry]:
+        """Yield the entries of a family and protocol (TCP, UDP, SCTP) as :meth:`dump` reads them."""
+        ipv6 = family == IPV6
+        number = nested(CTA_TUPLE_PROTO, attribute(CTA_PROTO_NUM, bytes((PROTOCOLS[protocol],))))
+        only = selection(CTA_TUPLE_ORIG, number, CTA_FILTER_ORIG_FLAGS, FILTER_PROTO_NUM)
+        for view, _kind, start, end in self.dump(family, only):
+            entry = read_entry(view, start, end, ipv6, protocol)
+            if entry is not None:
+                yield entry
+
+    def delete(self, family: str, identities: Sequence[bytes]) -> int:
+        """Delete entries in batches and return how many of them existed. Raises KernelError."""
+        head = header(family)
+        messages: List[Message] = [(IPCTNL_MSG_CT_DELETE, 0, head + wanted) for wanted in identities]
+        deleted = 0
+        for attempt in range(_ATTEMPTS):
+            errors = self._netlink.transact(messages).errors
+            deleted += len(messages) - len(errors)
+            again = self._to_repeat(errors, last=attempt == _ATTEMPTS - 1)
+            if not again:
+                break
+            messages = [messages[position] for position in again]
+        return deleted
+
+    @staticmethod
+    def _to_repeat(errors: Sequence[MessageError], last: bool) -> List[int]:
+        """Return positions of interrupted deletions; entries that ended meanwhile are ignored."""
+        again = []
+        for error in errors:
+            if is_interrupted(error) and not last:
+                again.append(error.position)
+            elif not is_missing(error):
+                raise KernelError(f"a connection tracking entry cannot be deleted: {error}")
+        return again
