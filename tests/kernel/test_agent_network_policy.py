@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from typing import Any, Iterator
 
@@ -122,3 +123,22 @@ def test_the_table_goes_when_policies_are_switched_off(node):
     node.start()
     wait_for(lambda: not elements("isolated-in4"), 30)
     assert all("/pods" not in line for line in node.log.splitlines())
+
+
+def test_agent_and_snapshot_explain_which_rule_allows(node, tmp_path):
+    node.start()
+    wait_for(lambda: isolated() and granted(), 30)
+    words = ("explain", "--control", str(node.scratch / "agent.sock"), "--from", "shop/web", "--to")
+    allowed = node.run(*words, "shop/db:80/tcp")
+    assert allowed.returncode == 0 and "allowed by shop/db ingress[0]" in allowed.stdout
+    assert "element inet kubenode-network-policy grants-in4" in allowed.stdout
+    denied = node.run(*words, "10.244.0.5:81", "--why-not")
+    assert denied.returncode == 3 and "matches, but no entry of ports has 81" in denied.stdout
+    missing = node.run(*words, "shop/nobody:80")
+    assert missing.returncode == 1 and missing.stderr == "kubenode-proxy: there is no pod shop/nobody\n"
+    snapshot = tmp_path / "snapshot.json"
+    paths = ("/api/v1/nodes", "/api/v1/pods", "/api/v1/namespaces", "/apis/networking.k8s.io/v1/networkpolicies")
+    objects = [item for path in paths for item in node.store.list(path)[0]]
+    snapshot.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+    again = node.run(*words, "shop/db:80/tcp", "--snapshot", str(snapshot), "--node-name", NODE)
+    assert (again.returncode, again.stdout) == (0, allowed.stdout)

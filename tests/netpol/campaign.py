@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import packed
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.policy_model import EGRESS, INGRESS
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.verdicts import Flow, Verdicts
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import (
     change_of,
     desired_table,
@@ -18,7 +20,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpo
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 
 from .interpreter import Interpreter
-from .oracle import Oracle
+from .oracle import Oracle, Packet
 from .random_clusters import NODE_ADDRESSES, Generator
 
 STEPS = 4
@@ -65,6 +67,8 @@ def differences(seed: int) -> list[str]:
             by_rows = packet.from_node or user_space.allows(*ends, _NUMBERS[packet.protocol], packet.port)
             if by_rows != expected:
                 wrong.append(f"seed {seed} step {step}: {packet}: judged otherwise in user space")
+            if not packet.from_node and _explained(policy, cluster, packet, tiers) != expected:
+                wrong.append(f"seed {seed} step {step}: {packet}: explained otherwise")
         again = _policy(ClusterState.from_objects(objects.values()), tiers)
         assert not difference(policy.table.rows, again.table.rows), f"seed {seed} step {step}"
         before = dict(objects)
@@ -81,6 +85,21 @@ def differences(seed: int) -> list[str]:
         for key in change.removed:
             del table[key]
     return wrong
+
+
+def _explained(policy: NodePolicy, cluster: ClusterState, packet: Packet, tiers: bool) -> bool:
+    """Whether the explanation says that this node lets a packet pass."""
+    verdicts = Verdicts(cluster.policy, policy.owners, tiers, policy.too_large)
+    ends = [(EGRESS, packet.source, packet.destination), (INGRESS, packet.destination, packet.source)]
+    for direction, own, peer in ends:
+        raw, other = packed(own), packed(peer)
+        assert raw is not None and other is not None
+        owner = policy.owners.owners.get(raw)
+        if owner is not None and owner.node_name == "node1":
+            flow = Flow(other, packet.protocol, packet.port)
+            if not verdicts.side(direction, raw, flow).allowed:
+                return False
+    return True
 
 
 def follow(cluster: ClusterState, before: dict[Any, Any], now: dict[Any, Any]) -> None:

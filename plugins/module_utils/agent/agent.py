@@ -22,6 +22,7 @@ from ..configuration.load import load_given
 from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ..configuration.validate import in_mode
 from ..convergence.handles import KernelHandles
+from ..convergence.policy import policy_resources
 from ..convergence.request import Request
 from ..convergence.runtime.lock import AGENT, ConvergenceLock
 from ..errors import KernelError, ProxyError
@@ -51,7 +52,7 @@ from .surface.surface import Surface
 from .surface.systemd import Systemd
 from .sync.losses import LossWatch
 from .sync.node import NodeSync
-from .sync.policy import PolicySync, policy_resources
+from .sync.policy import PolicySync
 from .timers import Timers
 from .views import Views
 
@@ -405,6 +406,7 @@ class Agent:
             view=self.views.current,
             forwarding=self.forwarding,
             checks=self.checks,
+            policy=self.policy,
         )
 
     def _send_ready(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 import urllib.parse
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, TypeVar
 
 from ..errors import ApiError
 from .access.transport import Answer, Dial, Patience, Transport, TransportError
@@ -386,20 +386,23 @@ def unless_absent(read: Callable[[], Item]) -> Optional[Item]:
         raise
 
 
-def list_objects(connection: ApiConnection, timeout: float = 30.0) -> List[Dict[str, Any]]:
+def list_objects(
+    connection: ApiConnection, timeout: float = 30.0, others: Sequence[ResourceType] = ()
+) -> List[Dict[str, Any]]:
     """Return all Services, EndpointSlices, Nodes and ServiceCIDRs that a service proxy reads, as raw objects.
 
-    ``timeout``: seconds for each answer. Clusters that are too old for ServiceCIDRs return none. Raises ApiError,
-    ConfigurationError.
+    ``timeout``: seconds for each answer. ``others``: further collections. Clusters that do not know ServiceCIDRs or
+    ClusterNetworkPolicies return none. Raises ApiError, ConfigurationError.
     """
     client = ApiClient(connection, timeout)
     try:
         items = [*client.list(NODES).items, *client.list(SERVICES).items, *client.list(ENDPOINT_SLICES).items]
-        try:
-            items.extend(client.list(SERVICE_CIDRS).items)
-        except ApiStatusError as error:
-            if error.code != 404:
-                raise
+        for resource in (SERVICE_CIDRS, *others):
+            try:
+                items.extend(client.list(resource).items)
+            except ApiStatusError as error:
+                if error.code != 404 or resource not in (SERVICE_CIDRS, CLUSTER_NETWORK_POLICIES):
+                    raise
         return items
     finally:
         client.close()

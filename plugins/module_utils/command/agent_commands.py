@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List
 
 from ..convergence.runtime.agent_client import NoAgent, ask_agent
 from ..errors import ProxyError
+from .connection_lines import connection_lines
 from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult
 
 
@@ -74,7 +75,9 @@ def _lines_of(show: Callable[[Dict[str, Any]], List[str]], document: Dict[str, A
 
 
 def show_explanation(arguments: argparse.Namespace) -> CommandResult:
-    """Explain a destination by the agent's view of the cluster, or by that of the options (``explain``)."""
+    """Explain a Service or a connection by the agent's view of the cluster, or by that of the options (``explain``)."""
+    if arguments.source is not None:
+        return _connection(arguments)
     try:
         if arguments.snapshot or arguments.from_cache:
             raise NoAgent("the options name another source")
@@ -85,6 +88,21 @@ def show_explanation(arguments: argparse.Namespace) -> CommandResult:
         document = explain_node(arguments, arguments.target)
     lines = _lines_of(_explanation_lines, document)
     return CommandResult(OK if document["found"] else DIFFERENT, lines, document)
+
+
+def _connection(arguments: argparse.Namespace) -> CommandResult:
+    """Explain whether network policies let one end reach another."""
+    ends = {"from": str(arguments.source), "to": str(arguments.destination)}
+    try:
+        if arguments.snapshot or arguments.from_cache:
+            raise NoAgent("the options name another source")
+        document = ask_agent(arguments.control, {"command": "explain", **ends})
+    except NoAgent:
+        from .commands import explain_connection
+
+        document = explain_connection(arguments)
+    lines = _lines_of(lambda found: connection_lines(found, arguments.why_not), document)
+    return CommandResult(OK if document["allowed"] else DIFFERENT, lines, document)
 
 
 def _explanation_lines(document: Dict[str, Any]) -> List[str]:

@@ -106,6 +106,23 @@ def _target(text: str) -> Target:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _end_of(text: str, destination: bool) -> Any:
+    from ..convergence.explanation.ends import parse_end
+
+    try:
+        return parse_end(text, destination)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _source(text: str) -> Any:
+    return _end_of(text, destination=False)
+
+
+def _policy_destination(text: str) -> Any:
+    return _end_of(text, destination=True)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     parser = _Parser(prog="kubenode-proxy", description="Serve Kubernetes Services on this node without kube-proxy.")
@@ -155,13 +172,21 @@ def make_parser() -> argparse.ArgumentParser:
     _add_source_options(status)
     status.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket of the agent")
     _add_output_option(status)
-    explain = command("explain", "explain how this node serves a Service, and the choice of its endpoints")
+    explain = command(
+        "explain", "explain how this node serves a Service, or whether network policies let one end reach another"
+    )
     explain.add_argument(
         "target",
+        nargs="?",
         type=_target,
         metavar="ADDRESS:PORT[/PROTOCOL]|SERVICE",
         help="10.96.0.10:53/udp, or a Service: shop/web, shop/web:http, web.shop:80",
     )
+    explain.add_argument("--from", dest="source", type=_source, metavar="END", help="a pod (shop/web) or an address")
+    explain.add_argument(
+        "--to", dest="destination", type=_policy_destination, metavar="END:PORT", help="shop/db:5432/tcp, 10.0.0.1:80"
+    )
+    explain.add_argument("--why-not", action="store_true", help="show why each rule does not allow it")
     _add_node_options(explain)
     _add_source_options(explain)
     explain.add_argument("--control", default=DEFAULT_CONTROL, metavar="SOCKET", help="unix socket of the agent")
@@ -263,6 +288,8 @@ def _dispatch(parser: argparse.ArgumentParser, arguments: argparse.Namespace, st
     if arguments.command == "completion":
         streams.output.write(completion.script(arguments.shell, _words(parser)))
         return 0
+    if arguments.command == "explain":
+        _check_explain(arguments)
     outcome = _command(arguments.command)(arguments)
     if arguments.output == "json":
         streams.output.write(json.dumps(outcome.document, indent=2, default=str) + "\n")
@@ -272,6 +299,15 @@ def _dispatch(parser: argparse.ArgumentParser, arguments: argparse.Namespace, st
     for warning in outcome.warnings:
         streams.errors.write(f"kubenode-proxy: warning: {warning}\n")
     return outcome.code
+
+
+def _check_explain(arguments: argparse.Namespace) -> None:
+    """Raise UsageError unless the arguments name either a Service or both ends of a connection."""
+    ends = (arguments.source is not None) + (arguments.destination is not None)
+    if ends == 1 or (ends == 2) == (arguments.target is not None):
+        raise UsageError("explain: give either a Service, or both --from and --to")
+    if arguments.why_not and not ends:
+        raise UsageError("explain: --why-not needs --from and --to")
 
 
 def _words(parser: argparse.ArgumentParser) -> Dict[str, List[str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 from ..cluster.api import ApiClient, list_objects
 from ..cluster.cache import read_cache
@@ -19,11 +19,14 @@ from ..cluster.static import StaticDirectory
 from ..configuration.load import load_given
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.validate import in_mode
-from ..convergence.explanation.explain import desired_family, explain, explanation_document
+from ..convergence.explanation.explain import ExplainedFamily, desired_family, explain, explanation_document
+from ..convergence.explanation.policy import PolicyExplainer, service_endpoints, service_target
 from ..convergence.explanation.target import Target
 from ..convergence.history.converged import converge, inspect
 from ..convergence.modes.choose import choose_mode
-from ..convergence.node import family_context, view_node
+from ..convergence.modes.mode import Mode
+from ..convergence.node import NodeView, family_context, view_node
+from ..convergence.policy import node_policy, policy_options, policy_resources
 from ..convergence.request import Report, Request
 from ..errors import ProxyError
 from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult, change_lines
@@ -42,7 +45,8 @@ def _cluster(arguments: argparse.Namespace, configuration: KubeProxyConfiguratio
         state = ClusterState.from_objects(read_cache(arguments.cache).objects)
     else:
         kubeconfig = arguments.kubeconfig or configuration.client_connection.kubeconfig
-        state = ClusterState.from_objects(list_objects(ApiConnection(kubeconfig=kubeconfig or None)))
+        others = policy_resources(configuration.node_proxy.network_policy)
+        state = ClusterState.from_objects(list_objects(ApiConnection(kubeconfig=kubeconfig or None), others=others))
     state.set_static(StaticDirectory(configuration.node_proxy.static_services.directory).read())
     return state
 
@@ -177,8 +181,17 @@ def status_without_agent(arguments: argparse.Namespace, reason: str) -> CommandR
     return CommandResult(NOT_RUNNING, lines, document, (*warnings, *report.warnings))
 
 
-def explain_node(arguments: argparse.Namespace, target: Target) -> Dict[str, Any]:
-    """Return the explanation of a target, from what would be programmed on this node. Raises ProxyError."""
+class _Node(NamedTuple):
+    """What explanations without an agent are made from."""
+
+    cluster: ClusterState
+    configuration: KubeProxyConfiguration
+    view: NodeView
+    mode: Mode
+    families: List[ExplainedFamily]
+
+
+def _node(arguments: argparse.Namespace) -> _Node:
     configuration, _warnings = _configuration(arguments)
     cluster = _cluster(arguments, configuration)
     request = _request(arguments, cluster, configuration)
@@ -187,4 +200,27 @@ def explain_node(arguments: argparse.Namespace, target: Target) -> Dict[str, Any
     view = view_node(request, configuration, mode)
     contexts = [family_context(cluster, configuration, view, family) for family in view.families]
     families = [desired_family(cluster, mode.rendering, context) for context in contexts]
-    return explanation_document(explain(cluster, families, mode.name, target))
+    return _Node(cluster, configuration, view, mode, families)
+
+
+def explain_node(arguments: argparse.Namespace, target: Target) -> Dict[str, Any]:
+    """Return the explanation of a target, from what would be programmed on this node. Raises ProxyError."""
+    node = _node(arguments)
+    return explanation_document(explain(node.cluster, node.families, node.mode.name, target))
+
+
+def explain_connection(arguments: argparse.Namespace) -> Dict[str, Any]:
+    """Return whether policies let one end reach another, without an agent. Raises ProxyError."""
+    node = _node(arguments)
+    settings = node.configuration.node_proxy.network_policy
+    policy = node_policy(node.cluster, settings, node.view.name, node.view.addresses)
+    services = explain(node.cluster, node.families, node.mode.name, service_target(arguments.destination))
+    explainer = PolicyExplainer(
+        node.cluster,
+        policy,
+        node_name=node.view.name,
+        node_addresses=[address for _interface, address in node.view.addresses],
+        options=policy_options(settings),
+        endpoints=service_endpoints(services),
+    )
+    return explainer.document(arguments.source, arguments.destination)

@@ -35,7 +35,8 @@ class Judge:
             "in", destination, source, protocol, port
         )
 
-    def _class(self, address: Address) -> int:
+    def class_of(self, address: Address) -> int:
+        """Return the class of a peer, NO_CLASS if it has none."""
         number = self._rows.get((CLASS, address))
         if number is None:
             piece = self._families(address).space.piece_at(int.from_bytes(address, "big"))
@@ -47,7 +48,7 @@ class Judge:
     def _side(self, side: str, own: Address, peer: Address, protocol: int, port: int) -> bool:
         if (POLICED, side, own) not in self._rows:
             return True
-        number = self._class(peer)
+        number = self.class_of(peer)
         action = self._outcome(ADMIN, side, number=number, own=own, protocol=protocol, port=port)
         if action:
             return action == ACCEPT

@@ -47,7 +47,13 @@ STATUS = {
     "destination": "shop/web",
     "zone": "",
     "found": [],
+    "from": "shop/web",
+    "to": "shop/db:80/tcp",
+    "allowed": False,
+    "notes": [],
+    "connections": [],
 }
+EXPLAIN = ("explain", "--from", "shop/web", "--to", "shop/db:80")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +83,7 @@ def test_what_needs_neither_node_nor_agent_loads_neither(archive: str, words: Li
     assert heavy(modules) == set()
 
 
-@pytest.mark.parametrize(("words", "code"), [(("status",), 0), (("explain", "shop/web"), 3)])
+@pytest.mark.parametrize(("words", "code"), [(("status",), 0), (("explain", "shop/web"), 3), (EXPLAIN, 3)])
 def test_asking_the_agent_does_not_load_it(archive: str, tmp_path: Path, words: List[str], code: int) -> None:
     path = str(tmp_path / "agent.sock")
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, NamedTuple
 
+from ...convergence.explanation.ends import parse_end
 from ...convergence.explanation.explain import ExplainedFamily, explain, explanation_document
+from ...convergence.explanation.policy import service_endpoints, service_target
 from ...convergence.explanation.target import parse_target
 from ...convergence.runtime.listeners import QUESTION as LISTENERS
 from ...convergence.runtime.listeners import listeners_document
@@ -19,6 +21,7 @@ from ..forwarding import Forwarding
 from ..source.cluster_source import ClusterSource
 from ..source.view import ClusterView
 from ..sync.node import NodeSync
+from ..sync.policy import PolicySync
 
 
 class AgentState(NamedTuple):
@@ -36,6 +39,7 @@ class AgentState(NamedTuple):
     view: ClusterView
     forwarding: Forwarding
     checks: Checks
+    policy: PolicySync
 
 
 def status_document(state: AgentState) -> Dict[str, Any]:
@@ -105,7 +109,8 @@ def status_text(state: AgentState) -> str:
 def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
     """Return the answer to one question of the node command; ``error`` in the answer is a message for the user.
 
-    ``question``: ``command`` is status, explain or listeners; explain has a ``destination``.
+    ``question``: ``command`` is status, explain or listeners; explain has a ``destination``, or the ends ``from`` and
+    ``to`` of a connection.
     """
     command = question.get("command")
     if command == "status":
@@ -121,10 +126,15 @@ def _explanation(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
     proxiers = state.sync.proxiers
     if proxiers is None:
         return {"error": "the agent does not know the cluster yet"}
-    try:
-        target = parse_target(str(question.get("destination")))
-    except ProxyError as error:
-        return {"error": str(error)}
     families = [ExplainedFamily(proxier.context, proxier.tables) for proxier in proxiers.families]
     mode = proxiers.configuration.mode
-    return explanation_document(explain(state.view.state, families, mode, target))
+    try:
+        if "from" not in question:
+            target = parse_target(str(question.get("destination")))
+            return explanation_document(explain(state.view.state, families, mode, target))
+        source = parse_end(str(question["from"]), destination=False)
+        destination = parse_end(str(question.get("to")), destination=True)
+        services = explain(state.view.state, families, mode, service_target(destination))
+        return state.policy.explainer(service_endpoints(services)).document(source, destination)
+    except ProxyError as error:
+        return {"error": str(error)}

@@ -10,20 +10,21 @@ server is away or the kernel refuses a change, the table stays as it is.
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
-from ...cluster.api import CLUSTER_NETWORK_POLICIES, NAMESPACES, NETWORK_POLICIES, PODS, ResourceType
 from ...configuration.sections.network_policy import CUT, NetworkPolicySettings
+from ...convergence.explanation.policy import PolicyExplainer, Resolved
 from ...convergence.handles import KernelHandles
 from ...convergence.policy import (
     cut_denied,
     node_policy,
     policy_options,
     policy_removal_stages,
+    policy_resources,
     policy_warnings,
     raw_addresses,
 )
-from ...errors import KernelError
+from ...errors import KernelError, ProxyError
 from ...kernel.nftables.monitor import TableMonitor
 from ...kernel.nftables.policy_table import PolicyTableResource
 from ...networkpolicy.node_policy import NodePolicy
@@ -39,14 +40,6 @@ CHECK_SECONDS = 300.0
 _FAMILY = "inet"
 
 Addresses = Tuple[Tuple[str, str], ...]
-
-
-def policy_resources(settings: NetworkPolicySettings) -> Tuple[ResourceType, ...]:
-    """Return the collections that policies depend on; none if they are not enforced."""
-    if not settings.enabled:
-        return ()
-    found = (PODS, NAMESPACES, NETWORK_POLICIES)
-    return (*found, CLUSTER_NETWORK_POLICIES) if settings.cluster_policies else found
 
 
 class PolicySync:
@@ -88,6 +81,20 @@ class PolicySync:
         self._failed = False
         # A table of an earlier run, or of settings until now.
         self._remove = not settings.enabled
+
+    def explainer(self, endpoints: Sequence[Resolved]) -> PolicyExplainer:
+        """Return an explainer by the state that is in force. Raises ProxyError if there is none."""
+        if self._policy is None:
+            reason = "does not know the cluster yet" if self._settings.enabled else "does not enforce network policies"
+            raise ProxyError(f"the agent {reason}")
+        return PolicyExplainer(
+            self._view.state,
+            self._policy,
+            node_name=self._node_name,
+            node_addresses=[address for _interface, address in self._addresses],
+            options=policy_options(self._settings),
+            endpoints=endpoints,
+        )
 
     def filenos(self) -> List[int]:
         """Return the descriptors to wait for."""

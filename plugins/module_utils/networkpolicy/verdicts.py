@@ -1,0 +1,216 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which rule of which policy decides about a connection, for explanations.
+
+The rows say whether a packet passes, but not because of which policy. Here the rules are walked one by one, for a pod
+of any node. That both always agree is tested with random clusters.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
+
+from ..addresses import unpacked
+from ..cluster.policy_model import (
+    ACCEPT,
+    ADMIN,
+    BASELINE,
+    INGRESS,
+    PASS,
+    BlockPeer,
+    ClusterNetworkPolicy,
+    NetworkPolicy,
+    Peer,
+    Pod,
+    PodPeer,
+    PolicyPort,
+    PolicyRule,
+)
+from ..cluster.policy_objects import PolicyObjects
+from .budget import PolicySide
+from .owners import Address, AddressOwners
+
+_FROM, _TO = "from", "to"
+Item = TypeVar("Item")
+
+
+class Flow(NamedTuple):
+    """What one side of a connection sees of it: the other end's address, the protocol (tcp, ...) and its port."""
+
+    peer: Address
+    protocol: str
+    port: int
+
+
+class SideVerdict(NamedTuple):
+    """Whether one side allows a connection.
+
+    ``by``: the path of the rule that decides, or empty. ``isolated_by``: the NetworkPolicies that isolate the pod.
+    ``misses``: for each rule that could have allowed it, why it does not, if nothing does.
+    """
+
+    allowed: bool
+    reason: str
+    by: str = ""
+    isolated_by: Tuple[str, ...] = ()
+    misses: Tuple[str, ...] = ()
+
+
+class _Match(NamedTuple):
+    """Whether a rule matches: by which peer and port, or why not."""
+
+    matches: bool
+    text: str
+
+
+class Verdicts:
+    """Walks the rules that concern a pod.
+
+    ``too_large``: policies that allow nothing in a direction, with the reason.
+    """
+
+    def __init__(
+        self,
+        objects: PolicyObjects,
+        owners: AddressOwners,
+        cluster_policies: bool,
+        too_large: Mapping[PolicySide, str],
+    ) -> None:
+        self._objects = objects
+        self._owners = owners
+        self._cluster_policies = cluster_policies
+        self._too_large = too_large
+
+    def side(self, direction: str, own: Address, flow: Flow) -> SideVerdict:
+        """Return what the side of the pod that has an address decides. ``direction``: Ingress or Egress."""
+        pod = self._owners.owners[own]
+        decided = self._tier(ADMIN, direction, pod, flow)
+        if decided is not None:
+            return decided
+        isolating = self._isolating(direction, pod)
+        if isolating:
+            return self._network_policies(isolating, direction, pod, itself=own == flow.peer, flow=flow)
+        return self._tier(BASELINE, direction, pod, flow) or SideVerdict(True, "not isolated")
+
+    # ---- NetworkPolicy
+
+    def _isolating(self, direction: str, pod: Pod) -> List[NetworkPolicy]:
+        return [
+            policy
+            for key, policy in sorted(self._objects.policies.items())
+            if key.namespace == pod.namespace and direction in policy.directions and policy.pods.matches(pod.labels)
+        ]
+
+    def _network_policies(
+        self, isolating: List[NetworkPolicy], direction: str, pod: Pod, *, itself: bool, flow: Flow
+    ) -> SideVerdict:
+        names = tuple(str(policy.key) for policy in isolating)
+        if itself:
+            return SideVerdict(True, "a pod always reaches itself", isolated_by=names)
+        misses: List[str] = []
+        for policy in isolating:
+            too_large = self._too_large.get((policy.key, direction))
+            if too_large:
+                misses.append(f"{policy.key}: allows nothing, because it has {too_large}")
+                continue
+            rules = policy.rules(direction)
+            if not rules:
+                misses.append(f"{policy.key}: has no {direction.lower()} rules")
+            for number, rule in enumerate(rules):
+                path = f"{policy.key} {direction.lower()}[{number}]"
+                found = self._match(rule, direction, pod, flow)
+                if found.matches:
+                    by = f"{path}: {found.text}"
+                    return SideVerdict(True, "isolated, and a rule allows it", by=by, isolated_by=names)
+                misses.append(f"{path}: {found.text}")
+        return SideVerdict(False, "isolated, and no rule allows it", isolated_by=names, misses=tuple(misses))
+
+    # ---- ClusterNetworkPolicy
+
+    def _tier(self, tier: str, direction: str, pod: Pod, flow: Flow) -> Optional[SideVerdict]:
+        """Return what a tier decides, or None if it passes the packet."""
+        for policy in self._cluster_selecting(tier, pod):
+            for number, rule in enumerate(policy.rules(direction)):
+                found = self._match(rule, direction, pod, flow)
+                if not found.matches:
+                    continue
+                if rule.action == PASS:
+                    return None
+                name = f" ({rule.name})" if rule.name else ""
+                by = f"ClusterNetworkPolicy {policy.name} {direction.lower()}[{number}]{name}: {found.text}"
+                return SideVerdict(rule.action == ACCEPT, f"{rule.action} by the {tier} tier", by=by)
+        return None
+
+    def _cluster_selecting(self, tier: str, pod: Pod) -> Iterator[ClusterNetworkPolicy]:
+        policies = self._objects.cluster_policies.values() if self._cluster_policies else ()
+        for policy in sorted(policies, key=lambda item: (item.priority, item.name)):
+            if policy.tier == tier and self._is_pod(policy.subject, pod):
+                yield policy
+
+    # ---- rules
+
+    def _is_pod(self, peer: PodPeer, pod: Pod) -> bool:
+        if peer.namespaces is None:
+            return peer.namespace == pod.namespace and peer.pods.matches(pod.labels)
+        namespace = self._objects.namespaces.get(pod.namespace)
+        return namespace is not None and peer.namespaces.matches(namespace.labels) and peer.pods.matches(pod.labels)
+
+    def _match(self, rule: Optional[PolicyRule], direction: str, pod: Pod, flow: Flow) -> _Match:
+        if rule is None:
+            return _Match(False, "is not understood, and matches nothing")
+        peers, ports = (_FROM, _TO)[direction != INGRESS], "ports"
+        peer_owner = self._owners.owners.get(flow.peer)
+        target = pod if direction == INGRESS else peer_owner
+
+        def is_peer(peer: Peer) -> bool:
+            return self._is_peer(peer, flow.peer, peer_owner)
+
+        by_peer = self._first(rule.peers, peers, is_peer, "every peer")
+        by_port = self._first(rule.ports, ports, lambda port: _is_port(port, target, flow), "every port")
+        if by_peer and by_port:
+            return _Match(True, f"{by_peer}, {by_port}")
+        if by_peer:
+            return _Match(False, f"{by_peer} matches, but no entry of ports has {flow.port or flow.protocol}")
+        if by_port:
+            near = _hint(rule, peer_owner)
+            return _Match(False, f"{by_port} matches, but no entry of {peers} has the other end{near}")
+        return _Match(False, f"neither {peers} nor ports match")
+
+    @staticmethod
+    def _first(items: Sequence[Optional[Item]], field: str, matches: Callable[[Item], bool], everything: str) -> str:
+        """Return the path and text of the first item that matches, empty if none does."""
+        if not items:
+            return everything
+        for number, item in enumerate(items):
+            if item is not None and matches(item):
+                return f"{field}[{number}] ({item})"
+        return ""
+
+    def _is_peer(self, peer: Peer, address: Address, owner: Optional[Pod]) -> bool:
+        if isinstance(peer, BlockPeer):
+            text = unpacked(address)
+            return peer.network.contains(text) and not any(part.contains(text) for part in peer.excepted)
+        return owner is not None and self._is_pod(peer, owner)
+
+
+def _is_port(port: PolicyPort, target: Optional[Pod], flow: Flow) -> bool:
+    if port.name:
+        named = target.ports if target is not None else ()
+        return any(
+            item.name == port.name
+            and port.protocol in ("", item.protocol)
+            and item.protocol.lower() == flow.protocol
+            and item.port == flow.port
+            for item in named
+        )
+    return port.protocol.lower() == flow.protocol and port.first <= flow.port <= port.last
+
+
+def _hint(rule: PolicyRule, owner: Optional[Pod]) -> str:
+    """Return what users overlook most often about peers."""
+    selectors = [peer for peer in rule.peers if isinstance(peer, PodPeer)]
+    if owner is None:
+        return ", which is not a pod" if selectors and len(selectors) == len(rule.peers) else ""
+    near = [str(peer) for peer in selectors if peer.pods.matches(owner.labels) and peer.pods.requirements]
+    return f": the labels of the pod match {near[0]}, but its namespace does not" if near else ""
