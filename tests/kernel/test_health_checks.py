@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from typing import Iterator, List
 
 import pytest
@@ -84,11 +83,8 @@ def test_failed_endpoints_are_left_out_until_they_pass(node, backends):
     kept = connected_to("3")
     with contextlib.closing(connected_to("1")) as lost:
         backends[0].stop()
-        began = time.monotonic()
         # A local program learns of it at once, although the held connection itself is still open.
-        error = await_end(node, lost)
-        noticed = time.monotonic() - began
-    assert isinstance(error, OSError) and noticed < 15.0
+        assert isinstance(await_end(node, lost), OSError)
     assert failing(node) == {f"{endpoint(1)}:{PORT}"} and answers() == {"2", "3"}
     text = explained(node)
     assert f"no  {endpoint(1)}:{PORT}: excluded: failed 2 of 2 checks, last error: Connection refused" in text

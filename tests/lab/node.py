@@ -28,6 +28,8 @@ from tests.lab import system
 
 NEW_ROOT = "/run/root"
 GUEST_MODULES = "/usr/lib/uml/modules"
+CONNECTIONS = Path("/proc/sys/net/netfilter/nf_conntrack_max")
+MOST_CONNECTIONS = 65536
 
 
 class Specification(NamedTuple):
@@ -164,6 +166,17 @@ def _guest_root(specification: Specification) -> None:
         _choose_legacy_iptables()
     if specification.modules:
         system.run(["modprobe", "-a", *specification.modules])
+    _track_many_connections()
+
+
+def _track_many_connections() -> None:
+    """Make room for tests that open a hundred connections a second.
+
+    The kernel tracks each for two minutes after its end. With a gigabyte of memory it has room for 8,192 of them, and
+    then drops the packets of new ones.
+    """
+    if CONNECTIONS.exists() and int(CONNECTIONS.read_text(encoding="ascii")) < MOST_CONNECTIONS:
+        CONNECTIONS.write_text(str(MOST_CONNECTIONS), encoding="ascii")
 
 
 def _show_modules(source: str, place: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import queue
-import socket
 import time
 
 import pytest
@@ -29,6 +28,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection 
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
+from tests.lab.ports import free_port
 
 
 def service(name, port=80, **labels):
@@ -55,9 +55,7 @@ class Setup:
     def __init__(self, scratch, first_version=1):
         self.certificates = make_certificates(scratch / "tls")
         self.store = Store(first_version)
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            self.port = sock.getsockname()[1]
+        self.port = free_port()
         self.batches = queue.SimpleQueue()
         self.stream = io.StringIO()
         self.supervisor = Supervisor(Log(self.stream))

@@ -17,6 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding import f
 from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.limits import Limits
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace.model import Listener, ListenerKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
+from tests.lab.ports import free_port
 
 SECONDS = 10.0
 Place = Tuple[str, int]
@@ -94,10 +95,7 @@ class UdpEndpoint:
 
 def closed_port() -> Place:
     """A place on loopback where nobody listens."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        place: Place = sock.getsockname()
-        return place
+    return "127.0.0.1", free_port()
 
 
 class Running:

@@ -131,10 +131,8 @@ def test_an_endpoint_that_is_silent_costs_one_time_out(start, endpoint):
             sock.connect_ex(full.getsockname())
             waiting.append(sock)
         key = running.listen(endpoint(named(b"a")).place, full.getsockname())
-        started = time.monotonic()
         # The one that failed is avoided from then on.
         assert names(running, key, 6) == [b"a"] * 6
-        assert 0.25 < time.monotonic() - started < 2.0
         assert running.status("connectFailures") == 1
         for sock in waiting:
             sock.close()
@@ -244,11 +242,12 @@ def test_affinity(start, endpoint):
 
 
 def test_silent_connections_end(start, endpoint):
-    running = start(idle_seconds=0.3)
+    running = start(idle_seconds=1.0)
     key = running.listen(endpoint().place)
     with running.connect(key) as sock:
-        for _number in range(4):
-            time.sleep(0.15)
+        started = time.monotonic()
+        while time.monotonic() - started < 2.0:
+            time.sleep(0.02)
             sock.sendall(b"x")
             assert sock.recv(1) == b"x"
         with pytest.raises(ConnectionResetError):

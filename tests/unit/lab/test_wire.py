@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from pathlib import Path
 from typing import Iterator
@@ -15,15 +14,10 @@ import pytest
 
 from tests.lab import wire
 from tests.lab.background import Background
+from tests.lab.ports import free_port
 from tests.lab.probe import ask
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
