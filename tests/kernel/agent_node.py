@@ -45,12 +45,12 @@ def service(number: int, ports: Sequence[int] = (80,), namespace: str = "default
 
 
 def cluster_ip(number: int) -> str:
-    """The cluster IP of a numbered Service."""
+    """Return the cluster IP of a numbered Service."""
     return f"10.{96 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
 
 
 def endpoint_ip(service_number: int, index: int) -> str:
-    """The address of a numbered Service's endpoint."""
+    """Return the address of endpoint ``index`` of a numbered Service."""
     number = service_number * 8 + index + 1
     return f"10.{244 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
 
@@ -58,7 +58,7 @@ def endpoint_ip(service_number: int, index: int) -> str:
 def endpoint_slice(
     number: int, count: int = 2, ports: Sequence[int] = (80,), target: int = 8080, first: int = 0, protocol: str = "TCP"
 ) -> Object:
-    """The slice of Service ``svc-NUMBER`` with ``count`` ready endpoints."""
+    """Return an EndpointSlice of Service ``svc-NUMBER`` with ``count`` ready endpoints."""
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
@@ -77,7 +77,7 @@ def endpoint_slice(
 
 
 def node_object(**more: Any) -> Object:
-    """The Node of the node under test."""
+    """Return the Node object of the node under test."""
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -89,7 +89,7 @@ def node_object(**more: Any) -> Object:
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 10.0, pause: float = 0.01) -> float:
-    """Seconds until ``what()`` was true. Raises AssertionError if it never was."""
+    """Wait until ``what()`` is true and return the seconds it took. Raises AssertionError on a timeout."""
     started = time.monotonic()
     while True:
         if what():
@@ -100,10 +100,10 @@ def wait_for(what: Callable[[], Any], seconds: float = 10.0, pause: float = 0.01
 
 
 class AgentNode:
-    """An API server with a store, and an agent process that can be started, stopped and killed."""
+    """An API server with a store, and an agent process that tests start, stop and kill."""
 
     def __init__(self, scratch: Path, mode: str, variant: str = "", min_sync: str = "10ms", api: bool = True) -> None:
-        #: Further options of the next start.
+        #: Additional command-line options of the next start.
         self.options: List[str] = []
         self.scratch = scratch
         self.mode = mode
@@ -116,7 +116,7 @@ class AgentNode:
         self.process: Optional[subprocess.Popen[bytes]] = None
         self.starts = 0
         self.environment = {**os.environ, "PYTHONPATH": str(ROOT / "plugins")}
-        #: A command that starts the agent and others with fewer rights; what they do before they are executed.
+        #: A wrapper command and a ``preexec_fn`` that start the agent and its children with fewer privileges.
         self.prefix: List[str] = []
         self.before_exec: Optional[Callable[[], None]] = None
         if variant:
@@ -141,7 +141,7 @@ class AgentNode:
             "healthzBindAddress": f"127.0.0.1:{self.health_port}",
             "metricsBindAddress": f"127.0.0.1:{self.metrics_port}",
         }
-        #: The second document of the configuration. Never the host's own directory of static Services.
+        #: The second document of the configuration. It never names the host's own directory of static Services.
         self.services = scratch / "services.d"
         self.node_configuration: Object = {
             "apiVersion": "kubenode.proxy/v1alpha1",
@@ -151,7 +151,7 @@ class AgentNode:
         self.write_configuration()
 
     def _choose_variant(self, variant: str) -> None:
-        """A directory first on PATH in which iptables and its kin are of one variant."""
+        """Prepend to PATH a directory in which iptables and its companions are of one variant."""
         folder = self.scratch / "bin"
         folder.mkdir(exist_ok=True)
         for family in ("iptables", "ip6tables"):
@@ -160,17 +160,17 @@ class AgentNode:
         self.environment["PATH"] = f"{folder}:{self.environment['PATH']}"
 
     def write_configuration(self, **changes: Any) -> None:
-        """Write the configuration file anew, with some fields changed."""
+        """Write the configuration file again with some fields changed."""
         self.configuration.update(changes)
         documents = (self.configuration, self.node_configuration)
         (self.scratch / "config.yaml").write_text("\n---\n".join(map(json.dumps, documents)))
 
     def start_api(self) -> None:
-        """Start the API server, at the port at which it was before."""
+        """Start the API server, on the same port as before."""
         self.api = ApiServer(self.store, self.certificates, address=("127.0.0.1", self.port), bookmark_seconds=2.0)
 
     def stop_api(self) -> None:
-        """Stop it: connections are refused."""
+        """Stop the API server: connections are refused."""
         if self.api is not None:
             self.api.close()
             self.api = None
@@ -180,11 +180,11 @@ class AgentNode:
 
     @property
     def log(self) -> str:
-        """What the agent of the last start has logged."""
+        """Return the log of the last start."""
         return (self.scratch / f"agent-{self.starts}.log").read_text()
 
     def start(self, wait: bool = True) -> None:
-        """Start the agent; ``wait`` until its first sync has ended."""
+        """Start the agent; with ``wait``, return after its first sync."""
         self.starts += 1
         with open(self.scratch / f"agent-{self.starts}.log", "wb") as log:
             self.process = subprocess.Popen(
@@ -202,7 +202,7 @@ class AgentNode:
         if wait:
 
             def synced() -> bool:
-                """The agent's first sync."""
+                """Return whether the agent has completed a sync. Raises AssertionError if it has exited."""
                 if self.process is not None and self.process.poll() is not None:
                     raise AssertionError(f"the agent has ended:\n{self.log}")
                 return self.status().get("syncs", 0) > 0
@@ -210,7 +210,7 @@ class AgentNode:
             wait_for(synced, 300.0, 0.05)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """End the agent with a signal and return its exit status."""
+        """Send the agent a signal and return its exit status."""
         if self.process is None:
             return 0
         self.process.send_signal(number)
@@ -219,14 +219,14 @@ class AgentNode:
         return status
 
     def close(self) -> None:
-        """End everything."""
+        """Stop the agent and the API server."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
         self.stop_api()
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a node command beside the agent, with its configuration."""
+        """Run a subcommand of the node command beside the agent, with the agent's configuration."""
         return subprocess.run(
             self._command(*words),
             env=self.environment,
@@ -238,7 +238,7 @@ class AgentNode:
         )
 
     def status(self) -> Object:
-        """The agent's own account; empty if it does not answer."""
+        """Return the agent's status document; empty if it does not answer."""
         try:
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(30)
@@ -255,18 +255,18 @@ class AgentNode:
         return dict(json.loads(data))
 
     def fetch(self, path: str, port: int = 0) -> str:
-        """The body of a GET on the metrics port, or another."""
+        """Return the body of a GET on the metrics port, or on ``port``."""
         address = f"http://127.0.0.1:{port or self.metrics_port}{path}"
         done = subprocess.run(["curl", "-s", "-m", "5", address], capture_output=True, text=True, check=False)
         return done.stdout
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels."""
+        """Return the sum of a metric over its labels."""
         pattern = re.compile(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", re.MULTILINE)
         return sum(float(match.group(1)) for match in pattern.finditer(self.fetch("/metrics")))
 
     def resident_mebibytes(self) -> float:
-        """Memory of the agent."""
+        """Return the agent's resident memory in MiB."""
         assert self.process is not None
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         found = re.search(r"^VmRSS:\s+(\d+) kB", text, re.MULTILINE)
@@ -274,13 +274,13 @@ class AgentNode:
         return int(found.group(1)) / 1024
 
     def processor_seconds(self) -> float:
-        """Processor time of the agent so far, its children's included."""
+        """Return the processor time the agent and its children have used so far, in seconds."""
         assert self.process is not None
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(int(value) for value in fields[11:15]) / os.sysconf("SC_CLK_TCK")
 
     def differences(self) -> Object:
-        """What a one-shot check against the API server finds to differ."""
+        """Return the differences that a one-shot check against the API server reports."""
         done = self.run(
             *("diff", "--config", str(self.scratch / "config.yaml"), "--kubeconfig", str(self.kubeconfig)),
             *("--state-directory", str(self.scratch / "run"), "-o", "json"),
@@ -289,6 +289,6 @@ class AgentNode:
         return dict(json.loads(done.stdout))
 
     def kernel_text(self, variant: str) -> str:
-        """All rules of the family IPv4 as the mode's own tool prints them."""
+        """Return all IPv4 rules as the mode's own tool prints them."""
         command = ["nft", "list", "ruleset"] if self.mode == "nftables" else [f"iptables-{variant}-save"]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -39,7 +39,7 @@ def make_network(count: int = 3) -> None:
 
 
 class Backend:
-    """A TCP server that sends its number to each client; ``hold`` keeps the connections open."""
+    """A TCP server that sends its number to each client; with ``hold``, connections stay open."""
 
     def __init__(self, number: int, hold: bool = False) -> None:
         self.number = number
@@ -49,7 +49,7 @@ class Backend:
         self.start()
 
     def start(self) -> None:
-        """Listen."""
+        """Listen and serve in a thread."""
         server = socket.socket()
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((endpoint(self.number), PORT))
@@ -71,7 +71,7 @@ class Backend:
                 connection.close()
 
     def stop(self) -> None:
-        """Refuse connections; those that are held stay open."""
+        """Refuse new connections; held connections stay open."""
         if self._server is not None:
             with contextlib.suppress(OSError):
                 self._server.shutdown(socket.SHUT_RDWR)
@@ -79,14 +79,14 @@ class Backend:
             self._server = None
 
     def close(self) -> None:
-        """End everything."""
+        """Close the listener and all connections."""
         self.stop()
         for connection in self._held:
             connection.close()
 
 
 def ask(seconds: float = 2.0) -> str:
-    """Return the number of the backend that answers at the Service's address, or why none does."""
+    """Connect to the Service's address; return the number of the backend that answers, or the error."""
     try:
         with socket.create_connection((ADDRESS, PORT), seconds) as connection:
             connection.settimeout(seconds)
@@ -96,7 +96,7 @@ def ask(seconds: float = 2.0) -> str:
 
 
 def manifests(numbers: Sequence[int] = (1, 2, 3), **annotations: str) -> List[Dict[str, Any]]:
-    """Return the Service and its EndpointSlice."""
+    """Return the manifests of the Service and its EndpointSlice."""
     return [
         {
             "apiVersion": "v1",
@@ -116,6 +116,6 @@ def manifests(numbers: Sequence[int] = (1, 2, 3), **annotations: str) -> List[Di
 
 
 def write_manifests(directory: Path, objects: Sequence[Dict[str, Any]], name: str = "apiserver.json") -> None:
-    """Write manifests as one file."""
+    """Write manifests to one file."""
     directory.mkdir(exist_ok=True)
     (directory / name).write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))

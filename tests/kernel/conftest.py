@@ -18,14 +18,14 @@ from tests.lab import system
 
 
 def pytest_sessionstart() -> None:
-    """Say at once what is missing instead of failing in every test."""
+    """Fail at once without root instead of in every test."""
     if os.geteuid() != 0:
         pytest.exit("kernel tests need root: run them with sudo, or run only tests/unit", returncode=2)
 
 
 @pytest.fixture(autouse=True)
 def own_network_namespace() -> Iterator[None]:
-    """Run the test in a fresh network namespace and come back afterwards."""
+    """Run the test in a new network namespace and restore the old one afterwards."""
     descriptor = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     system.unshare(system.CLONE_NEWNET)
     try:

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is done on the node through which the load of :mod:`tests.kernel.test_migration_load` goes.
+"""Operations on the node that carries the load of :mod:`tests.kernel.test_migration_load`.
 
-It runs in the node's network namespace, or on the node's own kernel (:mod:`tests.lab.calls`), so arguments and
-results are what JSON can say.
+They run in the node's network namespace, or on the node's own kernel (:mod:`tests.lab.calls`), so arguments and
+results must be JSON values.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _run(command: Sequence[str], text: Optional[str] = None) -> str:
 
 
 class UpgradedAgent(AgentNode):
-    """The agent, run from an archive as the role agent installs it."""
+    """The agent run from an archive, as the role ``agent`` installs it."""
 
     def __init__(self, scratch: Path, mode: str) -> None:
         super().__init__(scratch, mode)
@@ -57,7 +57,7 @@ class UpgradedAgent(AgentNode):
         return [sys.executable, str(self.scratch / "kubenode-proxy.pyz"), *words]
 
     def install(self, stamp: str) -> None:
-        """Put an archive in place of the one that is there; ``stamp`` makes it another one."""
+        """Install an archive in place of the current one; ``stamp`` makes its content differ."""
         content = pack(str(ROOT / "plugins" / "module_utils")).content
         fresh = self.scratch / "new.pyz"
         fresh.write_bytes(content)
@@ -67,7 +67,7 @@ class UpgradedAgent(AgentNode):
 
 
 class LoadedNode:
-    """The node of the conformance lab; what it needs to remember lies in ``scratch``."""
+    """The node of the conformance lab; its state is kept in ``scratch``."""
 
     def __init__(self, scratch: str) -> None:
         self._scratch = Path(scratch)
@@ -75,14 +75,14 @@ class LoadedNode:
         self._agent: Optional[UpgradedAgent] = None
 
     def load_recorded(self, mode: str, variant: str) -> None:
-        """Program what kube-proxy had programmed."""
+        """Program the state recorded from kube-proxy."""
         recorded.load(Path(CASE.file(f"state-{mode}.txt")), _run, variant)
         if mode == "ipvs":
             for name, value in IPVS_SYSCTLS.items():
                 Path("/proc/sys/net/ipv4/vs", name).write_text(str(value), encoding="ascii")
 
     def converge(self, mode: str) -> int:
-        """Converge, and return the number of the state that was saved before."""
+        """Converge and return the number of the state that was saved before the change."""
         report = converge(
             Request(
                 whole_cluster=False,
@@ -97,8 +97,8 @@ class LoadedNode:
         )
         return report.saved_state or 0
 
-    def back_to(self, number: int) -> None:
-        """Go back to a saved state."""
+    def roll_back(self, number: int) -> None:
+        """Roll back to a saved state."""
         rollback(
             RollbackRequest(
                 to=number,
@@ -110,7 +110,7 @@ class LoadedNode:
         )
 
     def programmed(self, mode: str, variant: str) -> List[str]:
-        """What is programmed, as the mode's own tools print it, without counters and in no order."""
+        """Return the programmed state as the mode's own tools print it, without counters and sorted."""
         if mode == "nftables":
             return sorted(_run(["nft", "-s", "list", "ruleset"]).splitlines())
         texts = [_run([f"{family}-{variant}-save"]) for family in ("iptables", "ip6tables")]
@@ -120,18 +120,18 @@ class LoadedNode:
         return sorted(re.sub(r" initval 0x\w+", "", line) for line in lines)
 
     def start_agent(self, mode: str, stamp: str) -> None:
-        """Install an archive and start the agent from it; returns after its first sync."""
+        """Install an archive, start the agent from it, and return after its first sync."""
         if self._agent is None:
             self._agent = UpgradedAgent(self._scratch, mode)
         self._agent.install(stamp)
         self._agent.start()
 
     def stop_agent(self, number: int) -> None:
-        """End the agent with this signal."""
+        """Stop the agent with a signal."""
         assert self._agent is not None
         self._agent.stop(number)
 
     def close(self) -> None:
-        """End what still runs."""
+        """Stop all processes that still run."""
         if self._agent is not None:
             self._agent.close()

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node for tests of rollbacks: it converges to a conformance case, goes back, and shows what is programmed."""
+"""A node for rollback tests: it converges to a conformance case, rolls back, and dumps the programmed state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.netpol import cases as netpol
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "nodeport-cluster"))
-FOREIGN = """\
+EXTERNAL_RULES = """\
 *nat
 :OTHER - [0:0]
 -A PREROUTING -p tcp -m tcp --dport 1 -j OTHER
@@ -58,7 +58,7 @@ def has_nat_of_nft() -> bool:
 
 
 def blocks(listing: str) -> List[str]:
-    """The sets and chains of an nft listing in the order of their names: the kernel's is that of their making."""
+    """Return the sets and chains of an nft listing sorted by name; the kernel lists them in order of creation."""
     found: List[str] = []
     for line in listing.splitlines():
         if re.match(r"\t(chain|set|map) ", line) or not found or not line.startswith("\t"):
@@ -69,14 +69,14 @@ def blocks(listing: str) -> List[str]:
 
 
 def saved_lines(program: str) -> List[str]:
-    """What iptables-save prints, without counters, and without tables that hold nothing."""
+    """Return the output of iptables-save without counters and without empty tables."""
     text = re.sub(r"^#.*\n|\[\d+:\d+\]", "", run(program), flags=re.MULTILINE)
     tables = re.findall(r"^\*\w+\n.*?^COMMIT$", text, re.MULTILINE | re.DOTALL)
     return [table for table in tables if re.search(r"^-A |^:\S+ -", table, re.MULTILINE)]
 
 
 def dump() -> Dict[str, Any]:
-    """All that a service proxy may have touched, as the usual tools print it."""
+    """Return everything a service proxy may have changed, as the usual tools print it."""
     found: Dict[str, Any] = {}
     variants = ("legacy", "nft") if has_nat_of_nft() else ("legacy",)
     for program in (f"{family}-{variant}-save" for family in ("iptables", "ip6tables") for variant in variants):
@@ -86,7 +86,7 @@ def dump() -> Dict[str, Any]:
             found[table] = blocks(run("nft", "-s", "list", *table.split()))
     if Path("/proc/net/ip_vs").exists():
         found["ipvs"] = sorted(run("ipvsadm", "-Sn").splitlines())
-        # The seed of a set's hash is drawn when it is made.
+        # The kernel draws the seed of a set's hash when the set is created.
         found["ipset"] = sorted(re.sub(r" initval \S+", "", run("ipset", "save")).splitlines())
         found["timeouts"] = run("ipvsadm", "-L", "--timeout")
     found["addresses"] = sorted(
@@ -98,7 +98,7 @@ def dump() -> Dict[str, Any]:
 
 
 def differences(before: Dict[str, Any], after: Dict[str, Any]) -> str:
-    """How two dumps differ, as a person wants to read it; empty if they do not."""
+    """Return how two dumps differ, in readable form; empty if they do not."""
     old, new = (
         json.dumps(item, indent=1, sort_keys=True).replace(r"\n", "\n").splitlines() for item in (before, after)
     )
@@ -114,7 +114,7 @@ class Node:
 
     def load(self, start: str, variant: str) -> None:
         for family in ("iptables", "ip6tables"):
-            run(f"{family}-{variant}-restore", "--noflush", text=FOREIGN)
+            run(f"{family}-{variant}-restore", "--noflush", text=EXTERNAL_RULES)
         if start != "none":
             recorded.load(
                 Path(CASE.file(f"state-{start}.txt")), lambda command, text: run(*command, text=text), variant
@@ -143,7 +143,7 @@ def names(report: Sequence[Any]) -> List[str]:
 
 
 def many_ranges() -> Dict[str, Any]:
-    """A NetworkPolicy with so many ranges of addresses and ports that their elements need several messages."""
+    """Return a NetworkPolicy with so many address and port ranges that its elements need several netlink messages."""
     few = [f"10.{second}.{third}.{2 * last}/32" for second in (1, 2) for third in range(8) for last in range(128)]
     ports = [{"protocol": "TCP", "port": 10 * each, "endPort": 10 * each + 5} for each in range(1, 1500)]
     peers = [{"ipBlock": {"cidr": "10.0.0.0/8", "except": few}}, {"ipBlock": {"cidr": "10.2.0.0/16"}}]
@@ -157,7 +157,7 @@ def many_ranges() -> Dict[str, Any]:
 
 
 def policies(settings: Dict[str, Any], *cases: str) -> Dict[str, Any]:
-    """Return the fields of a request with the objects of cases of network policies, and these settings for them."""
+    """Return the request fields with the objects of network policy cases, and the settings that enable policies."""
     objects = {key: item for case in cases for key, item in netpol.steps(case)[0].objects.items()}
     source = CASE.proxy_configuration("nftables", "", None)
     return {

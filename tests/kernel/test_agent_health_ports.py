@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent's ports under load and while pods come and go: none is refused, and nobody is kept waiting."""
+"""The agent's health ports under load and while pods come and go: no probe is refused or delayed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ip(*words: str) -> None:
 
 
 def balanced(number: int, port: int) -> Object:
-    """A dual-stack Service of type LoadBalancer with a health check node port, and its local endpoint's slice."""
+    """Return a dual-stack LoadBalancer Service with a health check node port, and the slice of its local endpoint."""
     item = service(
         number,
         type="LoadBalancer",
@@ -48,11 +48,11 @@ def balanced(number: int, port: int) -> Object:
 
 def local_slices(number: int) -> Iterator[Object]:
     for family, address in (("IPv4", endpoint_ip(number, 0)), ("IPv6", f"fd00:10:244::{number:x}")):
-        found = endpoint_slice(number, count=1)
-        found["metadata"]["name"] += family.lower()
-        found["addressType"] = family
-        found["endpoints"] = [{"addresses": [address], "conditions": {"ready": True}, "nodeName": "node1"}]
-        yield found
+        item = endpoint_slice(number, count=1)
+        item["metadata"]["name"] += family.lower()
+        item["addressType"] = family
+        item["endpoints"] = [{"addresses": [address], "conditions": {"ready": True}, "nodeName": "node1"}]
+        yield item
 
 
 def make_node(tmp_path, mode: str, variant: str, services: Dict[int, int], **settings: object) -> AgentNode:
@@ -72,7 +72,7 @@ def make_node(tmp_path, mode: str, variant: str, services: Dict[int, int], **set
 
 
 def status_of(address: str, port: int, path: str = "/", timeout: float = PATIENCE) -> int:
-    """The HTTP status of a GET; 0 if the connection is refused or breaks."""
+    """Return the HTTP status of a GET; 0 if the connection is refused or reset."""
     connection = http.client.HTTPConnection(address, port, timeout=timeout)
     try:
         connection.request("GET", path)
@@ -86,17 +86,17 @@ def status_of(address: str, port: int, path: str = "/", timeout: float = PATIENC
 
 
 class Prober:
-    """Asks health check node ports without a pause; ``found`` counts the answers by address and status."""
+    """A client that probes health check node ports continuously and counts the answers by address and status."""
 
     def __init__(self, addresses: Tuple[str, ...]) -> None:
-        self.found: Dict[Tuple[str, int], int] = {}
+        self.answered: Dict[Tuple[str, int], int] = {}
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(address,)) for address in addresses]
 
     def _run(self, address: str) -> None:
         while not self._stop.is_set():
             key = (address, status_of(address, PORT))
-            self.found[key] = self.found.get(key, 0) + 1
+            self.answered[key] = self.answered.get(key, 0) + 1
             self._stop.wait(0.005)
 
     def __enter__(self) -> Prober:
@@ -110,7 +110,7 @@ class Prober:
             thread.join()
 
     def answers(self, address: str) -> int:
-        return self.found.get((address, 200), 0)
+        return self.answered.get((address, 200), 0)
 
 
 def full_syncs(node: AgentNode) -> int:
@@ -118,7 +118,7 @@ def full_syncs(node: AgentNode) -> int:
 
 
 def pod(number: int, bridged: bool) -> Iterator[None]:
-    """A pod's host end: on a bridge, or with the gateway's address on itself as the plugin ptp does."""
+    """Yield a pod's host end: on a bridge, or with the gateway's address on itself as the plugin ptp does."""
     name = f"pod{number}"
     ip("link", "add", name, "type", "veth", "peer", "name", f"{name}p")
     if bridged:
@@ -134,12 +134,12 @@ def pod(number: int, bridged: bool) -> Iterator[None]:
 
 @pytest.fixture(params=[("nftables", ""), ("iptables", "nft")], ids=["nftables", "iptables"])
 def node(request, tmp_path) -> Iterator[AgentNode]:
-    found = make_node(tmp_path, *request.param, services={1: PORT})
-    yield found
-    found.close()
+    agent_node = make_node(tmp_path, *request.param, services={1: PORT})
+    yield agent_node
+    agent_node.close()
 
 
-def test_pods_that_come_and_go_refuse_no_probe_and_cause_no_full_sync(node):
+def test_pod_churn_refuses_no_probe_and_causes_no_full_sync(node):
     ip("link", "add", "cni0", "type", "bridge")
     ip("addr", "add", "10.244.1.1/24", "dev", "cni0")
     ip("link", "set", "cni0", "up")
@@ -150,18 +150,18 @@ def test_pods_that_come_and_go_refuse_no_probe_and_cause_no_full_sync(node):
         for number in range(24):
             here = pod(number, bridged=bool(number % 2))
             next(here)
-            # Longer than the agent waits for a burst of changed addresses to end.
+            # Longer than the agent waits for a burst of address changes to settle.
             before = prober.answers(FOUR)
             wait_for(lambda before=before: prober.answers(FOUR) >= before + 20, PATIENCE)
             time.sleep(0.25)
             next(here, None)
-    assert {status for _address, status in prober.found} == {200}, prober.found
+    assert {status for _address, status in prober.answered} == {200}, prober.answered
     assert min(prober.answers(FOUR), prober.answers(SIX)) >= 480
     assert full_syncs(node) == full and node.status()["syncs"] == syncs, node.log
     assert node.differences()["changed"] is False
 
 
-def test_addresses_that_come_and_go_concern_only_themselves(tmp_path):
+def test_a_changed_address_affects_only_listeners_on_that_address(tmp_path):
     ranges = ["192.0.2.0/24", "fd00:192::/64"]
     node = make_node(tmp_path, "nftables", "", {1: PORT}, nodePortAddresses=ranges)
     try:
@@ -180,14 +180,14 @@ def test_addresses_that_come_and_go_concern_only_themselves(tmp_path):
                 wait_for(
                     lambda: OTHER_FOUR not in node.kernel_text("") and OTHER_SIX not in node.kernel_text(""), PATIENCE
                 )
-        assert {status for _address, status in prober.found} == {200}, prober.found
+        assert {status for _address, status in prober.answered} == {200}, prober.answered
         assert full_syncs(node) == full, node.log
         assert node.differences()["changed"] is False
     finally:
         node.close()
 
 
-def test_a_port_that_others_have_is_served_as_soon_as_it_is_free(tmp_path):
+def test_a_port_in_use_by_another_program_is_served_once_it_is_free(tmp_path):
     node = make_node(tmp_path, "nftables", "", {1: PORT, 2: PORT + 1})
     try:
         with socket.socket() as taken:
@@ -226,14 +226,14 @@ def test_thousands_of_health_check_node_ports_on_two_addresses_of_each_family(tm
 
 
 def programmed_within(node: AgentNode, number: int) -> float:
-    """Seconds from the write of a slice to its endpoint's being in the kernel."""
+    """Write a slice and return the seconds until the kernel has its endpoint."""
     node.store.put(endpoint_slice(2, count=1, first=number))
     address = endpoint_ip(2, number)
     return wait_for(lambda: address in node.kernel_text(""), PATIENCE, 0.02)
 
 
 @pytest.mark.parametrize("seconds", [10.0, pytest.param(60.0, marks=pytest.mark.full)])
-def test_thousands_of_idle_connections_of_one_client_hinder_nobody(tmp_path, seconds):
+def test_thousands_of_idle_connections_of_one_client_delay_no_other_client(tmp_path, seconds):
     node = make_node(tmp_path, "nftables", "", {1: PORT})
     node.store.put(service(2))
     node.store.put(endpoint_slice(2))

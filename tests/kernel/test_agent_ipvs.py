@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent in ipvs mode, on a kernel that has IPVS: changes, foreign hands, restarts."""
+"""The agent in ipvs mode, on a kernel that has IPVS: changes, external changes, restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def servers():
 
 
 def content():
-    """All that the mode has programmed, counters and kernel-only details aside."""
+    """Return everything the mode has programmed, without counters and kernel-only details."""
     rules = [line for line in output("iptables-legacy-save").splitlines() if line[:1] == "-"]
     sets = [line for line in output("ipset", "save").splitlines() if line.startswith("add ")]
     addresses = sorted(word for word in output("ip", "-4", "-o", "address", "show").split() if word.endswith("/32"))
@@ -41,8 +41,8 @@ def real_server(number, index):
     return "-t", f"{cluster_ip(number)}:80", "-r", f"{endpoint_ip(number, index)}:8080"
 
 
-def by_hand():
-    """What somebody may do to the node: in words, and as commands."""
+def manual_changes():
+    """Return manual changes to the node: a description, and the commands."""
     device = ("dev", "kube-ipvs0")
     altered = ("KUBE-MARK-MASQ", "1", "-j", "MARK", "--set-xmark", "0x1000/0x1000")
     return {
@@ -50,7 +50,7 @@ def by_hand():
         "altered virtual server": [("ipvsadm", "-E", "-t", f"{cluster_ip(2)}:80", "-s", "lc")],
         "deleted real server": [("ipvsadm", "-d", *real_server(1, 0))],
         "altered weight": [("ipvsadm", "-e", *real_server(1, 1), "-m", "-w", "7")],
-        "real server of somebody else": [
+        "real server of another program": [
             ("ipvsadm", "-a", "-t", f"{cluster_ip(4)}:80", "-r", "10.244.99.9:8080", "-m", "-w", "1")
         ],
         "flushed IPVS": [("ipvsadm", "-C")],
@@ -61,7 +61,7 @@ def by_hand():
         ],
         "flushed set": [("ipset", "flush", "KUBE-CLUSTER-IP")],
         "deleted address": [("ip", "address", "del", f"{cluster_ip(3)}/32", *device)],
-        "address of somebody else": [("ip", "address", "add", "10.99.9.9/32", *device)],
+        "address of another program": [("ip", "address", "add", "10.99.9.9/32", *device)],
         "deleted device": [("ip", "link", "del", "kube-ipvs0")],
         "flushed chain": [("iptables-legacy", "-t", "nat", "-F", "KUBE-SERVICES")],
         "deleted rule": [("iptables-legacy", "-t", "nat", "-D", "KUBE-SERVICES", "1")],
@@ -81,12 +81,12 @@ def assert_repaired(node, before, what, commands):
 
 @pytest.fixture
 def node(tmp_path):
-    found = AgentNode(tmp_path, "ipvs", "legacy")
+    agent_node = AgentNode(tmp_path, "ipvs", "legacy")
     for number in range(1, 6):
-        found.store.put(service(number))
-        found.store.put(endpoint_slice(number))
-    yield found
-    found.close()
+        agent_node.store.put(service(number))
+        agent_node.store.put(endpoint_slice(number))
+    yield agent_node
+    agent_node.close()
 
 
 def test_follows_changes(node):
@@ -101,11 +101,11 @@ def test_follows_changes(node):
     assert repairs(node) == 0
 
 
-def test_whatever_is_done_by_hand_is_repaired_and_counted(node):
+def test_manual_changes_are_repaired_and_counted(node):
     node.start()
     assert "kube-nlmon0" in output("ip", "-o", "link", "show", "type", "nlmon")
     before = content()
-    for what, commands in by_hand().items():
+    for what, commands in manual_changes().items():
         assert_repaired(node, before, what, commands)
     assert 'noticed_by="request of another program to IPVS or ipset"' in node.log
     output("ip", "link", "del", "kube-nlmon0")
@@ -115,13 +115,13 @@ def test_whatever_is_done_by_hand_is_repaired_and_counted(node):
     assert output("ip", "-o", "link", "show", "type", "nlmon") == ""
 
 
-def test_without_a_monitoring_device_contents_are_read(node):
+def test_contents_are_polled_without_a_netlink_monitor_device(node):
     output("ip", "link", "add", "kube-nlmon0", "type", "dummy")
     try:
         node.start()
         assert "only detected by polling" in node.log
         before = content()
-        for what, commands in by_hand().items():
+        for what, commands in manual_changes().items():
             if commands[-1][0] in ("ipvsadm", "ipset"):
                 assert_repaired(node, before, what, commands)
         assert node.stop() == 0
@@ -131,7 +131,7 @@ def test_without_a_monitoring_device_contents_are_read(node):
         output("ip", "link", "del", "kube-nlmon0")
 
 
-def test_a_killed_agent_leaves_everything_and_the_next_one_adopts_it(node):
+def test_state_of_a_killed_agent_is_adopted_by_the_next_one(node):
     node.start()
     before = content()
     assert node.stop(signal.SIGKILL) != 0
@@ -177,7 +177,7 @@ def test_a_real_server_with_a_connection_is_drained(node):
                 assert receiver.recv(64) == b"still there"
 
 
-def test_what_iptables_mode_left_goes_when_ipvs_mode_starts(node):
+def test_leftovers_of_iptables_mode_are_removed_when_ipvs_mode_starts(node):
     node.write_configuration(mode="iptables")
     node.start()
     assert node.fetch("/proxyMode") == "iptables"

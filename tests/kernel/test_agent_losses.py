@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent follows an outage of most Services, and says so; where it is asked to, it holds the outage back."""
+"""The agent applies and reports the loss of most Services; if configured, it holds the loss back."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ REPORT = "most Services of this node lose their endpoints"
 
 @pytest.fixture
 def node(tmp_path) -> Iterator[AgentNode]:
-    found = AgentNode(tmp_path, "nftables")
-    found.store.put(node_object())
+    agent_node = AgentNode(tmp_path, "nftables")
+    agent_node.store.put(node_object())
     for number in SERVICES:
-        found.store.put(service(number))
-        found.store.put(endpoint_slice(number))
-    yield found
-    found.close()
+        agent_node.store.put(service(number))
+        agent_node.store.put(endpoint_slice(number))
+    yield agent_node
+    agent_node.close()
 
 
 def served() -> Set[int]:
-    """The Services with endpoints, as the nft program shows them."""
+    """Return the numbers of the Services with endpoints, as nft shows them."""
     command = ["nft", "list", "map", "ip", "kube-proxy", "service-frontends"]
     listed = subprocess.run(command, capture_output=True, text=True)
     assert listed.returncode == 0, listed.stderr
@@ -45,7 +45,7 @@ def losses(node: AgentNode) -> float:
     return node.metric("kubenode_proxy_losses_total")
 
 
-def test_an_outage_is_followed_and_reported_once(node):
+def test_an_outage_is_applied_and_reported_once(node):
     node.start()
     assert served() == set(SERVICES) and losses(node) == 0
     lose(node, *range(1, 12))
@@ -54,23 +54,23 @@ def test_an_outage_is_followed_and_reported_once(node):
     assert node.log.count(REPORT) == 1 and "of the 12 Services that have endpoints on this node lose them" in node.log
 
 
-def test_an_outage_is_held_back_where_that_is_asked_for_and_other_changes_are_made(node):
+def test_a_configured_hold_delays_an_outage_but_no_other_change(node):
     node.options = ["--hold-loss", "3600"]
     node.start()
     lose(node, *range(1, 12))
     wait_for(lambda: losses(node) == 1, 30.0, 0.05)
-    # Changes come one after the other, and half of the Services is not most of them yet.
+    # Changes arrive one by one, and half of the Services do not count as most of them yet.
     wait_for(lambda: "held_back=True" in node.log or "held_back=true" in node.log, 10.0, 0.05)
     node.store.put(endpoint_slice(1))
     wait_for(lambda: 1 in served(), 30.0, 0.05)
     kept = served()
-    assert {1, 12} <= kept and len(kept) >= 6, "at least half of the Services go on"
+    assert {1, 12} <= kept and len(kept) >= 6, "at least half of the Services keep their endpoints"
     for number in range(2, 12):
         node.store.put(endpoint_slice(number))
     wait_for(lambda: served() == set(SERVICES), 30.0, 0.05)
 
 
-def test_what_is_held_back_is_made_after_the_time(node):
+def test_a_held_change_is_applied_after_the_configured_time(node):
     node.options = ["--hold-loss", "2"]
     node.start()
     lose(node, *range(1, 12))
@@ -78,7 +78,7 @@ def test_what_is_held_back_is_made_after_the_time(node):
     assert node.log.count(REPORT) == 1
 
 
-def test_a_loss_by_a_restart_is_reported(node):
+def test_a_loss_across_a_restart_is_reported(node):
     node.start()
     node.stop()
     lose(node, *range(1, 12))

@@ -44,15 +44,15 @@ FROM_WEB = policy(
 
 @pytest.fixture
 def node(tmp_path) -> Iterator[AgentNode]:
-    found = AgentNode(tmp_path, "nftables")
-    found.node_configuration["networkPolicy"] = {"enabled": True}
-    found.write_configuration()
-    found.store.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}})
-    found.store.put(pod("db", "10.244.0.5", {"app": "db"}))
-    found.store.put(pod("web", "10.244.1.7", {"app": "web"}, "node2"))
-    found.store.put(FROM_WEB)
-    yield found
-    found.close()
+    agent_node = AgentNode(tmp_path, "nftables")
+    agent_node.node_configuration["networkPolicy"] = {"enabled": True}
+    agent_node.write_configuration()
+    agent_node.store.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}})
+    agent_node.store.put(pod("db", "10.244.0.5", {"app": "db"}))
+    agent_node.store.put(pod("web", "10.244.1.7", {"app": "web"}, "node2"))
+    agent_node.store.put(FROM_WEB)
+    yield agent_node
+    agent_node.close()
 
 
 def elements(name: str) -> str:
@@ -63,12 +63,12 @@ def elements(name: str) -> str:
 
 
 def isolated() -> bool:
-    """The pod is isolated"""
+    """Return whether the pod is in the set of isolated pods."""
     return "10.244.0.5" in elements("isolated-in4")
 
 
 def granted() -> bool:
-    """The peer is in a class"""
+    """Return whether the peer is in a class that is granted access."""
     return "10.244.1.7" in elements("pods4") and "10.244.0.5" in elements("grants-in4")
 
 
@@ -82,10 +82,10 @@ def test_pods_and_policies_are_followed(node):
     wait_for(lambda: "10.244.0.6" in elements("isolated-in4"), 30)
     node.store.delete("NetworkPolicy", "shop", "db")
     wait_for(lambda: "10.244.0" not in elements("isolated-in4"), 30)
-    assert node.log.count("network policies are in force") == 1, "followed without comparing everything"
+    assert node.log.count("network policies are in force") == 1, "followed without a full comparison"
 
 
-def test_what_another_program_changes_is_repaired(node):
+def test_changes_by_another_program_are_repaired(node):
     node.start()
     wait_for(lambda: isolated() and granted(), 30)
     subprocess.run(["nft", "flush", "set", *TABLE.split(), "isolated-in4"], check=True)
@@ -114,7 +114,7 @@ def test_a_refused_version_of_a_policy_does_not_replace_a_valid_one(node):
     assert isolated() and granted()
 
 
-def test_the_table_goes_when_policies_are_switched_off(node):
+def test_the_table_is_removed_when_policies_are_disabled(node):
     node.start()
     wait_for(isolated, 30)
     node.stop()

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent in nftables mode: whatever is deleted from its tables or added to them by hand is put right again."""
+"""The agent in nftables mode: anything deleted from or added to its tables by another program is repaired."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tests.kernel.agent_node import (
 )
 
 FAMILIES = ("ip", "ip6")
-# Each of many objects, one after the other.
+# Many objects, each deleted or added one after another.
 LONG = ("ip", pytest.param("ip6", marks=pytest.mark.full))
-# A loaded machine may be late. Half of the repairs are to come long before the next full check, which is due each hour.
+# A loaded machine may be slow. Half of the repairs must come long before the next full check, which is due each hour.
 PATIENCE_SECONDS = 120.0
 USUAL_SECONDS = 10.0
 
 
 def dual(item: Object) -> Object:
-    """A Service with an IPv6 address beside its IPv4 address."""
+    """Return a Service with an IPv6 address beside its IPv4 address."""
     spec = item["spec"]
     six = "fd00:10:96::" + spec["clusterIP"].rpartition(".")[2]
     spec.update(clusterIPs=[spec["clusterIP"], six], ipFamilies=["IPv4", "IPv6"], ipFamilyPolicy="RequireDualStack")
@@ -40,7 +40,7 @@ def dual(item: Object) -> Object:
 
 
 def slices(number: int) -> Iterator[Object]:
-    """A Service's endpoints in both families."""
+    """Yield a Service's endpoints in both families."""
     yield endpoint_slice(number)
     other = endpoint_slice(number)
     other["metadata"]["name"] += "6"
@@ -52,10 +52,10 @@ def slices(number: int) -> Iterator[Object]:
 
 @pytest.fixture
 def node(tmp_path) -> Iterator[AgentNode]:
-    found = AgentNode(tmp_path, "nftables")
+    agent_node = AgentNode(tmp_path, "nftables")
     addresses = [{"type": "InternalIP", "address": address} for address in ("192.0.2.1", "fd00:192::1")]
-    found.store.put(node_object(status={"addresses": addresses}))
-    found.write_configuration(clusterCIDR="10.244.0.0/16,fd00:10:244::/56")
+    agent_node.store.put(node_object(status={"addresses": addresses}))
+    agent_node.write_configuration(clusterCIDR="10.244.0.0/16,fd00:10:244::/56")
     affinity = {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}}}
     outside = {"type": "NodePort", "externalTrafficPolicy": "Local", "healthCheckNodePort": 0}
     ranges = {"type": "LoadBalancer", "loadBalancerSourceRanges": ["198.51.100.0/24", "2001:db8::/32"]}
@@ -66,41 +66,41 @@ def node(tmp_path) -> Iterator[AgentNode]:
         if spec is ranges:
             ingress = [{"ip": f"203.0.113.{number}"}, {"ip": f"2001:db8:113::{number}"}]
             item["status"] = {"loadBalancer": {"ingress": ingress}}
-        found.store.put(item)
+        agent_node.store.put(item)
         for part in slices(number):
-            found.store.put(part)
-    found.store.put(dual(service(4)))
-    yield found
-    found.close()
+            agent_node.store.put(part)
+    agent_node.store.put(dual(service(4)))
+    yield agent_node
+    agent_node.close()
 
 
 def nft(*words: str) -> None:
-    """A command that must succeed."""
+    """Run an nft command that must succeed."""
     done = subprocess.run(["nft", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, (words, done.stderr)
 
 
 def objects(family: str) -> List[Dict[str, Any]]:
-    """Everything in the table of a family, as nft tells it."""
+    """Return everything in the table of a family, as nft prints it."""
     words = ["nft", "-j", "-a", "list", "table", family, "kube-proxy"]
     return list(json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)["nftables"])
 
 
 def content() -> List[str]:
-    """Both tables as text, their objects in an order of their own."""
-    found: List[str] = []
+    """Return both tables as text with their objects sorted."""
+    lines: List[str] = []
     for family in FAMILIES:
         words = ["nft", "list", "table", family, "kube-proxy"]
         text = subprocess.run(words, capture_output=True, text=True, check=False).stdout
         blocks = re.split(r"\n(?=\t(?:chain|map|set) )", text)
-        found += sorted(
+        lines += sorted(
             "\n".join(sorted(filter(None, (line.strip(" \t,}") for line in part.splitlines())))) for part in blocks
         )
-    return found
+    return lines
 
 
 def written(value: Any) -> str:
-    """A value of an element in nft's own syntax, from its JSON."""
+    """Return an element's value in nft's own syntax, from its JSON."""
     if isinstance(value, dict):
         ((kind, inner),) = value.items()
         if kind == "concat":
@@ -113,7 +113,7 @@ def written(value: Any) -> str:
 
 
 def holders(family: str) -> Iterator[Tuple[str, str, List[str]]]:
-    """The kind, name and keys of every map and set that has elements."""
+    """Yield the kind, name and keys of every map and set that has elements."""
     for item in objects(family):
         ((kind, value),) = item.items()
         if kind in ("map", "set") and value.get("elem"):
@@ -121,7 +121,7 @@ def holders(family: str) -> Iterator[Tuple[str, str, List[str]]]:
 
 
 def deletions(family: str) -> Iterator[Tuple[str, ...]]:
-    """Commands of nft; each takes away one object, or what is in it, or one element."""
+    """Yield nft commands that each delete one object, the content of one, or one element."""
     table = (family, "kube-proxy")
     for item in objects(family):
         ((kind, value),) = item.items()
@@ -139,19 +139,19 @@ def deletions(family: str) -> Iterator[Tuple[str, ...]]:
 
 
 def additions(family: str) -> Iterator[Tuple[str, ...]]:
-    """Commands of nft; each adds to the table what does not belong there."""
+    """Yield nft commands that each add an unexpected object, rule or element to the table."""
     table = (family, "kube-proxy")
     address, network = ("203.0.113.9", "ipv4_addr") if family == "ip" else ("2001:db8::9", "ipv6_addr")
-    yield "add", "chain", *table, "foreign"
+    yield "add", "chain", *table, "external"
     yield "add", "chain", *table, "hooked", "{ type filter hook input priority 5 ; }"
-    yield "add", "set", *table, "foreign", f"{{ type {network} ; }}"
+    yield "add", "set", *table, "external", f"{{ type {network} ; }}"
     yield "add", "rule", *table, "services", "counter"
     yield "insert", "rule", *table, "services", family, "daddr", address, "drop"
     yield "add", "element", *table, "nodeport-ips", "{", address, "}"
 
 
 class Repairs:
-    """Does one thing after the other to the tables, and waits each time until they are as before."""
+    """Apply changes to the tables one by one, and wait each time until the tables are restored."""
 
     def __init__(self, node: AgentNode) -> None:
         self.node = node
@@ -161,7 +161,7 @@ class Repairs:
         self.seconds: List[float] = []
 
     def after(self, *words: str) -> None:
-        """Wait for the repair of what a command does."""
+        """Run a command and wait until its effect is repaired."""
         nft(*words)
         try:
             self.seconds.append(wait_for(lambda: content() == self.before, PATIENCE_SECONDS))
@@ -169,7 +169,7 @@ class Repairs:
             raise AssertionError(f"not repaired: {' '.join(words)}") from None
 
     def check(self, least: int) -> None:
-        """That so many were repaired, as fast as promised, counted, and nothing differs."""
+        """Check that at least ``least`` repairs were made and counted in time, and that nothing differs."""
         assert len(self.seconds) >= least
         assert sorted(self.seconds)[len(self.seconds) // 2] < USUAL_SECONDS
         assert self.node.metric("kubenode_proxy_drift_repaired_total") > 0
@@ -177,7 +177,7 @@ class Repairs:
 
 
 @pytest.mark.parametrize("family", LONG)
-def test_every_deleted_object_is_put_back(node: AgentNode, family: str) -> None:
+def test_every_deleted_object_is_restored(node: AgentNode, family: str) -> None:
     repairs = Repairs(node)
     for command in list(deletions(family)):
         repairs.after(*command)
@@ -185,7 +185,7 @@ def test_every_deleted_object_is_put_back(node: AgentNode, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_does_not_belong_is_removed(node: AgentNode, family: str) -> None:
+def test_unexpected_objects_are_removed(node: AgentNode, family: str) -> None:
     repairs = Repairs(node)
     for command in additions(family):
         repairs.after(*command)
@@ -193,11 +193,11 @@ def test_what_does_not_belong_is_removed(node: AgentNode, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", LONG)
-def test_every_deleted_rule_is_put_back(node: AgentNode, family: str) -> None:
+def test_every_deleted_rule_is_restored(node: AgentNode, family: str) -> None:
     repairs = Repairs(node)
     rules = [item["rule"] for item in objects(family) if "rule" in item]
     for number in range(len(rules)):
-        # A repaired chain has rules with other handles.
+        # A repaired chain has rules with new handles.
         rule = [item["rule"] for item in objects(family) if "rule" in item][number]
         repairs.after("delete", "rule", family, "kube-proxy", rule["chain"], "handle", str(rule["handle"]))
     repairs.check(20)
@@ -215,5 +215,5 @@ def test_explain_and_diff(node) -> None:
     )
     assert node.stop() == 0
     nft("flush", "chain", "ip", "kube-proxy", "services")
-    found = node.differences()
-    assert found["changed"] is True and "vmap" in json.dumps(found)
+    report = node.differences()
+    assert report["changed"] is True and "vmap" in json.dumps(report)

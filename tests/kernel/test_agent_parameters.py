@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent puts kernel parameters back that another program changes, and counts and logs it."""
+"""The agent restores kernel parameters that another program changes, and counts and logs each repair."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ESTABLISHED = Path("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established
 
 @pytest.fixture
 def node(tmp_path):
-    found = AgentNode(tmp_path, "nftables")
-    found.store.put(service(1))
-    found.store.put(endpoint_slice(1))
+    agent_node = AgentNode(tmp_path, "nftables")
+    agent_node.store.put(service(1))
+    agent_node.store.put(endpoint_slice(1))
     timeouts = {"maxPerCore": 0, "tcpEstablishedTimeout": "2h", "tcpCloseWaitTimeout": "1h"}
-    found.write_configuration(conntrack=timeouts)
-    yield found
-    found.close()
+    agent_node.write_configuration(conntrack=timeouts)
+    yield agent_node
+    agent_node.close()
 
 
-def test_a_changed_parameter_is_put_back_counted_and_logged(node):
+def test_a_changed_parameter_is_restored_counted_and_logged(node):
     node.start()
     assert (CLOSE_WAIT.read_text(), ESTABLISHED.read_text()) == ("3600\n", "7200\n")
     for parameter, kept in ((CLOSE_WAIT, "3600\n"), (ESTABLISHED, "7200\n")):

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent as a process: it converges, follows changes, repairs what others change, and survives what may happen."""
+"""The agent as a process: it converges, follows changes, repairs external changes, and survives faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(*command):
     subprocess.run(command, check=True, capture_output=True)
 
 
-# What takes long, and is about the agent and not about the kernel: in one mode for `make test`.
+# Slow tests of the agent itself, independent of the mode: one mode is enough for `make test`.
 LONG = [*(pytest.param(setup, marks=pytest.mark.full) for setup in SETUPS[:2]), SETUPS[2]]
 
 
@@ -42,24 +42,24 @@ def name_of(setup):
 @pytest.fixture(params=SETUPS, ids=name_of)
 def node(request, tmp_path):
     mode, variant = request.param
-    found = AgentNode(tmp_path, mode, variant)
-    found.variant = variant
+    agent_node = AgentNode(tmp_path, mode, variant)
+    agent_node.variant = variant
     for number in range(1, 6):
-        found.store.put(service(number))
-        found.store.put(endpoint_slice(number))
-    yield found
-    found.close()
+        agent_node.store.put(service(number))
+        agent_node.store.put(endpoint_slice(number))
+    yield agent_node
+    agent_node.close()
 
 
 @pytest.fixture
 def one_node(tmp_path):
-    found = AgentNode(tmp_path, "iptables", "nft")
-    found.variant = "nft"
+    agent_node = AgentNode(tmp_path, "iptables", "nft")
+    agent_node.variant = "nft"
     for number in range(1, 6):
-        found.store.put(service(number))
-        found.store.put(endpoint_slice(number))
-    yield found
-    found.close()
+        agent_node.store.put(service(number))
+        agent_node.store.put(endpoint_slice(number))
+    yield agent_node
+    agent_node.close()
 
 
 def has(node, text):
@@ -88,12 +88,12 @@ def test_converges_and_follows_each_change(node):
 
 
 def _damage(node):
-    """What somebody may do by hand: in words, and as commands, each with what it needs in its environment."""
+    """Yield manual changes: a description, and commands, each with the environment it needs."""
     if node.mode == "nftables":
         table = ("ip", "kube-proxy")
         yield "flushed map", [("nft", "flush", "map", *table, "service-ips")]
         yield "deleted table", [("nft", "delete", "table", *table)]
-        yield "rule of somebody else", [("nft", "insert", "rule", *table, "services", "drop")]
+        yield "rule of another program", [("nft", "insert", "rule", *table, "services", "drop")]
         return
     program = f"iptables-{node.variant}"
     nat = (program, "-t", "nat")
@@ -105,7 +105,7 @@ def _damage(node):
     )
     yield "deleted jump", [(*nat, "-D", "PREROUTING", "1")]
     yield "deleted rule", [(*nat, "-D", "KUBE-SERVICES", "1")]
-    yield "rule of somebody else", [(*nat, "-I", "KUBE-SERVICES", "-d", "198.51.100.9", "-j", "RETURN")]
+    yield "rule of another program", [(*nat, "-I", "KUBE-SERVICES", "-d", "198.51.100.9", "-j", "RETURN")]
     yield "flushed chain", [(*nat, "-F", "KUBE-POSTROUTING")]
     yield "flushed chains of the table filter", [(program, "-F", "FORWARD"), (program, "-F", "KUBE-FORWARD")]
     yield "flushed table", [(*nat, "-F")]
@@ -113,7 +113,7 @@ def _damage(node):
     yield "altered rule of equal size, with another lock", [("env", f"XTABLES_LOCKFILE={node.scratch}/lock", *altered)]
 
 
-def test_foreign_changes_are_repaired_and_counted(node):
+def test_external_changes_are_repaired_and_counted(node):
     node.start()
 
     def content():
@@ -144,19 +144,19 @@ def _map_text(name):
     return done.stdout
 
 
-def test_own_changes_are_never_taken_for_foreign_ones(node):
+def test_own_changes_are_never_mistaken_for_external_ones(node):
     node.start()
     for round_number in range(8):
         node.store.put(endpoint_slice(2, count=2 + round_number % 2))
         wait_for(has(node, endpoint_ip(2, 2)) if round_number % 2 else lacks(node, endpoint_ip(2, 2)), 30.0)
-    # Long enough for every watch to look several times.
+    # Long enough for every watcher to poll several times.
     time.sleep(3.0)
     assert node.metric("kubenode_proxy_drift_repaired_total") == 0
     assert "repaired" not in node.log
 
 
 @pytest.mark.parametrize("node", LONG, indirect=True, ids=name_of)
-def test_two_hundred_changes_a_second_end_in_the_plan(node):
+def test_two_hundred_changes_a_second_converge_to_the_desired_state(node):
     node.start()
     began = time.monotonic()
     for number in range(2000):
@@ -169,7 +169,7 @@ def test_two_hundred_changes_a_second_end_in_the_plan(node):
 
 
 @pytest.mark.parametrize("node", LONG, indirect=True, ids=name_of)
-def test_a_kill_in_the_middle_of_a_sync_leaves_something_the_next_start_adopts(node):
+def test_state_left_by_a_kill_during_a_sync_is_adopted_at_the_next_start(node):
     for number in range(10, 300):
         node.store.put(service(number))
         node.store.put(endpoint_slice(number))
@@ -184,7 +184,7 @@ def test_a_kill_in_the_middle_of_a_sync_leaves_something_the_next_start_adopts(n
     assert "added=0 replaced=0 removed=0" in node.log
 
 
-def test_starts_from_the_kept_state_while_the_api_is_away(one_node):
+def test_starts_from_the_cached_state_while_the_api_server_is_down(one_node):
     node = one_node
     node.start()
     node.stop()
@@ -201,7 +201,7 @@ def test_starts_from_the_kept_state_while_the_api_is_away(one_node):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "garbage"])
-def test_a_damaged_cache_is_passed_over(one_node, damage):
+def test_a_damaged_cache_is_ignored(one_node, damage):
     node = one_node
     node.start()
     node.stop()
@@ -219,7 +219,7 @@ def test_a_damaged_cache_is_passed_over(one_node, damage):
     assert node.differences()["changed"] is False
 
 
-def test_survives_dropped_watches_compaction_and_an_api_server_that_starts_anew(one_node):
+def test_survives_dropped_watches_compaction_and_a_restarted_api_server(one_node):
     node = one_node
     node.start()
     assert node.api is not None
@@ -234,7 +234,7 @@ def test_survives_dropped_watches_compaction_and_an_api_server_that_starts_anew(
     socket_path = str(node.scratch / "agent.sock")
 
     def explained():
-        """The new Service being served."""
+        """Return whether the new Service is served."""
         return "svc-8" in node.run("explain", f"{cluster_ip(8)}:80", "--control", socket_path).stdout
 
     wait_for(explained, 40.0, 0.3)
@@ -242,7 +242,7 @@ def test_survives_dropped_watches_compaction_and_an_api_server_that_starts_anew(
     assert node.differences()["changed"] is False
 
 
-def test_a_held_xtables_lock_delays_and_does_not_break(tmp_path):
+def test_a_held_xtables_lock_delays_the_sync_without_failing_it(tmp_path):
     node = AgentNode(tmp_path, "iptables", "legacy")
     node.variant = "legacy"
     node.environment["XTABLES_LOCKFILE"] = str(tmp_path / "xtables.lock")
@@ -298,7 +298,7 @@ def test_runtime_surface(one_node):
     wait_for(lambda: node.fetch("/", 32009) == "", 30.0)
 
 
-def test_reload_takes_up_a_new_configuration_and_refuses_a_wrong_one(one_node):
+def test_reload_applies_a_new_configuration_and_refuses_an_invalid_one(one_node):
     node = one_node
     node.start()
     assert node.process is not None
@@ -313,7 +313,7 @@ def test_reload_takes_up_a_new_configuration_and_refuses_a_wrong_one(one_node):
     assert node.status()["healthy"] is True
 
 
-def test_reload_takes_up_another_name_of_the_node(one_node):
+def test_reload_applies_a_changed_node_name(one_node):
     node = one_node
     other = node_object()
     other["metadata"] = {"name": "node2", "labels": {}}
@@ -337,7 +337,7 @@ def test_reload_takes_up_another_name_of_the_node(one_node):
     assert node.status()["node"] == "node2"
 
 
-def test_agent_and_single_convergence_exclude_each_other_by_name(one_node):
+def test_agent_and_one_shot_convergence_name_each_other_as_lock_holder(one_node):
     node = one_node
     node.start()
     done = node.run(
@@ -348,7 +348,7 @@ def test_agent_and_single_convergence_exclude_each_other_by_name(one_node):
     assert "the agent (kubenode-proxy run)" in done.stderr
 
 
-def test_memory_is_steady(one_node):
+def test_memory_does_not_grow(one_node):
     node = one_node
     for number in range(10, 200):
         node.store.put(service(number))

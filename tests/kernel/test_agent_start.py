@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How an agent starts with a state kept on disk: the API server comes first, and longer where the kernel serves."""
+"""Starting from a state on disk: the API server is preferred, and awaited longer while the kernel already serves."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ FROM_DISK = "starting from the cluster state kept on disk"
 
 @pytest.fixture
 def stopped(tmp_path):
-    """A node with a state on disk that is older than the cluster's, and a dataplane in the kernel."""
-    found = AgentNode(tmp_path, "nftables")
-    found.store.put(service(1))
-    found.store.put(endpoint_slice(1))
-    found.start()
-    assert found.stop() == 0
-    found.store.put(endpoint_slice(1, first=4))
-    yield found
-    found.close()
+    """Provide a stopped node whose state on disk is older than the cluster's, and whose kernel still serves."""
+    agent_node = AgentNode(tmp_path, "nftables")
+    agent_node.store.put(service(1))
+    agent_node.store.put(endpoint_slice(1))
+    agent_node.start()
+    assert agent_node.stop() == 0
+    agent_node.store.put(endpoint_slice(1, first=4))
+    yield agent_node
+    agent_node.close()
 
 
 def seconds_until_disk(node):
@@ -36,7 +36,7 @@ def seconds_until_disk(node):
     return time.monotonic() - started
 
 
-def test_an_api_server_that_takes_three_seconds_is_waited_for(stopped):
+def test_an_api_server_that_answers_after_three_seconds_is_awaited(stopped):
     def slow(_target):
         time.sleep(3.0)
 
@@ -47,14 +47,14 @@ def test_an_api_server_that_takes_three_seconds_is_waited_for(stopped):
     assert endpoint_ip(1, 4) in text and endpoint_ip(1, 0) not in text
 
 
-def test_where_the_kernel_serves_the_disk_comes_after_ten_seconds(stopped):
+def test_a_serving_node_falls_back_to_the_disk_after_ten_seconds(stopped):
     stopped.stop_api()
     assert seconds_until_disk(stopped) >= 10.0
     line = next(line for line in stopped.log.splitlines() if FROM_DISK in line)
     assert "cannot be reached" in line
 
 
-def test_a_node_that_serves_nothing_does_not_wait_so_long(stopped):
+def test_a_node_that_serves_nothing_falls_back_earlier(stopped):
     stopped.stop_api()
     subprocess.run(["nft", "flush", "ruleset"], check=True)
     stopped.start(wait=False)
@@ -75,7 +75,7 @@ def test_a_node_that_serves_nothing_does_not_wait_so_long(stopped):
     ],
     ids=lambda commands: commands[0].replace(" ", "-"),
 )
-def test_a_dataplane_of_any_mode_is_seen(commands):
+def test_a_dataplane_of_any_mode_is_detected(commands):
     assert not holds_dataplane()
     for command in commands:
         done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
@@ -85,7 +85,7 @@ def test_a_dataplane_of_any_mode_is_seen(commands):
     assert holds_dataplane()
 
 
-def test_what_others_have_programmed_is_no_dataplane():
+def test_rules_of_other_programs_are_not_taken_for_a_dataplane():
     for command in (
         "nft add table ip filter",
         "nft add chain ip filter KUBE-FIREWALL",

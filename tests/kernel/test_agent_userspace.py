@@ -34,7 +34,7 @@ NODE_IP = "192.0.2.1"
 
 @pytest.fixture
 def node(tmp_path) -> Iterator[AgentNode]:
-    found = userspace_node(tmp_path)
+    agent_node = userspace_node(tmp_path)
     system.ip_batch(
         [
             f"address add {NODE_IP}/32 dev lo",
@@ -47,21 +47,21 @@ def node(tmp_path) -> Iterator[AgentNode]:
         ]
     )
     addresses = [{"type": "InternalIP", "address": address} for address in (NODE_IP, "fd00:192::1")]
-    found.store.put(node_object(status={"addresses": addresses}))
-    yield found
-    found.close()
+    agent_node.store.put(node_object(status={"addresses": addresses}))
+    yield agent_node
+    agent_node.close()
 
 
 @pytest.fixture
 def backends() -> Iterator[List[Backend]]:
-    found = [Backend(FIRST), Backend(SECOND), Backend(SIX)]
-    yield found
-    for item in found:
+    servers = [Backend(FIRST), Backend(SECOND), Backend(SIX)]
+    yield servers
+    for item in servers:
         item.close()
 
 
 def dual(item):
-    """A Service with an IPv6 address beside its IPv4 address."""
+    """Return a Service with an IPv6 address beside its IPv4 address."""
     spec = item["spec"]
     six = "fd00:10:96::" + spec["clusterIP"].rpartition(".")[2]
     spec.update(clusterIPs=[spec["clusterIP"], six], ipFamilies=["IPv4", "IPv6"], ipFamilyPolicy="RequireDualStack")
@@ -69,7 +69,7 @@ def dual(item):
 
 
 def refusal(address: str, port: int, kind: int = socket.SOCK_STREAM) -> bool:
-    """Whether the address refuses clients."""
+    """Return whether the address refuses connections."""
     try:
         ask(address, port, kind=kind)
     except ConnectionRefusedError:
@@ -77,7 +77,7 @@ def refusal(address: str, port: int, kind: int = socket.SOCK_STREAM) -> bool:
     return False
 
 
-def test_every_way_to_a_service(node, backends):
+def test_every_frontend_of_a_service(node, backends):
     both = ("TCP", "UDP")
     node.store.put(dual(service_of(1, both)))
     node.store.put(endpoints_of(1, [FIRST, SECOND], both))
@@ -134,7 +134,7 @@ def test_every_way_to_a_service(node, backends):
     assert status["forwarding"]["unbound"] == []
     assert node.metric("kubenode_proxy_forwarding_connections_total") == status["forwarding"]["accepted"]
     assert node.metric("kubenode_proxy_table_entries") > 10
-    # Only IPv6 addresses are avoided as the source of the node's own connections; those of IPv4 are never chosen.
+    # Only IPv6 addresses are avoided as the source of the node's own connections; IPv4 ones are never chosen anyway.
     assert dict(addresses_on(DEVICE))["fd00:10:96::1"] is True
 
     explained = node.run("explain", "default/svc-2", "--control", str(node.scratch / "agent.sock"))
@@ -143,7 +143,7 @@ def test_every_way_to_a_service(node, backends):
     assert node.differences()["changed"] is False
 
 
-def test_external_changes_are_repaired_and_clean_up_leaves_nothing(node, backends):
+def test_external_changes_are_repaired_and_cleanup_leaves_nothing(node, backends):
     before = system.run(["ip", "address"])
     node.store.put(service_of(1))
     node.store.put(endpoints_of(1, [FIRST]))
@@ -155,7 +155,7 @@ def test_external_changes_are_repaired_and_clean_up_leaves_nothing(node, backend
     system.ip_batch([f"link del {DEVICE}"])
     wait_for(lambda: [address for address, _avoided in addresses_on(DEVICE)] == [cluster_ip(1)], 30.0)
     assert answering(cluster_ip(1), 80) == {FIRST}
-    # The Service goes, and with it its address and what is open through it.
+    # Deleting the Service removes its address and closes the connections through it.
     with socket.create_connection((cluster_ip(1), 80)) as sock:
         sock.settimeout(10)
         sock.sendall(b"x")
@@ -169,7 +169,7 @@ def test_external_changes_are_repaired_and_clean_up_leaves_nothing(node, backend
     assert system.run(["ip", "address"]) == before
 
 
-def test_a_port_of_another_program_costs_one_listener(node, backends):
+def test_a_port_in_use_by_another_program_costs_one_listener(node, backends):
     node.store.put(service_of(1, externalIPs=[OUTSIDE]))
     node.store.put(endpoints_of(1, [FIRST]))
     with socket.create_server((OUTSIDE, 80)):
@@ -183,7 +183,7 @@ def test_a_port_of_another_program_costs_one_listener(node, backends):
     assert answering(OUTSIDE, 80) == {FIRST}
 
 
-def test_stopping_gives_open_connections_time_and_leaks_no_file(node, backends):
+def test_stopping_drains_open_connections_and_leaks_no_descriptor(node, backends):
     node.store.put(service_of(1, ("TCP", "UDP")))
     node.store.put(endpoints_of(1, [FIRST, SECOND], ("TCP", "UDP")))
     node.start()
@@ -207,7 +207,7 @@ def test_stopping_gives_open_connections_time_and_leaks_no_file(node, backends):
     sock.close()
     stopping.join(20)
     assert ended == [0]
-    # A restart serves again.
+    # A restarted agent serves again.
     node.start()
     assert answering(cluster_ip(1), 80) == {FIRST, SECOND}
 
@@ -245,7 +245,7 @@ def test_one_shot_convergence_refuses(node):
     assert DEVICE not in system.run(["ip", "link"])
 
 
-def test_a_rollback_removes_the_addresses_of_an_agent_that_is_gone(node, backends):
+def test_a_rollback_removes_the_addresses_of_a_dead_agent(node, backends):
     node.store.put(service_of(1))
     node.store.put(endpoints_of(1, [FIRST]))
     history = ("--history", str(node.scratch / "history"))

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A running agent against an API server over TLS whose answers are wrong at random: it comes back by itself."""
+"""A running agent against a TLS API server that answers wrongly at random: the agent recovers on its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.apiserver.store import KINDS
 from tests.apiserver.wire import Answer
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, node_object, service, wait_for
 
-# The pauses between failures are shortened: with those of a real agent 500 answers would take an hour.
+# The retry delays are shortened: with the agent's real ones 500 answers would take an hour.
 HASTY = """
 import sys
 from module_utils.agent import supervision
@@ -30,14 +30,14 @@ sys.exit(main())
 
 
 class HastyNode(AgentNode):
-    """An agent that tries again soon."""
+    """An agent with short retry delays."""
 
     def _command(self, *words: str) -> List[str]:
         return [sys.executable, "-c", HASTY, *words]
 
 
 class Wrong:
-    """Gives wrong answers until there were enough; ``done`` is set then."""
+    """An answer hook that gives a number of wrong answers; ``done`` is set after the last one."""
 
     def __init__(self, node: AgentNode, answers: int) -> None:
         self.node = node
@@ -65,7 +65,7 @@ class Wrong:
 
 
 @pytest.mark.parametrize("answers", [60, pytest.param(500, marks=pytest.mark.full)])
-def test_an_agent_comes_back_from_wrong_answers(tmp_path, answers):
+def test_an_agent_recovers_from_wrong_answers(tmp_path, answers):
     node = HastyNode(tmp_path, "nftables")
     try:
         for number in range(1, 6):
@@ -78,7 +78,7 @@ def test_an_agent_comes_back_from_wrong_answers(tmp_path, answers):
         node.api.drop_watches()
         assert wrong.done.wait(300), f"{wrong.left} wrong answers are left"
         node.api.wrong = None
-        # Every object gets another version, and history is forgotten: only a list shows what there is.
+        # Every object gets a new version and the watch history is dropped, so only a list shows the current objects.
         for number in range(1, 8):
             node.store.put(service(number))
             node.store.put(endpoint_slice(number, 3))
@@ -87,7 +87,7 @@ def test_an_agent_comes_back_from_wrong_answers(tmp_path, answers):
         node.api.drop_watches()
 
         def serves_all() -> bool:
-            """Every Service with three endpoints in the kernel, and all watches open."""
+            """Return whether the kernel serves every Service with three endpoints and all watches are open."""
             families = node.status().get("families", {})
             counts = [families.get("IPv4", {}).get(name) for name in ("services", "endpoints")]
             return counts == [7, 21] and node.metric("kubenode_proxy_api_connected") == 1.0

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stale UDP entries of connection tracking: exactly they go, judged by the conntrack tool."""
+"""Stale UDP conntrack entries: exactly those are deleted, verified with the conntrack tool."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def client_ports(family: str) -> Set[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_exactly_the_stale_entries_go(family):
+def test_exactly_the_stale_entries_are_deleted(family):
     names = ADDRESSES[family]
     live, dead = names["live"], names["dead"]
     keep = [
@@ -110,7 +110,7 @@ def test_exactly_the_stale_entries_go(family):
         assert delete_stale(sock, family, routes) == 0
 
 
-def test_routes_without_serving_endpoints_or_of_tcp_leave_their_entries():
+def test_entries_of_tcp_and_of_services_without_serving_endpoints_are_kept():
     names = ADDRESSES["IPv4"]
     insert("IPv4", "udp", names["cluster"], 53, names["dead"], 5353, 40000)
     routes = [
@@ -123,7 +123,7 @@ def test_routes_without_serving_endpoints_or_of_tcp_leave_their_entries():
     assert client_ports("IPv4") == {40000}
 
 
-def test_only_the_entry_of_the_right_zone_goes():
+def test_only_the_entry_of_the_matching_zone_is_deleted():
     names = ADDRESSES["IPv4"]
     common = ["-p", "udp", "-t", "600", "-s", names["client"], "-d", names["cluster"]]
     common += ["--sport", "40000", "--dport", "53"]
@@ -166,7 +166,7 @@ def test_corrected_behaviour_ends_flows_of_services_without_endpoints(protocol):
     names = ADDRESSES["IPv4"]
     insert("IPv4", protocol, names["cluster"], 53, names["dead"], 5353, 40000)
     insert("IPv4", protocol, names["node"], 30053, names["dead"], 5353, 40001)
-    # Another host has this port, too: the packet passed through without being redirected.
+    # Another host also uses this port: the packet was forwarded without being redirected.
     insert("IPv4", protocol, names["other"], 30053, names["other"], 30053, 40002)
     routes = [route_to("IPv4", (), protocol=protocol.upper())]
     with ConntrackSocket() as sock:
@@ -176,7 +176,7 @@ def test_corrected_behaviour_ends_flows_of_services_without_endpoints(protocol):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_flows_to_released_addresses_end(family):
+def test_flows_to_released_addresses_are_deleted(family):
     names = ADDRESSES[family]
     for number, protocol in enumerate(("udp", "sctp", "tcp", "tcp"), 40000):
         insert(family, protocol, names["cluster"], 53 + (number == 40003), names["live"], 5353, number)

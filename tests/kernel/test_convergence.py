@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whole convergences: repeated, checked, from mode to mode and away again, judged by what the usual tools print.
+"""Complete convergences: repeated, in check mode, across modes and removal, verified with the usual tools.
 
-Rules of others are there in every table that a mode writes to, and have to be the same to the byte afterwards.
+Rules of other programs exist in every table that a mode writes to, and must be byte-identical afterwards.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, PreflightError
 
 UML = pytest.mark.uml
-# Each mode, and the variant of iptables that the rules of others make the node use.
+# Each mode, and the iptables variant that the rules of other programs make the node use.
 MODES = [
     ("iptables", "legacy"),
     ("iptables", "nft"),
@@ -40,7 +40,7 @@ FOREIGN_CHAINS = (
     ("filter", ("INPUT", "FORWARD", "OUTPUT")),
     ("mangle", ("PREROUTING", "OUTPUT")),
 )
-FOREIGN_TABLE = "table inet foreign { chain kept { type filter hook input priority 10; tcp dport 9 counter drop; }; }"
+EXTERNAL_TABLE = "table inet external { chain kept { type filter hook input priority 10; tcp dport 9 counter drop; }; }"
 
 
 def run(*command: str) -> str:
@@ -48,7 +48,7 @@ def run(*command: str) -> str:
 
 
 def has_nftables() -> bool:
-    """Whether nf_tables can do NAT for IPv4: the guest's kernel has only the family inet of it."""
+    """Return whether nf_tables supports NAT for IPv4; the guest's kernel has it only for the family inet."""
     sample = "table ip probe { chain probe { type nat hook output priority 0; }; }"
     return subprocess.run(["nft", "--check", sample], capture_output=True, check=False).returncode == 0
 
@@ -92,7 +92,7 @@ def endpoint_slices(name: str, number: int, count: int, protocol: str = "TCP") -
 
 
 def cluster() -> ClusterState:
-    """Every kind of Service, in both families."""
+    """Return the state of a cluster with every kind of Service, in both families."""
     affinity = {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}}}
     balanced = service(
         "balanced", 4, "LoadBalancer", loadBalancerSourceRanges=["192.0.2.0/24"], externalTrafficPolicy="Local"
@@ -130,8 +130,8 @@ def variants() -> List[str]:
     return ["legacy", "nft"] if has_nftables() else ["legacy"]
 
 
-def add_foreign_rules(preferred: str) -> None:
-    """Rules of others, in every table and variant, and most of them in one, which is then the variant in use."""
+def add_external_rules(preferred: str) -> None:
+    """Add rules of other programs to every table and variant; the one with most of them is the variant in use."""
     for program in ("iptables", "ip6tables"):
         for variant in variants():
             for table, chains in FOREIGN_CHAINS:
@@ -141,15 +141,15 @@ def add_foreign_rules(preferred: str) -> None:
         run(f"{program}-{preferred}", "-t", "filter", "-N", "OTHERS")
         run(f"{program}-{preferred}", "-t", "filter", "-A", "OTHERS", "-j", "ACCEPT")
     if has_nftables():
-        run("nft", FOREIGN_TABLE)
+        run("nft", EXTERNAL_TABLE)
     if has_ipvs():
         run("ipvsadm", "-A", "-f", "7", "-s", "rr")
-        run("ipset", "create", "FOREIGN", "hash:ip")
-        run("ipset", "add", "FOREIGN", "192.0.2.99")
+        run("ipset", "create", "EXTERNAL", "hash:ip")
+        run("ipset", "add", "EXTERNAL", "192.0.2.99")
 
 
 def rules() -> List[str]:
-    """Everything in this network namespace that a mode may write to, as the usual tools print it."""
+    """Return everything in this network namespace that a mode may write to, as the usual tools print it."""
     commands = [[f"{program}-{variant}-save"] for program in ("iptables", "ip6tables") for variant in variants()]
     if has_nftables():
         commands.append(["nft", "list", "ruleset"])
@@ -157,19 +157,19 @@ def rules() -> List[str]:
         commands += [["ipvsadm", "-Sn"], ["ipset", "save"]]
     commands.append(["ip", "-o", "address"])
     lines = [line for command in commands for line in run(*command).splitlines()]
-    # Comments tell the time, and a device or set that was made anew has another number.
+    # Comments contain the time, and a recreated device or set has another number.
     return [re.sub(r"^\d+: | initval \w+", "", line) for line in lines if not line.startswith("#")]
 
 
 def everything(directory: Path) -> Tuple[List[str], ...]:
-    """What a check must leave alone: rules, kernel parameters, modules, files."""
+    """Return everything that a check must not change: rules, kernel parameters, modules, files."""
     parameters = []
     for path in sorted(Path("/proc/sys/net").rglob("*")):
         if path.is_file() and os.stat(path).st_mode & 0o444 and re.search("conntrack|vs|conf/(all|lo)", str(path)):
             try:
                 text = path.read_text(errors="replace")
             except OSError:
-                continue  # some parameters can only be written
+                continue  # some parameters are write-only
             if "count" not in path.name and "expect" not in path.name:
                 parameters.append(f"{path} {text}")
     modules = os.listdir("/sys/module")
@@ -179,8 +179,8 @@ def everything(directory: Path) -> Tuple[List[str], ...]:
 
 @pytest.mark.parametrize(("mode", "variant"), MODES)
 def test_checked_converged_repeated_and_removed(tmp_path, mode, variant):
-    add_foreign_rules(variant)
-    foreign, before = rules(), everything(tmp_path)
+    add_external_rules(variant)
+    external, before = rules(), everything(tmp_path)
     checked = converge(request(mode, tmp_path, check=True, describe=True))
     assert checked.changed and everything(tmp_path) == before
     done = converge(request(mode, tmp_path, describe=True))
@@ -195,12 +195,12 @@ def test_checked_converged_repeated_and_removed(tmp_path, mode, variant):
     removing = converge(request(mode, tmp_path, state="absent", check=True))
     assert removing.changed and everything(tmp_path) == converged
     assert remove(tmp_path / "state").changed
-    assert rules() == foreign
+    assert rules() == external
     assert not remove(tmp_path / "state").changed
 
 
-def tour(directory: Path, *modes: str) -> None:
-    """Go from mode to mode; each has to leave exactly what it leaves on a node that never had another."""
+def switch_modes(directory: Path, *modes: str) -> None:
+    """Switch from mode to mode; each must leave exactly what it leaves on a node that never ran another mode."""
     alone = {}
     for mode in dict.fromkeys(modes):
         converge(request(mode, directory))
@@ -217,18 +217,18 @@ def tour(directory: Path, *modes: str) -> None:
 
 @pytest.mark.parametrize("variant", ("legacy", "nft"))
 def test_modes_leave_nothing_of_each_other(tmp_path, variant):
-    add_foreign_rules(variant)
-    tour(tmp_path, "iptables", "nftables", "iptables")
+    add_external_rules(variant)
+    switch_modes(tmp_path, "iptables", "nftables", "iptables")
 
 
 @UML
 def test_ipvs_and_iptables_leave_nothing_of_each_other(tmp_path):
-    add_foreign_rules("legacy")
-    tour(tmp_path, "iptables", "ipvs", "iptables")
+    add_external_rules("legacy")
+    switch_modes(tmp_path, "iptables", "ipvs", "iptables")
 
 
 def test_convergences_wait_for_each_other(tmp_path):
-    """Of several at one time exactly one changes something, and none fails."""
+    """Of several concurrent convergences exactly one changes something, and none fails."""
     wanted = request("nftables", tmp_path, lock_timeout=60.0)
     reports: List[Report] = []
     converging = [threading.Thread(target=lambda: reports.append(converge(wanted))) for _number in range(3)]
@@ -247,7 +247,7 @@ def test_a_held_lock_is_named_and_nothing_is_changed(tmp_path):
     assert rules() == before
 
 
-def test_a_damaged_memory_is_replaced(tmp_path):
+def test_a_damaged_state_file_is_replaced(tmp_path):
     converge(request("nftables", tmp_path))
     ledger = tmp_path / "state" / "ledger.json"
     assert "shop/node" in ledger.read_text()
@@ -258,8 +258,8 @@ def test_a_damaged_memory_is_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ("iptables", "nftables", "auto"))
-def test_a_check_makes_no_table(tmp_path, mode):
-    """Listing a table with legacy iptables would make it; kubelet's chain says that legacy is in use."""
+def test_a_check_creates_no_table(tmp_path, mode):
+    """Listing a table with iptables-legacy would create it; kubelet's chain shows that legacy is in use."""
     for program in ("iptables-legacy", "ip6tables-legacy"):
         run(program, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
     before = everything(tmp_path)
@@ -281,7 +281,7 @@ def test_a_held_xtables_lock_is_named_and_nothing_is_changed(tmp_path, monkeypat
     assert rules() == before
 
 
-def test_without_rights_nothing_is_made(tmp_path, monkeypatch):
+def test_nothing_is_created_without_privileges(tmp_path, monkeypatch):
     monkeypatch.setattr(convergence, "capabilities", lambda: 0)
     for check in (True, False):
         for state in ("present", "absent"):

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Input that would empty a node, or is not meant for it, is refused before the kernel is touched."""
+"""Input that would empty a node, or that belongs to another node, is refused before the kernel is touched."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def service(number: int) -> Dict[str, Any]:
             "clusterIPs": ips,
             "externalIPs": [f"198.51.100.{number}"],
             "ports": [{"port": 80}],
-            # Every other Service has chains of its own in nftables mode.
+            # Every other Service has its own chains in nftables mode.
             **({"sessionAffinity": "ClientIP"} if number % 2 else {}),
         },
     }
@@ -57,7 +57,7 @@ def slices(number: int) -> List[Dict[str, Any]]:
 
 
 def cluster(services: int, served: int, *others: Dict[str, Any]) -> ClusterState:
-    """That many Services, of which the first ones have endpoints."""
+    """Return a cluster with so many Services, the first ``served`` of them with endpoints."""
     objects = [service(number) for number in range(1, services + 1)]
     objects += [item for number in range(1, served + 1) for item in slices(number)]
     return ClusterState.from_objects([*objects, NODE, *others])
@@ -79,40 +79,40 @@ def rules() -> str:
 
 
 def refusal(directory: Path, mode: str, state: ClusterState, **fields: Any) -> str:
-    """Return why a convergence is refused, which leaves the kernel as it is, in a check as well."""
+    """Return the error of a refused convergence, after checking that neither it nor a check changes the kernel."""
     before = rules()
     with pytest.raises(PreflightError) as checked:
         run(directory, mode, state, check=True, **fields)
-    with pytest.raises(PreflightError) as found:
+    with pytest.raises(PreflightError) as raised:
         run(directory, mode, state, **fields)
     assert rules() == before
-    assert str(found.value) == str(checked.value)
-    return str(found.value)
+    assert str(raised.value) == str(checked.value)
+    return str(raised.value)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_loss_of_most_services_is_refused(tmp_path, mode):
     run(tmp_path, mode, cluster(12, 12))
-    assert run(tmp_path, mode, cluster(12, 6)).counts["without_endpoints"] == 6, "half of them are not too many"
+    assert run(tmp_path, mode, cluster(12, 6)).counts["without_endpoints"] == 6, "losing half of them is accepted"
     run(tmp_path, mode, cluster(12, 12))
     reason = refusal(tmp_path, mode, cluster(12, 5))
     assert reason.startswith("7 of the 12 Services that have endpoints on this node would lose all of them (")
     assert "(shop/web-10, shop/web-11," in reason
     assert " and 2 more), more than 50 %: " in reason and reason.endswith("[loss]")
-    assert "10.96.0." in refusal(tmp_path, mode, cluster(5, 5)), "Services that are gone count as well"
+    assert "10.96.0." in refusal(tmp_path, mode, cluster(5, 5)), "deleted Services count as lost"
     assert refusal(tmp_path, mode, cluster(12, 11), max_loss_percent=5.0)
     report = inspect(
         Request(cluster(12, 5), load({"mode": mode}).configuration, "worker-1", state_directory=str(tmp_path / "state"))
     )
-    assert report.changed, "a comparison shows the difference"
+    assert report.changed, "check mode reports the difference"
     ignored = run(tmp_path, mode, cluster(12, 5), ignore_findings=("loss",))
     assert any(warning.startswith("ignored as requested: 7 of the 12") for warning in ignored.warnings)
     assert not run(tmp_path, mode, cluster(12, 5)).changed
-    run(tmp_path, mode, cluster(12, 1))  # five that are left are too few to say anything
+    run(tmp_path, mode, cluster(12, 1))  # too few Services for the guard to judge
 
 
 @pytest.mark.parametrize(("before", "after"), [("iptables", "nftables"), ("nftables", "iptables")])
-def test_a_loss_is_noticed_over_a_change_of_modes(tmp_path, before, after):
+def test_a_loss_is_noticed_across_a_change_of_modes(tmp_path, before, after):
     run(tmp_path, before, cluster(12, 12))
     assert refusal(tmp_path, after, cluster(12, 2)).startswith("10 of the 12 Services")
     run(tmp_path, after, cluster(12, 12))
@@ -120,7 +120,7 @@ def test_a_loss_is_noticed_over_a_change_of_modes(tmp_path, before, after):
 
 @UML
 @pytest.mark.parametrize(("before", "after"), [("iptables", "ipvs"), ("ipvs", "iptables")])
-def test_a_loss_is_noticed_over_a_change_of_modes_with_ipvs(tmp_path, before, after):
+def test_a_loss_is_noticed_across_a_change_of_modes_with_ipvs(tmp_path, before, after):
     run(tmp_path, before, cluster(12, 12))
     assert refusal(tmp_path, after, cluster(12, 2)).startswith("10 of the 12 Services")
     run(tmp_path, after, cluster(12, 12))
@@ -138,7 +138,7 @@ def test_an_unattended_run_refuses_a_loss_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("left_out", "named"),
+    ("missing", "named"),
     [
         ({"Service"}, "no Service,"),
         ({"EndpointSlice"}, "no EndpointSlice,"),
@@ -147,8 +147,8 @@ def test_an_unattended_run_refuses_a_loss_once(tmp_path):
         ({"Service", "EndpointSlice", "Node"}, "no Service and no EndpointSlice and no Node,"),
     ],
 )
-def test_an_incomplete_cluster_state_is_refused(tmp_path, left_out, named):
-    objects = [item for item in (service(1), *slices(1), NODE) if item["kind"] not in left_out]
+def test_an_incomplete_cluster_state_is_refused(tmp_path, missing, named):
+    objects = [item for item in (service(1), *slices(1), NODE) if item["kind"] not in missing]
     state = ClusterState.from_objects(objects)
     reason = refusal(tmp_path, "nftables", state)
     assert f"the cluster state has {named} so it is not that of a complete cluster" in reason
@@ -167,7 +167,7 @@ def test_an_incomplete_cluster_state_is_refused(tmp_path, left_out, named):
         ("bastion", ""),
     ],
 )
-def test_a_host_without_a_node_is_refused(tmp_path, name, likely):
+def test_a_host_without_a_node_object_is_refused(tmp_path, name, likely):
     reason = refusal(tmp_path, "nftables", cluster(1, 1), node_name=name)
     assert f"no Node is named {name} (the cluster state has worker-1)" in reason and reason.endswith("[node]")
     assert likely in reason if likely else "outside the cluster" in reason
@@ -192,7 +192,7 @@ def test_a_host_outside_the_cluster_needs_no_node(tmp_path):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_external_ip_cannot_take_over_a_cluster_ip(tmp_path, mode):
-    """The rules of the Service that is attacked are the same with and without the attacker."""
+    """The rules of the attacked Service are identical with and without the attacker's Service."""
     victim, attacker = service(1), service(2)
     attacker["metadata"] = {"namespace": "a-tenant", "name": "web-2", "creationTimestamp": "2020-01-01T00:00:00Z"}
     attacker["spec"]["externalIPs"] = ["10.96.0.1"]
@@ -210,7 +210,7 @@ def test_an_external_ip_cannot_take_over_a_cluster_ip(tmp_path, mode):
     attacked = rules()
     attacker["spec"]["externalIPs"] = []
     run(tmp_path, mode, ClusterState.from_objects([victim, *objects]))
-    if mode != "iptables":  # where the chain for external traffic goes, to which nothing leads
+    if mode != "iptables":  # where the chain for external traffic is removed because nothing jumps to it
         assert rules() == attacked
     attacker["spec"]["externalIPs"] = ["10.96.0.1"]
     run(tmp_path, mode, ClusterState.from_objects(objects))

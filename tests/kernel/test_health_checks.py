@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Health checks of a static Service with real packets: a failed endpoint is left out, its connections are ended."""
+"""Health checks of a static Service with real packets: a failed endpoint is skipped, its connections are closed."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ CHECK = {"kubenode.proxy/check": "tcp", "kubenode.proxy/check-interval": "200ms"
 @pytest.fixture(params=MODES)
 def node(request, tmp_path) -> Iterator[AgentNode]:
     make_network()
-    found = AgentNode(tmp_path, request.param, variant="" if request.param == "nftables" else "legacy")
-    write_manifests(found.services, manifests(**CHECK))
-    yield found
-    # Shown if the test fails.
-    print(found.log)
-    found.close()
+    agent_node = AgentNode(tmp_path, request.param, variant="" if request.param == "nftables" else "legacy")
+    write_manifests(agent_node.services, manifests(**CHECK))
+    yield agent_node
+    # Printed if the test fails.
+    print(agent_node.log)
+    agent_node.close()
 
 
 @pytest.fixture
 def backends() -> Iterator[List[Backend]]:
-    found = [Backend(number, hold=True) for number in (1, 2, 3)]
-    yield found
-    for backend in found:
+    servers = [Backend(number, hold=True) for number in (1, 2, 3)]
+    yield servers
+    for backend in servers:
         backend.close()
 
 
@@ -51,7 +51,7 @@ def explained(node):
 
 
 def connected_to(number: str) -> socket.socket:
-    """An open connection to a backend, through the Service's address."""
+    """Return an open connection to one backend, through the Service's address."""
     for _attempt in range(200):
         connection = socket.create_connection((ADDRESS, PORT), 5)
         connection.settimeout(20)
@@ -62,7 +62,7 @@ def connected_to(number: str) -> socket.socket:
 
 
 def await_end(node, connection) -> Exception:
-    """What a client of a failed backend sees; where the kernel cannot close sockets, it has to send something."""
+    """Return the error that a client of a failed backend gets, after a send where the kernel cannot close sockets."""
     connection.settimeout(0.2)
     for _attempt in range(100):
         try:
@@ -76,7 +76,7 @@ def await_end(node, connection) -> Exception:
     raise AssertionError("the connection is still open")
 
 
-def test_failed_endpoints_are_left_out_until_they_pass(node, backends):
+def test_failed_endpoints_are_skipped_until_they_pass(node, backends):
     node.start()
     wait_for(lambda: len(node.status()["checks"]) == 3, 30.0)
     assert failing(node) == set() and answers() == {"1", "2", "3"}
@@ -89,12 +89,12 @@ def test_failed_endpoints_are_left_out_until_they_pass(node, backends):
     text = explained(node)
     assert f"no  {endpoint(1)}:{PORT}: excluded: failed 2 of 2 checks, last error: Connection refused" in text
     assert node.metric("kubenode_proxy_checked_endpoints") == 3
-    # The connection to a backend that passes is not touched.
+    # Connections to a passing backend are not touched.
     kept.settimeout(0.5)
     with contextlib.closing(kept), pytest.raises(socket.timeout):
         kept.recv(1)
 
-    # All fail: all are served.
+    # If all endpoints fail, all are served.
     backends[1].stop()
     backends[2].stop()
     wait_for(lambda: len(failing(node)) == 3, 30.0)

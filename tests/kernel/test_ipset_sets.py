@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""ipsets on a real kernel, judged by the ipset tool."""
+"""ipsets on a real kernel, verified with the ipset tool."""
 
 from __future__ import annotations
 
@@ -78,20 +78,20 @@ def random_elements(seed: int, family: str) -> Elements:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(3))
 def test_any_state_is_reached_from_any_other(ipset, family, seed):
-    run("ipset", "create", "FOREIGN", "hash:net")
-    run("ipset", "add", "FOREIGN", "10.0.0.0/8")
-    foreign = saved()
+    run("ipset", "create", "EXTERNAL", "hash:net")
+    run("ipset", "add", "EXTERNAL", "10.0.0.0/8")
+    external = saved()
     known = definitions(family)
     first, second = random_elements(seed, family), random_elements(seed + 100, family)
     for state in (first, second, first):
         assert converge(ipset, known, state, family) > 0
-        assert saved() == foreign | set(ipset_text(known, state).splitlines())
+        assert saved() == external | set(ipset_text(known, state).splitlines())
         assert converge(ipset, known, state, family) == 0
     converge(ipset, {}, {}, family)
-    assert saved() == foreign
+    assert saved() == external
 
 
-def test_both_families_keep_to_themselves(ipset):
+def test_families_do_not_affect_each_other(ipset):
     states = {family: (definitions(family), random_elements(5, family)) for family in FAMILIES}
     for family, (sets, elements) in states.items():
         converge(ipset, sets, elements, family)
@@ -101,7 +101,7 @@ def test_both_families_keep_to_themselves(ipset):
     assert saved() == set(ipset_text(*states["IPv6"]).splitlines())
 
 
-def test_text_restores_to_the_same(ipset):
+def test_saved_text_restores_to_the_same_sets(ipset):
     known, elements = definitions("IPv4"), random_elements(9, "IPv4")
     subprocess.run(["ipset", "restore"], input=ipset_text(known, elements), text=True, check=True)
     assert converge(ipset, known, elements) == 0
@@ -118,7 +118,7 @@ def test_a_full_set_is_named_and_other_sets_are_still_filled(ipset):
     assert "30080" in run("ipset", "list", "KUBE-NODE-PORT-TCP")
 
 
-def test_what_is_there_already_or_gone_already_is_fine(ipset):
+def test_adding_existing_and_deleting_missing_elements_succeeds(ipset):
     known, elements = definitions("IPv4"), random_elements(3, "IPv4")
     sets, content = SetsResource(ipset, known, "IPv4"), SetElementsResource(ipset, known, "IPv4")
     for _repeat in range(2):
@@ -154,7 +154,7 @@ def test_a_set_of_another_type_is_not_touched(ipset):
     assert saved() == {"create KUBE-CLUSTER-IP hash:net family inet hashsize 1024 maxelem 65536"}
 
 
-def test_elements_of_a_missing_set(ipset):
+def test_elements_of_a_missing_set_are_an_error(ipset):
     key = SetElementKey("KUBE-IPVS-IPS", "10.96.0.1")
     with pytest.raises(KernelError, match="set KUBE-IPVS-IPS: elements cannot be added: the set does not exist"):
         SetElementsResource(ipset, definitions("IPv4"), "IPv4").apply(Change(added={key: True}))

@@ -50,7 +50,7 @@ ADDRESS = {
 
 @pytest.fixture(autouse=True)
 def own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock file is the host's otherwise, and others would wait for these tests."""
+    """Use a lock file of the test's own; other programs would wait for the host's."""
     monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "xtables.lock"))
 
 
@@ -66,7 +66,7 @@ def facts(family: str, **fields: Any) -> DataplaneSettings:
 
 
 def every_kind(family: str) -> Any:
-    """Routes that together need every kind of rule."""
+    """Return service ports that together need every kind of rule."""
     pod, cluster_ip, _, external, vip, source, _ = ADDRESS[family]
     ends = [endpoint(pod.format(number), 8080, local=number == 1) for number in (1, 2, 3)]
     everything = {"node_port": 30080, "external_ips": (external,), "load_balancer_ips": (vip,)}
@@ -92,7 +92,7 @@ def resource(variant: XtablesVariant, **options: Any) -> ChainsResource:
 
 
 def converge(chains: ChainsResource, desired: ChainTable) -> int:
-    """Make the chains so, check that they are, and return the number of changes."""
+    """Apply the chains, check the result, and return the number of changes."""
     change = difference(chains.observe(), desired)
     chains.apply(change)
     assert not difference(chains.observe(), desired)
@@ -114,7 +114,7 @@ def test_second_run_finds_no_difference(variant: XtablesVariant, fields: Any) ->
     assert converge(resource(variant), desired) == 0
 
 
-def test_other_settings_are_told_apart_and_converge(variant: XtablesVariant) -> None:
+def test_changed_settings_are_detected_and_converge(variant: XtablesVariant) -> None:
     chains = resource(variant)
     converge(chains, table_of(variant))
     for fields in (
@@ -128,7 +128,7 @@ def test_other_settings_are_told_apart_and_converge(variant: XtablesVariant) -> 
         assert converge(chains, table_of(variant, **fields)) > 0
 
 
-def test_jump_rules_stand_in_order_at_the_head(variant: XtablesVariant) -> None:
+def test_jumps_are_at_the_head_in_order(variant: XtablesVariant) -> None:
     iptables(variant, "-A", "FORWARD", "-j", "DROP")
     converge(resource(variant), table_of(variant))
     rules = parse_save(save(variant)).chains[("filter", "FORWARD")]
@@ -141,7 +141,7 @@ def test_jump_rules_stand_in_order_at_the_head(variant: XtablesVariant) -> None:
     ]
 
 
-FOREIGN = [
+EXTERNAL_RULES = [
     "-t nat -N MINE",
     "-t nat -A MINE -p tcp -m tcp --dport 7 -j RETURN",
     "-t nat -A PREROUTING -j MINE",
@@ -157,29 +157,29 @@ FOREIGN = [
 ]
 
 
-def add_foreign(variant: XtablesVariant) -> List[str]:
-    for line in FOREIGN:
+def add_external_rules(variant: XtablesVariant) -> List[str]:
+    for line in EXTERNAL_RULES:
         iptables(variant, *shlex.split(line))
     return saved_lines(variant)
 
 
-def foreign_part(variant: XtablesVariant) -> List[str]:
-    """What iptables-save prints that is not ours; accepting built-in chains aside, which come with their table."""
+def external_lines(variant: XtablesVariant) -> List[str]:
+    """Return the lines of iptables-save that are not ours, without accepting built-in chains (part of the table)."""
     kept = ("KUBE-MARK-DROP", "KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT")
     lines = [line for line in saved_lines(variant) if "KUBE-" not in line or any(name in line for name in kept)]
     return [line for line in lines if line.startswith(("-", ":")) and not line.endswith(" ACCEPT [0:0]")]
 
 
-def test_foreign_rules_survive_byte_for_byte(variant: XtablesVariant) -> None:
-    add_foreign(variant)
-    before = foreign_part(variant)
-    assert len(before) == len(FOREIGN)
+def test_external_rules_survive_byte_for_byte(variant: XtablesVariant) -> None:
+    add_external_rules(variant)
+    before = external_lines(variant)
+    assert len(before) == len(EXTERNAL_RULES)
     chains = resource(variant)
     for routes in (every_kind(variant.family), {}, every_kind(variant.family)):
         converge(chains, table_of(variant, routes))
-        assert foreign_part(variant) == before
+        assert external_lines(variant) == before
     converge(resource(variant, for_removal=True), {})
-    assert foreign_part(variant) == before
+    assert external_lines(variant) == before
 
 
 def test_clean_up_leaves_nothing_of_ours(variant: XtablesVariant) -> None:
@@ -193,7 +193,7 @@ def test_clean_up_leaves_nothing_of_ours(variant: XtablesVariant) -> None:
 
 
 def test_clean_up_beside_kubelet_keeps_the_shared_chain(variant: XtablesVariant) -> None:
-    before = add_foreign(variant)
+    before = add_external_rules(variant)
     converge(resource(variant), table_of(variant))
     removal = resource(variant, for_removal=True)
     converge(removal, {})
@@ -204,7 +204,7 @@ def test_clean_up_beside_kubelet_keeps_the_shared_chain(variant: XtablesVariant)
     assert {":KUBE-FIREWALL - [0:0]", "-A INPUT -j KUBE-FIREWALL", "-A OUTPUT -j KUBE-FIREWALL"} <= set(firewall)
 
 
-def test_clean_up_keeps_chains_that_others_lead_into(variant: XtablesVariant) -> None:
+def test_clean_up_keeps_chains_that_external_rules_jump_to(variant: XtablesVariant) -> None:
     converge(resource(variant), table_of(variant))
     iptables(variant, "-t", "nat", "-N", "PORTMAP")
     iptables(variant, "-t", "nat", "-A", "PORTMAP", "-j", "KUBE-MARK-MASQ")
@@ -214,7 +214,7 @@ def test_clean_up_keeps_chains_that_others_lead_into(variant: XtablesVariant) ->
     assert "-A PORTMAP -j KUBE-MARK-MASQ" in saved_lines(variant)
 
 
-def test_chain_that_others_lead_into_cannot_be_removed_in_passing(variant: XtablesVariant) -> None:
+def test_chain_that_external_rules_jump_to_cannot_be_removed_by_a_sync(variant: XtablesVariant) -> None:
     chains = resource(variant)
     converge(chains, table_of(variant))
     chain = next(key.chain for key in table_of(variant) if key.chain.startswith("KUBE-SVC-"))
@@ -247,7 +247,7 @@ def test_leftovers_are_repaired(variant: XtablesVariant) -> None:
 
 
 def test_table_with_rules_that_only_nft_understands_is_an_error() -> None:
-    """Not one without anything of ours, when all of ours is to go."""
+    """Reading such a table fails; it is not treated as one without our chains when all of ours are to be removed."""
     variant = detect_variant("IPv4", "nft")
     iptables(variant, "-t", "nat", "-A", "PREROUTING", "-j", "ACCEPT")
     rule = "add rule ip nat PREROUTING dnat to numgen random mod 2 map { 0 : 192.0.2.1, 1 : 192.0.2.2 }"
@@ -260,7 +260,7 @@ def test_table_with_rules_that_only_nft_understands_is_an_error() -> None:
         resource(variant, for_removal=True).observe()
 
 
-def test_counters_of_unchanged_chains_stay(variant: XtablesVariant) -> None:
+def test_counters_of_unchanged_chains_are_kept(variant: XtablesVariant) -> None:
     def counted() -> List[str]:
         text = subprocess.run([variant.save, "-c"], capture_output=True, text=True, check=True).stdout
         unchanged = (" -A KUBE-POSTROUTING -m mark", " -A OUTPUT -j KUBE-FIREWALL")
@@ -360,13 +360,13 @@ def test_held_lock_names_its_holder(family: str) -> None:
 
 
 @pytest.mark.usefixtures("held_lock")
-def test_held_lock_with_a_restore_that_takes_none() -> None:
+def test_held_lock_with_a_restore_program_that_takes_no_lock() -> None:
     old = detect_variant("IPv4", "legacy")._replace(version=(1, 6, 0))
     with pytest.raises(KernelError, match=f"process {os.getpid()} "):
         restore(old, whole_text(table_of(old)), wait=0.3)
 
 
-def test_own_lock_is_free_again() -> None:
+def test_own_lock_is_released() -> None:
     for _ in range(2):
         with XtablesLock(0.1):
             pass
@@ -388,7 +388,7 @@ def test_failure_quotes_the_line_and_changes_nothing(variant: XtablesVariant) ->
     assert saved_lines(variant) == before
 
 
-def test_hostile_comments_of_others_change_nothing(variant: XtablesVariant) -> None:
+def test_hostile_comments_in_external_rules_change_nothing(variant: XtablesVariant) -> None:
     chains = resource(variant)
     converge(chains, table_of(variant))
     iptables(variant, "-t", "nat", "-N", "MINE")
@@ -397,12 +397,12 @@ def test_hostile_comments_of_others_change_nothing(variant: XtablesVariant) -> N
     assert converge(chains, table_of(variant)) == 0
 
 
-def test_looking_creates_no_table(variant: XtablesVariant) -> None:
+def test_observing_creates_no_table(variant: XtablesVariant) -> None:
     assert resource(variant).observe() == {}
     assert saved_lines(variant) == []
 
 
-def test_detection_by_what_is_there() -> None:
+def test_variant_is_detected_from_existing_rules() -> None:
     assert "plain iptables command" in detect_variant("IPv4").reason
     for name in VARIANTS:
         iptables(detect_variant("IPv4", name), "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
@@ -414,7 +414,7 @@ def test_detection_by_what_is_there() -> None:
     assert detect_variant("IPv4").name == "legacy"
 
 
-def test_a_path_that_offers_only_plain_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variant_is_detected_with_only_plain_program_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for suffix in ("", "-save", "-restore"):
         (tmp_path / f"iptables{suffix}").symlink_to(find_program(f"iptables-legacy{suffix}"))
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""nfacct counters read from the kernel, and rules that count with them."""
+"""nfacct counters read from the kernel, and rules that use them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from tests.kernel.test_built_in import without_lists
-from tests.kernel.test_convergence import add_foreign_rules, request
+from tests.kernel.test_convergence import add_external_rules, request
 from tests.unit.iptables.routes import by_key, endpoint, route
 
 MATCHES = Path("/proc/net/ip_tables_matches")
@@ -52,17 +52,17 @@ def make(name: str) -> None:
 needs_nfacct = pytest.mark.skipif(not HAS_NFACCT, reason="this kernel has not registered the match nfacct")
 
 
-def test_without_counters_there_are_none() -> None:
+def test_no_counters_are_listed_on_a_kernel_without_any() -> None:
     assert nfacct_counters() == () == usable_nfacct_counters()
 
 
 @needs_nfacct
-def test_counters_are_usable_whatever_the_match_is_known_by(monkeypatch) -> None:
+def test_counters_are_detected_by_every_sign_of_the_match(monkeypatch) -> None:
     for counter in (LOCALHOST_COUNTER, INVALID_COUNTER):
         make(counter)
     both = (INVALID_COUNTER, LOCALHOST_COUNTER)
     assert usable_nfacct_counters() == both
-    # Without lists of modules, as in a container or on a kernel that has everything built in; then without /proc.
+    # Without module lists, as in a container or on a kernel with everything built in; then also without /proc.
     without_lists(monkeypatch)
     assert usable_nfacct_counters() == both
     monkeypatch.setattr(built_in, "read_text", lambda _path: None)
@@ -73,10 +73,10 @@ def test_counters_are_usable_whatever_the_match_is_known_by(monkeypatch) -> None
 
 @needs_nfacct
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_rules_of_another_proxy_that_count_stay(tmp_path, monkeypatch, variant) -> None:
-    """kube-proxy makes the counters; what it programmed with them is taken over without a change."""
+def test_counting_rules_of_kube_proxy_are_kept(tmp_path, monkeypatch, variant) -> None:
+    """kube-proxy creates the counters; its rules that use them are adopted without a change."""
     monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "xtables.lock"))
-    add_foreign_rules(variant)
+    add_external_rules(variant)
     for counter in (LOCALHOST_COUNTER, INVALID_COUNTER):
         make(counter)
     assert converge(request("iptables", tmp_path)).changed

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The dummy device and its addresses on a real kernel, judged by ip."""
+"""The dummy device and its addresses on a real kernel, verified with ip."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def converge(sock: NetlinkSocket, device: bool, v4: Set[str], v6: Set[str]) -> i
     return sum(len(one.change) for one in planned)
 
 
-def test_addresses_come_and_go_and_the_device_with_them(netlink):
+def test_addresses_and_the_device_are_added_and_removed(netlink):
     assert converge(netlink, True, V4, V6) == 1301
     assert bound() == {f"{address}/32" for address in V4} | {f"{address}/128" for address in V6}
     assert "state DOWN" in ip("link", "show", DEVICE)
@@ -78,7 +78,7 @@ def test_other_devices_and_link_local_addresses_are_left_alone(netlink):
     assert converge(netlink, True, {"10.96.0.2"}, {"fd00::1"}) == 0
 
 
-def test_what_is_there_already_or_gone_already_is_fine(netlink):
+def test_adding_existing_and_deleting_missing_addresses_succeeds(netlink):
     device, addresses = DummyDeviceResource(netlink), AddressesResource(netlink, "IPv4")
     for _repeat in range(2):
         device.apply(Change(added={DEVICE: "dummy"}))

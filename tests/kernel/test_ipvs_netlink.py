@@ -41,8 +41,8 @@ def address(number: int, index: int = 1) -> Message:
     return (RTM_NEWADDR, NEW, head + attribute(2, raw) + attribute(1, raw))
 
 
-def test_every_error_belongs_to_its_message():
-    """20,000 messages, most of them refused: more than the receive buffer holds errors for one send."""
+def test_every_error_is_attributed_to_its_message():
+    """Send 20,000 messages, most of them refused: more errors than the receive buffer holds for one send."""
     messages = [address(number, 1 if number % 100 == 0 else 999) for number in range(20_000)]
     messages[300] = (RTM_NEWADDR, NEW, b"short")
     with NetlinkSocket(NETLINK_ROUTE) as sock:
@@ -56,7 +56,7 @@ def test_every_error_belongs_to_its_message():
     assert shown.count("inet 10.") == 200
 
 
-def test_a_small_receive_buffer_only_makes_the_sends_smaller(monkeypatch):
+def test_a_small_receive_buffer_only_makes_batches_smaller(monkeypatch):
     monkeypatch.setattr(netlink_socket, "_RECEIVE_BUFFER_BYTES", 65536)
     with NetlinkSocket(NETLINK_ROUTE, send_bytes=16384) as sock:
         errors = sock.transact([address(number, 999) for number in range(5000)]).errors
@@ -77,7 +77,7 @@ def test_dump_and_request():
             sock.request(RTM_GETLINK, head + text_attribute(3, "nonesuch"))
 
 
-def test_a_dump_given_up_does_not_disturb_the_next_one():
+def test_an_abandoned_dump_does_not_disturb_the_next_one():
     with NetlinkSocket(NETLINK_ROUTE) as sock:
         sock.transact([address(number) for number in range(2000)])
         head = struct.pack("=BBBBI", socket.AF_INET, 0, 0, 0, 0)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Virtual and real servers on a real kernel, judged by ipvsadm; test_pyroute2_ipvs.py has pyroute2's view."""
+"""Virtual and real servers on a real kernel, verified with ipvsadm; test_pyroute2_ipvs.py compares with pyroute2."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def lines_of(servers: Servers, real_servers: RealServers) -> Set[str]:
 
 
 def converge(sock: IpvsSocket, servers: Servers, real_servers: RealServers, family: str = "IPv4") -> int:
-    """Bring the kernel to this state, and return how many changes it took."""
+    """Converge the kernel to this state and return the number of changes."""
     planned = plan(
         [
             Stage(VirtualServersResource(sock, family), servers),
@@ -121,7 +121,7 @@ def test_a_changed_server_is_edited_in_place(ipvs):
     assert saved() == {"-A -t 10.96.0.1:80 -s wrr -p 60", "-a -t 10.96.0.1:80 -r 10.244.1.1:80 -m -w 1"}
 
 
-def test_what_is_there_already_or_gone_already_is_fine(ipvs):
+def test_adding_existing_and_deleting_missing_servers_succeeds(ipvs):
     key = VirtualServerKey("tcp", "10.96.0.1", 80)
     real = RealServerKey(key, "10.244.1.1", 80)
     servers, reals = VirtualServersResource(ipvs), RealServersResource(ipvs)
@@ -152,8 +152,8 @@ def test_errors_name_the_object_and_do_not_stop_the_others(ipvs):
     assert saved() == {"-A -t 10.96.0.1:80 -s rr", "-a -t 10.96.0.1:80 -r 10.244.1.1:80 -m -w 1"}
 
 
-def test_foreign_servers(ipvs):
-    """Firewall marks are never touched; others stay, as they are, where excludeCIDRs cover them."""
+def test_external_servers_are_kept_only_inside_excluded_ranges(ipvs):
+    """Firewall-mark services are never touched; other external servers are kept unchanged inside excludeCIDRs."""
     for arguments in (
         ("-A", "-f", "7", "-s", "rr"),
         ("-A", "-t", "10.250.0.1:80", "-s", "wlc"),
@@ -189,7 +189,7 @@ def test_timeouts(ipvs):
 
 
 class Echo(threading.Thread):
-    """A server on loopback that keeps its connections until they are closed."""
+    """A server on loopback that keeps its connections open until the client closes them."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -223,7 +223,7 @@ def test_a_real_server_with_a_connection_drains(ipvs):
 
     assert rounds() == (1, {real: RealServer(0)})
     assert rounds() == (0, {real: RealServer(0)})
-    # A reset instead of a farewell: the kernel forgets the connection after ten seconds instead of two minutes.
+    # A reset instead of a FIN: the kernel forgets the connection after ten seconds instead of two minutes.
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
     deadline = time.monotonic() + 60
@@ -234,7 +234,7 @@ def test_a_real_server_with_a_connection_drains(ipvs):
 
 
 def test_virtual_servers_in_other_namespaces_hide_none_of_ours(ipvs, monkeypatch):
-    """/proc/net/ip_vs skips entries at the ends of its pages then; netlink dumps fill the gaps."""
+    """Read past the gaps of /proc/net/ip_vs, which then skips entries at the ends of its pages, with netlink dumps."""
     servers, real_servers = many_servers(800)
     script = "for n in $(seq 50); do ipvsadm -A -t 10.99.0.$n:80 -s rr; done; echo ready; exec sleep infinity"
     command = ["unshare", "-n", "sh", "-c", script]
@@ -263,7 +263,7 @@ def test_five_thousand_services_are_programmed_with_progress_and_read_with_few_r
     sends = []
     ipvs.netlink.progress = lambda: sends.append(time.perf_counter())
     converge(ipvs, servers, real_servers)
-    # The watchdog of the service manager is fed within one change.
+    # The service manager's watchdog is fed during one change.
     assert len(sends) > 20
     dumps = []
     dump = ipvs.netlink.dump

@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A convergence that is killed at any point: the next one completes it, and Services that do not change are served.
 
-Half of the kills come before or after the Nth thing that the convergence does to the node (a netlink send, a program,
-a file), half at a moment spread over its duration; half of each also kill the programs that it has started. After each,
-the convergence is repeated and compared with an undisturbed one, and the node is converged back.
+Half of the kills come before or after the Nth event of the convergence (a netlink send, a program, a file), half at a
+point spread over its duration; half of each also kill its child processes. After each kill, the convergence is
+repeated and compared with an undisturbed one, and the node is converged back.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ MODES = (
     pytest.param("iptables", "legacy", id="iptables-legacy"),
     pytest.param("iptables", "nft", id="iptables-nft"),
     pytest.param("nftables", "nft", id="nftables"),
-    # Half a minute of processor time in an emulated node, where the pace of everything else decides about time-outs.
+    # Half a minute of processor time in an emulated node, whose time-outs depend on the speed of everything else.
     pytest.param("ipvs", "legacy", id="ipvs", marks=(pytest.mark.uml, pytest.mark.full)),
 )
 POINTS = (pytest.param(6, id="some"), pytest.param(120, id="all", marks=pytest.mark.full))
 STEADY = 4
 PATIENCE = 10.0
 FORK = multiprocessing.get_context("fork")
-#: What changes the node, among Python's audit events.
+#: Python audit events that change the node.
 AUDITED = frozenset(("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "subprocess.Popen"))
 VOLATILE = re.compile(r"\[\d+:\d+\]| initval 0x\w+|^\d+: |^#.*| counter packets \d+ bytes \d+", re.MULTILINE)
 
@@ -53,7 +53,7 @@ def steady_address(number: int) -> str:
 
 
 def objects(names: Dict[int, List[int]]) -> List[Dict[str, Any]]:
-    """Services by number with the numbers of their backends; those of the range from 100 use UDP and node ports."""
+    """Return Services by number with the numbers of their backends; those from 100 on use UDP and node ports."""
     found: List[Dict[str, Any]] = []
     for number, backends in names.items():
         many = number >= 100
@@ -113,7 +113,7 @@ class Sweep:
         )
 
     def programmed(self) -> List[str]:
-        """What the usual tools print, without counters and in no order."""
+        """Return the output of the usual tools, without counters and sorted."""
         commands = [[f"{program}-{self.variant}-save"] for program in ("iptables", "ip6tables")]
         if self.mode == "ipvs":
             commands += [["ipvsadm", "-Sn"], ["ipset", "save"], ["ip", "-o", "address", "show", "dev", "kube-ipvs0"]]
@@ -125,12 +125,12 @@ class Sweep:
         return sorted(" ".join(sorted(line.replace(",", " ").split())) for line in _joined(words))
 
     def unfinished(self) -> List[Path]:
-        """Files that writers have begun and not completed."""
+        """Return files that a killed writer has begun and not completed."""
         return [path for path in self.scratch.rglob(".*") if path.is_file()]
 
 
 def _joined(lines: Iterator[str]) -> Iterator[str]:
-    """Join the lines of a set's elements."""
+    """Join the lines of a set's elements into one."""
     pending = ""
     for line in lines:
         pending = f"{pending} {line}" if pending else line
@@ -140,11 +140,11 @@ def _joined(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _in_child(work: Callable[[], None]) -> int:
-    """Run the work in a process that leads its own group; return its process number."""
+    """Run ``work`` in a child process that leads its own process group; return its process ID."""
     child = os.fork()
     if child:
         with contextlib.suppress(PermissionError, ProcessLookupError):
-            # Whichever of the two comes first.
+            # Whichever comes first.
             os.setpgid(child, child)
         return child
     status = 1
@@ -157,7 +157,7 @@ def _in_child(work: Callable[[], None]) -> int:
 
 
 def _count_events(at: Callable[[], None]) -> None:
-    """Call ``at`` before and after each thing that this process does to the node."""
+    """Call ``at`` before and after each event by which this process changes the node."""
     exchange = NetlinkSocket.exchange
 
     def counted(self: NetlinkSocket, *arguments: Any, **more: Any) -> None:
@@ -174,7 +174,7 @@ def _count_events(at: Callable[[], None]) -> None:
 
 
 class Undisturbed(NamedTuple):
-    """How a convergence goes when nothing disturbs it."""
+    """The events and duration of an undisturbed convergence."""
 
     events: int
     seconds: float
@@ -229,7 +229,7 @@ def kill(sweep: Sweep, undisturbed: Undisturbed, point: int, points: int) -> boo
 
 
 class Traffic:
-    """A process with the backends and a client that connects to each Service that does not change, in turn."""
+    """A process with the backends and a client that connects in turn to each Service that does not change."""
 
     def __init__(self) -> None:
         self._stop = FORK.Event()
@@ -253,7 +253,7 @@ class Traffic:
         assert len(servers) == 3
 
     def end(self) -> int:
-        """Stop; return the number of answers. Fails if a connection has failed."""
+        """Stop and return the number of answers. Raises AssertionError if a connection has failed."""
         self._stop.set()
         self._process.join(60)
         failures = []
@@ -270,7 +270,7 @@ def test_a_killed_convergence_is_completed_by_the_next_one(
 ) -> None:
     monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "xtables.lock"))
     for program in ("iptables", "ip6tables"):
-        # Rules of another program, which decide which variant is in use.
+        # Rules of another program, which determine the variant in use.
         subprocess.run([f"{program}-{variant}", "-A", "INPUT", "-p", "tcp", "--dport", "9", "-j", "DROP"], check=True)
     make_network()
     sweep = Sweep(mode, variant, tmp_path)
@@ -292,7 +292,7 @@ def test_a_killed_convergence_is_completed_by_the_next_one(
         sweep.converge(BEFORE)
         assert sweep.programmed() == before, f"point {point} of {points}"
     answered = traffic.end()
-    # Files of writers that were killed are removed once they are so old that no writer can be at work on them.
+    # Files of killed writers are removed once they are too old to belong to a running writer.
     for path in sweep.unfinished():
         os.utime(path, (0, 0))
     sweep.converge(AFTER)

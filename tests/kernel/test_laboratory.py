@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The laboratory keeps its promises: own kernels, nothing written to the host, nothing left behind."""
+"""The test lab's guarantees: own kernels, nothing written to the host, nothing left behind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_only_the_named_directory_of_the_host_is_written(tmp_path: Path) -> None
     assert not any(Path(place, MARK).exists() for place in ("/etc", "/run", "/var", tmp_path))
 
 
-def test_a_command_that_does_not_end_is_ended() -> None:
+def test_a_command_that_does_not_end_is_killed() -> None:
     with pytest.raises(LabError, match="did not end within 4 s"):
         run_in_uml(["sleep", "60"], memory="256M", modules=[], timeout=4)
 
@@ -59,7 +59,7 @@ NODES = ("lab-iptables", "lab-ipvs")
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_what_a_node_writes_stays_in_the_node(lab: Lab, name: str) -> None:
+def test_files_that_a_node_writes_stay_in_the_node(lab: Lab, name: str) -> None:
     places = [f"/etc/modules-load.d/{MARK}", f"/etc/sysctl.d/{MARK}", f"/run/{MARK}", f"/var/lib/{MARK}"]
     lab.output(name, f"mkdir -p /etc/modules-load.d /etc/sysctl.d && touch {' '.join(places)}")
     assert lab.output(name, f"ls {' '.join(places)}").split() == sorted(places)

@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Large tables of iptables-nft: filled and refilled in portions, while the service manager hears of the progress.
+"""Large tables of iptables-nft: filled and refilled in portions, while progress is reported to the service manager.
 
-Every call of the restore program is recorded by a script that stands in its place.
+Every call of the restore program is recorded by a wrapper script.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ exec {program} "$@" < "$text"
 
 
 class Restores:
-    """What has been given to iptables-restore: for each call the numbers of chains that it makes, by transaction."""
+    """The input of iptables-restore: for each call, the number of chains that each of its transactions creates."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ class Restores:
 
 
 class Manager:
-    """The service manager's end of the notification socket; keeps when each message came."""
+    """The service manager's end of the notification socket; records when each message arrived."""
 
     def __init__(self, path: Path) -> None:
         self.messages: List[Tuple[float, str]] = []
@@ -79,7 +79,7 @@ class Manager:
             self.messages.append((time.monotonic(), text))
 
     def longest_silence(self, since: float, until: float) -> float:
-        """The longest time between two signs of life."""
+        """Return the longest time between two notifications, in seconds."""
         signs = [when for when, text in self.messages if "WATCHDOG=1" in text and since < when < until]
         times = [since, *signs, until]
         return max(later - earlier for earlier, later in zip(times, times[1:]))
@@ -95,7 +95,7 @@ def programmed() -> int:
 
 
 def assert_in_portions(restores: Restores, endpoints: int) -> None:
-    """No call names more chains than a portion, and together they name one chain for each endpoint at least."""
+    """Check that no call exceeds one portion, and that all calls together name at least one chain for each endpoint."""
     counts = [count for call in restores.chains() for count in call]
     assert max(counts) <= PORTION
     assert sum(counts) > endpoints
@@ -130,7 +130,7 @@ def test_agent_refills_flushed_table_in_portions_and_stays_alive(
             f"{services} Services: filled in {filled - started:.1f} s, refilled in {repaired - flushed:.1f} s, "
             f"longest silence {silences[0]:.1f} s and {silences[1]:.1f} s, load {os.getloadavg()[0]:.1f}\n"
         )
-        # Each wait for a program reports every second; the rest is computation between two of them.
+        # Waits for a program report every second; the rest is computation between two of them.
         assert silences[1] < WATCHDOG_SECONDS / 2
         assert node.process is not None and node.process.poll() is None
     finally:

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Leaving a node: what the usual tools print afterwards is what they printed before, whoever else has rules there.
+"""Leaving a node: the usual tools print afterwards what they printed before, whichever programs have rules there.
 
-Legacy tables of iptables cannot be deleted while their module is loaded, and kernel parameters are not put back, save
-the one that would be dangerous; both are told apart here.
+Legacy tables of iptables cannot be deleted while their module is loaded, and kernel parameters are kept as they are,
+except the one that would be dangerous; the tests check both separately.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
 from tests.conformance.wirelab.cases import load_case
-from tests.kernel import foreign_rules
+from tests.kernel import external_rules
 from tests.kernel.agent_node import AgentNode, endpoint_slice, service
-from tests.kernel.foreign_rules import run, variants
+from tests.kernel.external_rules import run, variants
 from tests.kernel.test_convergence import cluster, has_ipvs, remove
 from tests.lab import recorded
 
@@ -39,7 +39,7 @@ MODES = [
     pytest.param("iptables", "legacy", marks=UML, id="iptables-uml"),
     pytest.param("ipvs", "legacy", marks=UML, id="ipvs-uml"),
 ]
-#: Kernel parameters that stay as a mode has set them; ip_forward brings others with it.
+#: Kernel parameters that keep the value a mode has set; the kernel changes others together with ip_forward.
 STAY = re.compile(
     r"/net/ipv4/vs/|/net/ipv4/ip_forward |/net/ipv4/conf/[a-z0-9]+/(forwarding|accept_redirects) |/net/netfilter/"
     r"|/net/nf_conntrack_max |/net/ipv4/conf/all/arp_"
@@ -50,20 +50,20 @@ EMPTY_TABLE = re.compile(r"\*\w+\n(?::[A-Z]+ ACCEPT \n)+COMMIT\n")
 
 
 @pytest.fixture(autouse=True)
-def own_lock(tmp_path_factory, monkeypatch) -> None:
-    """The lock file of legacy iptables is that of the machine, where other tests hold it."""
+def separate_lock(tmp_path_factory, monkeypatch) -> None:
+    """Provide a separate lock file for legacy iptables, since other tests hold the machine's."""
     monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path_factory.mktemp("lock") / "xtables.lock"))
 
 
 def dumps() -> Dict[str, List[str]]:
-    """By command, what it prints; counters, handles, comments with the time and numbers of devices aside."""
+    """Return the output of each command, without counters, handles, timestamps in comments and device numbers."""
     found = {}
     for variant in variants():
         for program in ("iptables", "ip6tables"):
             text = "".join(f"{line}\n" for line in run(f"{program}-{variant}-save").splitlines() if line[:1] != "#")
             text = COUNTERS.sub("", text)
             found[f"{program}-{variant}-save"] = EMPTY_TABLE.sub("", text) if variant == "legacy" else text
-    if foreign_rules.has_nftables():
+    if external_rules.has_nftables():
         found["nft"] = HANDLES.sub("", COUNTERS.sub("", run("nft", "-a", "list", "ruleset")))
     if has_ipvs():
         found["ipvsadm"] = run("ipvsadm", "-Sn")
@@ -74,7 +74,7 @@ def dumps() -> Dict[str, List[str]]:
 
 
 def differing(before: Dict[str, List[str]]) -> List[str]:
-    """How what the tools print now differs from before, in lines."""
+    """Return the lines in which the tools' output differs from before."""
     now = dumps()
     assert sorted(now) == sorted(before)
     return [
@@ -85,7 +85,7 @@ def differing(before: Dict[str, List[str]]) -> List[str]:
 
 
 def parameters() -> Dict[str, str]:
-    """Every kernel parameter of networking, by its file."""
+    """Return every kernel parameter of networking, by file."""
     found = {}
     for path in sorted(Path("/proc/sys/net").rglob("*")):
         if (
@@ -96,14 +96,14 @@ def parameters() -> Dict[str, str]:
             try:
                 found[f"{path} "] = path.read_text(errors="replace")
             except OSError:
-                continue  # some parameters can only be written
+                continue  # some parameters are write-only
     return found
 
 
-def add_others(variant: str, kubelet: str = foreign_rules.KUBELET) -> None:
-    """Everybody else whom one finds on a node, in the variant of iptables in use."""
-    rules = (foreign_rules.UFW, kubelet, foreign_rules.DOCKER, foreign_rules.NETWORK_PLUGIN)
-    foreign_rules.everybody(variant, *filter(None, rules))
+def add_other_programs(variant: str, kubelet: str = external_rules.KUBELET) -> None:
+    """Add rules of the programs commonly found on a node, in the variant of iptables in use."""
+    rules = (external_rules.UFW, kubelet, external_rules.DOCKER, external_rules.NETWORK_PLUGIN)
+    external_rules.add(variant, *filter(None, rules))
     if has_ipvs():
         run("ipvsadm", "-A", "-f", "7", "-s", "rr")
         run("ipvsadm", "-A", "-t", f"{FOREIGN_SERVER}:443", "-s", "wlc")
@@ -113,7 +113,7 @@ def add_others(variant: str, kubelet: str = foreign_rules.KUBELET) -> None:
 
 
 def request(mode: str, directory: Path, variant: str) -> Request:
-    """A convergence with every kind of Service, in a mode, with the virtual server of somebody else left alone."""
+    """Return a request in a mode with every kind of Service; an external virtual server is excluded."""
     document = {
         "mode": mode,
         "nodePortAddresses": ["primary"],
@@ -129,7 +129,7 @@ def request(mode: str, directory: Path, variant: str) -> Request:
 
 
 def leave(directory: Path) -> Report:
-    """Clean up, after a check that must tell exactly what is removed; then nothing is left to do."""
+    """Clean up after a check that must report exactly what is removed; a second cleanup then changes nothing."""
     checked = converge(
         Request(
             cluster(), load({}).configuration, state="absent", check=True, describe=True, state_directory="/nowhere"
@@ -142,11 +142,11 @@ def leave(directory: Path) -> Report:
     return done
 
 
-@pytest.mark.parametrize("others", (False, True), ids=("alone", "among-others"))
+@pytest.mark.parametrize("programs", (False, True), ids=("alone", "among-others"))
 @pytest.mark.parametrize(("mode", "variant"), MODES)
-def test_a_node_is_as_it_was(tmp_path, mode, variant, others) -> None:
-    if others:
-        add_others(variant)
+def test_cleanup_restores_the_node(tmp_path, mode, variant, programs) -> None:
+    if programs:
+        add_other_programs(variant)
     before, values = dumps(), parameters()
     assert converge(request(mode, tmp_path, variant)).changed
     assert dumps() != before
@@ -155,8 +155,8 @@ def test_a_node_is_as_it_was(tmp_path, mode, variant, others) -> None:
     assert list(tmp_path.iterdir()) == []
     after = parameters()
     changed = [path for path, value in values.items() if after.get(path) != value and not STAY.search(path)]
-    # kubelet's rule goes on protecting loopback addresses.
-    assert changed == (["/proc/sys/net/ipv4/conf/all/route_localnet "] if others and mode == "iptables" else [])
+    # kubelet's rule still protects loopback addresses.
+    assert changed == (["/proc/sys/net/ipv4/conf/all/route_localnet "] if programs and mode == "iptables" else [])
 
 
 @pytest.mark.parametrize(
@@ -168,9 +168,9 @@ def test_a_node_is_as_it_was(tmp_path, mode, variant, others) -> None:
         pytest.param(("ipvs", "iptables"), marks=UML, id="ipvs-iptables"),
     ),
 )
-def test_nothing_of_any_mode_is_left_after_switches(tmp_path, modes) -> None:
+def test_cleanup_after_mode_switches_leaves_nothing(tmp_path, modes) -> None:
     variant = variants()[-1]
-    add_others(variant)
+    add_other_programs(variant)
     before = dumps()
     for mode in modes:
         assert converge(request(mode, tmp_path, variant)).changed
@@ -179,7 +179,7 @@ def test_nothing_of_any_mode_is_left_after_switches(tmp_path, modes) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("others", (False, True), ids=("alone", "among-others"))
+@pytest.mark.parametrize("programs", (False, True), ids=("alone", "among-others"))
 @pytest.mark.parametrize(
     ("modes", "variant"),
     [
@@ -191,15 +191,15 @@ def test_nothing_of_any_mode_is_left_after_switches(tmp_path, modes) -> None:
         pytest.param(("iptables", "ipvs"), "legacy", marks=UML, id="iptables-ipvs-uml"),
     ],
 )
-def test_nothing_of_kube_proxy_is_left(tmp_path, modes, variant, others) -> None:
-    """What kube-proxy had programmed when a case was recorded, in one mode, or in two after a switch.
+def test_cleanup_removes_everything_of_kube_proxy(tmp_path, modes, variant, programs) -> None:
+    """Clean up what kube-proxy had programmed when a case was recorded, in one mode, or in two after a switch.
 
-    Without kubelet: the chain that the two share would be added to it a second time.
+    Without kubelet, since its shared chain would be added a second time.
     """
-    if others:
-        add_others(variant, kubelet="")
+    if programs:
+        add_other_programs(variant, kubelet="")
         for program in ("iptables", "ip6tables"):
-            # The recordings name this chain, so loading them makes it, which kube-proxy does not.
+            # The recordings name this chain, so loading them creates it, which kube-proxy does not.
             run(f"{program}-{variant}", "-t", "nat", "-P", "INPUT", "ACCEPT")
     before = dumps()
     case = load_case(str(ROOT / "tests" / "conformance" / "cases" / "nodeport-cluster"))
@@ -211,9 +211,9 @@ def test_nothing_of_kube_proxy_is_left(tmp_path, modes, variant, others) -> None
     assert differing(before) == []
 
 
-def test_a_node_left_with_a_killed_agent(tmp_path) -> None:
-    """Its socket and lock go as well; a lock that is held by a running agent is respected."""
-    add_others("nft")
+def test_cleanup_after_a_killed_agent(tmp_path) -> None:
+    """The agent's socket and lock file are removed as well; a lock held by a running agent is respected."""
+    add_other_programs("nft")
     before = dumps()
     node = AgentNode(tmp_path, "nftables")
     node.control = str(tmp_path / "run" / "agent.sock")
@@ -236,8 +236,8 @@ def test_a_node_left_with_a_killed_agent(tmp_path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_what_somebody_else_uses_of_an_iptables_table_stays(tmp_path) -> None:
-    """A policy, a set and a rule each keep a table; built-in chains that only we used go from it."""
+def test_a_table_that_another_program_uses_is_kept(tmp_path) -> None:
+    """A policy, a set and a rule each keep a table; built-in chains that only our rules used are removed from it."""
     run("iptables-nft", "-t", "filter", "-P", "FORWARD", "DROP")
     run("nft", "add", "table", "ip", "mangle")
     run("nft", "add", "set", "ip", "mangle", "kept", "{ type ipv4_addr; }")
@@ -249,7 +249,7 @@ def test_what_somebody_else_uses_of_an_iptables_table_stays(tmp_path) -> None:
     assert differing(before) == []
 
 
-def test_an_empty_table_of_somebody_else_stays(tmp_path) -> None:
+def test_an_empty_table_of_another_program_is_kept(tmp_path) -> None:
     for mode in ("nftables", "iptables"):
         run("iptables-nft", "-t", "raw", "-P", "OUTPUT", "ACCEPT")
         run("nft", "add", "table", "ip", "security")
@@ -259,8 +259,8 @@ def test_an_empty_table_of_somebody_else_stays(tmp_path) -> None:
         assert differing(before) == [], mode
 
 
-def test_loopback_is_not_opened_by_leaving(tmp_path) -> None:
-    """route_localnet stays on only as long as the rule that makes it safe is there."""
+def test_cleanup_does_not_expose_loopback(tmp_path) -> None:
+    """route_localnet stays enabled only while the rule that makes it safe exists."""
     parameter = Path("/proc/sys/net/ipv4/conf/all/route_localnet")
     for mode in ("absent", "nftables"):
         assert parameter.read_text().strip() == "0"
@@ -272,7 +272,7 @@ def test_loopback_is_not_opened_by_leaving(tmp_path) -> None:
             converge(request(mode, tmp_path, "nft"))
         assert parameter.read_text().strip() == "0" and "block incoming localnet" not in run("iptables-save")
     leave(tmp_path)
-    foreign_rules.restore("nft", foreign_rules.KUBELET)
+    external_rules.restore("nft", external_rules.KUBELET)
     converge(request("iptables", tmp_path, "nft"))
     leave(tmp_path)
     assert parameter.read_text().strip() == "1" and "block incoming localnet" in run("iptables-save")

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tables of legacy iptables are known without access to the kernel's list of them, which only root can read."""
+"""Detection of legacy iptables tables without access to the kernel's list of them, which only root can read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 
 from tests.conftest import ROOT
 
-# What an agent without root finds: the list cannot be opened, and the kernel is queried table by table.
+# As for an agent without root: the list cannot be opened, and the kernel is queried table by table.
 SCRIPT = """
 import builtins, json, os
 from module_utils.kernel.xtables import variant

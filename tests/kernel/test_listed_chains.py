@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Listed chains on a real kernel: whatever way rules are written, what was applied is what is wanted."""
+"""User-declared chains on a real kernel: however rules are spelled, the applied rules equal the desired ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def converge(variant: str, chains: list[ListedChain], removal: bool = False) -> 
 
 
 @pytest.mark.parametrize("variant", ["legacy", "nft"])
-def test_any_spelling_converges_once(variant):
+def test_any_spelling_of_a_rule_converges_once(variant):
     table = "mangle"
     first = ListedChain(table, "FIRST", RULES[3:4], (Jump("PREROUTING", "-i lo"), Jump("OUTPUT", position="last")))
     assert converge(variant, [first]) == 3
@@ -68,7 +68,7 @@ def test_rules_that_refer_to_ipsets():
     assert "-A SETS -m set --match-set allowed src -j ACCEPT" in run("iptables-nft-save")
 
 
-def test_without_a_namespace_to_try_in_canonical_rules_still_converge(monkeypatch):
+def test_canonical_rules_converge_without_a_scratch_namespace(monkeypatch):
     def refuse():
         raise OSError(1, "Operation not permitted")
 
@@ -103,18 +103,18 @@ def test_positions_of_jumps_are_kept(variant):
     ]
     assert converge(variant, [chain]) == 5
     assert rules_of(variant, "FORWARD") == wanted
-    # Another program puts its rules before and behind; the jumps go back to where they belong, once.
+    # Another program inserts rules before and behind; each jump returns to its position exactly once.
     run(iptables, "-I", "FORWARD", "-i", "eth8", "-j", "ACCEPT")
     run(iptables, "-A", "FORWARD", "-i", "eth7", "-j", "ACCEPT")
     run(iptables, "-I", "INPUT", "-i", "eth8", "-j", "ACCEPT")
     assert converge(variant, [chain]) == 3
-    foreign = ["-A FORWARD -i eth8 -j ACCEPT", wanted[2], "-A FORWARD -i eth7 -j ACCEPT"]
-    assert rules_of(variant, "FORWARD") == [*wanted[:2], *foreign, wanted[3]]
+    external = ["-A FORWARD -i eth8 -j ACCEPT", wanted[2], "-A FORWARD -i eth7 -j ACCEPT"]
+    assert rules_of(variant, "FORWARD") == [*wanted[:2], *external, wanted[3]]
     assert rules_of(variant, "INPUT") == ["-A INPUT -i eth8 -j ACCEPT", "-A INPUT -j PLACED"]
-    # In the wrong order among themselves, and twice.
+    # In the wrong order among themselves, and duplicated.
     run(iptables, "-I", "FORWARD", "-o", "lo", "-j", "PLACED")
     assert converge(variant, [chain]) == 2
-    assert rules_of(variant, "FORWARD") == [*wanted[:2], *foreign, wanted[3]]
+    assert rules_of(variant, "FORWARD") == [*wanted[:2], *external, wanted[3]]
 
 
 def random_chains(chance: random.Random) -> list[ListedChain]:
@@ -130,8 +130,8 @@ def random_chains(chance: random.Random) -> list[ListedChain]:
 
 @pytest.mark.parametrize("variant", ["legacy", "nft"])
 @pytest.mark.parametrize("seed", range(12))
-def test_every_change_can_be_taken_back(variant, seed):
-    """The undo text of any change restores every rule at its place, those of others and duplicates included."""
+def test_every_change_can_be_undone(variant, seed):
+    """The undo text of any change restores every rule at its position, external rules and duplicates included."""
     chance = random.Random(seed)
     iptables = f"iptables-{variant}"
     run(iptables, "-N", "USER")

@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Other programs at work on the node while the agent runs: Services answer again, others keep what they have.
+"""Other programs change the node while the agent runs: Services answer again, and external rules are kept.
 
-Nothing here depends on how long a repair takes; the seconds are printed (``pytest -rP``).
+No check depends on how long a repair takes; the durations are printed (``pytest -rP``).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import pytest
 
-from tests.kernel import foreign_rules
+from tests.kernel import external_rules
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_ip, endpoint_slice, service, wait_for
-from tests.kernel.foreign_rules import FIREWALLD, run
+from tests.kernel.external_rules import FIREWALLD, run
 from tests.lab import system
 from tests.lab.background import Background
 from tests.lab.outage import Client
@@ -32,20 +32,20 @@ print("ready", flush=True)
 while True:
     sock.accept()[0].close()
 """
-# While firewalld reloads, a table of its own drops everything but loopback.
+# While firewalld reloads, its own table drops everything except loopback traffic.
 RELOADING = """table inet firewalld_policy_drop {
     chain filter_forward { type filter hook forward priority 9; policy drop; };
 }"""
 PATIENCE = 60.0
-# kubelet has chains of its own, with names like ours.
+# kubelet has chains of its own whose names resemble ours.
 OURS = re.compile("KUBE-(?!KUBELET-CANARY|IPTABLES-HINT)")
-# As many lines about repairs the agent writes in any case.
+# The agent logs at least this many repairs in full.
 LINES_IN_A_MINUTE = 5
 COUNTERS = re.compile(r"\[\d+:\d+\]|counter packets \d+ bytes \d+")
 
 
 class Event(NamedTuple):
-    """What another program does. ``log``: what the agent's line about it must name; empty if nothing of ours is hit."""
+    """An action of another program. ``log``: what the agent must log about it; empty if our state is unaffected."""
 
     name: str
     do: Callable[[str], None]
@@ -53,7 +53,7 @@ class Event(NamedTuple):
 
 
 def commands(*given: Sequence[str]) -> Callable[[str], None]:
-    """Run commands; VARIANT in them stands for the variant of iptables."""
+    """Return a function that runs commands, with VARIANT in them replaced by the variant of iptables."""
 
     def do(variant: str) -> None:
         for words in given:
@@ -63,7 +63,7 @@ def commands(*given: Sequence[str]) -> Callable[[str], None]:
 
 
 def restored(text: str, *options: str) -> Callable[[str], None]:
-    """Load rules with iptables-restore."""
+    """Return a function that loads rules with iptables-restore."""
     return lambda variant: run(f"iptables-{variant}-restore", *options, text=text) and None
 
 
@@ -72,7 +72,7 @@ def iptables(*given: str) -> Callable[[str], None]:
 
 
 def firewalld_reload(_variant: str) -> None:
-    """Drop all, delete its table, make it anew, let through again. The tables of iptables are another event."""
+    """Drop all traffic, recreate firewalld's table, accept traffic again. The iptables tables are another event."""
     run("nft", "-f", "-", text=RELOADING)
     run("nft", "delete", "table", "inet", "firewalld")
     run("nft", "-f", "-", text=FIREWALLD)
@@ -83,12 +83,12 @@ FLUSHED = "*{table}\n-F\n-X\n-Z\nCOMMIT\n"
 
 
 def flushed(*tables: str) -> Callable[[str], None]:
-    """Delete all rules and chains of tables in one call: between two of them the agent would fill them again."""
+    """Return a function that flushes tables in one call: between two calls the agent would fill them again."""
     return restored("".join(FLUSHED.format(table=table) for table in tables), "--noflush")
 
 
 def sets_destroyed(variant: str) -> None:
-    """Destroy all sets, which must not be in use by then; the agent may be faster, so this is tried until it works."""
+    """Destroy all sets, which must be unused at that time; the agent may be faster, so retry until it works."""
     deadline = time.monotonic() + PATIENCE
     flush = "".join(FLUSHED.format(table=table) for table in ("nat", "filter"))
     while True:
@@ -101,7 +101,7 @@ def sets_destroyed(variant: str) -> None:
 
 
 def without_ours(variant: str) -> None:
-    """What ``iptables-restore`` of a file that was saved before we came does: everything in it is replaced."""
+    """Restore a file saved before we programmed anything with ``iptables-restore``, which replaces all rules."""
     kept = [line for line in run(f"iptables-{variant}-save").splitlines() if not OURS.search(line)]
     run(f"iptables-{variant}-restore", text="\n".join(kept) + "\n")
 
@@ -116,8 +116,8 @@ IPTABLES: Tuple[Event, ...] = (
     Event("jump deleted", iptables("-t nat -D PREROUTING 1"), "PREROUTING"),
 )
 GUESTS: Tuple[Event, ...] = (
-    Event("Docker inserts its chains", restored(foreign_rules.DOCKER, "--noflush"), ""),
-    Event("a network plugin inserts its chains", restored(foreign_rules.NETWORK_PLUGIN, "--noflush"), ""),
+    Event("Docker inserts its chains", restored(external_rules.DOCKER, "--noflush"), ""),
+    Event("a network plugin inserts its chains", restored(external_rules.NETWORK_PLUGIN, "--noflush"), ""),
 )
 NFT_FLUSH = Event("nft flush ruleset", commands(("nft", "flush", "ruleset")), "")
 FIREWALLD_EVENT = Event("firewalld reload: its own table", firewalld_reload, "")
@@ -131,7 +131,7 @@ IPVS: Tuple[Event, ...] = (
 
 
 def events(mode: str, variant: str) -> List[Event]:
-    """What is done in a mode, in this order."""
+    """Return the events of a mode in order."""
     if mode == "nftables":
         command = ("nft", "delete", "table", "ip", "kube-proxy")
         deleted = Event(" ".join(command), commands(command), "1 table (kube-proxy)")
@@ -144,7 +144,7 @@ def events(mode: str, variant: str) -> List[Event]:
 
 
 class Neighbour:
-    """A network namespace of its own, joined to the node by a pair of devices."""
+    """A network namespace connected to the node by a veth pair."""
 
     def __init__(self, name: str, node_address: str, addresses: Sequence[str], program: str = "") -> None:
         command = [sys.executable, "-c", program]
@@ -176,7 +176,7 @@ class Neighbour:
 
 
 class Node(AgentNode):
-    """The node, with its endpoints and a client outside."""
+    """The node with its endpoints and an external client."""
 
     def __init__(self, scratch, mode: str, variant: str) -> None:
         super().__init__(scratch, mode, variant)
@@ -198,7 +198,7 @@ class Node(AgentNode):
             other.close()
 
     def ours(self) -> Dict[str, List[str]]:
-        """All that the mode has programmed; counters aside."""
+        """Return everything the mode has programmed, without counters."""
         if self.mode == "nftables":
             words = ["nft", "list", "table", "ip", "kube-proxy"]
             listed = subprocess.run(words, capture_output=True, text=True, check=False).stdout
@@ -208,7 +208,7 @@ class Node(AgentNode):
         rules = COUNTERS.sub("", run(f"iptables-{self.kernel_variant}-save"))
         found = {"chains": sorted(line for line in rules.splitlines() if OURS.search(line))}
         if self.mode == "ipvs":
-            # In this mode the chain that kubelet has as well is kubelet's alone.
+            # In this mode the chain whose name kubelet uses too belongs to kubelet alone.
             found["chains"] = [line for line in found["chains"] if "KUBE-FIREWALL" not in line]
             addresses = run("ip", "-4", "-o", "address", "show")
             found["servers"] = sorted(run("ipvsadm", "-Sn").splitlines())
@@ -218,7 +218,7 @@ class Node(AgentNode):
         return found
 
     def wait_until_all_is(self, expected: Dict[str, List[str]], after: str) -> None:
-        """Wait until what the mode has programmed is this again. Raises AssertionError with what is missing."""
+        """Wait until the programmed state equals ``expected``. Raises AssertionError with the difference."""
         deadline = time.monotonic() + PATIENCE
         while self.ours() != expected:
             now = self.ours()
@@ -227,12 +227,12 @@ class Node(AgentNode):
             assert time.monotonic() < deadline, f"after {after}: missing {missing}, more {more}:\n{self.log[-2000:]}"
             time.sleep(0.05)
 
-    def foreign(self) -> List[str]:
-        """All rules of others, in their order; built-in chains count by their policy if that is not ACCEPT."""
+    def rules_of_other_programs(self) -> List[str]:
+        """Return all external rules in order; a built-in chain counts only if its policy is not ACCEPT."""
         rules = COUNTERS.sub("", run(f"iptables-{self.kernel_variant or 'nft'}-save"))
         skipped = re.compile(r"#|\*|COMMIT|:[A-Z]+ ACCEPT")
         found = [line for line in rules.splitlines() if not skipped.match(line) and not OURS.search(line)]
-        if foreign_rules.has_nftables():
+        if external_rules.has_nftables():
             for name in re.findall(r"^table (inet \S+)$", run("nft", "list", "tables"), re.MULTILINE):
                 found += COUNTERS.sub("", run("nft", "list", "table", *name.split())).splitlines()
         return found
@@ -254,7 +254,7 @@ class Node(AgentNode):
     ids=lambda item: "-".join(filter(None, item)) if isinstance(item, tuple) else None,
 )
 def node(request, tmp_path, monkeypatch) -> Iterator[Node]:
-    # Network namespaces have tables of their own, but the lock file of legacy iptables is that of the machine.
+    # Network namespaces have their own tables but share the machine's lock file of legacy iptables.
     monkeypatch.setenv("XTABLES_LOCKFILE", str(tmp_path / "xtables.lock"))
     made = Node(tmp_path, *request.param)
     try:
@@ -263,39 +263,39 @@ def node(request, tmp_path, monkeypatch) -> Iterator[Node]:
         made.close()
 
 
-def test_services_answer_again_whatever_others_do(node) -> None:
+def test_services_recover_from_changes_by_other_programs(node) -> None:
     variant = node.kernel_variant or "nft"
-    if foreign_rules.has_nftables():
+    if external_rules.has_nftables():
         run("nft", "-f", "-", text=FIREWALLD)
-    foreign_rules.restore(variant, foreign_rules.UFW)
-    foreign_rules.restore(variant, foreign_rules.KUBELET)
+    external_rules.restore(variant, external_rules.UFW)
+    external_rules.restore(variant, external_rules.KUBELET)
     node.start()
     wait_for(lambda: node.client.answered_since(time.monotonic() - 5.0), PATIENCE, 0.05)
     wait_for(lambda: node.differences()["changed"] is False, PATIENCE, 0.5)
     before = node.ours()
     for event in events(node.mode, variant):
-        repaired, told = node.repairs(), len(node.repair_lines())
-        foreign = node.foreign()
+        repaired, logged = node.repairs(), len(node.repair_lines())
+        expected = node.rules_of_other_programs()
         moment = time.monotonic()
         event.do(variant)
-        left = node.foreign()
+        left = node.rules_of_other_programs()
         if event.log:
             wait_for(lambda known=repaired: node.repairs() > known, PATIENCE, 0.02)
-            # The agent writes a few such lines in a minute and then only how many there were.
+            # The agent logs a few such lines per minute, and then only their number.
             if len(node.repair_lines()) < LINES_IN_A_MINUTE:
                 word = event.log
-                wait_for(lambda known=told, word=word: word in " ".join(node.repair_lines()[known:]), PATIENCE, 0.02)
+                wait_for(lambda known=logged, word=word: word in " ".join(node.repair_lines()[known:]), PATIENCE, 0.02)
             assert node.metric("kubenode_proxy_drift_repaired_total") > repaired, event.name
         node.wait_until_all_is(before, event.name)
         restored_after = time.monotonic() - moment
         wait_for(lambda since=moment + restored_after: node.client.answered_since(since), PATIENCE, 0.05)
-        assert node.foreign() == left, event.name
+        assert node.rules_of_other_programs() == left, event.name
         outage = node.client.outage(moment)
         kind = "-".join(filter(None, (node.mode, node.kernel_variant)))
         print(f"{kind:16} {event.name:48} out {outage:5.2f} s, all back after {restored_after:5.2f} s")
         if not event.log:
-            assert (node.repairs(), len(node.repair_lines())) == (repaired, told), event.name
-            assert set(foreign) <= set(left) or event.name == NFT_FLUSH.name
+            assert (node.repairs(), len(node.repair_lines())) == (repaired, logged), event.name
+            assert set(expected) <= set(left) or event.name == NFT_FLUSH.name
     wait_for(lambda: node.differences()["changed"] is False, PATIENCE, 0.5)
     assert node.status()["lastError"] == ""
     for line in node.repair_lines():

@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node that a real kube-proxy has programmed is adopted as it is where the mode stays the same.
+"""A node programmed by a real kube-proxy is adopted without changes if the mode is the same.
 
-What kube-proxy 1.36 had programmed when a conformance case was recorded is loaded into a namespace. A check must find
-nothing that differs, and a convergence must leave every rule, set and server byte for byte.
-In nftables mode the layout is another one on purpose: there everything of kube-proxy's has to go, in one transaction.
+The state that kube-proxy 1.36 programmed for a conformance case is loaded into a namespace. A check must report no
+difference, and a convergence must keep every rule, set and server byte for byte. The layout of nftables mode differs
+on purpose: there everything of kube-proxy's is replaced in one transaction.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.conformance.wirelab.cases import Case, load_case
 from tests.lab import recorded
 
 CASES = Path(__file__).resolve().parents[1] / "conformance" / "cases"
-# Every kind of rule: affinity, sources of a load balancer, refusals, policies, ports of health checks, SCTP, odd modes.
+# Every kind of rule: affinity, source ranges, rejects, policies, health check ports, SCTP, unusual modes.
 IPTABLES = (
     "affinity",
     "clusterip-no-endpoints",
@@ -57,7 +57,7 @@ IPVS = (
     "nodeport-cluster",
 )
 NFTABLES = ("affinity", "lb-source-ranges", "nodeport-cluster", "terminating-local")
-# The addresses of the recorded node: every one of them has virtual servers for node ports.
+# The addresses of the recorded node, each of which has virtual servers for node ports.
 ADDRESSES = {
     "eth0": ("172.18.0.2/24", "fd00:172:18::2/64"),
     "eth1": ("172.19.0.2/24", "fd00:172:19::2/64"),
@@ -84,7 +84,7 @@ def make_node() -> None:
 
 
 def load_recorded(case: Case, mode: str, variant: str) -> None:
-    """Program what kube-proxy had programmed, and what it had set in the kernel."""
+    """Load what kube-proxy had programmed, and the kernel parameters it had set."""
     recorded.load(Path(case.file(f"state-{mode}.txt")), run, variant)
     if mode == "iptables" and not case.config.get("nodePortAddresses"):
         Path("/proc/sys/net/ipv4/conf/all/route_localnet").write_text("1", encoding="ascii")
@@ -109,7 +109,7 @@ def convergence(case: Case, mode: str, directory: Path, check: bool) -> Report:
 
 
 def rules(variant: str) -> List[str]:
-    """What the usual tool saves of both families; the packet counters are those of the moment."""
+    """Return both families as the usual tool saves them, without packet counters."""
     saved = []
     for family in ("iptables", "ip6tables"):
         text = run([f"{family}-{variant}-save", "-c"])
@@ -152,7 +152,7 @@ def test_ipvs_mode_finds_nothing_to_change_after_kube_proxy(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", NFTABLES)
-def test_nftables_mode_tells_what_it_replaces_and_does_so_once(tmp_path, name):
+def test_nftables_mode_reports_what_it_replaces_and_does_so_once(tmp_path, name):
     make_node()
     case = load_case(str(CASES / name))
     load_recorded(case, "nftables", "")
@@ -170,8 +170,8 @@ def test_nftables_mode_tells_what_it_replaces_and_does_so_once(tmp_path, name):
 
 @pytest.mark.parametrize("mode", ("iptables", "nftables", pytest.param("ipvs", marks=pytest.mark.uml)))
 @pytest.mark.parametrize("name", ("nodeport-cluster", "affinity", "internal-local"))
-def test_what_kube_proxy_serves_counts_for_the_guard_against_losses(tmp_path, monkeypatch, mode, name):
-    """The tables of kube-proxy itself tell which Services have endpoints before this proxy has programmed anything."""
+def test_services_served_by_kube_proxy_count_for_the_loss_guard(tmp_path, monkeypatch, mode, name):
+    """The guard counts the Services with endpoints in kube-proxy's tables before this proxy has programmed any."""
     case = load_case(str(CASES / name))
     make_node()
     load_recorded(case, mode, "legacy")

@@ -1,15 +1,15 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""No request is lost while a node is taken over, changes its mode, gets a new agent, and goes back.
+"""No request is lost during a takeover, changes of mode, an agent upgrade, and a rollback.
 
-500 requests a second go through the node of the conformance lab over new and over kept TCP connections and over UDP,
-in both families, from a pod, from outside and from the node itself. Every one has to be answered by an endpoint, while
-the node goes through what operators fear.
+500 requests a second pass the node of the conformance lab over new and persistent TCP connections and over UDP, in both
+families, from a pod, from outside and from the node itself. Every request must be answered by an endpoint during each
+of these operations.
 
-The node is a network namespace, where every connection has to be made at the first attempt. For IPVS it is a machine
-on Debian's kernel (:mod:`tests.lab.qemu`), through which the load of the other places goes; as its emulated processors
-stand still where this machine is busy, a connection may be asked for again, but UDP requests are sent once.
+The node is a network namespace, where every connection must succeed at the first attempt. For IPVS it is a machine on
+Debian's kernel (:mod:`tests.lab.qemu`), through which the load of the other places goes; since its emulated processors
+stall while this machine is busy, a connection may be retried, but UDP requests are sent only once.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ FLOWS = (
     ("pod2", "kept-udp", "10.96.2.1", 53, True, 0.05),
     ("client", "kept-udp", "172.18.0.2", 30202, False, 0.05),
 )
-# In ipvs mode the node has the ClusterIP itself, and asks from it: a connection that it opens while another mode takes
-# over loses its own address (docs/migration.md). So it asks where that mode is not used.
+# In ipvs mode the node itself has the ClusterIP and connects from it: a connection that it opens while another mode
+# takes over loses its own address (docs/migration.md). So the node is a client only in runs without ipvs mode.
 FLOWS_OF_NODE = (("node", "new", "10.96.2.1", 80, None, 0.05),)
-# As many are told apart in a tally.
+# The number of distinct flows in a tally.
 KINDS = len({(kind, to) for _place, kind, to, *_rest in FLOWS})
 MODULES = ("ip_vs", "ip_vs_rr", "nf_conntrack", "ip_set", "dummy", "veth")
 
 
 def judge(what: str, tally: Tally) -> None:
-    """Nothing is lost."""
+    """Fail if any request was lost."""
     assert tally.problems == [], f"{what}: {tally.problems[:20]}"
 
 
 class Loaded:
-    """A node, and the load that goes through it; ``call(method, *arguments)`` is one of LoadedNode.
+    """A node and the load through it; ``call(method, *arguments)`` invokes a method of LoadedNode.
 
-    The load is begun when the node serves. A connection that was asked for before has a connection tracking entry of a
-    packet that nobody answered; IPVS leaves it alone, and loses the connection when it expires after two minutes.
+    The load starts once the node serves. An earlier connection attempt would leave a conntrack entry of an unanswered
+    packet; IPVS leaves that alone, and drops the connection when the entry expires after two minutes.
     """
 
     def __init__(self, topology: Topology, flows: Sequence[Any], call: Any, patient: bool = False) -> None:
@@ -77,7 +77,7 @@ class Loaded:
 
     @property
     def load(self) -> Load:
-        """The load, once it is begun."""
+        """Return the load, which must have started."""
         assert self._load is not None
         return self._load
 
@@ -85,7 +85,7 @@ class Loaded:
         return f"/run/netns/{self._topology.full_name(place)}"
 
     def begin(self) -> None:
-        """Send, and wait until every flow works."""
+        """Start the load, and wait until every flow works."""
         self._load = Load(
             [
                 Flow(self._path(place), kind, to, port, RATE * share, own)
@@ -95,7 +95,7 @@ class Loaded:
                 Endpoint(self._path(place), protocol, address, port)
                 for place in ("pod1", "peer")
                 for protocol, port in (("tcp", 8080), ("udp", 5353))
-                # The pods of a peer are one route and no addresses, so the kernel would answer from another one.
+                # A peer's pods are one route without addresses, so the kernel would answer from another address.
                 for address in ("10.244.2.11" if (place, protocol) == ("peer", "udp") else "0.0.0.0", "::")
             ],
             self._patient,
@@ -103,27 +103,27 @@ class Loaded:
         self._load.settle(KINDS)
 
     def all_answered(self, what: str) -> None:
-        """Nothing was lost since the last call, and every flow goes on."""
+        """Fail if a request was lost since the last call, or if a flow has stopped."""
         tally = self.load.take(KINDS, 5)
         print(f"{time.monotonic():.3f} {what}: {tally}")
         judge(what, tally)
         assert tally.complete, f"{what}: {tally.answers}"
 
     def end(self) -> None:
-        """Nothing was lost, and nothing is on its way."""
+        """End the load; fail if a request was lost or is still pending."""
         tally = self.load.rest()
         judge("the end", tally)
         assert tally.waiting == 0
 
     def close(self) -> None:
-        """End the load."""
+        """Stop the load and the node."""
         if self._load is not None:
             self._load.close()
 
 
 @pytest.fixture()
 def node(tmp_path: Path) -> Iterator[Loaded]:
-    """A node in a network namespace, which is the test's own."""
+    """Provide a node in the test's own network namespace."""
     topology = Topology(f"-load{os.getpid()}")
     topology.build()
     inside = LoadedNode(str(tmp_path))
@@ -145,7 +145,7 @@ def node(tmp_path: Path) -> Iterator[Loaded]:
 
 @pytest.fixture()
 def machine(tmp_path: Path) -> Iterator[Loaded]:
-    """A node that is a machine with a kernel of its own."""
+    """Provide a node that is a virtual machine with its own kernel."""
     taps: List[int] = []
     topology = Topology(f"-load{os.getpid()}", plug=lambda namespace, name: taps.append(open_tap(namespace, name)))
     with contextlib.ExitStack() as stack:
@@ -158,7 +158,7 @@ def machine(tmp_path: Path) -> Iterator[Loaded]:
             sysctls=topology.node_sysctls(),
             network=topology.node_lines(),
             environment={"PYTHONPATH": f"{ROOT}:{ROOT}/collections", "HOME": "/root", "LANG": "C.UTF-8"},
-            # Not in tmp_path: what is shared with the host takes no sockets.
+            # Not in tmp_path: the directory shared with the host cannot hold sockets.
             command=[
                 sys.executable,
                 "-m",
@@ -178,8 +178,8 @@ def machine(tmp_path: Path) -> Iterator[Loaded]:
         yield loaded
 
 
-def go_through(node: Loaded, recorded_mode: str, variant: str, modes: Sequence[str]) -> None:
-    """Adopt what kube-proxy has programmed, change through the modes, go back to what kube-proxy had programmed."""
+def migrate_and_roll_back(node: Loaded, recorded_mode: str, variant: str, modes: Sequence[str]) -> None:
+    """Adopt what kube-proxy has programmed, change through the modes, and roll back to kube-proxy's state."""
     node.call("load_recorded", recorded_mode, variant)
     node.begin()
     first = node.call("programmed", recorded_mode, variant)
@@ -190,7 +190,7 @@ def go_through(node: Loaded, recorded_mode: str, variant: str, modes: Sequence[s
         saved.append(node.call("converge", mode))
         node.all_answered(f"change to {mode}")
     for number, mode in reversed([*zip(saved, [recorded_mode, *modes])]):
-        node.call("back_to", number)
+        node.call("roll_back", number)
         node.all_answered(f"roll back to {mode}")
     if recorded_mode != "nftables":
         last = node.call("programmed", recorded_mode, variant)
@@ -200,25 +200,25 @@ def go_through(node: Loaded, recorded_mode: str, variant: str, modes: Sequence[s
 
 @pytest.mark.parametrize("variant", ["nft", pytest.param("legacy", marks=FULL)])
 def test_from_iptables_mode_to_nftables_mode_and_back(node, variant):
-    go_through(node, "iptables", variant, ("nftables", "iptables"))
+    migrate_and_roll_back(node, "iptables", variant, ("nftables", "iptables"))
 
 
 @FULL
 def test_from_kube_proxy_in_nftables_mode_to_iptables_mode_and_back(node):
-    go_through(node, "nftables", "nft", ("iptables", "nftables"))
+    migrate_and_roll_back(node, "nftables", "nft", ("iptables", "nftables"))
 
 
 def test_from_iptables_mode_to_ipvs_mode_to_nftables_mode_and_back(machine):
-    go_through(machine, "iptables", "nft", ("ipvs", "nftables", "ipvs", "iptables"))
+    migrate_and_roll_back(machine, "iptables", "nft", ("ipvs", "nftables", "ipvs", "iptables"))
 
 
 @FULL
 def test_from_kube_proxy_in_ipvs_mode_to_the_other_modes_and_back(machine):
-    go_through(machine, "ipvs", "legacy", ("nftables", "iptables"))
+    migrate_and_roll_back(machine, "ipvs", "legacy", ("nftables", "iptables"))
 
 
 def upgrade(node: Loaded, mode: str, variant: str) -> None:
-    """Start the agent on what kube-proxy has programmed, then put a new one in its place, gently and by force."""
+    """Start the agent on what kube-proxy has programmed, then upgrade it, first after a stop and then after a kill."""
     node.call("load_recorded", mode, variant)
     node.begin()
     for number, ending in enumerate((signal.SIGTERM, signal.SIGKILL)):

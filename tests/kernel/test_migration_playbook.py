@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The playbook migrate.yml: three nodes are taken over from kube-proxy and given back, and a failure stops it.
+"""The playbook migrate.yml: three nodes are taken over from kube-proxy and given back, and a failure stops the rollout.
 
 Each node is a network and mount namespace with what a real kube-proxy had programmed. Its kube-proxy is a process of
-that name without a function, which lives as long as the DaemonSet controller of the test API server has a pod for it.
-The tests follow each other: each starts from what the one before has left.
+that name without a function, which runs while the DaemonSet controller of the test API server has a pod for it. The
+tests build on each other: each starts from the state that the previous one has left.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ENDPOINTS = ("10.244.1.11", "10.244.2.11")
 
 
 class Node(Namespaces):
-    """Namespaces with endpoints that answer in them, and kube-proxy's process."""
+    """Namespaces in which endpoints answer, and kube-proxy's process."""
 
     def __init__(self, name: str, scratch: Path, state: Path = STATE) -> None:
         self.name = name
@@ -59,7 +59,7 @@ class Node(Namespaces):
         for address in ENDPOINTS:
             self.run(["ip", "address", "add", f"{address}/32", "dev", "lo"])
         self.run(["ip", "route", "add", "default", "dev", "lo"])
-        # kube-proxy has set this one.
+        # kube-proxy has set this parameter.
         self.run(["sh", "-c", "echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet"])
         recorded.load(state, self.run, "nft")
         self._echo = scratch / f"echo-{name}.json"
@@ -84,14 +84,14 @@ class Node(Namespaces):
         self.processes.pop(what).close()
 
     def set_kube_proxy(self, wanted: bool) -> None:
-        """Follow the DaemonSet controller."""
+        """Start or stop kube-proxy's process as the DaemonSet controller requires."""
         if wanted and "kube-proxy" not in self.processes:
             self.start_named("kube-proxy")
         elif not wanted and "kube-proxy" in self.processes:
             self.stop("kube-proxy")
 
     def rules(self) -> List[str]:
-        """Chains and rules of both families, without counters."""
+        """Return the chains and rules of both families, without counters."""
         text = self.run(["iptables-nft-save"]) + self.run(["ip6tables-nft-save"])
         return [re.sub(r"\[\d+:\d+\]", "", line) for line in text.splitlines() if line[:1] in ("-", ":")]
 
@@ -162,7 +162,7 @@ class Cluster:
         (self.scratch / "inventory.json").write_text(json.dumps(inventory), encoding="utf-8")
 
     def migrate(self, *options: str) -> Tuple[int, str]:
-        """The playbook's status and what it printed."""
+        """Run the playbook; return its status and output."""
         environment = {
             **os.environ,
             **ansible_environment(self.scratch),
@@ -181,7 +181,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[Cluster]:
-    """The cluster, made in a network namespace of its own as everything in these tests."""
+    """Provide the cluster in a network namespace of its own, like every kernel test."""
     descriptor = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     system.unshare(system.CLONE_NEWNET)
     made = None
@@ -200,12 +200,12 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def own_network_namespace() -> None:
-    """The cluster's namespace is that of all tests here."""
+    """Replace the fixture of that name: all tests here share the cluster's namespace."""
 
 
 @pytest.fixture(scope="module")
 def before(cluster) -> Dict[str, List[str]]:
-    """What kube-proxy had programmed."""
+    """Provide the rules that kube-proxy had programmed."""
     return {name: node.rules() for name, node in cluster.nodes.items()}
 
 
@@ -214,7 +214,7 @@ def assert_untouched(cluster, before, *names: str) -> None:
         assert cluster.nodes[name].rules() == before[name] and cluster.nodes[name].files() == []
 
 
-def test_what_stands_in_the_way_of_one_host_is_told_before_any_is_touched(cluster, before):
+def test_a_finding_on_one_host_is_reported_before_any_host_is_changed(cluster, before):
     cluster.nodes["node-c"].start_named("kube-router")
     status, text = cluster.migrate()
     cluster.nodes["node-c"].stop("kube-router")
@@ -223,7 +223,7 @@ def test_what_stands_in_the_way_of_one_host_is_told_before_any_is_touched(cluste
     assert_untouched(cluster, before, *NODES)
 
 
-def test_check_mode_shows_that_nothing_of_kube_proxy_differs_and_changes_nothing(cluster, before):
+def test_check_mode_reports_no_difference_from_kube_proxy_and_changes_nothing(cluster, before):
     status, text = cluster.migrate("--check", "--diff")
     assert status == 0, text
     for name in NODES:
@@ -233,9 +233,9 @@ def test_check_mode_shows_that_nothing_of_kube_proxy_differs_and_changes_nothing
     assert_untouched(cluster, before, *NODES)
 
 
-def test_a_first_host_that_does_not_answer_is_put_back_and_the_rollout_stops(cluster, before):
+def test_a_first_host_that_does_not_answer_is_rolled_back_and_stops_the_rollout(cluster, before):
     node = cluster.nodes["node-a"]
-    # Something to repair, so that there is something to go back from.
+    # Something to repair, so that there is a change to roll back.
     node.run(["nft", "flush", "chain", "ip", "nat", "KUBE-NODEPORTS"])
     found = node.rules()
     node.stop("endpoint")
@@ -250,7 +250,7 @@ def test_a_first_host_that_does_not_answer_is_put_back_and_the_rollout_stops(clu
     assert_untouched(cluster, before, "node-b", "node-c")
 
 
-def test_all_hosts_are_taken_over_as_they_are(cluster, before):
+def test_all_hosts_are_taken_over_without_changes(cluster, before):
     status, text = cluster.migrate("-e", json.dumps({"proxy_serial": [1, "100%"]}))
     assert status == 0, text
     assert cluster.labelled() == list(NODES) and cluster.with_kube_proxy() == []

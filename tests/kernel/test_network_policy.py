@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Network policies on the wire: the cases, in the modes that need no IPVS, and the table in the kernel."""
+"""Network policies with real packets: the cases, in the modes that need no IPVS, and the table in the kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.netpol.network import Network
 from tests.netpol.running import Node, run_case
 from tests.netpol.wire import Wire
 
-#: One case for each area; all others with FULL=1.
+#: One case for each area; FULL=1 runs all.
 QUICK = (
     "address-reused",
     "cnp-egress",
@@ -77,8 +77,8 @@ def test_a_case_with_pods_on_a_bridge(lab, name):
     assert asyncio.run(run_case(name, network, node)) == []
 
 
-async def held(network, node, how):
-    """Which connections, opened before there were policies, are alive after they came."""
+async def surviving_connections(network, node, how):
+    """Return which connections that were open before the policies existed still work afterwards."""
     base = cases.steps("union-of-policies")[0].objects
     wire = Wire(network)
     flows = {
@@ -101,9 +101,9 @@ async def held(network, node, how):
 
 
 @pytest.mark.parametrize("how", ["keep", "cut"])
-def test_open_connections_that_are_no_longer_allowed(lab, how):
+def test_open_connections_that_a_new_policy_denies(lab, how):
     network, node = lab("nftables")
-    alive = asyncio.run(held(network, node, how))
+    alive = asyncio.run(surviving_connections(network, node, how))
     allowed = {"allowed", "allowed by a Service", "of the node"}
     assert alive == (allowed if how == "cut" else {*allowed, "denied", "denied from outside"})
 
@@ -136,7 +136,7 @@ def test_a_second_run_changes_nothing_and_removal_leaves_nothing(lab):
     assert rules(node) == ""
 
 
-def test_what_another_program_changed_is_repaired(lab):
+def test_changes_by_another_program_are_repaired(lab):
     _network, node = lab("nftables")
     objects = cases.steps("cnp-tiers")[0].objects
     node.converge(objects.values())
@@ -158,7 +158,7 @@ def test_what_another_program_changed_is_repaired(lab):
         assert sorted(rules(node).split()) == sorted(first.split()), command
 
 
-def test_nft_lists_the_table_and_loads_what_it_listed(lab, tmp_path):
+def test_nft_lists_the_table_and_loads_its_own_listing(lab, tmp_path):
     _network, node = lab("nftables")
     node.converge(cases.steps("cnp-egress")[0].objects.values())
     first = rules(node)

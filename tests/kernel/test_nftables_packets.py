@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""nftables mode judged by real packets: who answers, which source it sees, how a connection is refused.
+"""nftables mode checked with real packets: which endpoint answers, which source it sees, how a connection is refused.
 
-The test's own network namespace is the node. Around it are a pod with an endpoint (``l``), a pod that is a client,
-another node's pod with an endpoint (``r``), and a client from outside. Every answer goes back through the node.
+The test's own network namespace is the node. Connected to it are a pod with an endpoint (``l``), a pod that is a
+client, another node's pod with an endpoint (``r``), and an external client. Every answer returns through the node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info i
 from tests.lab.background import Background
 
 FAMILIES = ("IPv4", "IPv6")
-# Where packets are dropped, which takes seconds to see.
+# Frontends that drop packets, which takes seconds to detect.
 LONG = (pytest.param("IPv4", marks=pytest.mark.full), "IPv6")
 NAMES: Dict[str, Dict[str, str]] = {
     "IPv4": {
@@ -99,20 +99,20 @@ with concurrent.futures.ThreadPoolExecutor(int(sys.argv[1])) as pool:
 """
 
 
-class World:
-    """The namespaces around the node and the servers in them."""
+class Network:
+    """The namespaces around the node and their servers."""
 
     def __init__(self) -> None:
         self.prefix = f"knft{os.getpid()}"
         self.servers: List[Background] = []
-        # Duplicate address detection would keep link-local addresses from being used for a second.
+        # Duplicate address detection would keep link-local addresses unusable for a second.
         self._run("sysctl", "-qw", "net.ipv6.conf.default.accept_dad=0")
         places = {"l": ["L"], "p": ["P"], "r": ["R"], "x": ["X", "XB"]}
         self.place = {name: place for place, names in places.items() for name in names}
         for number, (place, names) in enumerate(places.items()):
             self._attach(place, names, number)
         self._run("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
-        # Refusals are counted here, so none may be held back.
+        # The tests count ICMP errors, so rate limiting must not suppress any.
         self._run("sysctl", "-qw", "net.ipv4.icmp_ratemask=0")
         Path("/proc/sys/net/ipv6/icmp/ratemask").write_text("\n", encoding="ascii")
         for names in NAMES.values():
@@ -168,7 +168,7 @@ class World:
     def outcomes(
         self, family: str, flows: Sequence[Tuple[str, str, int, str]], tries: int = 16, at_once: int = 24
     ) -> List[Set[str]]:
-        """What happens to flows (sender, target address, port, protocol): the set of outcomes of each."""
+        """Return the set of outcomes of each flow (sender, target address, port, protocol)."""
         by_place: Dict[str, List[Tuple[int, List[Any]]]] = {}
         for position, (sender, target, port, protocol) in enumerate(flows):
             source = "" if sender == "N" else NAMES[family].get(sender, sender)
@@ -191,8 +191,8 @@ class World:
 
 
 @pytest.fixture()
-def world() -> Iterator[World]:
-    made = World()
+def network() -> Iterator[Network]:
+    made = Network()
     try:
         yield made
     finally:
@@ -202,7 +202,7 @@ def world() -> Iterator[World]:
 def route(
     family: str, number: int, endpoints: str = "LR", port: int = 80, target: int = 80, **changes: Any
 ) -> ServicePortInfo:
-    """A route to the named endpoints; ``local`` follows from the policies."""
+    """Return a service port with the named endpoints; ``local`` follows from the policies."""
     chosen = tuple(Endpoint(NAMES[family][name], target, is_local=name == "L") for name in endpoints)
     fields: Dict[str, Any] = {
         "key": ServicePortName("ns", f"svc{number}", f"p{port}", "TCP"),
@@ -247,7 +247,7 @@ def settings(family: str, **changes: Any) -> DataplaneSettings:
 
 
 def program(routes: Sequence[ServicePortInfo], chosen: DataplaneSettings) -> None:
-    """Make the kernel serve the routes, and see that it then holds what it should."""
+    """Program the kernel with the service ports, and check that it holds the desired state."""
     desired = RENDERING.desired_tables({item.key: item for item in routes}, chosen)["table objects"]
     with NftablesResource(chosen.family) as resource:
         resource.apply(difference(resource.observe(), desired))
@@ -255,36 +255,36 @@ def program(routes: Sequence[ServicePortInfo], chosen: DataplaneSettings) -> Non
 
 
 def _as_seen(expected: Dict[Tuple[str, str, int, str], Set[str]]) -> Dict[Tuple[str, str, int, str], Set[str]]:
-    """Connections of the node already have the source that masquerading gives them."""
+    """Connections of the node already have the source address that masquerading sets."""
     return {
         flow: {outcome.replace("+M", "") for outcome in outcomes} if flow[0] == "N" else outcomes
         for flow, outcomes in expected.items()
     }
 
 
-def check(world: World, family: str, expected: Dict[Tuple[str, str, int, str], Set[str]], tries: int = 16) -> None:
-    """That flows have all the outcomes expected of them, and no other.
+def check(network: Network, family: str, expected: Dict[Tuple[str, str, int, str], Set[str]], tries: int = 16) -> None:
+    """Check that flows have all the outcomes expected of them, and no other.
 
-    A choice among endpoints is random: flows that have not shown every outcome yet, and only those, are tried further.
+    The choice among endpoints is random: only flows that have not shown every expected outcome yet are tried again.
     """
     wanted = _as_seen(expected)
     found: Dict[Tuple[str, str, int, str], Set[str]] = {flow: set() for flow in wanted}
     for _round in range(4):
         unsettled = [flow for flow, outcomes in found.items() if outcomes < wanted[flow]]
-        for flow, outcomes in zip(unsettled, world.outcomes(family, unsettled, tries)):
+        for flow, outcomes in zip(unsettled, network.outcomes(family, unsettled, tries)):
             found[flow] |= outcomes
     assert found == wanted
 
 
 def with_port(outcomes: str, port: int = 80) -> Set[str]:
-    """``l r +M`` as ``{l:80+M, r:80+M}``; ``reject`` and ``drop`` as they are."""
+    """Expand ``l r +M`` to ``{l:80+M, r:80+M}``; ``reject`` and ``drop`` are kept."""
     words = outcomes.split()
     suffix = "+M" if "+M" in words else ""
     return {word if word in ("reject", "drop") else f"{word}:{port}{suffix}" for word in words if word != "+M"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_endpoints(world: World, family: str) -> None:
+def test_no_endpoints(network: Network, family: str) -> None:
     vip, external = VIPS[family].format(4), VIPS[family].format(5)
     cluster_ip = CLUSTER_IPS[family].format(41)
     program(
@@ -292,11 +292,11 @@ def test_no_endpoints(world: World, family: str) -> None:
     )
     targets = [("P", cluster_ip, 80), ("X", external, 80), ("P", NAMES[family]["N"], 3001)]
     targets += [("X", NAMES[family]["N"], 3001), ("P", vip, 80), ("X", vip, 80), ("N", cluster_ip, 80)]
-    check(world, family, {(*target, "tcp"): {"reject"} for target in targets}, tries=2)
+    check(network, family, {(*target, "tcp"): {"reject"} for target in targets}, tries=2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_cluster_ips(world: World, family: str) -> None:
+def test_cluster_ips(network: Network, family: str) -> None:
     one, two, free = (CLUSTER_IPS[family].format(number) for number in (41, 42, 50))
     dns = ServicePortName("ns", "svc42", "dns", "UDP")
     routes = [
@@ -319,11 +319,11 @@ def test_cluster_ips(world: World, family: str) -> None:
         ("N", one, 443, "tcp"): {"reject"},
         ("P", free, 80, "tcp"): {"drop"},
     }
-    check(world, family, expected)
+    check(network, family, expected)
 
 
 @pytest.mark.parametrize("family", LONG)
-def test_source_ranges(world: World, family: str) -> None:
+def test_source_ranges(network: Network, family: str) -> None:
     names, vips = NAMES[family], (VIPS[family].format(4), VIPS[family].format(5))
     subprocess.run(["ip", "address", "add", vips[1], "dev", "lo"], check=True)
     service = route(
@@ -341,12 +341,12 @@ def test_source_ranges(world: World, family: str) -> None:
         expected["XB", vip, 80, "tcp"] = {"drop"}
         expected["P", vip, 80, "tcp"] = {"drop"}
     expected["N", vips[0], 80, "tcp"] = {"r:80+M"}
-    check(world, family, expected, tries=3)
+    check(network, family, expected, tries=3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("variant", ["primary", "several", "all"])
-def test_node_ports(world: World, family: str, variant: str) -> None:
+def test_node_ports(network: Network, family: str, variant: str) -> None:
     names = NAMES[family]
     chosen = {
         "primary": settings(family),
@@ -365,11 +365,11 @@ def test_node_ports(world: World, family: str, variant: str) -> None:
         ("X", names["N2"], 3001, "tcp"): {"reject"} if variant == "primary" else both,
         ("N", loopback, 3001, "tcp"): {"reject"},
     }
-    check(world, family, expected)
+    check(network, family, expected)
 
 
 def _matrix(detector: bool, masquerade_all: bool) -> Dict[Tuple[str, str], Tuple[str, str, str]]:
-    """Outcomes for (sender, frontend): of policies Cluster, of external policy Local, of internal policy Local."""
+    """Return the outcomes by (sender, frontend): for policies Cluster, external policy Local, internal policy Local."""
     marked = ("l r +M", "l r +M", "l +M")
     plain = ("l r", "l r", "l")
     outside = marked if detector or masquerade_all else plain
@@ -390,7 +390,7 @@ def _matrix(detector: bool, masquerade_all: bool) -> Dict[Tuple[str, str], Tuple
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("affinity", [0, 3600])
 @pytest.mark.parametrize(("detector", "masquerade_all"), [(True, False), (False, False), (True, True), (False, True)])
-def test_masquerading(world: World, family: str, detector: bool, masquerade_all: bool, affinity: int) -> None:
+def test_masquerading(network: Network, family: str, detector: bool, masquerade_all: bool, affinity: int) -> None:
     policies: Tuple[Dict[str, Any], ...] = ({}, {"external_local": True}, {"internal_local": True})
     routes = [
         route(
@@ -417,20 +417,20 @@ def test_masquerading(world: World, family: str, detector: bool, masquerade_all:
             }[frontend]
             expected[(sender, *target, "tcp")] = with_port(outcome)
     if not affinity:
-        check(world, family, expected)
+        check(network, family, expected)
         return
-    # First one connection after the other: those that start at the same moment may each choose, as with kube-proxy. A
-    # client that a Service's local-only frontend sent elsewhere than its other ones is known to both endpoints then.
+    # First one connection after the other: concurrent first connections may each choose, as with kube-proxy. A client
+    # that a Service's local-only frontend sent elsewhere than the other frontends then has an affinity to both.
     flows = list(expected)
     wanted = _as_seen(expected)
-    for flow, chosen in zip(flows, world.outcomes(family, flows, 1, at_once=1)):
+    for flow, chosen in zip(flows, network.outcomes(family, flows, 1, at_once=1)):
         assert len(chosen) == 1 and chosen <= wanted[flow]
-    for flow, found in zip(flows, world.outcomes(family, flows, 4)):
+    for flow, found in zip(flows, network.outcomes(family, flows, 4)):
         assert len(found) == 1 and found <= wanted[flow]
 
 
 @pytest.mark.parametrize("family", LONG)
-def test_policy_local_without_local_endpoints(world: World, family: str) -> None:
+def test_policy_local_without_local_endpoints(network: Network, family: str) -> None:
     vip, names = VIPS[family].format(4), NAMES[family]
     routes = [
         route(family, 41, "R", node_port=3001, load_balancer_ips=(vip,), external_local=True),
@@ -444,39 +444,39 @@ def test_policy_local_without_local_endpoints(world: World, family: str) -> None
         ("P", CLUSTER_IPS[family].format(41), 80, "tcp"): {"r:80"},
         ("P", CLUSTER_IPS[family].format(42), 80, "tcp"): {"drop"},
     }
-    check(world, family, expected, tries=2)
+    check(network, family, expected, tries=2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_affinity_keeps_a_client_until_its_endpoint_goes(world: World, family: str) -> None:
+def test_affinity_keeps_a_client_until_its_endpoint_is_removed(network: Network, family: str) -> None:
     target = CLUSTER_IPS[family].format(41)
     flow = [("P", target, 80, "tcp")]
     program([route(family, 41, "LR", affinity_seconds=60)], settings(family))
-    first = world.outcomes(family, flow, 1)[0]
-    assert world.outcomes(family, flow, 12)[0] == first
+    first = network.outcomes(family, flow, 1)[0]
+    assert network.outcomes(family, flow, 12)[0] == first
     kept, other = ("L", "r:80") if first == {"l:80"} else ("R", "l:80")
     program([route(family, 41, "LR".replace(kept, ""), affinity_seconds=60)], settings(family))
-    assert world.outcomes(family, flow, 6)[0] == {other}
+    assert network.outcomes(family, flow, 6)[0] == {other}
     program([route(family, 41, "LR", affinity_seconds=60)], settings(family))
-    assert world.outcomes(family, flow, 12)[0] == {other}
+    assert network.outcomes(family, flow, 12)[0] == {other}
 
 
 @pytest.mark.parametrize("count", [3, 5, 9])
-def test_every_endpoint_is_equally_likely(world: World, count: int) -> None:
-    """Endpoints on several ports of one server; counts that do not fill their power of two."""
+def test_every_endpoint_is_equally_likely(network: Network, count: int) -> None:
+    """Cover endpoints on several ports of one server, and counts that are not powers of two."""
     ports = [8000 + number for number in range(count)]
     endpoints = tuple(Endpoint(NAMES["IPv4"]["L"], port, is_local=True) for port in ports)
     program([route("IPv4", 41, "", cluster=endpoints, reachable=endpoints, has_any=True)], settings("IPv4"))
     listening = ["l", "2", ",".join(map(str, ports))]
-    words = ["ip", "netns", "exec", f"{world.prefix}-l", sys.executable, "-c", SERVER, *listening]
-    world.servers.append(Background(words))
+    words = ["ip", "netns", "exec", f"{network.prefix}-l", sys.executable, "-c", SERVER, *listening]
+    network.servers.append(Background(words))
     probes = [["tcp", "", CLUSTER_IPS["IPv4"].format(41), 80]] * (200 * count)
     said = subprocess.run(
-        ["ip", "netns", "exec", f"{world.prefix}-p", sys.executable, "-c", CLIENT, "24"],
+        ["ip", "netns", "exec", f"{network.prefix}-p", sys.executable, "-c", CLIENT, "24"],
         input=json.dumps(probes), stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     answers = json.loads(said.stdout)
     seen = {name: answers.count(name) for name in set(answers)}
     assert set(seen) == {f"l:{port}" for port in ports}
-    # 200 are expected of each, with a standard deviation of 14.
+    # Each is expected 200 times, with a standard deviation of 14.
     assert all(120 <= number <= 280 for number in seen.values()), seen

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The nftables table in a real kernel: written over netlink, read back, shown alike by the nft program, repaired."""
+"""The nftables table in a real kernel: written over netlink, read back, compared with the nft program, repaired."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def listed(family: str) -> str:
 
 
 def normal(text: str) -> Dict[str, List[str]]:
-    """What ``nft list table`` says, by block; elements sorted, since their order is that of a hash."""
+    """Return the blocks of ``nft list table``; elements are sorted, since nft prints them in hash order."""
     blocks: Dict[str, List[str]] = {}
     text = re.sub(r",\s+", ", ", text)
     for name, body in re.findall(r"^\t((?:set|map|chain) \S+) \{\n(.*?)^\t\}", text, re.MULTILINE | re.DOTALL):
@@ -79,7 +79,7 @@ def test_probe_changes_nothing() -> None:
     assert subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=True).stdout == ""
 
 
-def test_what_is_observed_is_what_was_desired_and_nothing_is_left(resource: NftablesResource) -> None:
+def test_observed_state_equals_desired_state_and_removal_leaves_nothing(resource: NftablesResource) -> None:
     desired = sample(resource.family)["table objects"]
     assert resource.observe() == {}
     assert len(converge(resource, desired)) == len(desired)
@@ -90,19 +90,19 @@ def test_what_is_observed_is_what_was_desired_and_nothing_is_left(resource: Nfta
     assert "table inet other" in subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True).stdout
 
 
-def test_the_nft_program_shows_what_it_would_have_loaded_itself(resource: NftablesResource) -> None:
-    """Our netlink messages and our text lead to the same table, and the text is understood by nft."""
+def test_nft_lists_the_table_as_if_it_had_loaded_it(resource: NftablesResource) -> None:
+    """Our netlink messages and our text result in the same table, and nft accepts the text."""
     desired = sample(resource.family)
     converge(resource, desired["table objects"])
     over_netlink = listed(resource.family)
     nft(restore_text(resource.family, desired))
     assert normal(over_netlink) == normal(listed(resource.family))
     assert len(normal(over_netlink)) == sum(key[0] in ("set", "chain") for key in desired["table objects"])
-    # What nft loaded is, to us, what is desired.
+    # A table loaded by nft equals the desired one when we read it.
     assert not difference(resource.observe(), desired["table objects"])
 
 
-def test_small_transactions_lead_to_the_same_table(resource: NftablesResource) -> None:
+def test_small_transactions_result_in_the_same_table(resource: NftablesResource) -> None:
     desired = sample(resource.family)["table objects"]
     with NftablesResource(resource.family, most_elements=3) as cut:
         converge(cut, desired)
@@ -129,9 +129,9 @@ FOREIGN_HANDS = [
     "add rule {f} kube-proxy cluster-8 drop",
     "insert rule {f} kube-proxy masquerading counter",
     'add rule {f} kube-proxy masquerading meta length 3-5 log prefix "x" limit rate 3/second accept',
-    "add chain {f} kube-proxy foreign",
-    "add set {f} kube-proxy foreign {{ type inet_service; flags interval; elements = {{ 1-5 }}; }}",
-    "add map {f} kube-proxy foreign {{ type inet_service : verdict; elements = {{ 1 : goto reject-chain }}; }}",
+    "add chain {f} kube-proxy external",
+    "add set {f} kube-proxy external {{ type inet_service; flags interval; elements = {{ 1-5 }}; }}",
+    "add map {f} kube-proxy external {{ type inet_service : verdict; elements = {{ 1 : goto reject-chain }}; }}",
     "add chain {f} kube-proxy nat-output {{ policy drop; }}",
     "delete chain {f} kube-proxy filter-output",
     "delete table {f} kube-proxy",
@@ -139,7 +139,7 @@ FOREIGN_HANDS = [
 
 
 @pytest.mark.parametrize("command", FOREIGN_HANDS)
-def test_changes_by_hand_are_seen_and_repaired(resource: NftablesResource, command: str) -> None:
+def test_manual_changes_are_detected_and_repaired(resource: NftablesResource, command: str) -> None:
     family = resource.family
     desired = sample(family)["table objects"]
     converge(resource, desired)
@@ -156,8 +156,8 @@ def test_changes_by_hand_are_seen_and_repaired(resource: NftablesResource, comma
         assert monitor.changes() == set()
 
 
-def test_objects_of_other_shape_are_made_anew(resource: NftablesResource) -> None:
-    """Sets of another type and chains on another hook under our names; what refers to them comes along."""
+def test_objects_of_another_type_are_recreated(resource: NftablesResource) -> None:
+    """Replace sets of another type and chains on another hook under our names, with everything that refers to them."""
     desired = sample(resource.family)["table objects"]
     converge(resource, desired)
     for key, value in (
@@ -175,8 +175,8 @@ def test_objects_of_other_shape_are_made_anew(resource: NftablesResource) -> Non
     converge(resource, desired)
 
 
-def test_taking_over_kube_proxys_own_layout(resource: NftablesResource) -> None:
-    """Its chains, its maps of verdicts and its anonymous sets give way; clients known for affinity stay."""
+def test_takeover_of_kube_proxys_own_layout(resource: NftablesResource) -> None:
+    """kube-proxy's chains, verdict maps and anonymous sets are replaced; recorded affinity clients are kept."""
     family = table_family(resource.family)
     address = "ipv6_addr" if resource.family == "IPv6" else "ipv4_addr"
     sticky = next(item for item in sample_routes(resource.family).values() if item.affinity_seconds)
@@ -213,7 +213,7 @@ def test_taking_over_kube_proxys_own_layout(resource: NftablesResource) -> None:
     )
 
 
-def test_a_change_that_meets_a_foreign_one_is_made_nevertheless(resource: NftablesResource) -> None:
+def test_a_change_that_conflicts_with_an_external_one_is_still_applied(resource: NftablesResource) -> None:
     desired = sample(resource.family)["table objects"]
     converge(resource, desired)
     routes = sample_routes(resource.family)
@@ -225,7 +225,7 @@ def test_a_change_that_meets_a_foreign_one_is_made_nevertheless(resource: Nftabl
     assert not difference(resource.observe(), less)
 
 
-def test_refusals_name_the_object(resource: NftablesResource) -> None:
+def test_kernel_errors_name_the_object(resource: NftablesResource) -> None:
     with pytest.raises(KernelError, match=r"element|table"):
         resource.apply(Change(added={ElementKey("element", "cluster-ips", b"\x01\x02\x03\x04"): True}))
     desired = sample(resource.family)["table objects"]
@@ -236,10 +236,10 @@ def test_refusals_name_the_object(resource: NftablesResource) -> None:
     assert not difference(resource.observe(), desired)
 
 
-def test_chains_that_are_busy_are_removed_a_little_later(
+def test_busy_chains_are_removed_in_a_second_transaction(
     resource: NftablesResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As kernels before 6.2 do: refuse to remove a chain together with the last element that names it."""
+    """Emulate kernels before 6.2, which refuse to remove a chain together with the last element that refers to it."""
     desired = sample(resource.family)["table objects"]
     converge(resource, desired)
     send = NftablesResource._send
@@ -262,7 +262,7 @@ def test_chains_that_are_busy_are_removed_a_little_later(
 
 
 def test_many_elements_are_read_completely(resource: NftablesResource) -> None:
-    """Right after a large load, while the kernel still resizes its hash tables."""
+    """Read right after a large load, while the kernel still resizes its hash tables."""
     size = 16 if resource.family == "IPv6" else 4
     desired = sample(resource.family)["table objects"]
     added: Dict[Tuple[Any, ...], Any] = {
@@ -274,7 +274,7 @@ def test_many_elements_are_read_completely(resource: NftablesResource) -> None:
 
 
 def test_a_large_change_reports_progress_within_one_call(resource: NftablesResource) -> None:
-    """For each transaction and each datagram of a dump, so that the service manager knows that it is running."""
+    """Report progress for each transaction and each datagram of a dump, so that the service manager sees it running."""
     size = 16 if resource.family == "IPv6" else 4
     desired = sample(resource.family)["table objects"]
     numbers = range(1, 50_000)
@@ -289,8 +289,8 @@ def test_a_large_change_reports_progress_within_one_call(resource: NftablesResou
     assert len(calls) > 10
 
 
-def test_a_table_is_found_where_no_list_names_nf_tables(monkeypatch):
-    """On a kernel that has it built in and installs neither lists nor its configuration."""
+def test_a_table_is_found_when_no_module_list_names_nf_tables(monkeypatch):
+    """As on a kernel that has nf_tables built in and installs neither module lists nor its configuration."""
     assert answers()
     monkeypatch.setattr(handles, "asking_loads", lambda _name, _release: False)
     assert handles.KernelHandles.has_nftables()

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The safety net of all kernel tests: they do not run in the host's network namespace."""
+"""The safety check of all kernel tests: they never run in the host's network namespace."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.lab.namespaces import Namespaces
 from tests.lab.system import NETWORK_DEFAULTS
 
 
-def test_only_the_loopback_device_is_there() -> None:
+def test_only_the_loopback_device_exists() -> None:
     devices = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
     names = [line.split(": ")[1].split("@")[0] for line in devices.splitlines()]
     assert "lo" in names
     assert "eth0" not in names
 
 
-def test_what_the_host_has_set_is_not_inherited(tmp_path: Path) -> None:
-    """Nor by namespaces that hold a node: on a host that forwards, both began to forward as well."""
+def test_the_hosts_settings_are_not_inherited(tmp_path: Path) -> None:
+    """Forwarding in particular: on a forwarding host, the test's namespace and those that hold a node inherited it."""
     assert Path("/proc/sys/net/ipv4/ip_forward").read_text() == "0\n"
     node = Namespaces()
     try:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Preflight against a running kernel: what others have left in it is found, and looking changes nothing."""
+"""Preflight against a running kernel: leftovers of other programs are found, and the checks change nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rules() -> str:
     )
 
 
-def test_a_clean_node_in_iptables_mode_is_fine_and_stays_as_it_is():
+def test_a_clean_node_has_no_findings_and_is_not_changed():
     before = rules()
     assert preflight(Intention(mode_named("iptables").needs, FAMILIES)) == []
     assert rules() == before
@@ -58,7 +58,7 @@ def test_processes_of_kube_proxy_are_found(tmp_path):
         assert [finding.name for finding in found] == ["kube-proxy"]
 
 
-def test_what_only_the_host_may_change_is_found():
+def test_settings_that_only_the_host_may_change_are_found():
     needs = mode_named("iptables").needs
     found = preflight(Intention(needs, ("IPv4",), sysctls={"net.netfilter.nf_conntrack_max": 4711}))
     assert [finding.name for finding in found] == ["sysctls"]
@@ -75,12 +75,12 @@ def test_ipvs_answers_in_user_mode_linux():
 
 
 @pytest.mark.uml
-def test_a_kernel_whose_nf_tables_has_no_nat_is_told_from_its_answer():
+def test_a_kernel_without_nat_in_nf_tables_is_detected():
     assert "no NAT" in nat_refused("IPv4")
     assert "no NAT" in nat_refused("IPv6")
 
 
-def test_asking_for_nat_makes_nothing():
+def test_probing_for_nat_creates_nothing():
     before = run("nft", "list", "ruleset")
     assert nat_refused("IPv4") == ""
     assert nat_refused("IPv6") == ""

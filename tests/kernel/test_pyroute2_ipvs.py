@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""pyroute2 as the oracle of the encoders of IPVS and ipset, on a kernel that has both.
+"""pyroute2 as the oracle of the encoders of IPVS and ipset, on a kernel that supports both.
 
-``test_pyroute2_oracle.py`` has those that every kernel has.
+``test_pyroute2_oracle.py`` covers the encoders that every kernel supports.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FORWARDING = {"masquerade": 0, "tunnel": 2, "route": 3}
 
 
 def tables(family):
-    """Virtual servers of every protocol, scheduler flag and kind of real server, and one of a firewall mark."""
+    """Return virtual servers of every protocol, scheduler flag and kind of real server, one with a firewall mark."""
     service, pod = ("10.96.0.", "10.244.1.") if family == "IPv4" else ("fd00:96::", "fd00:244::")
     bits = 32 if family == "IPv4" else 128
     keys = [VirtualServerKey(protocol, f"{service}{port}", port) for port, protocol in enumerate(PROTOCOLS, 80)]
@@ -72,7 +72,7 @@ def attributes(message, name):
 
 
 def oracle_key(found):
-    """The identity of a virtual server as pyroute2 reads it: mark or protocol, address and port."""
+    """Return the identity of a virtual server as pyroute2 reads it: mark or protocol, address and port."""
     if found.get("IPVS_SVC_ATTR_FWMARK"):
         return (FIREWALL_MARK, "", int(found["IPVS_SVC_ATTR_FWMARK"]))
     protocol = {number: name for name, number in PROTOCOLS.items()}[found["IPVS_SVC_ATTR_PROTOCOL"]]
@@ -84,7 +84,7 @@ def our_key(key):
 
 
 def in_oracle(key):
-    """The same virtual server in pyroute2's terms."""
+    """Return our key of a virtual server in pyroute2's form."""
     number = NUMBERS["IPv6" if ":" in key.address else "IPv4"]
     if key.protocol == FIREWALL_MARK:
         return IPVSService(af=number, fwmark=key.port)
@@ -92,7 +92,7 @@ def in_oracle(key):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_we_write_is_what_pyroute2_reads(family):
+def test_pyroute2_reads_what_we_write(family):
     servers, real_servers = tables(family)
     with IpvsSocket() as ours, IPVS() as oracle:
         resources = VirtualServersResource(ours, family, marks=True), RealServersResource(ours, family, marks=True)
@@ -102,7 +102,7 @@ def test_what_we_write_is_what_pyroute2_reads(family):
         seen = {
             oracle_key(item): (
                 item["IPVS_SVC_ATTR_SCHED_NAME"],
-                # Without the flag by which the kernel marks a virtual server in its hash table.
+                # Without the flag that the kernel sets on a virtual server in its hash table.
                 item["IPVS_SVC_ATTR_FLAGS"]["flags"] & ~0x2,
                 item["IPVS_SVC_ATTR_TIMEOUT"],
             )
@@ -125,10 +125,10 @@ def test_what_we_write_is_what_pyroute2_reads(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_pyroute2_writes_is_what_we_read(family):
+def test_we_read_what_pyroute2_writes(family):
     service, pod = ("10.96.0.9", "10.244.1.9") if family == "IPv4" else ("fd00:96::9", "fd00:244::9")
     number = NUMBERS[family]
-    # A prefix length of IPv6 is a number of the machine's byte order, which pyroute2 takes in the form of an address.
+    # IPv6 prefix lengths are numbers in the machine's byte order, which pyroute2 accepts only as an address.
     netmask = "255.255.255.255" if family == "IPv4" else socket.inet_ntoa((128).to_bytes(4, sys.byteorder))
     bits = 32 if family == "IPv4" else 128
     with IpvsSocket() as ours, IPVS() as oracle:
@@ -148,7 +148,7 @@ def test_what_pyroute2_writes_is_what_we_read(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ipsets_both_ways(family):
+def test_ipsets_in_both_directions(family):
     known = definitions(family)
     by_type = {definition.type: name for name, definition in known.items()}
     address, network = ("10.96.0.1", "192.0.2.128/25") if family == "IPv4" else ("fd00:96::1", "2001:db8::/33")
@@ -171,7 +171,7 @@ def test_ipsets_both_ways(family):
             assert message.get_attr("IPSET_ATTR_TYPENAME") == definition.type
             found = message.get_attr("IPSET_ATTR_ADT").get_attrs("IPSET_ATTR_DATA")
             assert len(found) == (name in written), name
-        # An element that pyroute2 adds is one that we see, and remove.
+        # An element added by pyroute2 is observed and removed.
         number, other = NUMBERS[family], "10.96.0.2" if family == "IPv4" else "fd00:96::2"
         place = (other, PortEntry(8080, protocol=socket.IPPROTO_TCP))
         oracle.add(by_type["hash:ip,port"], place, family=number, etype="ip,port")
@@ -179,7 +179,7 @@ def test_ipsets_both_ways(family):
         assert added in elements.observe()
         elements.apply(Change(removed={added: True}))
         assert not oracle.test(by_type["hash:ip,port"], place, family=number, etype="ip,port")
-        # A set that pyroute2 creates has the definition that we read.
+        # A set created by pyroute2 is read with its definition.
         sets.apply(Change(removed=dict(known)))
         assert list(oracle.list()) == []
         name = by_type["hash:ip"]

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """pyroute2 as the oracle of the netlink encoders: it reads what our code writes, and our code reads what it writes.
 
-IPVS and ipsets need a kernel that has them; see ``test_pyroute2_ipvs.py``.
+IPVS and ipset need a kernel that supports them; see ``test_pyroute2_ipvs.py``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def rtnetlink():
     sock.close()
 
 
-def test_a_link_that_we_make_is_as_pyroute2_reads_it(route, rtnetlink):
+def test_pyroute2_reads_a_link_that_we_create(route, rtnetlink):
     assert links.find_link(rtnetlink, DEVICE) is None
     links.make_device(rtnetlink, DEVICE, "bridge")
     links.set_device_up(rtnetlink, DEVICE)
@@ -61,7 +61,7 @@ def test_a_link_that_we_make_is_as_pyroute2_reads_it(route, rtnetlink):
     assert list(route.link_lookup(ifname=DEVICE)) == []
 
 
-def test_a_link_that_pyroute2_makes_is_as_we_read_it(route, rtnetlink):
+def test_we_read_a_link_that_pyroute2_creates(route, rtnetlink):
     route.link("add", ifname=DEVICE, kind="veth", peer="oracle1")
     (index,) = route.link_lookup(ifname=DEVICE)
     assert links.find_link(rtnetlink, DEVICE) == links.Link(index, "veth")
@@ -70,7 +70,7 @@ def test_a_link_that_pyroute2_makes_is_as_we_read_it(route, rtnetlink):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_addresses_both_ways(route, rtnetlink, family):
+def test_addresses_in_both_directions(route, rtnetlink, family):
     links.make_device(rtnetlink, DEVICE, "bridge")
     (index,) = route.link_lookup(ifname=DEVICE)
     resource = links.AddressesResource(rtnetlink, family, DEVICE)
@@ -100,7 +100,7 @@ def flow(family, number):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_connection_tracking_both_ways(family):
+def test_conntrack_entries_in_both_directions(family):
     """pyroute2 inserts entries, our code reads and deletes some of them, and pyroute2 sees the others."""
 
     def place(address, port):
@@ -128,8 +128,8 @@ def nft_dump(oracle, message_class, kind, **attributes):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_nftables_table_is_as_pyroute2_reads_it(family):
-    """Sets with their flags and numbers of elements, chains with their hooks, rules with their expressions."""
+def test_pyroute2_reads_our_nftables_table(family):
+    """Compare sets with their flags and numbers of elements, chains with their hooks, rules with their expressions."""
     desired = RENDERING.desired_tables(sample_routes(family), sample_settings(family))["table objects"]
     with NftablesResource(family) as ours, nftsocket.NFTSocket(nfgen_family=NUMBERS[family]) as oracle:
         ours.apply(difference(ours.observe(), desired))
@@ -142,7 +142,7 @@ def test_the_nftables_table_is_as_pyroute2_reads_it(family):
                 kinds[key[0]].add(key[1])
             elif key[0] == "element":
                 elements[key[1]] = elements.get(key[1], 0) + 1
-        # The elements behind frontends are grouped in the desired table.
+        # The desired table groups the elements behind frontends.
         grouped = {key[1] for key in desired if key[0] == "list"}
         sets = nft_dump(oracle, nftsocket.nft_set_msg, nftsocket.NFT_MSG_GETSET)
         assert {message.get_attr("NFTA_SET_NAME") for message in sets} == kinds["set"]
@@ -157,7 +157,7 @@ def test_the_nftables_table_is_as_pyroute2_reads_it(family):
                 assert found
                 continue
             wanted = elements.get(name, 0)
-            # An interval is two elements to the kernel.
+            # The kernel stores an interval as two elements.
             interval = "NFT_SET_INTERVAL" in (message.get_attr("NFTA_SET_FLAGS") or ())
             assert found == wanted or (interval and wanted < found <= 2 * wanted + 1), (name, found, wanted)
         chains = nft_dump(oracle, nftsocket.nft_chain_msg, nftsocket.NFT_MSG_GETCHAIN)
@@ -182,7 +182,7 @@ def nft_put(oracle, message_class, kind, attributes, flags=NLM_F_CREATE):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_table_that_pyroute2_makes_is_as_we_read_it(family):
+def test_we_read_a_table_that_pyroute2_creates(family):
     sock = NetlinkSocket(NETLINK_NETFILTER)
     with nftsocket.NFTSocket(nfgen_family=NUMBERS[family]) as oracle:
         nft_put(oracle, nftsocket.nft_table_msg, nftsocket.NFT_MSG_NEWTABLE, [("NFTA_TABLE_NAME", "oracle")])

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The way back in nftables mode: what kube-proxy does not use of this project's table goes, and nothing else.
+"""Returning a node to kube-proxy in nftables mode: exactly those objects are removed that kube-proxy does not use.
 
-A table that a real kube-proxy has programmed is adopted by a convergence, and then programmed by kube-proxy again: in
-one transaction it empties the chains and sets that it knows and fills them, and leaves all others as they are.
+A convergence adopts a table that a real kube-proxy has programmed; then kube-proxy programs it again: in one
+transaction it flushes and fills the chains and sets that it knows, and leaves all others as they are.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OBJECT = re.compile(r"^\t(set|map|chain) (\S+) \{\n(.*?)^\t\}", re.MULTILINE | r
 
 
 def kube_proxy_syncs(case: Case, execute: recorded.Run = run) -> None:
-    """Program the node as a kube-proxy that starts does: what it knows is emptied and written, in one transaction."""
+    """Program the node as a starting kube-proxy does: flush and refill everything it knows, in one transaction."""
     (block,) = recorded.blocks(Path(case.file("state-nftables.txt")), 0)
     script = []
     for family, body in TABLE.findall(block.text):
@@ -52,7 +52,7 @@ def kube_proxy_syncs(case: Case, execute: recorded.Run = run) -> None:
 
 
 def objects(execute: recorded.Run = run) -> Dict[str, Dict[str, str]]:
-    """What nft shows of both tables: by family and kind and name, the sorted words of a set, the lines of a chain."""
+    """Return what nft shows of both tables by family, kind and name: sorted words of sets, lines of chains."""
     found: Dict[str, Dict[str, str]] = {}
     for family, body in TABLE.findall(execute(["nft", "-s", "list", "ruleset"], None)):
         found[family] = {}
@@ -65,7 +65,7 @@ def objects(execute: recorded.Run = run) -> Dict[str, Dict[str, str]]:
 
 
 def names(found: Dict[str, Dict[str, str]]) -> Iterator[Tuple[str, str]]:
-    """Kind and name of each object of both families."""
+    """Yield the kind and name of each object of both families."""
     for family in found.values():
         for item in family:
             kind, _space, name = item.partition(" ")
@@ -77,7 +77,7 @@ def released(directory: Path, check: bool = False) -> Report:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_kube_proxy_does_not_use_goes_and_the_rest_is_kube_proxys(tmp_path, name):
+def test_objects_that_kube_proxy_does_not_use_are_removed_and_the_rest_is_kube_proxys(tmp_path, name):
     make_node()
     case = load_case(str(CASES / name))
     recorded.load(Path(case.file("state-nftables.txt")), run, "")
@@ -94,7 +94,7 @@ def test_what_kube_proxy_does_not_use_goes_and_the_rest_is_kube_proxys(tmp_path,
     checked = released(tmp_path, check=True)
     assert objects() == after and checked.changed
     shown = {line.split()[1] for change in checked.changes for line in change.before if line[:1] not in ("\t", "}")}
-    # What bears one of kube-proxy's own names, for session affinity, is kube-proxy's to remove.
+    # Sets with kube-proxy's own names for session affinity are left for kube-proxy to remove.
     own = {item.split()[1] for items in left.values() for item in items if "/" not in item}
     assert own <= shown | {"nodeport-ips"} and "service-frontends" in shown
     done = released(tmp_path)
@@ -110,7 +110,7 @@ def test_what_kube_proxy_does_not_use_goes_and_the_rest_is_kube_proxys(tmp_path,
     assert not released(tmp_path).changed
 
 
-def test_what_anything_else_refers_to_stays(tmp_path):
+def test_referenced_objects_are_kept(tmp_path):
     make_node()
     case = load_case(str(CASES / "lb-source-ranges"))
     assert convergence(case, "nftables", tmp_path, check=False).changed
@@ -130,7 +130,7 @@ def test_what_anything_else_refers_to_stays(tmp_path):
     assert not released(tmp_path).changed
 
 
-def test_nothing_is_done_without_a_table(tmp_path):
+def test_release_without_a_table_changes_nothing(tmp_path):
     assert not released(tmp_path).changed
     run(["nft", "add table ip other"])
     assert not released(tmp_path, check=True).changed
@@ -138,7 +138,7 @@ def test_nothing_is_done_without_a_table(tmp_path):
 
 
 class NodeOfKubeProxy(Node):
-    """A node whose kube-proxy programs it some seconds after its pod is ready, as one with many Services does."""
+    """A node whose kube-proxy programs it only seconds after its pod is ready, as one with many Services does."""
 
     def __init__(self, scratch: Path) -> None:
         self.timer = threading.Timer(0.0, print)
@@ -157,7 +157,7 @@ class NodeOfKubeProxy(Node):
 
 
 @pytest.mark.full
-def test_the_playbook_gives_a_node_back_as_kube_proxy_had_programmed_it(tmp_path):
+def test_the_playbook_returns_a_node_as_kube_proxy_had_programmed_it(tmp_path):
     node = NodeOfKubeProxy(tmp_path)
     node.timer.cancel()
     cluster = Cluster(tmp_path, [node], "nftables")

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rollback on a real kernel: whatever was programmed, by whomever, is there again, judged by the usual tools.
+"""Rollback on a real kernel: the earlier state, whichever program made it, is restored, verified with the usual tools.
 
-The nodes start empty but for rules of others, with what kube-proxy had programmed when a conformance case was recorded,
-or with what this project programmed; they converge to another mode, or the same, and go back.
+The nodes start with rules of other programs only, with what kube-proxy programmed for a conformance case, or with what
+this project programmed; they converge to the same or another mode, and roll back.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.kernel.rollback_node import (
 
 UML = pytest.mark.uml
 
-# What the node starts with (none: nothing of a service proxy), the iptables in use, and the modes it converges to.
+# The initial state (none: nothing of a service proxy), the iptables variant in use, and the modes it converges to.
 JOURNEYS = [
     ("none", "nft", ["nftables"]),
     ("none", "nft", ["iptables"]),
@@ -69,7 +69,7 @@ def node(tmp_path) -> Node:
 @pytest.mark.parametrize(
     ("start", "variant", "modes"), JOURNEYS, ids=lambda item: item if isinstance(item, str) else "-".join(item)
 )
-def test_all_is_there_again_after_a_rollback_and_undone_by_another(node, start, variant, modes) -> None:
+def test_a_rollback_restores_everything_and_a_second_one_undoes_it(node, start, variant, modes) -> None:
     node.load(start, variant)
     before = dump()
     for number, mode in enumerate(modes, 1):
@@ -96,7 +96,7 @@ def test_all_is_there_again_after_a_rollback_and_undone_by_another(node, start, 
 
 
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
-def test_what_others_do_in_between_stays(node, variant) -> None:
+def test_external_changes_made_in_between_are_kept(node, variant) -> None:
     node.load("iptables", variant)
     node.converge("nftables")
     run(f"iptables-{variant}-restore", "--noflush", text=LATER)
@@ -107,11 +107,11 @@ def test_what_others_do_in_between_stays(node, variant) -> None:
     assert "-A INPUT -p tcp -m tcp --dport 6 -j DROP" in saved
     assert "tcp dport 7 drop" in run("nft", "list", "table", "inet", "later")
     rules = [line for line in saved.splitlines() if line.startswith("-A PREROUTING")]
-    # The jump of kube-proxy stood behind the rule of somebody else, and does so again.
+    # kube-proxy's jump was behind the rule of another program, and is restored behind it.
     assert rules[0] == jumps[0] and "KUBE-SERVICES" in rules[1]
 
 
-def test_a_chain_that_others_have_come_to_use_stays(node) -> None:
+def test_a_chain_that_external_rules_now_use_is_kept(node) -> None:
     node.load("none", "nft")
     node.converge("iptables")
     run("iptables-nft", "-t", "nat", "-A", "OTHER", "-j", "KUBE-MARK-MASQ")
@@ -121,7 +121,7 @@ def test_a_chain_that_others_have_come_to_use_stays(node) -> None:
     assert node.roll_back().changed is False
 
 
-def test_the_newest_state_before_a_convergence_is_the_default(node) -> None:
+def test_the_newest_saved_state_is_the_default(node) -> None:
     node.load("none", "nft")
     empty = dump()
     node.converge("iptables")
@@ -136,7 +136,7 @@ def test_the_newest_state_before_a_convergence_is_the_default(node) -> None:
     assert reasons == [BEFORE_ROLLBACK, BEFORE_ROLLBACK, BEFORE_CONVERGENCE, BEFORE_CONVERGENCE]
 
 
-def test_only_the_last_states_are_kept_and_a_check_saves_none(node) -> None:
+def test_only_the_last_states_are_kept_and_check_mode_saves_none(node) -> None:
     node.load("none", "nft")
     for mode in ("iptables", "nftables", "iptables", "nftables"):
         node.converge(mode, check=True, keep_states=2)
@@ -152,7 +152,7 @@ def nat(dumped: Dict[str, Any]) -> List[str]:
     return [table for table in dumped["iptables-nft-save"] if table.startswith("*nat")]
 
 
-def test_a_table_that_is_refused_stays_as_it_is_and_there_is_a_way_back(node) -> None:
+def test_a_refused_table_is_unchanged_and_the_state_can_be_rolled_back(node) -> None:
     node.load("none", "nft")
     node.converge("iptables")
     history = History(node.history)
@@ -169,8 +169,8 @@ def test_a_table_that_is_refused_stays_as_it_is_and_there_is_a_way_back(node) ->
 
 
 @pytest.mark.parametrize("change", ["of the mode", "to network policies", "to none"])
-def test_the_program_of_the_timer_goes_back_by_itself(node, tmp_path, change) -> None:
-    """It is one file, and needs nothing but Python."""
+def test_the_timers_program_rolls_back_on_its_own(node, tmp_path, change) -> None:
+    """It is a single file that needs only Python."""
     node.load("iptables", "nft")
     if change == "to none":
         node.converge("nftables", history_directory="", **policies(POLICIES_ON, "ip-block"))
@@ -196,7 +196,7 @@ def test_the_program_of_the_timer_goes_back_by_itself(node, tmp_path, change) ->
     assert History(node.history).outcome(1) == "reverted"
 
 
-def test_without_systemd_a_change_that_has_to_be_confirmed_is_refused_before_anything_is_touched(node) -> None:
+def test_a_change_to_be_confirmed_is_refused_without_systemd_before_any_change(node) -> None:
     node.load("iptables", "nft")
     before = dump()
     with pytest.raises(PreflightError, match=r"confirm_timeout: .*; set it to 0 to converge without it"):

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Network policies in saved states, on a real kernel: a rollback brings back their table, or removes it."""
+"""Network policies in saved states, on a real kernel: a rollback restores their table, or removes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kernel.rollback_node import (
     run,
 )
 
-#: As no version of this project would make it: whatever such a table holds is saved and restored.
+#: A table that no version of this project creates: any content is saved and restored.
 FOREIGN_POLICIES = (
     POLICY_TABLE
     + """ {
@@ -73,7 +73,7 @@ def test_network_policies_are_restored_as_they_were(node) -> None:
         node.roll_back(number, keep=20)
         assert differences(states[number - 1], dump()) == ""
         assert node.roll_back(number, keep=20).changed is False
-    # What is restored is what a convergence would program, so it changes nothing.
+    # The restored table is the one that a convergence would program, so a convergence changes nothing.
     assert node.converge("nftables", **policies(POLICIES_ON, "ip-block")).changed is False
 
 

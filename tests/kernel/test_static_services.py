@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Static Services with real packets: served before the API server is known, kept against the cluster, followed."""
+"""Static Services with real packets: served before the API server is reachable, protected, reloaded."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ MODES = ("nftables", "iptables", pytest.param("ipvs", marks=pytest.mark.uml))
 @pytest.fixture(params=MODES)
 def node(request, tmp_path) -> Iterator[AgentNode]:
     make_network()
-    found = AgentNode(tmp_path, request.param, variant="" if request.param == "nftables" else "legacy", api=False)
-    write_manifests(found.services, manifests())
-    yield found
-    found.close()
+    agent_node = AgentNode(tmp_path, request.param, variant="" if request.param == "nftables" else "legacy", api=False)
+    write_manifests(agent_node.services, manifests())
+    yield agent_node
+    agent_node.close()
 
 
 @pytest.fixture
 def backends() -> Iterator[List[Backend]]:
-    found = [Backend(number) for number in (1, 2, 3)]
-    yield found
-    for backend in found:
+    servers = [Backend(number) for number in (1, 2, 3)]
+    yield servers
+    for backend in servers:
         backend.close()
 
 
@@ -47,7 +47,7 @@ def test_a_node_boots_without_any_api_server(node, backends):
     shown = node.run("explain", "--control", str(node.scratch / "agent.sock"), f"{ADDRESS}:{PORT}").stdout
     assert f"Service {NAME}" in shown and endpoint(2) in shown
 
-    # The cluster follows as soon as its API server answers.
+    # The cluster is followed as soon as its API server answers.
     node.store.put(service(1))
     node.store.put(endpoint_slice(1))
     node.start_api()
@@ -55,7 +55,7 @@ def test_a_node_boots_without_any_api_server(node, backends):
     wait_for(lambda: not node.differences()["changed"], 30.0, 0.5)
     assert cluster_ip(1) in node.run("explain", "--control", str(node.scratch / "agent.sock"), "default/svc-1").stdout
     assert {ask() for _request in range(60)} == {"1", "2", "3"}
-    # The copy of the cluster on disk has only objects of the cluster.
+    # The copy of the cluster on disk holds only objects of the cluster.
     assert node.stop() == 0
     listed = node.run("diff", "--from-cache", "--cache", str(node.scratch / "cache.gz"), *_config(node), "-o", "json")
     assert json.loads(listed.stdout)["counts"]["services"] == 2
@@ -84,7 +84,7 @@ def test_files_are_followed_and_a_tenant_cannot_take_the_address(node, backends)
     (line,) = node.status()["refused"]
     assert line.startswith(f"file {node.services}/broken.yaml: neither JSON nor valid YAML")
     assert {ask() for _request in range(20)} == {"2"}
-    # A restart while the API server is away: what is programmed stays, and the copy on disk does not replace it.
+    # Restart while the API server is down: the programmed state stays, and the copy on disk does not replace it.
     assert node.stop() == 0
     node.stop_api()
     node.start()

@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Taking over from a real kube-proxy, and going from mode to mode, while clients connect as fast as they can.
+"""Takeover from a real kube-proxy, and changes of mode, while clients connect as fast as they can.
 
-The node of the conformance lab starts with what kube-proxy programmed when the case was recorded. Then it converges
-to nftables mode, to iptables mode and back again. No connection may fail, none may have the wrong source, and nothing
-of the old layout may be left.
+The node of the conformance lab starts with what kube-proxy programmed when the case was recorded. Then it converges to
+nftables mode, to iptables mode and back again. No connection may fail or have the wrong source, and nothing of the old
+layout may be left.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ ROOT = Path(__file__).resolve().parents[2]
 CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "nodeport-cluster"))
 SERVERS = ("pod1", "peer")
 SERVED = {"tcp": 8080, "udp": 5353}
-# TCP sends a lost SYN again after a second: what takes longer than this was lost.
+# TCP retransmits a lost SYN after a second: a connection that takes longer lost a packet.
 CONNECT_SECONDS = 0.9
 UDP_SECONDS = 5.0
-# Leaves the processor to the convergence as well: some thousand connections a second in all.
+# Leave processor time for the convergence: some thousand connections a second in all.
 PAUSE_SECONDS = 0.001
-# The recorded kernel had nfacct counters, which few have; they decide nothing.
+# The recorded kernel had nfacct counters, which few have; they do not affect forwarding.
 COUNTER = re.compile(r" -m nfacct --nfacct-name +\S+")
 
 
@@ -62,12 +62,12 @@ FLOWS = (
 
 
 def connect(flow: Flow) -> str:
-    """What is wrong with one new connection; empty if nothing is."""
+    """Open one connection and return what is wrong with it; empty if nothing is."""
     family = socket.AF_INET6 if ":" in flow.address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM if flow.protocol == "tcp" else socket.SOCK_DGRAM) as sock:
         try:
             if flow.protocol == "tcp":
-                # Close with a reset: a masqueraded port that meets one in TIME_WAIT would count as lost.
+                # Close with a reset: a masqueraded port in TIME_WAIT would make a new connection count as lost.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             sock.settimeout(CONNECT_SECONDS)
             sock.connect((flow.address, flow.port))
@@ -82,7 +82,7 @@ def connect(flow: Flow) -> str:
 
 
 class Traffic:
-    """Endpoints that tell the source they see, and a thread for each flow that opens one connection after another."""
+    """Endpoints that answer with the source they see, and a thread per flow that opens one connection after another."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -101,7 +101,7 @@ class Traffic:
         self._warm_up()
 
     def _warm_up(self) -> None:
-        """Until every flow has worked for a while: before that, neighbours are still unknown to each other."""
+        """Wait until every flow has worked for a while: before that, neighbours are still unresolved."""
         deadline = time.monotonic() + 20
         while any(made < 50 for made in self.made.values()):
             assert time.monotonic() < deadline, (self.made, self.wrong)
@@ -128,7 +128,7 @@ class Traffic:
                     if family == socket.AF_INET6:
                         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    # The pods of a peer are one route and no addresses, so the kernel would answer from another one.
+                    # A peer's pods are one route without addresses, so the kernel would answer from another address.
                     if protocol == "udp" and place == "peer" and family == socket.AF_INET:
                         sock.bind(("10.244.2.11", port))
                     else:
@@ -145,7 +145,7 @@ class Traffic:
 
     @staticmethod
     def _answer(chooser, sock, what: str) -> None:
-        """Tell a client its address; the client closes first."""
+        """Send a client its address; the client closes first."""
         if what == "tcp":
             accepted, peer = sock.accept()
             accepted.sendall(peer[0].encode())
@@ -176,7 +176,7 @@ class Traffic:
 
 
 class TakenOver:
-    """The node under test: what is loaded into it, and convergences in it."""
+    """The node under test: loads recorded state, and converges."""
 
     def __init__(self, topology: Topology, directory: Path) -> None:
         self._inside = ["ip", "netns", "exec", topology.full_name("node")]
@@ -190,7 +190,7 @@ class TakenOver:
         return done.stdout
 
     def load(self, mode: str, variant: str) -> None:
-        """Program what kube-proxy had programmed."""
+        """Load what kube-proxy had programmed."""
         recorded = Path(CASE.file(f"state-{mode}.txt")).read_text()
         blocks = re.findall(r"^### 0 [^:]*: (\S+)[^\n]*\n(.*?)(?=^### |\Z)", recorded, re.DOTALL | re.MULTILINE)
         assert len(blocks) == (4 if variant else 1)
@@ -202,7 +202,7 @@ class TakenOver:
                 self.run("nft", "-f", "-", text=text)
 
     def converge(self, mode: str) -> None:
-        """One convergence, as the conformance suite runs it."""
+        """Run one convergence as the conformance suite does."""
         configuration = CASE.proxy_configuration(mode, "", None)
         (self._directory / "config.yaml").write_text(json.dumps(configuration))
         environment = {
@@ -216,7 +216,7 @@ class TakenOver:
         self.run("env", *(f"{name}={value}" for name, value in environment.items()), str(runner))
 
     def left_of_iptables(self) -> List[str]:
-        """Chains and rules of iptables mode, in either variant and family."""
+        """Return the chains and rules of iptables mode, in either variant and family."""
         return [
             line
             for family in ("iptables", "ip6tables")
@@ -226,16 +226,16 @@ class TakenOver:
         ]
 
     def tables(self) -> List[str]:
-        """Families of the tables named kube-proxy."""
+        """Return the families of the tables named kube-proxy."""
         return re.findall(r"^table (\S+) kube-proxy$", self.run("nft", "list", "tables"), re.MULTILINE)
 
     def check(self, mode: str) -> None:
-        """Only what belongs to the mode is there."""
+        """Check that only state of this mode exists."""
         if mode == "nftables":
             assert self.left_of_iptables() == []
             assert sorted(self.tables()) == ["ip", "ip6"]
             listed = self.run("nft", "list", "ruleset")
-            # Maps and chains that kube-proxy has and this project has not.
+            # Maps and chains that kube-proxy has and this project does not.
             assert not re.search(r"(map (service-ips|service-nodeports|firewall-ips)|chain \S+default/web\S*) ", listed)
             assert "10.244.1.11 . 8080" in listed
         else:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""userspace mode where it is meant for: kernels without netfilter, containers without rights, dying endpoints."""
+"""userspace mode in its intended environments: kernels without netfilter, unprivileged containers, dying endpoints."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2
 _SYS_SOCKET, _SYS_GETSOCKOPT, _SYS_SETSOCKOPT = 41, 55, 54
 _AF_NETLINK, _NETLINK_NETFILTER = 16, 12
 _EPROTONOSUPPORT, _ENOPROTOOPT = 93, 92
-#: Options of iptables-legacy (linux/netfilter_ipv4/ip_tables.h and its counterpart for IPv6) begin here.
+#: Base of the socket options of iptables-legacy (linux/netfilter_ipv4/ip_tables.h and its IPv6 counterpart).
 _XTABLES_OPTION = 64
 
 
 def _without_netfilter() -> None:
-    """Make the kernel look to this process as one built without netfilter: no nfnetlink, no xtables."""
+    """Make the kernel appear to this process as one built without netfilter: no nfnetlink, no xtables."""
     program = [
-        (_LOAD, 0, 0, 0),  # the number of the system call
+        (_LOAD, 0, 0, 0),  # the system call number
         (_EQUAL, 0, 4, _SYS_SOCKET),
         (_LOAD, 0, 0, 16),
         (_EQUAL, 0, 9, _AF_NETLINK),
@@ -45,7 +45,7 @@ def _without_netfilter() -> None:
         (_EQUAL, 1, 0, _SYS_GETSOCKOPT),
         (_EQUAL, 0, 5, _SYS_SETSOCKOPT),
         (_LOAD, 0, 0, 32),
-        (0x35, 0, 3, _XTABLES_OPTION),  # at least
+        (0x35, 0, 3, _XTABLES_OPTION),  # greater or equal
         (0x35, 2, 0, _XTABLES_OPTION + 8),
         (_RETURN, 0, 0, _ERRNO | _ENOPROTOOPT),
         (_RETURN, 0, 0, _ERRNO | _EPROTONOSUPPORT),
@@ -61,27 +61,27 @@ def _without_netfilter() -> None:
 
 @pytest.fixture
 def backends() -> Iterator[List[Backend]]:
-    found = [Backend(address) for address in (FIRST, SECOND, THIRD)]
-    yield found
-    for item in found:
+    servers = [Backend(address) for address in (FIRST, SECOND, THIRD)]
+    yield servers
+    for item in servers:
         item.close()
 
 
 @pytest.fixture
 def node(tmp_path) -> Iterator[AgentNode]:
     system.ip_batch(["address add 192.0.2.1/32 dev lo"])
-    found = userspace_node(tmp_path)
-    found.store.put(service_of(1))
-    found.store.put(endpoints_of(1, [FIRST, SECOND]))
-    yield found
-    found.close()
+    agent_node = userspace_node(tmp_path)
+    agent_node.store.put(service_of(1))
+    agent_node.store.put(endpoints_of(1, [FIRST, SECOND]))
+    yield agent_node
+    agent_node.close()
 
 
 def test_auto_without_netfilter(node, backends):
     node.write_configuration(mode="iptables")
     node.options += ["--mode", "auto"]
     node.before_exec = _without_netfilter
-    # A one-shot convergence refuses, and names what each mode lacks.
+    # A one-shot convergence is refused and names what each mode lacks.
     done = node.run(
         *("converge", "--mode", "auto", "--config", str(node.scratch / "config.yaml")),
         *("--kubeconfig", str(node.kubeconfig), "--state-directory", str(node.scratch / "run")),
@@ -99,15 +99,15 @@ def test_auto_without_netfilter(node, backends):
     assert "endpoints see the address of this node" in node.log
     assert status["lastError"] == ""
     assert "level=error" not in node.log
-    # The removal of what other modes left finds that there can be nothing.
+    # The cleanup of other modes' leftovers recognizes that none can exist.
     assert "cannot be removed" not in node.log
     node.stop()
     assert node.run("cleanup", "--state-directory", str(node.scratch / "run")).returncode == 0
     assert DEVICE not in system.run(["ip", "link"])
 
 
-def test_without_rights_existing_addresses_are_served(node, backends):
-    """As in a container without CAP_NET_ADMIN, for which somebody else has made the addresses local."""
+def test_existing_addresses_are_served_without_privileges(node, backends):
+    """As in a container without CAP_NET_ADMIN, where another program has made the addresses local."""
     node.store.put(service_of(2, externalIPs=["198.51.100.9"]))
     node.store.put(endpoints_of(2, [THIRD]))
     system.ip_batch(["route add local 10.96.0.0/12 dev lo"])
@@ -121,7 +121,7 @@ def test_without_rights_existing_addresses_are_served(node, backends):
     assert forwarding["unbound"] == ["198.51.100.9:80/TCP: this node does not have the address"]
     shown = node.run("status", "--control", str(node.scratch / "agent.sock"))
     assert "cannot listen: 198.51.100.9:80/TCP: this node does not have the address" in shown.stdout
-    # Once the address is there it is served.
+    # Once the address exists it is served.
     system.ip_batch(["address add 198.51.100.9/32 dev lo"])
     wait_for(lambda: node.status()["forwarding"]["unboundCount"] == 0, 20.0)
     assert answering("198.51.100.9", 80) == {THIRD}

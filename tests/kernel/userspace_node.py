@@ -20,12 +20,12 @@ SECONDS = 10.0
 
 
 def family_number(address: str) -> int:
-    """The address family of an address, for a socket."""
+    """Return the address family of an address, for a socket."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 class Backend:
-    """An endpoint: TCP connections and datagrams are answered with its name, the client's address and what was sent."""
+    """An endpoint that answers connections and datagrams with its name, the client's address and the received data."""
 
     def __init__(self, address: str, port: int = 8080) -> None:
         self.address, self.port = address, port
@@ -67,7 +67,7 @@ class Backend:
                 self._udp.sendto(f"{self.address} {client[0]} ".encode() + data, client)
 
     def close(self) -> None:
-        """End it, and reset its connections."""
+        """Stop it and reset its connections."""
         for sock in (self._tcp, self._udp):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -79,7 +79,7 @@ class Backend:
 
 
 def ask(address: str, port: int, source: str = "", kind: int = socket.SOCK_STREAM, text: bytes = b"hello") -> str:
-    """The answer to one request. Raises OSError."""
+    """Return the answer to one request. Raises OSError."""
     with socket.socket(family_number(address), kind) as sock:
         sock.settimeout(SECONDS)
         if source:
@@ -90,14 +90,14 @@ def ask(address: str, port: int, source: str = "", kind: int = socket.SOCK_STREA
 
 
 def answering(address: str, port: int, tries: int = 8, source: str = "", kind: int = socket.SOCK_STREAM) -> set[str]:
-    """The addresses of the endpoints that answer."""
+    """Return the addresses of the endpoints that answer."""
     return {ask(address, port, source, kind).split()[0] for _number in range(tries)}
 
 
 def endpoints_of(
     number: int, addresses: Sequence[str], protocols: Sequence[str] = ("TCP",), node: str = "node1", port: int = 8080
 ) -> Object:
-    """A slice of Service ``svc-NUMBER`` with ready endpoints at these addresses."""
+    """Return a slice of Service ``svc-NUMBER`` with ready endpoints at these addresses."""
     family = "IPv6" if addresses and ":" in addresses[0] else "IPv4"
     return {
         "apiVersion": "discovery.k8s.io/v1",
@@ -123,7 +123,7 @@ def service_of(number: int, protocols: Sequence[str] = ("TCP",), **spec: Any) ->
 
 
 def userspace_node(scratch: Path, mode: str = "userspace") -> AgentNode:
-    """An agent whose control socket is where one-shot commands look for it."""
+    """Return an agent whose control socket is where one-shot commands look for it."""
     node = AgentNode(scratch, mode)
     control = scratch / "run" / "agent" / "agent.sock"
     control.parent.mkdir(parents=True)
@@ -133,7 +133,7 @@ def userspace_node(scratch: Path, mode: str = "userspace") -> AgentNode:
 
 
 def descriptors(process: int) -> Dict[str, str]:
-    """The open files of a process: number -> what it is."""
+    """Return the open files of a process: number -> what it is."""
     found = {}
     folder = f"/proc/{process}/fd"
     for name in os.listdir(folder):
@@ -143,7 +143,7 @@ def descriptors(process: int) -> Dict[str, str]:
 
 
 def addresses_on(device: str) -> List[Tuple[str, bool]]:
-    """The addresses on a device, each with whether the kernel avoids it as a source."""
+    """Return the addresses on a device, each with whether the kernel avoids it as a source."""
     links = json.loads(system.run(["ip", "-j", "address", "show"]))
     return [
         (item["local"], bool(item.get("deprecated")))

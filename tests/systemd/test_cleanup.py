@@ -1,13 +1,13 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The playbook cleanup on a node with everything: agent, timer, kernel settings, and rules of others."""
+"""The playbook cleanup on a node with everything: agent, timer, kernel settings, and rules of other programs."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.kernel.foreign_rules import FIREWALLD
+from tests.kernel.external_rules import FIREWALLD
 from tests.molecule_support.portrait import differences
 
 from .agent import UNIT, dataplane, picture
@@ -41,7 +41,7 @@ def test_nothing_of_the_collection_is_left(node, cluster):
     assert node.unit(UNIT, "ActiveState")["ActiveState"] == "active"
     assert node.unit(TIMER, "ActiveState")["ActiveState"] == "active"
     wait_for("Services are served", lambda: dataplane(node) != rules)
-    # What others have in a directory that the role has made stays, and so does the directory.
+    # Files of other programs in a directory that the role has created are kept, and so is the directory.
     node.write(f"{METRICS}/other.prom", "")
     preview = run_playbook([node], "kubenode.proxy.cleanup", variables, {}, "--check")[node.name]
     assert preview.changed > 5

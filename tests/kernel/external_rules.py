@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Rules of other programs in this network namespace: firewalld, ufw, Docker, network plugins and kubelet.
 
-They are written from what these programs are known to make on a node, with their names and the places of their jumps.
+The rules follow what these programs are known to add to a node, including chain names and jump positions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ table inet firewalld {
 }
 """
 
-#: By table: lines for ``iptables-restore --noflush``. The jumps of Docker stand where it inserts them, at the head.
+#: By table: input for ``iptables-restore --noflush``. Docker inserts its jumps at the head of the built-in chains.
 DOCKER = """\
 *nat
 :DOCKER - [0:0]
@@ -62,7 +62,7 @@ COMMIT
 COMMIT
 """
 
-#: The chains that the plugin portmap and flannel put at the head.
+#: The chains that the portmap plugin and flannel insert at the head.
 NETWORK_PLUGIN = """\
 *nat
 :CNI-HOSTPORT-DNAT - [0:0]
@@ -103,7 +103,7 @@ UFW = """\
 COMMIT
 """
 
-#: What kubelet makes of its own; its KUBE-FIREWALL is left out where the service proxy is to make that chain.
+#: kubelet's own rules; without KUBE-FIREWALL in tests where the service proxy has to create that chain.
 _MARTIANS = (
     '! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment "block incoming localnet connections" '
     "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP"
@@ -127,35 +127,35 @@ COMMIT
 
 
 def run(*command: str, text: Optional[str] = None) -> str:
-    """The output of a command that must succeed."""
+    """Run a command that must succeed and return its output."""
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout
 
 
 def restore(variant: str, text: str, program: str = "iptables") -> None:
-    """Add to what is there, in one variant of iptables."""
+    """Add rules to the existing ones, in one variant of iptables."""
     run(f"{program}-{variant}-restore", "--noflush", text=text)
 
 
 def of_ipv6(text: str) -> str:
-    """The same rules for ip6tables, without those that name an address of IPv4."""
+    """Return the rules for ip6tables, without those that contain an IPv4 address."""
     return "".join(line for line in text.splitlines(keepends=True) if not any(mark in line for mark in (".0.", "244.")))
 
 
 def has_nftables() -> bool:
-    """Whether nf_tables can do NAT for IPv4: the kernel of user-mode Linux has only the family inet of it."""
+    """Return whether nf_tables supports NAT for IPv4; the user-mode Linux kernel has it only for the family inet."""
     sample = "table ip probe { chain probe { type nat hook output priority 0; }; }"
     return subprocess.run(["nft", "--check", sample], capture_output=True, check=False).returncode == 0
 
 
 def variants() -> List[str]:
-    """The variants of iptables that the kernel can do."""
+    """Return the variants of iptables that the kernel supports."""
     return ["legacy", "nft"] if has_nftables() else ["legacy"]
 
 
-def everybody(variant: str, *texts: str) -> None:
-    """These rules in both families of one variant, and firewalld's table where the kernel can do it."""
+def add(variant: str, *texts: str) -> None:
+    """Add rules in both families of one variant, and firewalld's table where the kernel supports it."""
     for text in texts:
         restore(variant, text)
         restore(variant, of_ipv6(text), "ip6tables")
