@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How many examples the property tests try: few in ``make test``, ten times as many in ``make test-full``.
+"""Number of examples of the property tests: few in ``make test``, ten times as many in ``make test-full``.
 
-With FEW_EXAMPLES a fifth, where the same tests run again: on the oldest and the newest Python.
+FEW_EXAMPLES reduces them to a fifth for repeated runs of the same tests on the oldest and the newest Python.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make the collection importable as ``ansible_collections.kubenode.proxy`` from a plain clone, and share tests out.
+"""Make the collection importable as ``ansible_collections.kubenode.proxy`` from a plain clone, and share test files.
 
-Ansible finds a collection only below ``ansible_collections/NAMESPACE/NAME``. The clone gets a link of that
-shape, ignored by git, and its parent directory goes on the import path.
+Ansible finds a collection only below ``ansible_collections/NAMESPACE/NAME``. The clone gets a symbolic link of that
+shape, ignored by git, and the link's parent directory is added to the import path.
 
-Several runs with the same TEST_BOARD, a directory, run each file of tests once among them: a run takes a file by
-making a folder there. Nothing but a common file system is needed between two guests.
+Several runs with the same TEST_BOARD, a directory, together run each test file once: a run claims a file by creating
+a directory there. Two guests need nothing but a common file system.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Dict, List, Optional
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-# Files that take longest, each by one worker: they are begun first, so that no worker is alone with one at the end.
+# The slowest files, each run by one worker: they start first, so that none is still running alone at the end.
 LONGEST = (
     "test_migration_playbook.py",
     "test_agent_process.py",
@@ -48,7 +48,7 @@ def make_link() -> None:
 
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
-    """Put the longest files first; the order within a file is kept."""
+    """Move the slowest files to the front; the order within a file is kept."""
     order = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
@@ -56,8 +56,8 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
 TAKEN: Dict[Path, bool] = {}
 
 
-def takes(path: Path) -> bool:
-    """Return whether this run has the tests of a file, as all have without a board."""
+def claims(path: Path) -> bool:
+    """Return whether this run executes a file's tests; without a board it executes all."""
     board = os.environ.get("TEST_BOARD")
     if board and path not in TAKEN:
         try:
@@ -69,8 +69,8 @@ def takes(path: Path) -> bool:
 
 
 def pytest_runtest_protocol(item: pytest.Item) -> Optional[bool]:
-    """Leave out a test whose file another run has taken."""
-    return None if takes(item.path) else True
+    """Skip a test whose file another run has claimed."""
+    return None if claims(item.path) else True
 
 
 make_link()

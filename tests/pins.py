@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Renew the pinned libraries of the role agent: the newest versions, with the SHA-256 of each wheel.
 
-``python -m tests.pins`` asks the package index for the newest release of each library that every supported Python can
-use, downloads its wheels for each Python and machine, and writes ``roles/agent/files/libraries.txt``. Look at the
-change before it is committed: it is what nodes will run.
+``python -m tests.pins`` queries the package index for the newest release of each library that every supported Python
+can use, downloads its wheels for each Python and machine, and writes ``roles/agent/files/libraries.txt``. Review the
+change before committing it: nodes will run these libraries.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ HEAD = """\
 
 
 class Wheel(NamedTuple):
-    """What is pinned of a wheel."""
+    """Name, version and hash to pin for a wheel."""
 
     version: str
     digest: str
 
 
 def fetch(requirement: str, python: str, machine: str) -> Wheel:
-    """Return version and hash of the wheel that pip chooses for a target."""
+    """Return version and hash of the wheel that pip selects for a target."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
     for platform in platforms(machine):
@@ -54,17 +54,17 @@ def fetch(requirement: str, python: str, machine: str) -> Wheel:
 
 
 def pins() -> Dict[str, Set[str]]:
-    """The hashes of the wheels of each library, by name and version."""
+    """Return the wheel hashes of each library, by name and version."""
     found: Dict[str, Set[str]] = {}
     for name in REQUIREMENTS:
-        # The oldest Python decides which version all of them get.
+        # The oldest Python determines the version for all of them.
         pinned = f"{name}=={fetch(name, PYTHONS[0], MACHINES[0]).version}"
         found[pinned] = {fetch(pinned, python, machine).digest for python in PYTHONS for machine in MACHINES}
     return found
 
 
 def text_of(found: Dict[str, Set[str]]) -> str:
-    """The file in pip's form."""
+    """Return the content of the file in pip's format."""
     lines: List[str] = [HEAD.format(pythons=f"{PYTHONS[0]} to {PYTHONS[-1]}", machines=" and ".join(MACHINES)).rstrip()]
     for pinned in sorted(found, key=str.lower):
         hashes = [f"    --hash=sha256:{digest}" for digest in sorted(found[pinned])]

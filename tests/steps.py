@@ -1,12 +1,12 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run targets of the Makefile, side by side where two processors are enough for both, and print how long each took.
+"""Run Makefile targets, concurrently where two processors are enough for both, and print how long each took.
 
     python -m tests.steps TARGET...
 
-All are run even if one fails; the exit status is 1 then. What a target prints appears when it has ended. At the end
-there is a table of the targets, and one of the tests that took longest.
+All targets run even if one fails; the exit status is then 1. A target's output is printed when it has ended, followed
+at the end by a table of the targets and one of the slowest tests.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import time
 from typing import IO, Dict, Iterable, List, NamedTuple, Sequence
 
 PROCESSORS = 2
-# What only computes, on one processor: at the lowest priority, it uses what the tests beside it leave idle while they
-# wait for something to happen.
+# Purely computing targets with one processor: at the lowest priority they use what the tests beside them leave idle
+# while waiting.
 FILLERS = {"lint", "monitoring", "sanity", "build", "importer", "cores"}
-# What keeps about one processor busy; everything else but fillers needs two.
+# Targets that keep about one processor busy; all others except fillers need two.
 ONE_PROCESSOR = {"browser", "played", "molecule"}
 # An emulated node needs all processors.
 ALONE = {"load"}
-# These use what another one leaves behind.
+# These depend on the output of an earlier target.
 AFTER = {"importer": {"build"}, "cores": {"build"}, "played": {"build"}}
 # A line of pytest's --durations: seconds, phase (setup, call or teardown), test.
 DURATION = re.compile(rb"^ *([0-9]+\.[0-9]+)s (?:setup|call|teardown) +(\S.*?) *$", re.MULTILINE)
@@ -35,7 +35,7 @@ SLOWEST = 30
 
 
 class Running(NamedTuple):
-    """A target that is being made."""
+    """A target that is running."""
 
     target: str
     process: subprocess.Popen[bytes]
@@ -44,10 +44,10 @@ class Running(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a target has ended.
+    """The result of a finished target.
 
-    ``processor`` are the seconds of processor time of it and what it waited for, ``tests`` the seconds of its slow
-    tests by their names.
+    ``processor`` is the processor time in seconds of the target and its children, ``tests`` maps its slow tests to
+    seconds.
     """
 
     target: str
@@ -66,8 +66,8 @@ def calibration() -> float:
 
 
 def start(target: str) -> Running:
-    """Begin to make a target."""
-    output = tempfile.TemporaryFile()  # noqa: SIM115 # lives as long as the process
+    """Start a target."""
+    output = tempfile.TemporaryFile()  # noqa: SIM115 # must outlive the process
     argv = [*(["nice", "-n", "19"] if target in FILLERS else []), "make", "--no-print-directory", target]
     print(f"== {target} begins", flush=True)
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
@@ -75,7 +75,7 @@ def start(target: str) -> Running:
 
 
 def finish(running: Dict[int, Running]) -> Ended:
-    """Wait until one of these targets ends, and print what it has printed."""
+    """Wait until one of these targets ends, and print its output."""
     while True:
         pid, status, usage = os.wait4(-1, 0)
         if pid in running:
@@ -93,7 +93,7 @@ def finish(running: Dict[int, Running]) -> Ended:
 
 
 def durations(printed: bytes) -> Dict[str, float]:
-    """Return the seconds of each test that pytest lists by --durations, with those of its fixtures."""
+    """Return the seconds of each test that pytest lists by --durations, including its fixtures."""
     found: Dict[str, float] = {}
     for seconds, name in DURATION.findall(printed):
         test = name.decode(errors="replace")
@@ -102,18 +102,18 @@ def durations(printed: bytes) -> Dict[str, float]:
 
 
 def slowest(ended: Iterable[Ended]) -> List[str]:
-    """Return the lines of the table of the tests that took longest."""
+    """Return the lines of the table of the slowest tests."""
     found = [(seconds, item.target, name) for item in ended for name, seconds in item.tests.items()]
     return [f"{seconds:>8.1f} {target:<12} {name}" for seconds, target, name in sorted(found, reverse=True)[:SLOWEST]]
 
 
 def weight(target: str) -> int:
-    """Return how many processors a target keeps busy that is no filler."""
+    """Return how many processors a target that is no filler keeps busy."""
     return 1 if target in ONE_PROCESSOR else PROCESSORS
 
 
 def has_room(target: str, running: Sequence[str], waiting: Sequence[str]) -> bool:
-    """Return whether a target may begin beside the running ones. ``waiting``: those not begun, itself among them."""
+    """Return whether a target may start beside the running ones. ``waiting``: those not started, itself among them."""
     if target in ALONE or ALONE.intersection(running):
         return not running
     others = [name for name in running if name not in FILLERS]
@@ -124,7 +124,7 @@ def has_room(target: str, running: Sequence[str], waiting: Sequence[str]) -> boo
 
 
 def run(targets: List[str]) -> List[Ended]:
-    """Make all targets; the first that may begin is begun whenever there is room."""
+    """Run all targets; whenever there is room, start the first one that may run."""
     waiting = list(targets)
     running: Dict[int, Running] = {}
     ended: List[Ended] = []
@@ -142,7 +142,7 @@ def run(targets: List[str]) -> List[Ended]:
 
 
 def main(targets: List[str]) -> int:
-    """Make the targets of the command line and print the table of times."""
+    """Run the targets of the command line and print the table of times."""
     load = os.getloadavg()[0]
     print(f"== this machine: 100 times fork and exec in {calibration():.2f} s, load average {load:.1f}", flush=True)
     started = time.monotonic()

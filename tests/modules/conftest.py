@@ -15,14 +15,14 @@ from tests.modules.harness import Node
 
 
 def pytest_sessionstart() -> None:
-    """Say at once what is missing instead of failing in every test."""
+    """Fail at once without root instead of in every test."""
     if os.geteuid() != 0:
         pytest.exit("module tests need root for a namespace of their own: run them with sudo", returncode=2)
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    """A fresh node."""
+    """Provide a fresh node."""
     made = Node(tmp_path)
     try:
         yield made

@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Modules run as users run them: by ansible-playbook, through their real payload, from the collection.
+"""Run modules as users do: with ansible-playbook, through their real payload, from the collection.
 
-The node is a network namespace and a mount namespace of its own, in which the directories that the modules write to are
-empty and in memory; so neither the host's rules nor its files are touched. One playbook run holds many tasks, since
-starting Ansible costs more than a task.
+The node is a network namespace and a mount namespace in which the directories that the modules write to are empty and
+in memory, so neither the host's rules nor its files are touched. One playbook run holds many tasks, since starting
+Ansible costs more than a task.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.lab.namespaces import ROOT, Namespaces, ansible_environment
 Task = Dict[str, Any]
 Result = Dict[str, Any]
 
-# Keywords of a task that is to run as a user who may change nothing.
+# Keywords of a task that runs as an unprivileged user.
 UNPRIVILEGED: Task = {
     "become": True,
     "become_user": "nobody",
@@ -35,7 +35,7 @@ UNPRIVILEGED: Task = {
 
 
 class Node(Namespaces):
-    """A network and mount namespace that a process keeps alive, and Ansible runs into it."""
+    """A network and mount namespace that a process keeps alive and Ansible enters."""
 
     def __init__(self, scratch: Path) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Node(Namespaces):
     def play(self, *tasks: Task, variables: Dict[str, Any] | None = None) -> List[Result]:
         """Run the tasks in one playbook and return the result of each; a failed task does not end the run.
 
-        Diffs are always collected; a task asks for check mode with ``check_mode: true``.
+        Diffs are always collected; a task requests check mode with ``check_mode: true``.
         """
         results = self.scratch / f"results-{time.monotonic_ns()}.json"
         steps: List[Task] = []
@@ -65,7 +65,7 @@ class Node(Namespaces):
         return found
 
     def role(self, name: str, variables: Dict[str, Any], *, check: bool = False) -> Dict[str, int]:
-        """Run a role, in check mode if asked, and return the recap's counters."""
+        """Run a role, optionally in check mode, and return the recap's counters."""
         done = self._playbook({"roles": [name]}, variables, "--diff", *(["--check"] if check else []))
         recap = done.stdout.rsplit("PLAY RECAP", 1)[1].split(" : ", 1)[1]
         return {key: int(value) for key, value in (word.split("=") for word in recap.split())}
@@ -83,7 +83,7 @@ class Node(Namespaces):
         return self.run(ansible, "-i", "node,", "-c", "local", *options, str(playbook))
 
     def four_runs(self, module: str, options: Dict[str, Any], *, verify: Sequence[str]) -> FourRuns:
-        """Check, real, check, real; the words of a foreign program in between prove what changed and what did not."""
+        """Run check, apply, check, apply; ``verify`` is a tool whose output proves which runs changed something."""
         look = {"ansible.builtin.command": {"argv": list(verify)}, "changed_when": False}
         run = {f"kubenode.proxy.{module}": options}
         found = self.play(look, {**run, "check_mode": True}, look, run, look, {**run, "check_mode": True}, run, look)
@@ -97,7 +97,7 @@ class Node(Namespaces):
 
 
 class FourRuns:
-    """What four runs left: the first real result, the second, and the foreign program's words before and after."""
+    """The results of four runs: the first and second applied one, and the tool's output before and after."""
 
     def __init__(self, first: Result, second: Result, before: str, after: str) -> None:
         self.first = first

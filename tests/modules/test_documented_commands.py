@@ -1,17 +1,17 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The commands of README.md and of the pages in docs, typed into a shell as they are printed.
+"""Run the commands of README.md and of the pages in docs in a shell, as they are printed.
 
-The shell has a home directory of its own and a copy of the clone as its working directory. What it installs there comes
-from README's own words. ``inventory`` names one laboratory node, a network namespace reached over ssh, as worker-1;
-``~/.kube/config`` leads to the tests' API server.
+The shell has its own home directory and a copy of the clone as its working directory. README's own commands install
+what it needs there. ``inventory`` names one lab node, a network namespace reached over ssh, as worker-1;
+``~/.kube/config`` names the tests' API server.
 
 Three things are not literal. ``kubectl`` and, on the node, ``kubenode-proxy`` are small programs of this test: the
-first reads the lists from the API server, the second starts the node command from the collection that the shell has
-installed. ``NODE`` in a command stands for worker-1. And what LIMITED lists is checked, but not carried out.
+first reads lists from the API server, the second starts the node command from the collection that the shell has
+installed. ``NODE`` in a command is replaced by worker-1. The commands that LIMITED lists are checked, but not run.
 
-The pages follow each other: README.md installs what the others use.
+The pages are run in order: README.md installs what the others use.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from tests.modules.harness import ROOT
 
 _SYNTAX = 'ansible-playbook() { command ansible-playbook "$@" --syntax-check; }'
 _TARGETS = 'make() { command make --dry-run "$@" >/dev/null; }'
-# What the shell reads before a block that begins so, and why.
+# Commands to run before a block that begins like this, and why.
 LIMITED = {
     # The steps of these targets are tests themselves.
     "make ": _TARGETS,
-    # The agent needs systemd: tests/systemd runs the playbook. Of kube-proxy as a DaemonSet, likewise.
+    # The agent needs systemd, so tests/systemd runs its playbook, and the one that removes kube-proxy's DaemonSet.
     "ansible-playbook -i inventory kubenode.proxy.agent ": _SYNTAX,
     "# Show what would differ on each host, while kube-proxy still runs.": _SYNTAX,
     # The addresses of the example inventories are reserved for documentation.
@@ -72,7 +72,7 @@ json.dump({"apiVersion": "v1", "kind": "List", "items": items}, sys.stdout)
 
 
 class Shell:
-    """A bash that runs one block after another and keeps what they set, as a user's does."""
+    """A bash that runs one block after another and keeps its variables, like a user's shell."""
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
         self.directory = directory
@@ -87,9 +87,9 @@ class Shell:
         )
 
     def type(self, text: str, before: str = "") -> tuple[int, str]:
-        """Run the lines up to the first that fails; return its status, or 0, and what they printed."""
+        """Run the lines up to the first that fails; return its status (0 if none failed) and the output."""
         mark = f"== {uuid.uuid4()}"
-        # In the shell itself, since a later block uses what an earlier one has exported.
+        # Run in the shell itself, since a later block uses what an earlier one has exported.
         script = f"unset -f ansible-playbook make; {before}\nrun() {{\n{_stopping(text)}\n}}\nrun </dev/null"
         self.process.stdin.write(f"{script}\nprintf '\\n%s %s\\n' '{mark}' $?\n")
         self.process.stdin.flush()
@@ -106,7 +106,7 @@ class Shell:
 
 
 def _stopping(text: str) -> str:
-    """Return the lines, and after each command a return from the function if it has failed."""
+    """Return the lines, each followed by a return from the function if the command failed."""
     lines = []
     for line in text.splitlines():
         lines.append(line)
@@ -123,7 +123,7 @@ def lab():
 
 @pytest.fixture(scope="module")
 def shell(lab):
-    # The path of a control socket of ssh is short, so the home directory is, too.
+    # The path of an ssh control socket must be short, so the home directory is short as well.
     with tempfile.TemporaryDirectory(prefix="knp") as scratch:
         home, clone, programs = (Path(scratch, name) for name in ("home", "clone", "bin"))
         for directory in (home, clone, programs, home / ".kube"):
@@ -140,7 +140,7 @@ def shell(lab):
         _program(programs / "kubectl", KUBECTL.replace("@AUTHORITY@", str(certificates.authority)))
         node = f"{sys.executable} -m tests.lab --name {lab.name} --node lab-iptables ssh lab-iptables"
         command = f"cd {collection}/plugins '&&' python3 -m module_utils.command.cli"
-        # Status 3 means that something would change.
+        # Status 3 means that a run would change something.
         environment = f"TMPDIR={lab.directory.parent}"
         line = f'{environment} {node} {command} "$@" || [ $? = 3 ]'
         _program(programs / "kubenode-proxy", f"#!/bin/sh\ncd {ROOT}\n{line}\n")
@@ -154,7 +154,7 @@ def shell(lab):
 
 
 def _copy_clone(target: Path) -> None:
-    """Copy the files that git knows, without what the tests need only."""
+    """Copy the files tracked by git, without those that only the tests need."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in listed.split("\0"):
         if name and not name.startswith("tests/") and (ROOT / name).is_file():
@@ -169,7 +169,7 @@ def _write_inventory(directory: Path, lab: Lab) -> None:
     directory.mkdir()
     (directory / "hosts.json").write_text(json.dumps({"k8s_cluster": group}), encoding="utf-8")
     (directory / "group_vars").mkdir()
-    # kernel_unchangeable: a network namespace shares the size of connection tracking with its host.
+    # kernel_unchangeable: a network namespace shares the size of the conntrack table with its host.
     detection = {"clusterCIDR": "10.244.0.0/16,fd00:10:244::/48", "detectLocalMode": "ClusterCIDR"}
     variables: dict[str, object] = {
         "service_proxy_mode": "iptables",
@@ -196,7 +196,7 @@ def _before(text: str) -> str:
 )
 def test_commands_run_as_printed(shell, page):
     if page != PAGES[0]:
-        # The other pages are about a node that serves.
+        # The other pages assume a node that serves.
         status, printed = shell.type("ansible-playbook -i inventory kubenode.proxy.converge")
         assert status == 0, printed
     for block in command_blocks(page):
@@ -212,20 +212,20 @@ def test_commands_run_as_printed(shell, page):
 
 @pytest.mark.full
 def test_playbooks_name_what_exists(shell):
-    """Modules, roles and keywords; all in one run, since starting Ansible takes longest."""
+    """Check modules, roles and keywords in a single run, since starting Ansible takes longest."""
     for number, block in enumerate(playbook_blocks()):
         (shell.directory / f"example-{number}.yml").write_text(block.text, encoding="utf-8")
     status, printed = shell.type("ansible-playbook -i inventory --syntax-check example-*.yml")
     assert status == 0, printed
 
 
-def test_a_command_that_fails_ends_its_block(shell):
+def test_a_failing_command_ends_its_block(shell):
     assert shell.type("true\nfalse\necho not reached") == (1, "\n")
     assert shell.type("export SEEN=1\nexit_status() { return 3; }\nexit_status # a comment")[0] == 3
     assert shell.type("echo $SEEN")[1].split() == ["1"]
 
 
-def test_every_page_but_the_first_is_known_by_its_blocks():
+def test_every_other_page_is_identified_by_its_blocks():
     assert PAGES[0].name == "README.md" and len(PAGES) > 5
     used = [_before(block.text) for page in PAGES for block in command_blocks(page)]
     assert all(function in used for function in LIMITED.values())

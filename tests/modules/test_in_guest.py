@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs the tests in ``guest`` inside user-mode Linux, whose kernel has IPVS and loadable modules."""
+"""Run the tests in ``guest`` inside user-mode Linux, whose kernel has IPVS and loadable modules."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def look(variant):
     return ["sh", "-c", f"iptables-{variant}-save | {clean}; ip6tables-{variant}-save | {clean}"]
 
 
-# Written carelessly on purpose: iptables prints every one of them differently.
+# Spelled differently from iptables-save's output on purpose.
 CHAINS = [
     {
         "name": "MANAGEMENT",
@@ -29,7 +29,7 @@ CHAINS = [
             "-m conntrack --ctstate ESTABLISHED,RELATED --jump ACCEPT",
             "--protocol tcp --destination-port ssh -m comment --comment 'shell access' -j ACCEPT",
             "-p tcp -m multiport --dports 80,443 -m limit --limit 5/second -j RETURN",
-            "-j FOREIGN",
+            "-j EXTERNAL",
         ],
         "jumps": [{"from": "INPUT", "match": "! -i lo"}, {"from": "USER", "position": "last"}],
     },
@@ -46,21 +46,21 @@ CHAINS = [
 
 def prepare(node, variant):
     for program in (f"iptables-{variant}", f"ip6tables-{variant}"):
-        node.run(program, "-N", "FOREIGN")
-        node.run(program, "-A", "FOREIGN", "-m", "comment", "--comment", "of others", "-j", "RETURN")
+        node.run(program, "-N", "EXTERNAL")
+        node.run(program, "-A", "EXTERNAL", "-m", "comment", "--comment", "of others", "-j", "RETURN")
         node.run(program, "-N", "USER")
         node.run(program, "-A", "USER", "-j", "RETURN")
         node.run(program, "-A", "INPUT", "-j", "USER")
 
 
 @pytest.mark.parametrize("variant", ["legacy", "nft"])
-def test_four_times_and_back(node, variant):
+def test_check_apply_repeat_and_remove(node, variant):
     prepare(node, variant)
     runs = node.four_runs("iptables_chains", {"chains": CHAINS, "variant": variant}, verify=look(variant))
     lines = runs.after.splitlines()
     for line in (
         "-A INPUT ! -i lo -j MANAGEMENT",
-        "-A MANAGEMENT -j FOREIGN",
+        "-A MANAGEMENT -j EXTERNAL",
         "-A PUBLISH -d 192.0.2.10/32 -p tcp -m tcp --dport 443 -j PUBLISH-WEB",
         "-A PUBLISH-WEB -p tcp -j DNAT --to-destination 10.0.0.20:8443",
         "-A PREROUTING -j PUBLISH",
@@ -88,12 +88,12 @@ def test_four_times_and_back(node, variant):
     assert replaced["changes"][0]["replaced"] == 1 and replaced["changes"][0]["added"] == 1
     assert check["changed"] and gone["changed"] and not gone_again["changed"]
     left = node.run(*look(variant)).stdout.splitlines()
-    # Jumps from USER stayed when USER was no longer named; absent names it, so they are gone; what is foreign stays.
+    # Jumps from USER stayed when USER was no longer named; absent names it, so they are removed; external rules stay.
     assert [line for line in left if "MANAGEMENT" in line or "PUBLISH" in line or "EMPTY" in line] == []
     assert set(runs.before.splitlines()) <= set(left)
 
 
-def test_jumps_that_are_not_given_are_left_alone(node):
+def test_jumps_that_are_not_declared_are_left_alone(node):
     chain = {"name": "MINE", "rules": ["-j RETURN"]}
     node.play({MODULE: {"chains": [chain]}})
     node.run("iptables", "-A", "FORWARD", "-i", "eth7", "-j", "MINE")
@@ -171,7 +171,7 @@ def test_errors_are_one_clear_line_and_change_nothing(node):
 @pytest.mark.parametrize("variant", ["legacy", "nft"])
 def test_chains_are_listed(node, variant):
     prepare(node, variant)
-    info = {f"{MODULE}_info": {"chains": ["INPUT", "FOREIGN"], "family": "both", "variant": variant}}
+    info = {f"{MODULE}_info": {"chains": ["INPUT", "EXTERNAL"], "family": "both", "variant": variant}}
     shown, none, bad = node.play(
         info,
         {f"{MODULE}_info": {"table": "raw", "variant": variant}},
@@ -180,9 +180,9 @@ def test_chains_are_listed(node, variant):
     assert not shown["changed"] and set(shown["variants"]) == {"IPv4", "IPv6"}
     names = [(item["family"], item["name"], item["builtin"]) for item in shown["chains"]]
     assert sorted(names) == [
-        ("ipv4", "FOREIGN", False),
+        ("ipv4", "EXTERNAL", False),
         ("ipv4", "INPUT", True),
-        ("ipv6", "FOREIGN", False),
+        ("ipv6", "EXTERNAL", False),
         ("ipv6", "INPUT", True),
     ]
     assert shown["chains"][0]["table"] == "filter"
@@ -202,8 +202,8 @@ def test_a_held_lock_is_named(node):
     assert "xtables lock" in held["msg"] and "\n" not in held["msg"]
 
 
-def test_a_change_is_taken_back_unless_it_is_confirmed(node):
-    """Without systemd a process waits; tests/systemd has the timer."""
+def test_a_change_is_reverted_unless_it_is_confirmed(node):
+    """Without systemd a process waits for the timeout; tests/systemd covers the timer."""
     node.run("iptables", "-A", "INPUT", "-i", "eth9", "-j", "ACCEPT")
     node.run("ip6tables", "-A", "INPUT", "-i", "eth9", "-j", "ACCEPT")
     before = node.run(*look("nft")).stdout

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The errors of ipvs_services that come before the kernel is asked; the rest is in the guest tests."""
+"""Errors that ipvs_services reports before it contacts the kernel; the guest tests cover the rest."""
 
 from __future__ import annotations
 

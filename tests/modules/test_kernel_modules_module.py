@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The module kernel_modules, through Ansible, on the host's kernel: files, check mode and errors.
 
-Loading and unloading for real needs a kernel of one's own: see the guest tests.
+Loading and unloading needs a separate kernel: see the guest tests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LOOK = ["sh", "-c", "ls -la /etc/modules-load.d; cat /etc/modules-load.d/* || tr
 MODULE = "kubenode.proxy.kernel_modules"
 
 
-def test_file_four_times(node):
+def test_file_is_written_once_and_predicted_by_check_mode(node):
     runs = node.four_runs("kernel_modules", {"modules": ["nf-conntrack"], "persistent_file": OWN}, verify=LOOK)
     assert "kubenode-proxy.conf" not in runs.before
     assert "\nnf_conntrack" in runs.after
@@ -39,7 +39,7 @@ def test_derived_and_absent(node):
     assert node.run("ls", "/etc/modules-load.d").stdout == ""
 
 
-def test_tasks_of_different_purposes_do_not_erase_each_other(node):
+def test_tasks_with_different_purposes_keep_each_others_files(node):
     other = "/etc/modules-load.d/other.conf"
     tasks = [{MODULE: {"mode": "iptables"}}, {MODULE: {"modules": ["nf_conntrack"], "persistent_file": other}}]
     refused = [{MODULE: {"modules": ["nf_conntrack"]}}, {MODULE: {"state": "absent"}}]
@@ -77,7 +77,7 @@ def test_errors_are_one_clear_line_and_change_nothing(node):
     assert node.run("ls", "/etc/modules-load.d").stdout == ""
 
 
-def test_modules_are_shown(node):
+def test_module_states_are_returned(node):
     shown, bad = node.play(
         {f"{MODULE}_info": {"modules": ["nf-conntrack", "no_such_module"]}},
         {f"{MODULE}_info": {"modules": ["a b"]}},

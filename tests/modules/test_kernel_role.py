@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role kernel: its documented defaults are its defaults, and it runs with and without check mode."""
+"""The role kernel: its documented defaults match its defaults, and it runs with and without check mode."""
 
 from __future__ import annotations
 

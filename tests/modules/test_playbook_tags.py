@@ -37,7 +37,7 @@ def test_tags_that_no_task_has_skip_everything_without_an_error(name):
 
 
 def test_a_tagged_part_of_a_migration_finds_every_variable(tmp_path):
-    """Included with tags, a part is loaded and its roles validate their variables, but their tasks are skipped."""
+    """Include a part by its tag: it is loaded and its roles validate their variables, but their tasks are skipped."""
     for direction in ("forward", "back"):
         part = {
             "name": "One part",

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The playbook report against a laboratory node, a host that nobody can reach, and one without Python."""
+"""The playbook report against a lab node, an unreachable host, and one without Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.lab.demo.playbooks import VARIABLES
 from tests.modules.harness import ROOT
 
 NODE = "lab-iptables"
-# Names that a cluster's API server would refuse, and that must not be taken for anything but text.
+# Names that an API server would refuse, and that must be treated as plain text.
 HOSTILE = ("{{ lookup('pipe', 'touch MARK') }}", "<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>")
 LOST = {
     "k8s_cluster": {
@@ -34,7 +34,7 @@ LOST = {
 
 
 class Reporter:
-    """A laboratory of one node, and the playbook run from a directory of its own."""
+    """A lab with one node, and the playbook run from a directory of its own."""
 
     def __init__(self, lab: Lab, place: Path) -> None:
         self.lab = lab
@@ -51,7 +51,7 @@ class Reporter:
         (place / "lost.json").write_text(json.dumps(LOST), encoding="utf-8")
 
     def run(self, *options):
-        """Run it; its status and its output."""
+        """Run the playbook and return its status and output."""
         argv = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(self.lab.inventory)]
         argv += ["-e", f"@{VARIABLES}", "kubenode.proxy.report", *options]
         environment = {
@@ -72,12 +72,12 @@ class Reporter:
 
 @pytest.fixture(scope="module")
 def reporter():
-    # The path of a control socket of ssh is short, so the laboratory has a directory of its own.
+    # The path of an ssh control socket must be short, so the lab has a directory of its own.
     with tempfile.TemporaryDirectory(prefix="knr") as scratch, Lab("report", nodes=(NODE,)) as lab:
         yield Reporter(lab, Path(scratch))
 
 
-def test_hosts_that_cannot_be_looked_at_are_in_the_report(reporter):
+def test_hosts_that_cannot_be_inspected_are_in_the_report(reporter):
     status, output = reporter.run(
         "-i", str(reporter.place / "lost.json"), "-e", f"service_proxy_snapshot={reporter.snapshot}"
     )
@@ -97,7 +97,7 @@ def test_hosts_that_cannot_be_looked_at_are_in_the_report(reporter):
     assert list(reporter.place.glob("kubenode-proxy-*")) == []
 
 
-def test_names_from_the_cluster_are_text(reporter):
+def test_names_from_the_cluster_are_escaped(reporter):
     refused = next(item for item in reporter.document()["exceptions"] if item["kind"] == "refused")
     subjects = {item["subject"] for item in refused["items"]}
     assert subjects == {f"Service default/{name.replace('MARK', str(reporter.mark))}" for name in HOSTILE}

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Misspelt variables of the roles are reported by name, and those of other roles and programs are not."""
+"""Misspelt role variables are reported by name; variables of other roles and programs are not."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_every_variable_is_known_and_its_misspelling_is_not(role):
 @pytest.mark.parametrize("role", ROLES)
 def test_variables_of_the_other_roles_and_of_other_programs_are_not_misspelt(role):
     known = known_variables(ROOT / "roles" / role)
-    others = {name for other in ROLES if other != role for name in known_variables(ROOT / "roles" / other)}
-    foreign = {
+    other_roles = {name for other in ROLES if other != role for name in known_variables(ROOT / "roles" / other)}
+    unrelated = {
         "agent_port",
         "kernel_version",
         "schedule_backup",
@@ -46,12 +46,12 @@ def test_variables_of_the_other_roles_and_of_other_programs_are_not_misspelt(rol
         "proxy_hosts",
         "kernel_cmdline",
     }
-    found = unknown_variables(others | foreign, f"{role}_", known)
+    found = unknown_variables(other_roles | unrelated, f"{role}_", known)
     assert [item for item in found if item.nearest] == []
 
 
 def run(tmp_path: Path, role: str, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run the first task of a role, alone, with its specification."""
+    """Run only the first task of a role, with its argument specification."""
     copy = tmp_path / "roles" / role
     for folder in ("meta", "defaults", "vars"):
         if (ROOT / "roles" / role / folder).exists():

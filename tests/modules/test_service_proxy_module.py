@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The modules service_proxy and service_proxy_info, through Ansible, in iptables mode on a namespace node.
 
-What the node holds is read with iptables-save and ls, never with the modules themselves.
+The node's state is read with iptables-save and ls, never with the modules themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SERVE = {
     "mode": "iptables",
     "configuration": CONFIGURATION,
 }
-# Rules of both variants without comments and counters, links, addresses, kernel parameters, and all files in reach.
+# Rules of both variants without comments and counters, links, addresses, kernel parameters, and all visible files.
 LOOK = [
     "sh",
     "-c",
@@ -42,7 +42,7 @@ LOOK = [
 
 
 def service(name, ports, **spec):
-    """A ClusterIP Service as the API server would show it."""
+    """Return a ClusterIP Service as the API server would show it."""
     address = spec.pop("clusterIP", "10.96.0.50")
     return {
         "apiVersion": "v1",
@@ -53,7 +53,7 @@ def service(name, ports, **spec):
 
 
 def slice_of(name, addresses, port):
-    """An EndpointSlice of the Service ``name``."""
+    """Return an EndpointSlice of the Service ``name``."""
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
@@ -65,13 +65,13 @@ def slice_of(name, addresses, port):
 
 
 def rules(node):
-    """What LOOK shows now, without the lock that a convergence leaves, even one that is refused."""
+    """Return the output of LOOK without the lock file that every convergence leaves, even a refused one."""
     return node.run(*LOOK).stdout.replace("/run/kubenode-proxy/lock\n", "")
 
 
-def test_four_runs_and_absence(node):
-    foreign = "iptables -t nat -A PREROUTING -d 192.0.2.99 -j DNAT --to-destination 192.0.2.1"
-    node.run("sh", "-c", f"{foreign} && iptables -N MINE && iptables -A MINE -j RETURN")
+def test_check_apply_repeat_and_remove(node):
+    external_rule = "iptables -t nat -A PREROUTING -d 192.0.2.99 -j DNAT --to-destination 192.0.2.1"
+    node.run("sh", "-c", f"{external_rule} && iptables -N MINE && iptables -A MINE -j RETURN")
     untouched = rules(node)
     runs = node.four_runs("service_proxy", SERVE, verify=LOOK)
     assert "KUBE-" not in runs.before and "192.0.2.99" in runs.before
@@ -100,7 +100,7 @@ def test_four_runs_and_absence(node):
     left = [line for line in rules(node).splitlines() if "KUBE-" in line]
     assert left == []
     after = rules(node)
-    # Of the kernel's parameters only this one is put back: without the rules it would be a hole.
+    # Of the kernel parameters only this one is restored: without the rules it would be a security hole.
     assert "route_localnet = 0" in untouched and "route_localnet = 1" in runs.after
     for line in untouched.splitlines():
         assert line in after, line
@@ -145,7 +145,7 @@ def test_info_counts_and_finds_drift(node):
     assert rules(node) == before
 
 
-def test_bad_objects_are_left_out_by_name_and_the_others_served(node):
+def test_invalid_objects_are_skipped_by_name_and_the_others_served(node):
     hostile = 'cart"\n-A INPUT -j DROP'
     objects = [
         service("good", [{"port": 80, "protocol": "TCP"}]),
@@ -247,11 +247,11 @@ def test_a_held_lock_is_named_and_nothing_is_changed(node):
 
 
 def has_ipvs(node):
-    """Whether this kernel can do IPVS, by the programs that load modules and not by the engine."""
+    """Return whether this kernel can do IPVS, by the programs that load modules and not by the engine."""
     return node.run("sh", "-c", "modprobe -q ip_vs; test -e /proc/net/ip_vs", check=False).returncode == 0
 
 
-def test_ipvs_where_the_kernel_cannot(node):
+def test_ipvs_mode_without_kernel_support(node):
     wanted = {**SERVE, "mode": "ipvs"}
     before = rules(node)
     if has_ipvs(node):
@@ -282,7 +282,7 @@ def public_snapshot():
         yield path
 
 
-def test_rendered_needs_no_node_and_is_what_iptables_takes(node, public_snapshot):
+def test_rendered_needs_no_node_and_is_accepted_by_iptables(node, public_snapshot):
     before = rules(node)
     options = {**SERVE, "state": "rendered", "node_addresses": ["172.30.0.11"]}
     nameless = {key: value for key, value in options.items() if key != "node_name"}

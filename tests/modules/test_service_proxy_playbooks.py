@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The playbooks by name, against nodes of the laboratory: two in namespaces, and beside them a guest.
+"""The playbooks, run by name against lab nodes: two in namespaces, and beside them a guest.
 
-The tests of this file follow each other: each starts from what the one before has left.
+The tests of this file build on each other: each starts from the state that the previous one has left.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.modules.harness import ROOT
 RECAP = re.compile(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.MULTILINE)
 LAYOUT = demonstration_nodes(host_has_ipvs=False)
 NAMES = ("lab-iptables", "lab-nftables", "lab-ipvs")
-# Of each node what it must hold, and how it gets to differ from the cluster's state in one entry, which is called so.
+# For each node: what it must hold, and a command that makes one entry differ from the cluster's state, with its name.
 HELD = {"lab-iptables": "-A KUBE-SERVICES", "lab-nftables": "table ip kube-proxy", "lab-ipvs": "-A -t 10.96.0.10:53"}
 DRIFT = {
     "lab-iptables": ("iptables -t nat -D KUBE-SERVICES 1", "iptables chains: 1 different"),
@@ -38,14 +38,14 @@ DRIFT = {
         "real servers: 1 missing",
     ),
 }
-# The beginning of a line that verify prints with --diff.
+# The start of a line that verify prints with --diff.
 MISSING = {
     "lab-iptables": "+-t nat -A KUBE-SERVICES",
     "lab-nftables": "+  ip daddr . meta l4proto . th dport vmap @service-frontends",
     "lab-ipvs": "+-a -t 10.96.0.10:53 -r",
 }
-# Everything that a convergence might leave: rules and chains (empty tables the kernel makes when it is asked for them),
-# sets, virtual servers, addresses, files. /tmp shows the host's files as well, so only what has our name counts.
+# Everything a convergence may leave: rules and chains (the kernel creates empty tables when they are listed), sets,
+# virtual servers, addresses, files. /tmp shows the host's files as well, so only our names count there.
 LOOK = (
     "for save in iptables-nft-save ip6tables-nft-save iptables-legacy-save ip6tables-legacy-save; do "
     "$save 2>/dev/null | grep -e '^-' -e '^:[^ ]* -' | sed 's/\\[[0-9:]*\\]//'; done; "
@@ -60,7 +60,7 @@ LOOK = (
 
 
 class Playbooks:
-    """The laboratory, and ansible-playbook run against it."""
+    """The lab, and ansible-playbook run against it."""
 
     def __init__(self, lab: Lab, scratch: Path) -> None:
         self.lab = lab
@@ -68,7 +68,7 @@ class Playbooks:
         self.names = tuple(node.name for node in lab.nodes)
 
     def run(self, name, *options, snapshot=None):
-        """A playbook of the collection: its status, its output, and changed tasks per host."""
+        """Run a playbook of the collection; return its status, its output, and the number of changed tasks per host."""
         argv = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(self.lab.inventory)]
         argv += ["-e", f"@{VARIABLES}", "-e", f"service_proxy_snapshot={snapshot or self.lab.snapshot}"]
         environment = {
@@ -86,20 +86,20 @@ class Playbooks:
         return done.returncode, done.stdout + done.stderr, changed
 
     def assert_controller_is_clean(self):
-        """No snapshot is left on the controller."""
+        """Check that no snapshot is left on the controller."""
         assert list(self.scratch.glob("kubenode-proxy-*")) == []
 
     def look(self):
-        """What each node holds. In its /tmp it sees the host's files, too, which other runs make and remove."""
-        of_others = set(map(str, Path("/tmp").glob("kubenode-proxy-*")))
+        """Return the state of each node. Its /tmp shows the host's files too, which other runs create and remove."""
+        other_runs = set(map(str, Path("/tmp").glob("kubenode-proxy-*")))
         found = {name: self.lab.output(name, LOOK).splitlines(keepends=True) for name in self.names}
-        of_others.update(map(str, Path("/tmp").glob("kubenode-proxy-*")))
-        return {name: "".join(line for line in lines if line[:-1] not in of_others) for name, lines in found.items()}
+        other_runs.update(map(str, Path("/tmp").glob("kubenode-proxy-*")))
+        return {name: "".join(line for line in lines if line[:-1] not in other_runs) for name, lines in found.items()}
 
 
 @pytest.fixture(scope="module", params=[NAMES[:2], pytest.param(NAMES, marks=pytest.mark.full)], ids=" ".join)
 def playbooks(request):
-    # The path of a control socket of ssh is short, so the laboratory has a directory of its own.
+    # The path of an ssh control socket must be short, so the lab has a directory of its own.
     name = f"p{os.getpid() % 10000000}"
     with tempfile.TemporaryDirectory(prefix="knp") as scratch:
         snapshot = Path(scratch, "cluster.json")
@@ -110,19 +110,19 @@ def playbooks(request):
 
 @pytest.fixture(scope="module")
 def fresh(playbooks):
-    """What the nodes held before anything was run, which is what a kubelet leaves on them.
+    """Provide the state of the nodes before any run, which is what a kubelet leaves on them.
 
-    The guest's kernel has no nf_tables for iptables, and kubelet's chain tells so.
+    The guest's kernel has no nf_tables for iptables, and kubelet's chain indicates that.
     """
     hint = "-w -t mangle -N KUBE-IPTABLES-HINT"
     if "lab-ipvs" in playbooks.names:
         playbooks.lab.output("lab-ipvs", f"iptables-legacy {hint} && ip6tables-legacy {hint}")
-    # Looking for the first time makes the kernel load the modules that it needs to answer.
+    # The first listing makes the kernel load the modules that it needs to answer.
     playbooks.look()
     return playbooks.look()
 
 
-def test_preview_shows_everything_and_leaves_nothing(playbooks, fresh):
+def test_preview_shows_every_change_and_leaves_nothing(playbooks, fresh):
     status, text, changed = playbooks.run("converge", "--check", "--diff")
     assert status == 0, text
     for name in playbooks.names:
@@ -132,7 +132,7 @@ def test_preview_shows_everything_and_leaves_nothing(playbooks, fresh):
     playbooks.assert_controller_is_clean()
 
 
-def test_convergence_and_again(playbooks):
+def test_convergence_is_idempotent(playbooks):
     status, text, changed = playbooks.run("converge")
     assert status == 0 and all(changed[name] for name in playbooks.names), text
     held = playbooks.look()
@@ -146,7 +146,7 @@ def test_convergence_and_again(playbooks):
     playbooks.assert_controller_is_clean()
 
 
-def test_verify_tells_drift_by_its_status(playbooks):
+def test_verify_reports_drift_by_its_status(playbooks):
     held = playbooks.look()
     *others, name = playbooks.names
     command, difference = DRIFT[name]
@@ -168,7 +168,7 @@ def test_verify_tells_drift_by_its_status(playbooks):
     assert status == 0 and changed == {"lab-iptables": 0}, text
 
 
-def test_what_is_wrong_on_the_controller_stops_before_any_node(playbooks):
+def test_an_error_on_the_controller_stops_before_any_node(playbooks):
     held = playbooks.look()
     bad = playbooks.scratch / "bad.json"
     bad.write_text(playbooks.lab.snapshot.read_text(encoding="utf-8")[:4000], encoding="utf-8")
@@ -186,12 +186,12 @@ def test_what_is_wrong_on_the_controller_stops_before_any_node(playbooks):
     playbooks.assert_controller_is_clean()
 
 
-def test_unknown_tags_do_nothing_without_an_error(playbooks):
+def test_unknown_tags_do_nothing_and_succeed(playbooks):
     status, text, changed = playbooks.run("converge", "--tags", "anything")
     assert status == 0 and not any(changed.values()), text
 
 
-def test_clean_up(playbooks):
+def test_cleanup(playbooks):
     status, text, changed = playbooks.run("cleanup")
     assert status == 0 and all(changed[name] for name in playbooks.names), text
     for held in playbooks.look().values():

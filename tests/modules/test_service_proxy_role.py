@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the role service_proxy says about its variables agrees with what they are."""
+"""The role service_proxy documents its variables as they are."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ NOT_OF_VERIFY = ONLY_OF_INSPECT | {
 }
 
 
-@pytest.mark.parametrize(("entry", "left_out"), [("main", ONLY_OF_INSPECT), ("verify", NOT_OF_VERIFY)])
-def test_argument_specification_agrees_with_defaults(entry, left_out):
+@pytest.mark.parametrize(("entry", "omitted"), [("main", ONLY_OF_INSPECT), ("verify", NOT_OF_VERIFY)])
+def test_argument_specification_agrees_with_defaults(entry, omitted):
     options = SPECIFICATIONS[entry]["options"]
-    assert set(options) == set(DEFAULTS) - left_out
+    assert set(options) == set(DEFAULTS) - omitted
     assert {name: option["default"] for name, option in options.items()} == {name: DEFAULTS[name] for name in options}
     for name, option in options.items():
         assert "choices" not in option or option["default"] in option["choices"], name

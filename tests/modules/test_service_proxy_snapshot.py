@@ -25,13 +25,13 @@ MODULE = "kubenode.proxy.cluster_snapshot"
 
 
 class Controller:
-    """Runs tasks on this host, as the controller does for itself, with a HOME and an environment of its own."""
+    """Run tasks on this host as the controller does, with a HOME and an environment of its own."""
 
     def __init__(self, scratch: Path) -> None:
         self.scratch = scratch
 
     def play(self, *tasks, environment=None, defaults=None):
-        """The results of the tasks; a failed one does not end the run."""
+        """Run tasks and return their results; a failed one does not end the run."""
         results = self.scratch / "results.json"
         steps = [
             {"register": f"result_{number}", "ignore_errors": True, "diff": True, **task}
@@ -82,7 +82,7 @@ def api(tmp_path):
 
 
 def objects_of(path):
-    """The objects of a snapshot file, read without the engine."""
+    """Return the objects of a snapshot file, read without the engine."""
     content = path.read_bytes()
     return json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)["items"]
 
@@ -91,7 +91,7 @@ def names(items):
     return sorted((item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"]) for item in items)
 
 
-def test_from_an_api_server_four_times(controller, api):
+def test_from_an_api_server_is_idempotent_and_predicted_by_check_mode(controller, api):
     target = controller.scratch / "cluster.json.gz"
     options = {"kubeconfig": str(controller.scratch / "kubeconfig"), "snapshot_file": str(target)}
     check, first, check_again, second = controller.play(
@@ -114,7 +114,7 @@ def test_from_an_api_server_four_times(controller, api):
     assert "Service shop/" in first["diff"][0]["after"] and not second.get("diff")
     assert not {"path", "dest", "state"} & set(first)
 
-    # A heartbeat of a node is not a change; another port is, and the diff names the Service and nothing else.
+    # A node's heartbeat is not a change; another port is, and the diff names that Service and nothing else.
     node = next(item for item in api.store.list("/api/v1/nodes")[0])
     node.setdefault("status", {})["conditions"] = [{"type": "Ready", "lastHeartbeatTime": "2026-09-14T09:00:00Z"}]
     api.store.put({**node, "kind": "Node", "apiVersion": "v1"})
@@ -130,7 +130,7 @@ def test_from_an_api_server_four_times(controller, api):
     assert third["diff"][0]["after"].count("\n") == 1
 
 
-def test_where_the_server_comes_from(controller, api):
+def test_sources_of_the_server_address(controller, api):
     kubeconfig = str(controller.scratch / "kubeconfig")
     authority = str(api.certificates.authority)
     target = {"snapshot_file": str(controller.scratch / "cluster.json")}
@@ -150,7 +150,7 @@ def test_where_the_server_comes_from(controller, api):
         (found,) = controller.play({MODULE: target}, environment={variable: kubeconfig})
         assert not found["changed"] and not found.get("failed"), (variable, found)
     environment = {"K8S_AUTH_HOST": api.url, "K8S_AUTH_API_KEY": "test-token", "K8S_AUTH_SSL_CA_CERT": authority}
-    # Options that all modules of an action group have can be set for all of them.
+    # Options shared by all modules of an action group can be set for all of them.
     group = {"group/kubenode.proxy.kubernetes_api": {"kubeconfig": kubeconfig}}
     (found,) = controller.play({MODULE: target}, defaults=group)
     assert not found["changed"] and not found.get("failed"), found
@@ -165,7 +165,7 @@ def test_where_the_server_comes_from(controller, api):
         assert remedy in nowhere["msg"] and "\n" not in nowhere["msg"], nowhere
 
 
-def test_an_api_server_that_fails_leaves_the_file(controller, api):
+def test_a_failing_api_server_leaves_the_file_unchanged(controller, api):
     target = controller.scratch / "cluster.json.gz"
     options = {"kubeconfig": str(controller.scratch / "kubeconfig"), "snapshot_file": str(target), "api_timeout": 5}
     (first,) = controller.play({MODULE: options})
@@ -180,7 +180,7 @@ def test_an_api_server_that_fails_leaves_the_file(controller, api):
     assert "\n" not in gone["msg"] and target.read_bytes() == content
 
 
-def test_from_what_kubectl_prints(controller):
+def test_from_output_of_kubectl(controller):
     target = controller.scratch / "cluster.json.gz"
     listing = json.loads(SNAPSHOT.read_text(encoding="utf-8"))
     listing["items"].reverse()

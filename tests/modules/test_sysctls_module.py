@@ -13,7 +13,7 @@ OWN = "/etc/sysctl.d/99-kubenode-proxy.conf"
 LOOK = ["sh", "-c", f"sysctl {FORWARD} {LOCALNET} net.ipv4.tcp_rmem; ls -la /etc/sysctl.d; cat /etc/sysctl.d/* || true"]
 
 
-def test_values_four_times(node):
+def test_values_are_written_once_and_predicted_by_check_mode(node):
     options = {
         "values": {FORWARD: 1, "net/ipv4/conf/all/route_localnet": True, "net.ipv4.tcp_rmem": "4096 131072  6000000"},
         "persistent_file": OWN,
@@ -56,7 +56,7 @@ def test_profile_conflicts_and_absence(node):
     assert node.run("ls", "/etc/sysctl.d").stdout.split() == ["99-zz.conf"]
 
 
-def test_tasks_of_different_purposes_do_not_erase_each_other(node):
+def test_tasks_with_different_purposes_keep_each_others_files(node):
     module = "kubenode.proxy.sysctls"
     profile = {"mode": "iptables", "conntrack": {"max_per_core": 0}}
     other = "/etc/sysctl.d/50-web.conf"
@@ -70,7 +70,7 @@ def test_tasks_of_different_purposes_do_not_erase_each_other(node):
     assert "net.ipv4.tcp_syncookies = 0" in node.run("cat", other).stdout
 
 
-def test_what_nodes_get_only_when_asked_for(node):
+def test_optional_parameters_are_set_only_on_request(node):
     module, ports = "kubenode.proxy.sysctls", "net.ipv4.ip_local_reserved_ports"
     node.run("sysctl", "-w", f"{ports}=8472,40000-40001")
     profile = {"mode": "nftables", "conntrack": {"max_per_core": 0}, "reserved_node_ports": "30000-32767"}
@@ -82,7 +82,7 @@ def test_what_nodes_get_only_when_asked_for(node):
     assert bad["failed"] and "'30000-99999' is not a port or a range of ports" in bad["msg"]
 
 
-def test_what_only_the_host_may_change(node):
+def test_parameters_that_only_the_host_may_change(node):
     module = "kubenode.proxy.sysctls"
     values = {"net.netfilter.nf_conntrack_max": 12345, FORWARD: 1}
     fails, warns, check = node.play(
@@ -133,7 +133,7 @@ def test_errors_are_one_clear_line_and_change_nothing(node):
     assert node.run("ls", "/etc/sysctl.d").stdout == ""
 
 
-def test_values_and_what_sets_them_at_boot_are_shown(node):
+def test_values_and_their_boot_files_are_returned(node):
     node.run(
         "sh", "-c", f"echo '{FORWARD} = 1' > /etc/sysctl.d/50-a.conf; echo '{FORWARD} = 0' > /etc/sysctl.d/60-b.conf"
     )

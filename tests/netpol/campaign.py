@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Random clusters and changes: the table of the project, executed by an interpreter, against the oracle."""
+"""Random clusters and changes: the rendered table, executed by an interpreter, compared with the oracle."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def _policy(cluster: ClusterState, tiers: bool) -> NodePolicy:
 
 
 def differences(seed: int) -> list[str]:
-    """One cluster with a few changes: every packet that is not judged as the oracle does, in a line.
+    """Return one line for each packet of a random, changing cluster on which the interpreter and the oracle disagree.
 
-    AssertionError if rows or tables that follow changes are not those of a calculation from the beginning.
+    Raises AssertionError if incrementally updated rows or tables differ from those computed from scratch.
     """
     generator = Generator(seed)
     tiers = seed % 3 != 0
@@ -75,7 +75,7 @@ def differences(seed: int) -> list[str]:
         generator.change(objects)
         follow(cluster, before, objects)
         if cluster.refusals:
-            # The last valid version of a policy stays in force, which the oracle, without a memory, cannot know.
+            # The last valid version of a policy stays in force, which the stateless oracle cannot know.
             break
         policy.update(cluster.policy.pop_changes())
         change = change_of(policy.table.pop_journal(), policy.table.rows, options)
@@ -103,7 +103,7 @@ def _explained(policy: NodePolicy, cluster: ClusterState, packet: Packet, tiers:
 
 
 def follow(cluster: ClusterState, before: dict[Any, Any], now: dict[Any, Any]) -> None:
-    """Give a cluster state the objects that differ."""
+    """Apply the objects that differ to a cluster state."""
     for key in before.keys() - now.keys():
         cluster.delete(before[key])
     for key, item in now.items():

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Cases of network policies: small clusters in YAML, what is asked of them on the wire, and why the answer is so.
+"""Test cases of network policies: small clusters in YAML, probes of the network, and the reason for each verdict.
 
 ``cases/common.yaml`` holds the cluster that all cases start from. A case has ``objects`` (added, or replacing those of
 the same name), ``without``, ``flows`` and ``steps``; a step has ``delete``, ``apply``, ``held``, ``flows``, ``open``.
@@ -25,7 +25,7 @@ Objects = dict[tuple[str, str, str], dict[str, Any]]
 
 
 class Expectation(NamedTuple):
-    """A flow in one family, and whether it is to be allowed."""
+    """A flow in one family, and whether it must be allowed."""
 
     text: str
     probe: Probe
@@ -34,7 +34,7 @@ class Expectation(NamedTuple):
 
 
 def names() -> list[str]:
-    """All cases."""
+    """Return the names of all cases."""
     return sorted(path.stem for path in DIRECTORY.glob("*.yaml") if path.stem != "common")
 
 
@@ -45,7 +45,7 @@ def _loaded(name: str) -> dict[str, Any]:
 
 
 def key_of(item: dict[str, Any]) -> tuple[str, str, str]:
-    """Kind, namespace and name."""
+    """Return kind, namespace and name."""
     return item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"]
 
 
@@ -55,7 +55,7 @@ def _key_of_text(text: str) -> tuple[str, str, str]:
 
 
 class Step(NamedTuple):
-    """The objects from a step on, and what is asked then."""
+    """The objects from this step on, and the flows to probe."""
 
     objects: Objects
     held: list[dict[str, str]]
@@ -64,7 +64,7 @@ class Step(NamedTuple):
 
 
 def steps(name: str) -> list[Step]:
-    """The steps of a case; the first one is its beginning."""
+    """Return the steps of a case; the first one is its initial state."""
     case = _loaded(name)
     objects = {key_of(item): item for item in _loaded("common")["objects"]}
     for text in case.get("without", ()):
@@ -80,7 +80,7 @@ def steps(name: str) -> list[Step]:
 
 
 class End(NamedTuple):
-    """An end of a flow: the namespace it is in, and its address in each family."""
+    """An end of a flow: its network namespace, and its address in each family."""
 
     host: str
     addresses: dict[str, str]
@@ -91,7 +91,7 @@ def _by_family(addresses: list[str]) -> dict[str, str]:
 
 
 def host_of(address: str) -> str:
-    """The namespace that answers for an address."""
+    """Return the network namespace that answers for an address."""
     value = ipaddress.ip_address(address)
     parts = value.exploded.split(":") if value.version == 6 else address.split(".")
     if value.version == 6:
@@ -149,7 +149,7 @@ def _target(text: str, objects: Objects) -> tuple[dict[str, str], int]:
 
 
 def probes_of(flow: str, objects: Objects) -> dict[str, Probe]:
-    """The probes of a flow by family; the families in which both ends have an address, or the one that is named."""
+    """Return a flow's probes by family: each family in which both ends have an address, or the one named."""
     words = flow.split()
     protocol, source, _arrow, target = words[:4]
     wanted = (words[4],) if len(words) > 4 else FAMILIES
@@ -163,7 +163,7 @@ def probes_of(flow: str, objects: Objects) -> dict[str, Probe]:
 
 
 def expectations(step: Step, families: tuple[str, ...] = FAMILIES) -> list[Expectation]:
-    """What a step asks, in these families."""
+    """Return the expectations of a step in these families."""
     return [
         Expectation(f"{flow['flow']} {family}", probe, flow["expect"] == "allowed", flow["why"])
         for flow in step.flows

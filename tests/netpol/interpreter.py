@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Executes the rules of a desired table on a packet as the kernel would (linux/netfilter/nf_tables.h).
+"""Execute the rules of a desired table on a packet as the kernel would (linux/netfilter/nf_tables.h).
 
-It knows expressions, registers, sets and hooks, and nothing of policies or of what the table is for.
+It implements expressions, registers, sets and hooks, and knows nothing of policies or of the table's purpose.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SIZES = {"ipv4_addr": 4, "ipv6_addr": 16, "inet_proto": 4, "inet_service": 4, "
 
 
 class Traversal(NamedTuple):
-    """A packet at one hook: headers, interface it came by (0: none), and what routing says of its source."""
+    """A packet at one hook: headers, input interface (0: none), and the result of a routing lookup of its source."""
 
     family: int
     network: bytes
@@ -40,7 +40,7 @@ class _Verdict(Exception):
 
 
 class Interpreter:
-    """A table, ready to judge packets."""
+    """A table, ready to evaluate packets."""
 
     def __init__(self, table: Mapping[Any, Any]) -> None:
         self._chains = {key[1]: value for key, value in table.items() if key[0] == "chain"}
@@ -55,9 +55,9 @@ class Interpreter:
         }
 
     def allowed(self, packet: Packet, node_addresses: frozenset[str] = frozenset(), priority: int = 0) -> bool:
-        """Whether a packet reaches its destination through all hooks that it passes.
+        """Return whether a packet reaches its destination through all hooks that it passes.
 
-        A packet with a priority (a DSCP value, for example) has to be judged like any other.
+        A packet with a priority (a DSCP value, for example) must get the same verdict as any other.
         """
         source, destination = map(ipaddress.ip_address, (packet.source, packet.destination))
         four = source.version == 4
@@ -69,7 +69,7 @@ class Interpreter:
         transport = struct.pack("!HHIIBBHHH", 33333, packet.port, 1, 0, 0x50, 0x02, 0, 0, 0)
         if packet.protocol == "icmp":
             protocol, kind = (1, 8) if four else (_ICMPV6, 128)
-            # What stands where ports would be must not matter.
+            # The bytes in place of ports must not matter.
             transport = bytes((kind, 0)) + struct.pack("!H", 80) + bytes(16)
         elif packet.protocol == "sctp":
             transport = struct.pack("!HHII", 33333, packet.port, 0, 0)
@@ -86,12 +86,12 @@ class Interpreter:
             verdict = run.chain(name)
             if verdict == "drop":
                 return False
-            # A packet that nobody judged keeps its priority; one that was judged must not keep a number of ours.
+            # A packet without a verdict keeps its priority; one with a verdict must not keep a value of ours.
             assert run.priority in (packet.priority, 0), hex(run.priority)
         return True
 
     def find(self, name: str, key: bytes) -> Any:
-        """The value of a set's element, None if there is none."""
+        """Return the value of a set's element, or None."""
         definition = self._sets[name]
         if name not in self._ranges:
             return self._elements[name].get(key)
@@ -111,11 +111,11 @@ class Interpreter:
         return True
 
     def key_size(self, name: str) -> int:
-        """The number of bytes of a set's key."""
+        """Return the number of bytes of a set's key."""
         return sum(_SIZES[part] for part in self._sets[name].key)
 
     def rules(self, chain: str) -> Any:
-        """The rules of a chain."""
+        """Return the rules of a chain."""
         return self._chains[chain].rules
 
 
@@ -124,7 +124,7 @@ def _word(register: int) -> int:
 
 
 class _Run:
-    """One packet in one base chain."""
+    """The evaluation of one packet in one base chain."""
 
     def __init__(self, table: Interpreter, packet: Traversal) -> None:
         self._table = table
@@ -133,7 +133,7 @@ class _Run:
         self.priority = packet.priority
 
     def chain(self, name: str) -> Optional[str]:
-        """The verdict of a chain: accept, drop, or None if it ended without one."""
+        """Return the verdict of a chain: accept, drop, or None if it ends without one."""
         for rule in self._table.rules(name):
             verdict = self._rule(rule)
             if verdict is None:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A small cluster out of network namespaces, in which network policies are enforced on ``node1``.
+"""A small cluster of network namespaces in which network policies are enforced on ``node1``.
 
 ``node1`` is the node under test with six pods, ``node2`` and ``node3`` are other nodes that answer for all addresses of
 their pods, ``client`` is outside of the cluster, ``router`` connects them.
@@ -38,12 +38,12 @@ _BRIDGED = {"bridge/bridge-nf-call-iptables": 1, "bridge/bridge-nf-call-ip6table
 
 
 def pod(number: int) -> str:
-    """The name of the namespace of a pod by the last part of its addresses."""
+    """Return the name of a pod's namespace by the last part of its addresses."""
     return f"pod{number}"
 
 
 class Network(NamespaceSet):
-    """The namespaces of one lab. ``instance`` keeps several labs apart; ``bridge``: pods share a bridge."""
+    """The namespaces of one lab. ``instance`` keeps several labs separate; ``bridge``: pods share a bridge."""
 
     def __init__(self, instance: str, bridge: bool = False) -> None:
         super().__init__(f"knp{instance}-", (*NODES, "client", "router", *map(pod, POD_NUMBERS)))
@@ -58,7 +58,7 @@ class Network(NamespaceSet):
             if name == "node1" and self._bridge:
                 sysctls.update(_BRIDGED)
             if name in ("node2", "node3"):
-                # They speak for every address of their pods.
+                # They answer for every address of their pods.
                 sysctls.update({"ipv4/ip_nonlocal_bind": 1, "ipv6/ip_nonlocal_bind": 1})
             self.namespaces[name].set_sysctls(sysctls)
         ip_batch(list(self._cables()))

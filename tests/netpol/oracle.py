@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which packets network policies allow, judged by the letter of the specification and nothing else.
+"""Decide which packets network policies allow, strictly by the specification.
 
-It reads raw objects and knows nothing of the project's code: slow and plain on purpose. Sources: networking.k8s.io/v1
-NetworkPolicy and policy.networking.k8s.io/v1alpha2 ClusterNetworkPolicy, their validation and documentation; where
-these leave something open, docs/network-policy.md.
+The oracle reads raw objects and shares no code with the project; it is slow and simple on purpose. Sources:
+networking.k8s.io/v1 NetworkPolicy and policy.networking.k8s.io/v1alpha2 ClusterNetworkPolicy, their validation and
+documentation; where these are silent, docs/network-policy.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
 
 class Packet(NamedTuple):
-    """The first packet of a connection after Services were resolved. ``protocol`` is tcp, udp, sctp or icmp.
+    """The first packet of a connection after Service translation. ``protocol`` is tcp, udp, sctp or icmp.
 
     ``from_node``: sent by a process of the node under test. ``to_node``: to one.
     """
@@ -36,7 +36,7 @@ class Packet(NamedTuple):
 
 
 class Bad(Exception):
-    """A part that is not understood."""
+    """A part of a policy is invalid."""
 
 
 def _check(condition: object) -> None:
@@ -45,7 +45,7 @@ def _check(condition: object) -> None:
 
 
 def selector_matches(selector: Any, labels: dict[str, str]) -> bool:
-    """Whether a label selector matches. Raises Bad if it is not understood."""
+    """Return whether a label selector matches. Raises Bad if it is invalid."""
     _check(isinstance(selector, dict) and set(selector) <= {"matchLabels", "matchExpressions"})
     result = True
     wanted = selector.get("matchLabels")
@@ -80,7 +80,7 @@ Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 
 
 def network(text: Any) -> Network:
-    """A range; zeros in front are decimal, and IPv4-mapped ranges are IPv4. Raises Bad."""
+    """Parse an address range. Leading zeros are decimal, and IPv4-mapped ranges are IPv4. Raises Bad."""
     _check(isinstance(text, str) and text.count("/") == 1)
     base, length = text.split("/")
     _check(length.isascii() and length.isdecimal())
@@ -97,7 +97,7 @@ def network(text: Any) -> Network:
 
 
 class Oracle:
-    """Judges packets for the pods of one node of a cluster of raw objects."""
+    """Decide about packets for the pods of one node, in a cluster of raw objects."""
 
     def __init__(self, objects: Iterable[Raw], node: str = "node1", node_addresses: Iterable[str] = ()) -> None:
         by_key = {(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"]): item for item in objects}
@@ -127,7 +127,7 @@ class Oracle:
         return set(map(ipaddress.ip_address, listed))
 
     def pod_at(self, address: str) -> Optional[Raw]:
-        """The pod that has an address."""
+        """Return the pod that owns an address."""
         value = ipaddress.ip_address(address)
         if value in self._own:
             return None
@@ -144,7 +144,7 @@ class Oracle:
         return pod is not None and (pod.get("spec") or {}).get("nodeName") == self._node
 
     def allowed(self, packet: Packet) -> bool:
-        """Whether the node lets the packet pass."""
+        """Return whether the node lets the packet pass."""
         source, destination = self.pod_at(packet.source), self.pod_at(packet.destination)
         if packet.from_node:
             return True
@@ -268,7 +268,7 @@ class Oracle:
     # ---- ClusterNetworkPolicy
 
     def _tier(self, tier: str, packet: Packet, direction: str, own: Raw, peer: Optional[Raw]) -> str:
-        """Accept, Deny, or empty to go on."""
+        """Return the verdict of a tier: Accept, Deny, or empty to continue with the next one."""
         ordered = sorted(
             (policy for policy in self.cluster_policies if policy["spec"]["tier"] == tier),
             key=lambda policy: (policy["spec"]["priority"], policy["metadata"]["name"]),
@@ -306,7 +306,7 @@ class Oracle:
         peers = rule.get("from" if direction == "Ingress" else "to")
         _check(peers)
         target = own if direction == "Ingress" else peer
-        # Everything is looked at, since a part that is not understood counts even if another one matches.
+        # Every peer is checked, since an invalid one counts even if another one matches.
         by_peer = []
         for item in peers:  # type: ignore[union-attr]
             if direction == "Egress" and list(item) == ["networks"]:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Random small clusters with everything that policies can say, odd objects included, and random changes of them."""
+"""Random small clusters with every feature of policies, invalid objects included, and random changes of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BAD_RANGES = ("not-a-range", "10.0.0.0", "10.0.0.0/33", "", 5, None)
 
 
 class Generator:
-    """Makes random objects. ``odd``: how likely a part is one that nobody understands."""
+    """Generate random objects. ``odd``: the probability that a part is invalid."""
 
     def __init__(self, seed: int, cluster_policies: bool = True, odd: float = 0.06) -> None:
         self._random = random.Random(seed)
@@ -40,7 +40,7 @@ class Generator:
     # ---- clusters
 
     def cluster(self) -> dict[tuple[str, str, str], Raw]:
-        """A cluster, by kind, namespace and name."""
+        """Return a cluster, by kind, namespace and name."""
         items = [self.namespace(name) for name in NAMESPACES[:3]]
         items += [self.pod(place) for place in PODS if self._chance(0.9)]
         items += [self.pod(self._random.choice(PODS)) for _ in range(self._random.choice((0, 0, 1, 2)))]
@@ -50,7 +50,7 @@ class Generator:
         return {self._key(item): item for item in items}
 
     def change(self, objects: dict[tuple[str, str, str], Raw]) -> None:
-        """Change a cluster in place: an object is added, replaced or deleted."""
+        """Change a cluster in place: add, replace or delete an object."""
         kinds = ["pod", "relabel", "policy", "policy", "namespace", "delete"]
         if self._cluster_policies:
             kinds.append("cluster")
@@ -299,7 +299,7 @@ class Generator:
     # ---- packets
 
     def packets(self, count: int) -> list[Packet]:
-        """Packets between pods, nodes and the outside, through the node under test."""
+        """Return packets between pods, nodes and external hosts, through the node under test."""
         found = []
         while len(found) < count:
             packet = self._packet()

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs cases of network policies: a convergence by the runner of the conformance lab for each step, then probes."""
+"""Run network policy cases: for each step a convergence by the conformance lab's runner, then the probes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CONFIGURATION = {
 
 
 class Node:
-    """The node under test: converged by ``oneshot``. ``directory`` keeps what the runner needs to remember."""
+    """The node under test, converged by ``oneshot``. ``directory`` keeps the runner's state."""
 
     def __init__(self, network: Network, directory: Path, mode: str, **environment: str) -> None:
         self._namespace = network.full_name("node1")
@@ -48,17 +48,17 @@ class Node:
         (directory / "config.yaml").write_text(yaml.safe_dump(_CONFIGURATION), encoding="utf-8")
 
     def converge(self, objects: Iterable[dict[str, Any]], **environment: str) -> str:
-        """Converge to objects; returns what was written to standard error."""
+        """Converge to these objects and return the standard error output."""
         snapshot = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
         (self._directory / "snapshot.json").write_text(json.dumps(snapshot), encoding="utf-8")
         return self._run("oneshot", environment)
 
     def clean_up(self) -> str:
-        """Remove everything."""
+        """Remove everything that was programmed."""
         return self._run("cleanup", {})
 
     def inside(self, *command: str) -> str:
-        """The output of a command in the node's namespace."""
+        """Run a command in the node's namespace and return its output."""
         done = subprocess.run(
             ["ip", "netns", "exec", self._namespace, *command], capture_output=True, text=True, check=False
         )
@@ -78,7 +78,7 @@ class Node:
 
 
 async def run_case(name: str, network: Network, node: Node, families: tuple[str, ...] = cases.FAMILIES) -> list[str]:
-    """Run a case; returns a line for each answer that is not as expected."""
+    """Run a case; return a line for each unexpected result."""
     wrong: list[str] = []
     wire = Wire(network)
     try:

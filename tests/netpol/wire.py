@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Probes in a :class:`.network.Network`: one try of each flow, all at once, over TCP, UDP, SCTP and ICMP."""
+"""Probes in a :class:`.network.Network`: one attempt per flow, all concurrently, over TCP, UDP, SCTP and ICMP."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.conformance.wirelab.senders import Senders
 from .network import Network
 
 LISTENING = (("tcp", 80), ("tcp", 8080), ("tcp", 8443), ("udp", 53), ("udp", 8080), ("sctp", 8080))
-#: The second and third try of what is not answered wait longer, so that a busy machine is no firewall.
+#: The second and third attempts wait longer, so that a busy machine is not mistaken for a firewall.
 TRY_SECONDS = (0.25, 0.5, 1.0)
 _ECHO = {4: (socket.IPPROTO_ICMP, 8, 0), 6: (socket.IPPROTO_ICMPV6, 128, 129)}
 
 
 class Probe(NamedTuple):
-    """One try: ``host`` is the namespace that sends, from ``source``; ``port`` is 0 for ICMP."""
+    """One attempt: ``host`` is the sending namespace, ``source`` its address; ``port`` is 0 for ICMP."""
 
     protocol: str
     host: str
@@ -37,7 +37,7 @@ class Probe(NamedTuple):
 
 
 class Wire:
-    """Answers on every end of a network, and sends probes. Use it within one event loop."""
+    """Answer on every end of a network, and send probes. Use it within one event loop."""
 
     def __init__(self, network: Network) -> None:
         self._namespaces: dict[str, NetworkNamespace] = network.namespaces
@@ -54,7 +54,7 @@ class Wire:
         self._endpoints.close()
 
     async def allowed(self, probes: Sequence[Probe]) -> dict[Probe, bool]:
-        """Send every probe; which of them were answered by what they were for."""
+        """Send every probe and return for each whether its destination answered."""
         found = dict.fromkeys(probes, False)
         for seconds in TRY_SECONDS:
             waiting = [probe for probe, answered in found.items() if not answered]
@@ -78,7 +78,7 @@ class Wire:
         return " from " in (await self._senders.attempt_once(self._flow(probe, open=name), 2.0)).outcome
 
     async def is_alive(self, name: str) -> bool:
-        """Whether an open connection still carries data both ways."""
+        """Return whether an open connection still carries data both ways."""
         made = self._senders.open_connections[name]
         loop = asyncio.get_running_loop()
         try:

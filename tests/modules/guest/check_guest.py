@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Modules that need a kernel of their own; run inside user-mode Linux by ``test_in_guest.py``.
+"""Modules that need a kernel of their own; ``test_in_guest.py`` runs these tests inside user-mode Linux.
 
 ``ipvs_services`` is verified with ipvsadm, ``kernel_modules`` with /proc/modules, ``sysctls`` with sysctl.
 """
@@ -52,7 +52,7 @@ def loaded() -> set[str]:
 
 
 def test_modules_sysctls_and_virtual_servers(node):
-    # Kernel modules, derived from the schedulers; nothing is loaded yet.
+    # Kernel modules, derived from the schedulers; none is loaded yet.
     assert "ip_vs" not in loaded()
     schedulers = ["wrr", "mh", "rr", "sh"]
     early, check, first, second, unknown = node.play(
@@ -71,15 +71,15 @@ def test_modules_sysctls_and_virtual_servers(node):
     lines = node.run("cat", "/etc/modules-load.d/kubenode-proxy.conf").stdout.splitlines()
     assert lines[1:] == first["modules"]
 
-    # Virtual servers, four times.
+    # Virtual servers: check, apply, check, apply.
     node.run("ipvsadm", "-A", "-t", "192.0.2.10:80", "-s", "rr")
     node.run("ipvsadm", "-a", "-t", "192.0.2.10:80", "-r", "10.9.9.9:80", "-m", "-w", "7")
-    foreign = ["-A -t 192.0.2.10:80 -s rr", "-a -t 192.0.2.10:80 -r 10.9.9.9:80 -m -w 7"]
+    external = ["-A -t 192.0.2.10:80 -s rr", "-a -t 192.0.2.10:80 -r 10.9.9.9:80 -m -w 7"]
     runs = node.four_runs("ipvs_services", {"services": SERVICES}, verify=["ipvsadm", "-Sn"])
-    assert sorted(runs.before.splitlines()) == sorted(foreign)
+    assert sorted(runs.before.splitlines()) == sorted(external)
     assert sorted(runs.after.splitlines()) == sorted(
         [
-            *foreign,
+            *external,
             "-A -t 192.0.2.10:443 -s wrr -p 300 -M 255.255.255.0",
             "-a -t 192.0.2.10:443 -r 10.0.0.21:8443 -m -w 3",
             "-a -t 192.0.2.10:443 -r 10.0.0.22:8443 -m -w 0",
@@ -96,7 +96,7 @@ def test_modules_sysctls_and_virtual_servers(node):
 
 @pytest.mark.full
 def test_changes_purging_removal_and_unloading(node):
-    """Changes in place, errors, purging, removal; then the parameters that the modules brought, and unloading."""
+    """Change in place, fail, purge and remove; then check the modules' parameters, and unload the modules."""
     node.run("ipvsadm", "-A", "-t", "192.0.2.10:80", "-s", "rr")
     node.run("ipvsadm", "-a", "-t", "192.0.2.10:80", "-r", "10.9.9.9:80", "-m", "-w", "7")
     node.play({MODULES: {"mode": "ipvs", "schedulers": ["wrr", "mh", "rr", "sh"]}}, {IPVS: {"services": SERVICES}})
@@ -154,7 +154,7 @@ MARKED = {
 
 
 def test_virtual_servers_by_several_tasks(node):
-    """Tasks of single real servers, firewall marks, timeouts, and what the distribution's service loads at boot."""
+    """Use tasks for single real servers, firewall marks and timeouts, and the file that the service loads at boot."""
     node.run("modprobe", "-a", "ip_vs", "ip_vs_sh", "ip_vs_rr", "ip_vs_wlc")
     node.run("ipvsadm", "-C")
 
@@ -196,7 +196,7 @@ def test_virtual_servers_by_several_tasks(node):
     shown = [(item["firewall_mark"], item["family"], len(item["real_servers"])) for item in found[12]["services"]]
     assert shown == [(7, "ipv4", 2), (7, "ipv6", 1)]
 
-    # Everything over a reboot: the file is what ipvsadm itself saves, and restores.
+    # Persist everything over a reboot: the file has the format that ipvsadm saves and restores.
     timeouts = {"tcp": 1234, "tcp_fin": 56, "udp": 78}
     save = {IPVS: {"timeouts": timeouts, "save": True}}
     first, check, second = node.play({**save, "check_mode": True}, save, save)
@@ -218,12 +218,12 @@ def test_virtual_servers_by_several_tasks(node):
 
 
 def test_module_parameters(node):
-    """Given when a module is loaded, changed in place where the kernel allows it, and kept for the next boot."""
+    """Set parameters when a module is loaded, change them in place where the kernel can, and persist them."""
     node.run("ipvsadm", "-C")
     node.run("modprobe", "-r", "ip_vs_sh", "ip_vs_rr", "ip_vs_wrr", "ip_vs_wlc", "ip_vs_mh", "ip_vs", check=False)
     assert "ip_vs" not in loaded()
     own = "/etc/modules-load.d/load-balancer.conf"
-    # ip_vs_rr is first, and would load ip_vs without its parameters.
+    # ip_vs_rr is listed first, and would load ip_vs without its parameters.
     task = {"modules": ["ip_vs_rr", "ip_vs"], "parameters": {"ip_vs": {"conn_tab_bits": 9}}, "persistent_file": own}
     shown = "/sys/module/ip_vs/parameters/conn_tab_bits"
     look = {"ansible.builtin.command": f"cat {shown} /etc/modprobe.d/load-balancer.conf", "changed_when": False}
