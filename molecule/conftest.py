@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Fixtures of all scenarios' checks."""
+"""Fixtures for the checks of all scenarios."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ NODES = {node.name: Node(SCENARIO, node) for node in SCENARIO.nodes}
 
 @pytest.fixture(params=list(NODES))
 def node(request):
-    """Each node in turn."""
+    """Provide each node in turn."""
     return NODES[request.param]
 
 
 @pytest.fixture
 def nodes():
-    """All nodes, by name."""
+    """Provide all nodes, by name."""
     return NODES
 
 
 @pytest.fixture
 def scenario():
-    """The network and the cluster of the nodes."""
+    """Provide the network and the cluster of the nodes."""
     return SCENARIO

@@ -1,4 +1,4 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Nodes, a network and a small cluster for the Molecule scenarios: what create.yml and destroy.yml call."""
+"""Nodes, a network and a small cluster for the Molecule scenarios, used by create.yml and destroy.yml."""

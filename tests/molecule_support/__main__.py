@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What Molecule's playbooks call: ``python -m tests.molecule_support COMMAND SCENARIO ...``."""
+"""The commands of Molecule's playbooks: ``python -m tests.molecule_support COMMAND SCENARIO ...``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.molecule_support.scenario import Platform, Scenario
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Make a scenario or remove it."""
+    """Create or remove a scenario."""
     parser = argparse.ArgumentParser(prog="python -m tests.molecule_support", description="nodes for Molecule")
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start the nodes")

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the scenarios' checks ask: testinfra's view of a node, and requests as users send them."""
+"""Helpers of the scenarios' checks: testinfra's view of a node, and requests as users send them."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Node:
         self.host: Any = testinfra.get_host(scenario.testinfra(node))
 
     def ask(self, address: str, port: int, protocol: str = "TCP", timeout: float = 20.0) -> Answer:
-        """One request of a client outside of the cluster, by way of this node."""
+        """Send one request from a client outside of the cluster through this node and return the answer."""
         return self.scenario.ask(self.name, protocol, address, port, timeout)
 
     def ask_often(self, address: str, port: int, protocol: str = "TCP") -> List[Answer]:
-        """Many such requests, all of which must be answered."""
+        """Send many such requests, all of which must be answered."""
         answers = [self.ask(address, port, protocol) for _ in range(MANY)]
         assert {answer.outcome for answer in answers} == {"answer"}, answers
         return answers
 
     def ask_inside(self, address: str, port: int, pod: Optional[str] = None, count: int = 1) -> List[Answer]:
-        """Requests of the node itself or of one of its pods."""
+        """Send requests from the node itself or from one of its pods."""
         place = f"--namespace /run/netns/{pod}" if pod else ""
         words = f"python3 -m tests.lab.probe TCP {address} {port} --count {count} --timeout 20 {place}"
         text = self.host.check_output(f"env PYTHONPATH=/opt/lab PYTHONDONTWRITEBYTECODE=1 {words}")
@@ -48,15 +48,15 @@ class Node:
 
     @property
     def pods(self) -> List[str]:
-        """The names of its two pods."""
+        """Return the names of the node's two pods."""
         return [f"pod-{self.lab.number}-{last}" for last in (2, 3)]
 
     def rules(self, table: str = "nat") -> str:
-        """The rules of a table with their counters."""
+        """Return the rules of a table with their counters."""
         return str(self.host.check_output(f"iptables-save -c -t {table}"))
 
     def packets(self, *words: str, table: str = "nat") -> int:
-        """How many packets have met the rule whose line contains all the words; exactly one rule must."""
+        """Return how many packets have matched the rule whose line contains all the words; exactly one rule must."""
         lines = [line for line in self.rules(table).splitlines() if line.startswith("[")]
         found = [line for line in lines if all(word in line for word in words)]
         assert len(found) == 1, f"{words}: {found}"

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cluster of a scenario: two pods on every node, and Services of every kind that nodes answer for.
+"""The cluster of a scenario: two pods on every node, and Services of every kind that nodes serve.
 
 | Service | addresses | endpoints |
 |---|---|---|
@@ -25,12 +25,12 @@ Object = Dict[str, Any]
 NAMESPACE = "shop"
 PORTS = (("http", "TCP", 80, 8080),)
 DNS = ("dns", "UDP", 53, 5300)
-#: The pods wait for a query here, so that a connection can be kept open.
+#: The pods wait for a query on this port, so that a connection can be kept open.
 DNS_TCP = ("dns-tcp", "TCP", 53, 53)
 
 
 def pods(node: LabNode) -> List[str]:
-    """The addresses of a node's pods."""
+    """Return the addresses of a node's pods."""
     return [f"10.244.{node.number}.{last}" for last in (2, 3)]
 
 
@@ -55,7 +55,7 @@ def service(name: str, address: str, kind: str = "ClusterIP", ports: Sequence[An
 
 
 def endpoint_slice(name: str, places: Dict[str, str], ports: Sequence[Any] = PORTS) -> Object:
-    """The ready endpoints of a Service: node names by pod address."""
+    """Return the ready endpoints of a Service: node names by pod address."""
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
@@ -80,7 +80,7 @@ def endpoint_slice(name: str, places: Dict[str, str], ports: Sequence[Any] = POR
 
 
 def pod_name(address: str) -> str:
-    """What a pod calls itself: its node's number and its own, as in pod-1-2."""
+    """Return the name with which a pod answers: its node's number and its own, as in pod-1-2."""
     return "pod-" + "-".join(address.split(".")[2:])
 
 
@@ -95,7 +95,7 @@ def _node(node: LabNode) -> Object:
 
 
 def cluster(nodes: Sequence[LabNode]) -> Object:
-    """The List that ``kubectl get services,endpointslices,nodes -A -o json`` would print."""
+    """Return a List like the output of ``kubectl get services,endpointslices,nodes -A -o json``."""
     every = {address: node.name for node in nodes for address in pods(node)}
     first = {pods(node)[0]: node.name for node in nodes}
     local = {pods(nodes[0])[0]: nodes[0].name}
@@ -121,11 +121,11 @@ def cluster(nodes: Sequence[LabNode]) -> Object:
 
 
 def save(path: Path, document: Object) -> None:
-    """Write the document so that a reader sees the old or the new one, never a part."""
+    """Write the document atomically: a reader sees the old or the new one, never a part."""
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
     partial.rename(path)
 
 
-#: Where the nodes reach the API server.
+#: The address at which nodes reach the API server.
 API_SERVER = (FABRIC, 6443)

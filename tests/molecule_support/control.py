@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The API server of a scenario: ``python -m tests.molecule_support.control NAMESPACE DIRECTORY``.
 
-It runs in the fabric's network namespace, serves what ``cluster.json`` in the directory says, and follows changes of
-that file. Once it listens, ``kubeconfig`` is there.
+It runs in the fabric's network namespace, serves the objects of ``cluster.json`` in the directory, and follows changes
+of that file. Once it listens, it writes ``kubeconfig``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.molecule_support.cluster import API_SERVER
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve for ever."""
+    """Serve forever."""
     namespace, directory = arguments[0], Path(arguments[1])
     system.enter(f"/run/netns/{namespace}", system.CLONE_NEWNET)
     source = directory / "cluster.json"

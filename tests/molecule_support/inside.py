@@ -1,10 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node does by itself, as units of its systemd: ``python3 -m tests.molecule_support.inside network|pods``.
+"""Set-up of a node by its own systemd units: ``python3 -m tests.molecule_support.inside network
+pods``.
 
-``network`` gives the node its address and the routes to other nodes' pods, as a cluster's network plug-in does;
-``pods`` makes the pods' network namespaces and answers in them. Both read /opt/lab/node.json.
+``network`` gives the node its address and the routes to other nodes' pods, as a cluster's network plugin does;
+``pods`` creates the pods' network namespaces and answers in them. Both read /opt/lab/node.json.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _pods(node: Any) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do one of the two."""
+    """Run the subcommand."""
     node = json.loads((PLACE / "node.json").read_text(encoding="utf-8"))
     {"network": _network, "pods": _pods}[arguments[0]](node)
     return 0

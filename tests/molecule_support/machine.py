@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A machine that can reboot: ``python -m tests.molecule_support.machine DIRECTORY``.
 
-It runs in user-mode Linux, or emulated by QEMU on Debian's own kernel. A guest of user-mode Linux that reboots by
-itself would open its network device a second time and fail; so it is told to end instead, and is started again here,
-on the same disk, until this process is ended. ``machine.json`` in the directory says what to start; the console's
-output is in ``console``.
+It runs in user-mode Linux, or emulated by QEMU on Debian's own kernel. A guest of user-mode Linux that reboots itself
+would fail to open its network device a second time; so it powers off instead and is restarted by this process, on the
+same disk, until this process is stopped. ``machine.json`` in the directory describes the guest; the console's output
+is in ``console``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _emulated(settings: Dict[str, Any]) -> List[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the guest again and again."""
+    """Run the guest again each time it ends."""
     directory = Path(arguments[0])
     settings = json.loads((directory / "machine.json").read_text(encoding="utf-8"))
     if settings["emulated"]:

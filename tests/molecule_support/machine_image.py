@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The disk of a Debian 12 machine, made from packages and kept below .cache by a hash of its recipe.
+"""The disk of a Debian 12 machine, built from packages and kept below .cache by a hash of its recipe.
 
-Each machine writes to a copy-on-write file of its own. What concerns one scenario (keys, addresses, pods) is not in
-the disk: a directory of the host's is mounted for it. In user-mode Linux the kernel's command line names it, and the
-kernel's modules are the host's; QEMU has mounted both already.
+Each machine writes to a copy-on-write file of its own. Data of one scenario (keys, addresses, pods) is not on the disk:
+a directory of the host is mounted for it. In user-mode Linux the kernel's command line names it, and the kernel's
+modules are the host's; QEMU has mounted both already.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FSTAB = """\
 /dev/root    /            auto   rw,noatime 0 0
 lib-modules  /lib/modules hostfs /usr/lib/uml/modules 0 0
 """
-# Without this modules-load.d is read before the host's modules are mounted.
+# Otherwise modules-load.d is read before the host's modules are mounted.
 AFTER_MOUNT = "[Unit]\nRequiresMountsFor=/usr/lib/modules\n"
 SSHD = """\
 AuthorizedKeysFile /opt/lab/authorized_keys
@@ -73,7 +73,7 @@ WantedBy=multi-user.target
 
 
 def _furnish(root: Path) -> None:
-    """Make the unpacked packages a machine."""
+    """Turn the unpacked packages into a bootable machine."""
     units = root / "etc/systemd/system"
     wanted = units / "multi-user.target.wants"
     files = {
@@ -96,7 +96,7 @@ def _furnish(root: Path) -> None:
         link = units / unit
         link.unlink(missing_ok=True)
         link.symlink_to("/dev/null")
-    # dbus writes an identity at installation that all machines would have in common.
+    # dbus creates an identity at installation that all machines would share.
     identity = root / "var/lib/dbus/machine-id"
     identity.parent.mkdir(parents=True, exist_ok=True)
     identity.unlink(missing_ok=True)
@@ -116,7 +116,7 @@ def _furnish(root: Path) -> None:
 
 
 def disk() -> Path:
-    """The file of the disk, which is made first if it is not there; that takes about a minute and a half."""
+    """Return the file of the disk, building it first if it is missing, which takes about a minute and a half."""
     files = (FSTAB, AFTER_MOUNT, SSHD, MOUNT, NETWORK_UNIT, PODS_UNIT)
     recipe = (containers.SUITE, PACKAGES, MASKED, SIZE, LEGACY, *files)
     key = hashlib.sha256(repr(recipe).encode()).hexdigest()[:12]
@@ -126,7 +126,7 @@ def disk() -> Path:
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         root, partial = Path(scratch) / "root", Path(scratch) / "disk"
-        # In a mount namespace of its own: what it mounts in the root is never seen, or left, outside.
+        # In a mount namespace, so that its mounts in the root are never visible or left behind outside.
         command = ["unshare", "--mount", "mmdebstrap", "--quiet", "--variant=minbase", "--format=directory"]
         subprocess.run([*command, f"--include={','.join(PACKAGES)}", containers.SUITE, str(root)], check=True)
         _furnish(root)

@@ -1,12 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node looks like, for a comparison of before and after: ``python3 -m tests.molecule_support.portrait``.
+"""The state of a node, to compare before and after: ``python3 -m tests.molecule_support.portrait``.
 
-Prints JSON: rules, sets, addresses, devices, routes, units, users and the files of an administrator. What changes by
-itself (counters, handles, times) and what the bare look at a table creates (empty tables with their built-in
-chains) is left out, and so are values of the running kernel and what lies in /run, which by design last until the
-next boot.
+Prints JSON: rules, sets, addresses, devices, routes, units, users and the files of an administrator. It omits what
+changes on its own (counters, handles, times), what listing a table creates (empty tables with their built-in
+chains), values of the running kernel, and files in /run, which by design last until the next boot.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ PASSING = re.compile(r"/etc/(mtab|\.pwd\.lock|ld\.so\.cache|.*-$)|/root/\.(ansib
 def _output(*command: str) -> List[str]:
     if shutil.which(command[0]) is None:
         return []
-    # systemctl gives a busy systemd 25 seconds unless it is told otherwise.
+    # systemctl waits 25 seconds for a busy systemd by default.
     patient = {**os.environ, "SYSTEMD_BUS_TIMEOUT": "300s"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=patient)
     return done.stdout.splitlines()
 
 
 def _rules(program: str) -> List[str]:
-    """Rules and chains of users, by table."""
+    """Return user-defined rules and chains, by table."""
     found, table = [], ""
     for line in _output(program):
         if line.startswith("*"):
@@ -45,7 +44,7 @@ def _rules(program: str) -> List[str]:
 
 
 def _tables() -> List[str]:
-    """Tables of nftables, without those that iptables keeps there."""
+    """Return the tables of nftables, without those of iptables-nft."""
     of_iptables = re.compile(r"table ip6? (nat|filter|mangle|raw|security)$")
     return [line for line in _output("nft", "list", "tables") if not of_iptables.match(line)]
 
@@ -69,7 +68,7 @@ def _files() -> Dict[str, str]:
 
 
 def portrait() -> Dict[str, object]:
-    """Everything, by section."""
+    """Return everything, by section."""
     units = _output("systemctl", "list-unit-files", "--no-legend", "--no-pager", "--plain")
     sets = _output("ipset", "list", "-n") if os.path.exists("/sys/module/ip_set") else []
     wanted = ("--type=service,timer", "--state=active", "--no-legend", "--plain")
@@ -106,7 +105,7 @@ def _virtual_servers() -> List[str]:
 
 
 def differences(before: Dict[str, object], after: Dict[str, object]) -> List[str]:
-    """One line for each thing that is not as it was."""
+    """Return one line for each difference."""
     lines = []
     for section, old in before.items():
         new = after[section]

@@ -1,12 +1,12 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One scenario's nodes, network and API server, from nothing to gone.
+"""One scenario's nodes, network and API server, from creation to removal.
 
     client 203.0.113.0/24 --- fabric 172.30.0.0/24 --- nodes 172.30.0.11, .12, ... --- their pods 10.244.N.0/24
 
-Everything lies in network namespaces named after the checkout and the scenario; this machine's own network is not
-touched. The fabric is also the controller's place: the API server listens at 172.30.0.1. There is no way out.
+Everything runs in network namespaces named after the checkout and the scenario; this machine's own network is not
+touched. The controller is in the fabric too: the API server listens at 172.30.0.1. There is no route to other networks.
 Nodes are containers (systemd in podman, this machine's kernel) or machines with a kernel of their own: in user-mode
 Linux, or emulated on Debian's own kernel.
 """
@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "molecule"
 MARK = hashlib.sha256(str(ROOT).encode()).hexdigest()[:4]
 UNEXPECTED = "unexpected"
-#: What the units of a node need of this checkout.
+#: The files of this checkout that a node's units need.
 INSIDE = ("tests/__init__.py", "tests/lab/*.py", "tests/molecule_support/*.py")
 
 
@@ -51,7 +51,7 @@ class Platform(NamedTuple):
 
 
 class Scenario:
-    """A scenario by name; ``up`` makes it, everything else works on what is there."""
+    """A scenario by name; ``up`` creates it, all other methods use the existing one."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -62,17 +62,17 @@ class Scenario:
 
     @property
     def fabric(self) -> str:
-        """The fabric's network namespace."""
+        """Return the fabric's network namespace."""
         return f"{self.prefix}-fabric"
 
     @property
     def client(self) -> str:
-        """The client's network namespace."""
+        """Return the client's network namespace."""
         return f"{self.prefix}-client"
 
     @property
     def nodes(self) -> Tuple[LabNode, ...]:
-        """The nodes, in the order of molecule.yml."""
+        """Return the nodes, in the order of molecule.yml."""
         return tuple(
             LabNode(name, number, kind != "container") for number, (name, kind) in enumerate(self._platforms(), 1)
         )
@@ -82,27 +82,27 @@ class Scenario:
         return [Platform(*item) for item in listed]
 
     def is_emulated(self, node: LabNode) -> bool:
-        """Whether a node runs on Debian's own kernel."""
+        """Return whether a node runs on Debian's own kernel."""
         return Platform(node.name, "emulated") in self._platforms()
 
     def node(self, name: str) -> LabNode:
-        """The node with this name."""
+        """Return the node with this name."""
         return next(node for node in self.nodes if node.name == name)
 
     def container(self, node: LabNode) -> str:
-        """The name of a node for podman."""
+        """Return the name of a node for podman."""
         return f"{self.prefix}-{node.name}"
 
     def process(self, node: LabNode) -> int:
-        """The first process of a container, here."""
+        """Return the process ID of a container's init process on this machine."""
         return int(containers.podman("inspect", "--format", "{{.State.Pid}}", self.container(node)).stdout)
 
     def place(self, node: LabNode) -> Path:
-        """The directory of a node here; what is below ``shared`` is /opt/lab on the node."""
+        """Return the host's directory of a node; its subdirectory ``shared`` is /opt/lab on the node."""
         return self.directory / node.name
 
     def testinfra(self, node: LabNode) -> str:
-        """How testinfra reaches a node."""
+        """Return the connection string with which testinfra reaches a node."""
         if node.own_kernel:
             return f"ssh://root@{node.address}?ssh_config={self.directory}/ssh_config&timeout=120"
         return f"podman://{self.container(node)}"
@@ -110,7 +110,7 @@ class Scenario:
     # ---- life
 
     def up(self, platforms: Sequence[Platform]) -> None:
-        """Start everything and wait until every pod answers; what an earlier run has left is removed first."""
+        """Start everything and wait until every pod answers; leftovers of an earlier run are removed first."""
         self.down()
         for tool in ("podman", "ip", "openssl", "ssh-keygen"):
             if shutil.which(tool) is None:
@@ -128,13 +128,13 @@ class Scenario:
             self.wait(node)
 
     def down(self) -> None:
-        """End the nodes and the API server and remove every namespace and file."""
+        """Stop the nodes and the API server and remove every namespace and file."""
         for record in self.directory.glob("**/process"):
             with contextlib.suppress(ValueError):
                 process = int(record.read_text(encoding="ascii"))
                 if str(self.directory).encode() in _command_line(process):
                     uml.stop(process)
-        # A guest whose supervisor has been killed: its processes are known by the directory of its console.
+        # A guest whose supervisor was killed: its processes are identified by the directory of its console.
         for process in _guests(self.directory):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
@@ -151,7 +151,7 @@ class Scenario:
             ip_batch([f"netns del {name}" for name in spaces])
 
     def instances(self) -> List[Dict[str, Any]]:
-        """Molecule's instance configuration: how Ansible reaches the nodes."""
+        """Return Molecule's instance configuration: how Ansible reaches the nodes."""
         found: List[Dict[str, Any]] = []
         for node in self.nodes:
             if node.own_kernel:
@@ -161,22 +161,22 @@ class Scenario:
         return found
 
     def wait(self, node: LabNode, timeout: float = 300) -> None:
-        """Until the node's systemd has booted, its pods answer, and a machine accepts ssh."""
+        """Wait until the node's systemd has booted, its pods answer, and a machine accepts ssh."""
         _until(f"node {node.name} is up", lambda: self._is_up(node), timeout, self.place(node) / "console")
 
     # ---- use
 
     def ask(self, node: str, protocol: str, address: str, port: int, timeout: float = 4.0) -> Answer:
-        """One request of the outside client that reaches virtual addresses through the node."""
+        """Send one request from the outside client, which reaches virtual addresses through the node."""
         source = self.node(node).client
         return ask(protocol, address, port, source=source, namespace=f"/run/netns/{self.client}", timeout=timeout)
 
     def document(self) -> Any:
-        """The cluster's objects."""
+        """Return the List of the cluster's objects."""
         return json.loads((self.directory / "cluster.json").read_text(encoding="utf-8"))
 
     def start_traffic(self) -> None:
-        """Begin with requests that do not stop; see the module traffic."""
+        """Start continuous requests; see the module traffic."""
         place = self.directory / "traffic"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
@@ -185,13 +185,13 @@ class Scenario:
         _until("the client sends", (place / "started").exists, 120, place / "console")
 
     def stop_traffic(self) -> None:
-        """End them and wait for ``traffic.json``."""
+        """Stop the requests and wait for ``traffic.json``."""
         place = self.directory / "traffic"
         os.kill(int((place / "process").read_text(encoding="ascii")), signal.SIGTERM)
         _until("the client reports", (self.directory / "traffic.json").exists, 120, place / "console")
 
     def watch(self) -> None:
-        """Drop and count, from now on, what nodes send to anybody but the API server and the outside client."""
+        """Drop and count, from now on, packets of nodes to any host but the API server and the outside client."""
         _address, port = cluster.API_SERVER
         answers = "-m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT"
         four = f"-s 172.30.0.0/24 -m comment --comment {UNEXPECTED} -j DROP"
@@ -210,7 +210,7 @@ class Scenario:
             run(["ip", "netns", "exec", self.fabric, *line.split()])
 
     def unexpected(self) -> List[int]:
-        """How many packets were dropped since ``watch``, one number per rule."""
+        """Return how many packets were dropped since ``watch``, one number per rule."""
         found = []
         for program in ("iptables-save", "ip6tables-save"):
             text = run(["ip", "netns", "exec", self.fabric, program, "-c", "-t", "filter"])
@@ -287,7 +287,7 @@ class Scenario:
         description = {
             "name": node.name,
             "sysctls": NODE_SYSCTLS,
-            # Debian's default, which its kernel for user-mode Linux is not able to run.
+            # Debian's default, which its kernel for user-mode Linux does not support.
             "iptables": "nft" if self.is_emulated(node) else "",
             "network": node_network(node, device, self.nodes),
             "pods": [{"name": pod.name, "address": pod.address, "address6": pod.address6} for pod in pods],
@@ -350,7 +350,7 @@ class Scenario:
 
 
 def _greets(namespace: str, address: str) -> bool:
-    """Whether an sshd answers."""
+    """Return whether an sshd answers."""
     with socket_inside(namespace, socket.AF_INET, socket.SOCK_STREAM) as client:
         client.settimeout(2)
         try:
@@ -368,7 +368,7 @@ def _command_line(process: int) -> bytes:
 
 
 def _guests(directory: Path) -> List[int]:
-    """The processes of user-mode Linux guests whose files lie in the directory."""
+    """Return the process IDs of user-mode Linux guests whose files are in the directory."""
     mark = f"\0uml_dir={directory}/".encode()
     numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [number for number in numbers if mark in _command_line(number)]

@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A client that never stops: ``python -m tests.molecule_support.traffic SCENARIO`` until it gets SIGTERM.
+"""A continuous client: ``python -m tests.molecule_support.traffic SCENARIO`` sends until it receives SIGTERM.
 
-Through each node it sends request after request to a ClusterIP, a node port and a LoadBalancer address, and holds one
-connection open that it uses at the very end. Then ``traffic.json`` says what became of them all. A handshake
-that has to be repeated shows as a second or more in ``slowest``.
+Through each node it sends request after request to a ClusterIP, a node port and a LoadBalancer address, and keeps one
+connection open that it uses at the very end. Then it writes the results to ``traffic.json``. A repeated handshake
+shows as a second or more in ``slowest``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAUSE = 0.1
 
 
 def _hold(scenario: Scenario, source: str) -> socket.socket:
-    """A connection to a pod that waits for a query."""
+    """Return a connection to a pod that waits for a query."""
     client = socket_inside(f"/run/netns/{scenario.client}", socket.AF_INET, socket.SOCK_STREAM)
     client.settimeout(5)
     client.bind((source, 0))
@@ -46,7 +46,7 @@ def _use(client: socket.socket) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Send until told to stop, then write the report."""
+    """Send until SIGTERM, then write the report."""
     scenario = Scenario(arguments[0])
     stopped: List[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))

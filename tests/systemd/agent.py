@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent on a node, as tests look at it: its process, its log, what it has programmed, traffic through it."""
+"""Helpers for tests of the agent on a node: its process, its log, the programmed state, and traffic through it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INSIDE = Path(__file__).parent / "inside"
 
 
 def start_of(node: Node) -> Dict[str, str]:
-    """Which process the unit is, and when it was started."""
+    """Return the unit's main process ID and start time."""
     found = node.unit(UNIT, "MainPID", "ExecMainStartTimestampMonotonic")
     assert found["MainPID"] != "0", node.journal()
     return found
@@ -35,47 +35,47 @@ def wait_for_activity(node: Node) -> None:
 
 
 def differs(node: Node) -> bool:
-    """Whether the kernel differs from what the API server asks for, by the node's own command."""
+    """Return whether the kernel differs from the API server's state, as the node's own command reports."""
     done = node.run("kubenode-proxy", "diff", "--kubeconfig", "/etc/kubenode-proxy/kubeconfig", check=False)
     assert done.returncode in (0, 3), done.stderr + node.journal()
     return done.returncode == 3
 
 
 def wait_until_converged(node: Node, seconds: float = 120.0) -> None:
-    """Until the kernel equals the plan."""
+    """Wait until the kernel has the desired state."""
     wait_for("the kernel equals the plan", lambda: not differs(node), seconds)
 
 
 def status(node: Node) -> Dict[str, Any]:
-    """The agent's own account."""
+    """Return the agent's status document."""
     return dict(json.loads(node.output("kubenode-proxy", "status", "--output", "json")))
 
 
 def dataplane(node: Node) -> List[str]:
-    """The rules of all programs, sorted, without counters and handles."""
+    """Return the rules of all programs, sorted, without counters and handles."""
     lines = []
     for program in ("iptables-save", "ip6tables-save"):
         lines += [line for line in node.output(program).splitlines() if line.startswith("-A")]
     text = node.output("nft", "--stateless", "list", "ruleset")
-    # What iptables keeps in nf_tables has been listed already, and nft prints it with counters.
+    # nft prints the rules of iptables-nft with counters, and they are listed already.
     tables = re.split(r"^(?=table )", text, flags=re.MULTILINE)
     mine = [table for table in tables if not re.match(r"table ip6? (nat|filter|mangle|raw|security) ", table)]
-    # Elements of a set come in no order.
+    # The order of a set's elements is arbitrary.
     return sorted([*lines, *(word for table in mine for word in re.split(r"[\n,]", table))])
 
 
 def mark(node: Node) -> str:
-    """A place in the journal, for :func:`log_since`."""
+    """Return the current position in the journal, for :func:`log_since`."""
     return node.output("journalctl", "--no-pager", "-n", "0", "--show-cursor").rsplit(": ", 1)[1].strip()
 
 
 def log_since(node: Node, cursor: str) -> str:
-    """What the agent has logged since."""
+    """Return what the agent has logged since the position."""
     return node.output("journalctl", "--no-pager", "-o", "cat", "-u", UNIT, f"--after-cursor={cursor}")
 
 
 def picture(node: Node) -> Dict[str, Any]:
-    """What the node looks like: its users, units, files, rules, and every path of its disk with mode and owner."""
+    """Return the state of the node: users, units, files, rules, and every path on its disk with mode and owner."""
     found = dict(json.loads(node.output("python3", "-", text=Path(portrait.__file__).read_text())))
     # podman assigns these again with each start of the container.
     found["addresses"] = [line for line in found["addresses"] if not line.startswith("eth0 ")]
@@ -84,7 +84,7 @@ def picture(node: Node) -> Dict[str, Any]:
     skip = [word for path in passing for word in ("-path", path, "-prune", "-o")]
     listing = node.output("find", "/", "-xdev", *skip, "-not", "-name", "*-", "-printf", "%p %M %U:%G\n")
     found["paths"] = sorted(listing.splitlines())
-    # Whoever calls iptables-legacy makes the lock; what counts is whom it belongs to.
+    # Any caller of iptables-legacy creates the lock file; only its owner matters.
     found["run"] = node.output("find", "/run", "-name", "kubenode*").splitlines()
     found["lock"] = (
         node.run("stat", "-c", "%A %U:%G", "/run/xtables.lock", check=False).stdout or "-rw------- root:root\n"
@@ -94,7 +94,7 @@ def picture(node: Node) -> Dict[str, Any]:
 
 
 def start_pod(node: Node) -> None:
-    """The pod that is the endpoint of the cluster's first Services, on a link of its own."""
+    """Create the pod that is the endpoint of the cluster's first Services, on a link of its own."""
     node.write("/srv/pod.py", (INSIDE / "pod.py").read_text())
     for command in (
         "netns add pod",
@@ -115,7 +115,7 @@ def start_pod(node: Node) -> None:
 
 
 class Flows:
-    """A TCP connection and a UDP flow to a Service, in use until closed. The node has /srv/flows.py."""
+    """A TCP connection and a UDP flow to a Service, in use until closed. The node must have /srv/flows.py."""
 
     def __init__(self, node: Node, address: str, port: int = 80) -> None:
         self._node = node
@@ -130,16 +130,16 @@ class Flows:
         return said
 
     def exchanges(self) -> int:
-        """How many exchanges there were so far. Raises AssertionError if one has failed."""
+        """Return the number of exchanges so far. Raises AssertionError if one has failed."""
         return int(self._said()["exchanges"])
 
     def wait_for_more(self) -> None:
-        """Until some more exchanges were successful."""
+        """Wait until more exchanges have succeeded."""
         before = self.exchanges()
         wait_for("traffic flows", lambda: self.exchanges() > before + 3)
 
     def entries(self) -> List[str]:
-        """Protocols and identities of the two in the kernel's connection tracking."""
+        """Return protocol and identity of both flows in the kernel's conntrack table."""
         found = []
         for protocol, port in zip(("tcp", "udp"), self._said()["ports"]):
             only = ("-p", protocol, "-d", self._address, "--orig-port-src", str(port), "-o", "id")
@@ -148,7 +148,7 @@ class Flows:
         return found
 
     def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(60)
@@ -156,7 +156,7 @@ class Flows:
 
 
 class Holder:
-    """The xtables lock, held by a process on the node that is not the agent."""
+    """A process on the node, other than the agent, that holds the xtables lock."""
 
     def __init__(self, node: Node) -> None:
         self._process = node.begin("flock", "-x", "/run/xtables.lock", "sh", "-c", "echo held; read line")
@@ -164,7 +164,7 @@ class Holder:
         assert self._process.stdout.readline() == "held\n"
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(60)
@@ -172,7 +172,7 @@ class Holder:
 
 
 class Churn:
-    """Changes of a cluster in a thread: ``change(number)`` gives the objects to put, ``rate`` times a second."""
+    """Change a cluster from a thread: ``change(number)`` returns the objects to put, ``rate`` times a second."""
 
     def __init__(self, cluster: Cluster, change: Callable[[int], List[Dict[str, Any]]], rate: float) -> None:
         self.cluster = cluster
@@ -203,14 +203,14 @@ class Churn:
 
 
 def paced(rate: float, number: int, began: float) -> None:
-    """Wait until the time has come for that many changes since ``began`` at so many a second; late ones go at once."""
+    """Wait until change ``number`` is due at ``rate`` per second since ``began``; return at once if it is late."""
     ahead = number / rate - (time.monotonic() - began)
     if ahead > 0:
         time.sleep(ahead)
 
 
 def resident_kibibytes(node: Node) -> int:
-    """Memory of the agent."""
+    """Return the agent's resident memory in KiB."""
     text = node.output("cat", f"/proc/{start_of(node)['MainPID']}/status")
     found = re.search(r"^VmRSS:\s+(\d+) kB", text, re.MULTILINE)
     assert found is not None, text

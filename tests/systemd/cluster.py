@@ -22,7 +22,7 @@ TOKEN = "test-token"
 
 
 def service(name: str, address: str, node_port: int = 0, protocols: Sequence[str] = ("TCP",)) -> Dict[str, Any]:
-    """A Service with port 80 of each protocol; a node port goes with the first."""
+    """Return a Service with port 80 of each protocol; only the first may have a node port."""
     ports: List[Dict[str, Any]] = [
         {"name": f"{protocol.lower()}-web", "protocol": protocol, "port": 80, "targetPort": 8080}
         for protocol in protocols
@@ -36,7 +36,7 @@ def service(name: str, address: str, node_port: int = 0, protocols: Sequence[str
 
 
 def endpoint_slice(name: str, addresses: Sequence[str], protocols: Sequence[str] = ("TCP",)) -> Dict[str, Any]:
-    """The ready endpoints of the Service of that name, at port 8080."""
+    """Return the slice of the Service's ready endpoints, on port 8080."""
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
@@ -53,7 +53,7 @@ def endpoint_slice(name: str, addresses: Sequence[str], protocols: Sequence[str]
 
 
 def numbered(number: int, first: int = 0, count: int = 2) -> List[Dict[str, Any]]:
-    """The Service ``svc-NUMBER`` (below 10,000) at 10.97.x.y and ``count`` of its endpoints, from one on."""
+    """Return the Service ``svc-NUMBER`` (below 10,000) at 10.97.x.y and ``count`` of its endpoints, from one on."""
     address = f"10.97.{number >> 8}.{number & 255}"
     places = [number * 8 + index for index in range(first, first + count)]
     addresses = [f"10.{245 + (place >> 16)}.{place >> 8 & 255}.{place & 255}" for place in places]
@@ -61,7 +61,7 @@ def numbered(number: int, first: int = 0, count: int = 2) -> List[Dict[str, Any]
 
 
 def node(name: str, address: str) -> Dict[str, Any]:
-    """A Node with one internal address."""
+    """Return a Node with one internal address."""
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -72,9 +72,9 @@ def node(name: str, address: str) -> Dict[str, Any]:
 
 
 class Cluster:
-    """An API server with Services; ``kubeconfig`` is a file for containers, and works here too.
+    """An API server with Services; the file ``kubeconfig`` works in containers and on this machine.
 
-    With ``real`` the server is the one of the kubeconfig that ``KUBENODE_TEST_KUBECONFIG`` names, if it names one.
+    With ``real``, use the server of the kubeconfig that ``KUBENODE_TEST_KUBECONFIG`` names, if it is set.
     """
 
     def __init__(self, scratch: Path, nodes: Sequence[str], *, real: bool = False) -> None:
@@ -89,23 +89,23 @@ class Cluster:
             self._port = probe.getsockname()[1]
         self.server = self._serve()
         self.url = f"https://{BRIDGE}:{self._port}"
-        #: What a kubeconfig of an administrator holds beside the address.
+        #: The fields of an administrator's kubeconfig beside the address.
         self.admin = self.certificates.authority, TOKEN
         self.kubeconfig = write_kubeconfig(scratch / "kubeconfig", self.url, *self.admin)
 
     def nodes(self) -> List[Dict[str, Any]]:
-        """The Nodes."""
+        """Return the Nodes."""
         return [node(name, "10.88.255.254") for name in self._names]
 
     @staticmethod
     def first_services() -> List[Dict[str, Any]]:
-        """What the cluster has at first."""
+        """Return the cluster's initial objects."""
         return [service("web", "10.96.0.10", 30080), endpoint_slice("web", [POD])]
 
     def forget_history(self, items: Sequence[Dict[str, Any]], resource_version: int) -> None:
-        """Hold these objects from now on, at that resourceVersion and without any event before it.
+        """Replace the objects by these, at that resourceVersion and without any earlier event.
 
-        A server restored from a backup has this state. Call it only while the server is down.
+        This is the state of a server restored from a backup. Call it only while the server is down.
         """
         self.store = Store()
         version = str(resource_version)
@@ -124,14 +124,14 @@ class Cluster:
         self.server.close()
 
     def come_back(self) -> None:
-        """Listen again at the same port."""
+        """Listen again on the same port."""
         accounts = getattr(self.server, "accounts", None)
         self.server = self._serve()
         if accounts is not None:
             self.server.accounts = accounts
 
     def close(self) -> None:
-        """The end: nothing is left at a real server."""
+        """Stop the server; on a real one, delete the objects."""
         self.go_away()
         if self._real:
             self.store.close()

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Containers for the tests of a module, and the cluster of the one that is called ``node``."""
+"""Containers for the tests of a module, and the cluster of the container ``node``."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def _only_live_runs():
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory, request):
-    """Start a container by a short name; all are removed after the module's tests.
+    """Provide a function that starts a container by a short name; all are removed after the module's tests.
 
-    Several runs on one machine do not meet: the number of this process is in the names.
+    The container names include this process's ID, so that several runs on one machine do not conflict.
     """
     started = []
 
@@ -39,7 +39,7 @@ def start(tmp_path_factory, request):
 
 @pytest.fixture(scope="module")
 def cluster(node):
-    """The cluster that the module's node belongs to; with a real API server if the environment names one."""
+    """Provide the cluster of the module's node, on a real API server if the environment names one."""
     found = Cluster(node.scratch, [node.name], real=True)
     yield found
     found.close()

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a node that pulls needs: Ansible of its own, this collection, and a git repository."""
+"""Requirements of a node that uses ansible-pull: its own Ansible, this collection, and a git repository."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .cluster import BRIDGE
 from .node import ROOT, Node, collection, wait_for
 
 CACHE = ROOT / ".cache" / "libraries"
-# The one that brings in least and runs on the Python of the nodes.
+# The version with the fewest dependencies that runs on the Python of the nodes.
 ANSIBLE = ("ansible-core>=2.16,<2.20",)
 _PROGRAM = """\
 #!/usr/bin/python3
@@ -37,7 +37,7 @@ sys.exit(main())
 
 
 def install_ansible(node: Node) -> None:
-    """Ansible in /opt/ansible of the node, its programs in /usr/bin, and the collection under test where all look."""
+    """Install Ansible in /opt/ansible, link its programs to /usr/bin, and install the collection in a default path."""
     version = node.output("python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
     target = Target(version, os.uname().machine)
     archive = CACHE / cache_name(target, ANSIBLE, ())
@@ -64,7 +64,7 @@ def install_ansible(node: Node) -> None:
 
 
 class Repository:
-    """A git repository on this machine that nodes read at ``url``."""
+    """A git repository on this machine that nodes fetch from ``url``."""
 
     def __init__(self, scratch: Path) -> None:
         self._work = scratch / "work"
@@ -75,7 +75,7 @@ class Repository:
         with socket.socket() as probe:
             probe.bind((BRIDGE, 0))
             self._port = probe.getsockname()[1]
-        # The program itself and not "git daemon", which would run it as a child that outlives it.
+        # The program itself instead of "git daemon", which would run it as a child that outlives it.
         command = [f"{_git('--exec-path').strip()}/git-daemon", "--export-all", f"--base-path={self._bare.parent}"]
         command += [f"--listen={BRIDGE}", f"--port={self._port}", "--reuseaddr", str(self._bare)]
         self._daemon = subprocess.Popen(command, env=_environment(), stderr=subprocess.DEVNULL)
@@ -87,7 +87,7 @@ class Repository:
             return probe.connect_ex((BRIDGE, self._port)) == 0
 
     def push(self, files: Dict[str, str]) -> None:
-        """Commit these files as they are now, and let nodes see them."""
+        """Commit the current content of these files and publish the commit."""
         for name, text in files.items():
             (self._work / name).write_text(text, encoding="utf-8")
         at = ("-C", str(self._work))

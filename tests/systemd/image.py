@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Images of Debian nodes with systemd, made from packages, and podman set up for them.
 
-No registry is needed. The root file system is kept below .cache, by a hash of its recipe; the image stays in podman's
-storage under a name with the same hash. A user who has an image of Debian 12 names it in KUBENODE_NODE_IMAGE.
+No registry is needed. The root file system is kept below .cache by a hash of its recipe; the image stays in podman's
+storage under a name with the same hash. KUBENODE_NODE_IMAGE names an existing image of Debian 12 to use instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PACKAGES = (
     *("iptables", "nftables", "ipset", "conntrack", "git", "firewalld"),
 )
 SUITE = SUITES["12"]
-#: On a node of another release than this machine's, tests of the kernel run inside it.
+#: On nodes of another release than this machine's, kernel tests run inside the container.
 MORE_PACKAGES = {"12": (), "13": ("python3-pytest", "ipvsadm")}
 # udev in a privileged container would give every container the same hardware address; firewalld is for the test that
 # unmasks it; the others only cost time.
@@ -48,7 +48,7 @@ events_logger = "file"
 
 
 def environment() -> dict[str, str]:
-    """The environment for podman: a configuration of its own, without touching the machine's."""
+    """Return the environment for podman: a separate configuration, so that the machine's is not touched."""
     CACHE.mkdir(parents=True, exist_ok=True)
     path = CACHE / "containers.conf"
     if not path.exists() or path.read_text() != CONTAINERS_CONF:
@@ -67,7 +67,7 @@ def podman(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[s
 
 def _recipe() -> str:
     masks = " ".join(f"/etc/systemd/system/{unit}" for unit in MASKED)
-    # A script for mmdebstrap, which gives it the root. One machine-id for all would give all containers one identity.
+    # A script that mmdebstrap runs with the root. A shared machine-id would give all containers one identity.
     return f"""#!/bin/sh
 set -eu
 for unit in {masks}; do ln -sf /dev/null "$1$unit"; done
@@ -90,7 +90,7 @@ def image(release: str = "12") -> str:
     if podman("image", "exists", name, check=False).returncode == 0:
         return name
     CACHE.mkdir(parents=True, exist_ok=True)
-    # Several test runs may find at the same time that it is missing; one of them makes it.
+    # Several test runs may find it missing at the same time; one of them builds it.
     with open(CACHE / "lock", "w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if podman("image", "exists", name, check=False).returncode != 0:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Recap(NamedTuple):
-    """What a run of a playbook says of a node: how many tasks have changed something or failed, and all output."""
+    """The result of a playbook run on a node: the number of changed and failed tasks, and all output."""
 
     changed: int
     failed: int
@@ -33,7 +33,7 @@ class Recap(NamedTuple):
 
 
 def wait_for(what: str, condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """The first true result of the condition, asked ten times a second."""
+    """Poll the condition ten times a second and return its first true result."""
     deadline = time.monotonic() + seconds
     while True:
         found = condition()
@@ -48,7 +48,7 @@ _OWNER = "kubenode-proxy-tests"
 
 
 def remove_left_over() -> None:
-    """Remove containers of test runs that have ended without doing so, those that were killed."""
+    """Remove containers of test runs that were killed before they could."""
     shown = "{{.ID}} {{.Labels}}".replace(".Labels", f'index .Labels "{_OWNER}"')
     listing = image.podman("ps", "--all", "--filter", f"label={_OWNER}", "--format", shown, check=False).stdout
     for identity, owner in (line.split() for line in listing.splitlines()):
@@ -57,14 +57,14 @@ def remove_left_over() -> None:
 
 
 def enter(pid: int) -> List[str]:
-    """The beginning of a command line that goes into the container of a process; podman exec takes a second for it."""
+    """Return the prefix of a command line that enters the container of a process; podman exec takes a second."""
     return ["nsenter", f"--target={pid}", "--all", "--wdns=/", "env", "-i", "HOME=/root", f"PATH={_PATH}"]
 
 
 class Node:
     """A container with a release of Debian.
 
-    ``network`` is podman's, with ``none`` it has no way anywhere. With ``project`` it sees the project, read-only.
+    ``network`` is podman's; with ``none`` it has no network. With ``project`` it sees the project, read-only.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Node:
         self.wait_until_booted()
 
     def wait_until_booted(self) -> None:
-        """Until systemd has nothing left to start."""
+        """Wait until systemd has no pending start jobs."""
         self.pid = int(image.podman("inspect", "--format", "{{.State.Pid}}", self.name).stdout)
         wait_for(f"{self.name} has booted", self._booted, 120)
 
@@ -88,7 +88,7 @@ class Node:
         return self.run("systemctl", "is-system-running", check=False).stdout.strip() in ("running", "degraded")
 
     def close(self) -> None:
-        """Remove the container; on a busy machine podman may not see its end in the time that it grants."""
+        """Remove the container; on a busy machine podman may not see it stop within its time limit."""
 
         def removed() -> bool:
             return image.podman("rm", "--force", "--ignore", "--time", "1", self.name, check=False).returncode == 0
@@ -96,7 +96,7 @@ class Node:
         wait_for(f"{self.name} is removed", removed)
 
     def restart(self) -> None:
-        """Stop the container and start it again: a boot with the same disk and an empty kernel."""
+        """Stop and start the container: a boot with the same disk and an empty kernel state."""
         image.podman("restart", "--time", "5", self.name)
         self.wait_until_booted()
 
@@ -110,12 +110,12 @@ class Node:
         return done
 
     def copy(self, source: Path, target: str) -> None:
-        """Copy a file into the container; everybody may read it there."""
+        """Copy a file into the container, readable for all users."""
         command = [*enter(self.pid), "sh", "-c", 'umask 022; cat >"$1"', "sh", target]
         subprocess.run(command, input=source.read_bytes(), check=True)
 
     def output(self, *command: str, text: str = "") -> str:
-        """What a program prints."""
+        """Return the output of a program."""
         return self.run(*command, text=text).stdout
 
     def begin(self, *command: str) -> subprocess.Popen[str]:
@@ -127,20 +127,20 @@ class Node:
         """Write a file in the container."""
         self.run("sh", "-c", 'umask 022; mkdir -p "${1%/*}"; cat >"$1"', "sh", target, text=text)
 
-    # Everything but the kernel's messages, which are those of the whole machine.
+    # Everything except kernel messages, which belong to the whole machine.
     _SOURCES = ("_TRANSPORT=journal", "+", "_TRANSPORT=stdout", "+", "_TRANSPORT=syslog")
 
     def journal(self) -> str:
-        """The last lines of the journal."""
+        """Return the last lines of the journal."""
         return self.run("journalctl", "--no-pager", "-n", "30", *self._SOURCES, check=False).stdout
 
     def unit(self, name: str, *properties: str) -> Dict[str, str]:
-        """Properties of a systemd unit."""
+        """Return properties of a systemd unit."""
         text = self.output("systemctl", "show", name, *(f"--property={word}" for word in properties))
         return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
     def role(self, name: str, variables: Mapping[str, Any], *options: str, failing: bool = False) -> Recap:
-        """Apply a role of the collection. Fails if the run does, or with ``failing`` if it does not."""
+        """Apply a role of the collection. Fails if the run does, or, with ``failing``, if it does not."""
         return play(
             [self],
             [{"ansible.builtin.include_role": {"name": f"kubenode.proxy.{name}"}}],
@@ -152,7 +152,7 @@ class Node:
 
 @cache
 def collection() -> Path:
-    """A directory with a copy of the collection: what is edited while the tests run does not change the outcome."""
+    """Return a directory with a copy of the collection, so that edits during the tests have no effect."""
     top = Path(tempfile.mkdtemp(prefix="knp-collection-"))
     atexit.register(shutil.rmtree, top, ignore_errors=True)
     target = top / "ansible_collections/kubenode/proxy"
@@ -185,15 +185,15 @@ def run_playbook(
 ) -> Dict[str, Recap]:
     """Run a playbook, a file or one of the collection by its full name, and return the recap of each node.
 
-    ``variables`` are those of all hosts; ``of_hosts`` has further ones by the node's name. Fails if the run does, or
-    with ``failing`` if it does not.
+    ``variables`` apply to all hosts; ``of_hosts`` adds others by the node's name. Fails if the run does, or, with
+    ``failing``, if it does not.
     """
     scratch = nodes[0].scratch
     hosts = {
         node.name: {"ansible_connection": "container", "ansible_host": str(node.pid), **of_hosts.get(node.name, {})}
         for node in nodes
     }
-    # Who enters a container is root there; it has no sudo.
+    # The user that enters a container is root there; it has no sudo.
     everywhere = {"ansible_python_interpreter": "/usr/bin/python3", "ansible_become": False, **variables}
     inventory = scratch / "hosts.json"
     inventory.write_text(json.dumps({"k8s_cluster": {"hosts": hosts, "vars": everywhere}}), encoding="utf-8")

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent in three modes, installed by the playbook, upgraded under traffic, and through whatever may go wrong.
+"""The agent in three modes, installed by the playbook, upgraded under traffic, and exposed to faults.
 
-One node for each mode of the agent's dataplane that works in a container. The tests follow each other on them. The
-API server of one node goes away early and comes back in the last tests, so that its absence costs no time.
+There is one node for each mode that works in a container. The tests build on each other. The API server of one node
+goes down early and comes back in the last tests, so that its outage takes no extra time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ECHO = "10.96.0.20"
 KILLS = 4
 OUTAGE_SECONDS = 65.0
 CHURN_RATE, CHURN_SERVICES = 200, 100
-# Python gives memory back in pieces; a leak of 1 kB with each change would be 10,000 kB.
+# Python returns memory in blocks; a leak of 1 kB per change would be 10,000 kB.
 STEADY_KIBIBYTES = 6000
 CONFIGURATIONS: Dict[str, Dict[str, Any]] = {
     "nftables": {"mode": "nftables", "nftables": {"minSyncPeriod": "10ms"}},
@@ -53,12 +53,12 @@ CONFIGURATIONS: Dict[str, Dict[str, Any]] = {
     "legacy": {"mode": "iptables", "iptables": {"minSyncPeriod": "100ms"}},
 }
 NO_KERNEL = ("-e", "proxy_prepare_kernel=false")
-# What the role kernel leaves for the next boot; agent_state=absent does not concern it.
+# The role kernel's configuration for the next boot, which agent_state=absent does not remove.
 OF_THE_KERNEL = ("/etc/modules-load.d/kubenode-proxy.conf", "/etc/sysctl.d/99-kubenode-proxy.conf")
 
 
 class Member(NamedTuple):
-    """A node, its cluster, and what it looked like before anything was installed."""
+    """A node, its cluster, and its state before anything was installed."""
 
     node: Node
     cluster: Cluster
@@ -82,7 +82,7 @@ def _prepare(node: Node, variant: str) -> Member:
 
 @pytest.fixture(scope="module")
 def members(start):
-    """By variant, before anything is installed."""
+    """Provide the nodes by variant, before anything is installed."""
     found = {variant: _prepare(start(variant), variant) for variant in CONFIGURATIONS}
     yield found
     for member in found.values():
@@ -90,7 +90,7 @@ def members(start):
 
 
 def run(members, *options, failing=False):
-    """The playbook, on all nodes."""
+    """Run the playbook on all nodes."""
     variables = {
         "kernel_unchangeable": "warn",
         "kernel_conntrack": {"max_per_core": 0, "min": 0},
@@ -113,7 +113,7 @@ def installed(members):
 
 @pytest.fixture(scope="module")
 def outage(members, installed):
-    """The API server of the node in mode iptables goes away, and much happens meanwhile. Gives when it was."""
+    """Stop the API server of the node in iptables mode and make many changes. Provide the time of the stop."""
     _node, cluster, _before = members["iptables"]
     cluster.go_away()
     for item in numbered(1):
@@ -144,15 +144,15 @@ def test_unit_is_the_same_in_every_mode(members, installed):
         assert node.unit(UNIT, "User")["User"] == "kubenode-proxy"
 
 
-def test_playbook_again_changes_and_restarts_nothing(members, installed):
+def test_second_playbook_run_changes_and_restarts_nothing(members, installed):
     before = {variant: start_of(member.node) for variant, member in members.items()}
     again = run(members)
     assert {name: recap.changed_tasks for name, recap in again.items()} == {name: [] for name in again}
     assert {variant: start_of(member.node) for variant, member in members.items()} == before
 
 
-def test_upgrade_leaves_the_dataplane_and_cuts_nothing(members, installed):
-    """A new archive: the agent is another process afterwards; connections and flows of before go on all the time."""
+def test_upgrade_keeps_the_dataplane_and_all_connections(members, installed):
+    """Install a new archive: the agent becomes another process, while existing connections and flows keep working."""
     flows = {variant: Flows(member.node, ECHO) for variant, member in members.items()}
     for flow in flows.values():
         flow.wait_for_more()
@@ -196,7 +196,7 @@ def test_without_the_api_server_the_node_serves_and_repairs(members, outage):
 
 @pytest.mark.parametrize("seconds", [15, pytest.param(60, marks=pytest.mark.full)])
 def test_200_changes_a_second(members, outage, seconds):
-    """The kernel equals the plan at the end, and the memory is what it was after the first changes."""
+    """The kernel converges to the desired state, and the memory stays what it was after the first changes."""
     node, cluster, _before = members["nftables"]
     for number in range(CHURN_SERVICES):
         for item in numbered(number):
@@ -206,7 +206,7 @@ def test_200_changes_a_second(members, outage, seconds):
     began = time.monotonic()
     for number in range(seconds * CHURN_RATE):
         name = number * 7 % CHURN_SERVICES
-        # Never what it was the last time.
+        # Never the same value as the last time.
         cluster.store.put(numbered(name, first=number // CHURN_SERVICES % 3, count=1 + number % 5)[1])
         if number == 2000:
             early = resident_kibibytes(node)
@@ -215,10 +215,10 @@ def test_200_changes_a_second(members, outage, seconds):
     assert start_of(node) == process
     assert status(node)["lastError"] == ""
     growth = resident_kibibytes(node) - early
-    assert growth < STEADY_KIBIBYTES, f"{early} KiB have become {growth} KiB more"
+    assert growth < STEADY_KIBIBYTES, f"{early} KiB have grown to {growth} KiB more"
 
 
-def test_dropped_watches_go_on_where_they_were(members):
+def test_dropped_watches_resume_at_their_resource_version(members):
     node, cluster, _before = members["nftables"]
     before, asked = start_of(node), len(cluster.server.requests)
     cluster.server.drop_watches()
@@ -232,7 +232,7 @@ def test_dropped_watches_go_on_where_they_were(members):
 
 
 def test_api_server_with_another_history(members):
-    """Restart it with a later resourceVersion and no events: 410, a list, and only the differences are applied."""
+    """Restart the server with a later resourceVersion and no events: 410, a list, and only differences are applied."""
     node, cluster, _before = members["nftables"]
     process = start_of(node)
     flows = Flows(node, ECHO)
@@ -256,7 +256,7 @@ def test_api_server_with_another_history(members):
 
 
 @pytest.mark.full
-def test_killed_in_the_middle_of_syncs(members):
+def test_killed_during_syncs(members):
     node, cluster, _before = members["legacy"]
     for number in range(300):
         for item in numbered(number):
@@ -283,8 +283,8 @@ def test_killed_in_the_middle_of_syncs(members):
 
 
 @pytest.mark.full
-def test_lock_of_iptables_held_by_somebody_else(members):
-    """Changes that come meanwhile are applied after it is released; none is lost, and the log says so."""
+def test_xtables_lock_held_by_another_program(members):
+    """Changes during the hold are applied after the release; none is lost, and the log reports the lock."""
     node, cluster, _before = members["legacy"]
     # The agent is not root: the lock is shared with its group.
     assert node.output("stat", "-c", "%a %U %G", "/run/xtables.lock").split() == ["660", "root", "kubenode-proxy"]
@@ -322,8 +322,8 @@ def test_api_server_away_for_more_than_a_minute(members, outage):
 
 
 @pytest.mark.parametrize("damage", ["truncate --size=-20", pytest.param("tee", marks=pytest.mark.full)])
-def test_damaged_disk_cache_is_told_and_leaves_the_dataplane(members, outage, damage):
-    """Cut short, or with nothing in it; and no API server to ask."""
+def test_damaged_disk_cache_is_reported_and_keeps_the_dataplane(members, outage, damage):
+    """Truncate or empty the cache while no API server is available."""
     node, cluster, _before = members["iptables"]
     node.run("systemctl", "stop", UNIT)
     rules = dataplane(node)
@@ -340,8 +340,8 @@ def test_damaged_disk_cache_is_told_and_leaves_the_dataplane(members, outage, da
     assert f"10.244.1.{90 + len(damage)}:8080" in node.output("iptables-save", "-t", "nat")
 
 
-def test_playbook_removes_it(members):
-    """With the dataplane: the nodes look as before, but for what the role kernel has prepared for the next boot."""
+def test_playbook_removes_the_agent(members):
+    """Remove the dataplane too: nodes are as before, except for the role kernel's configuration for the next boot."""
     run(members, *NO_KERNEL, "-e", "agent_state=absent", "-e", "agent_remove_dataplane=true")
     for node, _cluster, before in members.values():
         left = [line for line in differences(before, picture(node)) if not any(path in line for path in OF_THE_KERNEL)]

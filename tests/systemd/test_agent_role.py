@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role agent on a node with systemd: installed, kept running, changed, removed."""
+"""The role agent on a node with systemd: install, keep running, change, remove."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXPOSURES = {
     ("root", False): (1.9, 2.1),
     ("root", True): (2.5, 2.7),
 }
-# The kernel's side, in the words of a picture's differences.
+# Kernel state, as it appears in the differences of a picture.
 OF_THE_DATAPLANE = re.compile("(iptables|ip6tables|nftables): new: ")
 
 
@@ -45,13 +45,13 @@ def variables(cluster):
 
 @pytest.fixture(scope="module")
 def before(node):
-    """What the node looks like with nothing installed."""
+    """Provide the state of the node with nothing installed."""
     return picture(node)
 
 
 @pytest.fixture(scope="module")
 def installed(node, before, variables):
-    """The role has run on a fresh node, after a preview that has changed nothing."""
+    """Apply the role to a fresh node, after a check-mode run that must not change anything."""
     preview = node.role("agent", variables, "--check")
     assert preview.changed > 5
     assert differences(before, picture(node)) == []
@@ -103,7 +103,7 @@ def test_agent_is_not_root_and_has_two_capabilities(node, installed):
 
 
 def score(node, *unit):
-    """The exposure that systemd-analyze finds, from 0 (best) to 10."""
+    """Return the exposure that systemd-analyze computes, from 0 (best) to 10."""
     text = node.output("systemd-analyze", "security", "--no-pager", "--threshold=100", *unit)
     found = re.search(r"Overall exposure level for .*: ([0-9.]+) ", text)
     assert found is not None, text
@@ -114,7 +114,7 @@ def test_security_score(node, installed):
     assert score(node, UNIT) <= GOOD_SCORE
 
 
-def test_secrets_are_for_the_agent_only(node, installed):
+def test_only_the_agent_can_read_secrets(node, installed):
     listing = node.output("stat", "-c", "%a %U %G", "/etc/kubenode-proxy", "/etc/kubenode-proxy/kubeconfig")
     assert listing.splitlines() == ["750 root kubenode-proxy", "640 root kubenode-proxy"]
 
@@ -126,7 +126,7 @@ def test_change_in_the_cluster_reaches_the_kernel(node, installed, cluster):
 
 def test_changed_configuration_is_read_without_a_restart(node, installed, variables):
     before = start_of(node)
-    # The tests that follow go on with it.
+    # The following tests keep this configuration.
     variables["agent_configuration"]["iptables"] = {"masqueradeAll": True}
     result = node.role("agent", variables)
     assert "kubenode.proxy.agent : Reload" in result.changed_tasks
@@ -139,7 +139,7 @@ def _masqueraded(node):
     return "\n".join(line for line in rules(node).splitlines() if line.endswith("-j KUBE-MARK-MASQ"))
 
 
-def test_killed_agent_is_started_again_and_leaves_the_dataplane(node, installed):
+def test_killed_agent_is_restarted_and_keeps_the_dataplane(node, installed):
     before, rules_before = start_of(node), dataplane(node)
     node.run("kill", f"-{signal.SIGKILL.value}", before["MainPID"])
     wait_for("a new process", lambda: node.unit(UNIT, "MainPID")["MainPID"] not in ("0", before["MainPID"]))
@@ -148,7 +148,7 @@ def test_killed_agent_is_started_again_and_leaves_the_dataplane(node, installed)
     assert dataplane(node) == rules_before
 
 
-def test_foreign_removal_is_repaired(node, installed):
+def test_external_removal_is_repaired(node, installed):
     before = dataplane(node)
     node.run("iptables", "-t", "nat", "-F", "KUBE-SERVICES")
     wait_for("repaired", lambda: dataplane(node) == before)
@@ -171,7 +171,7 @@ def test_boot_without_the_api_server(node, installed, cluster):
     wait_for("what the server says now", lambda: "--to-destination 10.244.1.10:8080" in rules(node), 90)
 
 
-def test_absent_leaves_nothing_but_the_dataplane_unless_asked(node, before, installed, variables):
+def test_absent_leaves_only_the_dataplane_unless_its_removal_is_requested(node, before, installed, variables):
     rules_before = dataplane(node)
     node.role("agent", {**variables, "agent_state": "absent"})
     left = differences(before, picture(node))
@@ -191,9 +191,9 @@ def test_absent_again_changes_nothing(node, before, installed, variables):
 
 @pytest.mark.full
 def test_every_kind_of_unit_has_a_good_score(node):
-    """Whoever the agent is, whether it may load modules, and whatever mode it has: as docs/security.md has it."""
+    """Check the unit for every user, right to load modules and mode against docs/security.md."""
     role = collection() / "ansible_collections/kubenode/proxy/roles/agent"
-    # A template looks for others beside the playbook.
+    # A template searches for others beside the playbook.
     shutil.copytree(role / "templates", node.scratch / "templates")
     settings = {}
     for part in ("vars", "defaults"):
@@ -236,6 +236,6 @@ def test_as_root_and_with_modules_it_works_in_the_same_sandbox(node, before, var
     assert [line for line in left if " /srv/" not in line] == []
 
 
-def test_without_a_way_to_the_api_server_nothing_is_started(node):
+def test_nothing_is_started_without_an_api_server_address(node):
     result = node.role("agent", {}, failing=True)
     assert "set agent_kubeconfig" in " ".join(result.output.split())

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a taken-over agent reaches on its node: neither what belongs to root nor what leads to it."""
+"""Limits of a compromised agent on its node: it can reach no file of root, nor any path to root privileges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIGURATIONS: Dict[str, Dict[str, Any]] = {
 }
 OTHER = "/srv/other.sock"
 SOCKETS = (OTHER, "/run/other.sock", "/run/containerd/containerd.sock", "/run/docker.sock", "/run/crio/crio.sock")
-# A container runtime's socket as containerd makes it: root:root 0660.
+# A container runtime's socket as containerd creates it: root:root 0660.
 RUNTIMES = f"""
 import os, socket, sys, threading
 def serve(listener):
@@ -59,7 +59,7 @@ FULL = pytest.mark.full
     scope="module", params=[pytest.param("legacy", marks=FULL), "nft", pytest.param("nftables", marks=FULL)]
 )
 def member(request, start):
-    """A node with sockets of container runtimes, its cluster, and the variables of the role."""
+    """Provide a node with sockets of container runtimes, its cluster, and the variables of the role."""
     node = start(f"trust-{request.param}")
     if request.param == "legacy":
         for program in ("iptables", "ip6tables"):
@@ -86,7 +86,7 @@ def identity(node: Node) -> Dict[str, str]:
 
 
 def as_the_agent(node: Node, code: str, *arguments: str) -> Dict[str, str]:
-    """What Python code says with the agent's user, groups, capabilities and mounts."""
+    """Run Python code with the agent's user, groups, capabilities and mounts, and return its JSON output."""
     fields, pid = identity(node), start_of(node)["MainPID"]
     groups = ",".join(fields["Groups"].split())
     become = ["setpriv", f"--reuid={fields['Uid'].split()[0]}", f"--regid={fields['Gid'].split()[0]}"]
@@ -122,7 +122,7 @@ def test_the_agent_reaches_no_socket_of_root(member):
     assert json.loads(node.output("python3", "-c", ASK, *SOCKETS)) == dict.fromkeys(SOCKETS, "you are root")
     found = as_the_agent(node, ASK, *SOCKETS)
     assert set(found.values()) <= {"PermissionError", "FileNotFoundError"}, found
-    # Even for root in the agent's mount namespace: what user the unit gets does not matter.
+    # Even for root in the agent's mount namespace: the unit's user does not matter.
     pid = start_of(node)["MainPID"]
     inside = json.loads(
         node.output("nsenter", "-t", pid, "-m", "setpriv", "--bounding-set=-all", "python3", "-c", ASK, *SOCKETS)
@@ -131,7 +131,7 @@ def test_the_agent_reaches_no_socket_of_root(member):
 
 
 def test_the_agent_holds_no_mount_of_a_container(member):
-    """Containers have their root file systems below hidden directories: those from before its start, and later ones."""
+    """Containers have their root file systems below hidden directories: earlier containers and later ones."""
     _name, node, _cluster, _variables = member
     places = [f"/run/containerd/rootfs-{when}" for when in ("before", "after")]
 
@@ -177,7 +177,7 @@ print(json.dumps(found))
 
 
 def test_upgrade_from_directories_that_were_the_agents_own(member):
-    """With a link, a FIFO and another directory planted there by a taken-over agent of the earlier version."""
+    """Plant a link, a FIFO and another directory there, as a compromised agent of the earlier version could."""
     name, node, _cluster, variables = member
     if name != "nft":
         pytest.skip("does not depend on the mode")

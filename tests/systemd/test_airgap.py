@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node that reaches nothing but the controller and the API server: libraries and account come from the controller."""
+"""A node that can reach only the controller and the API server: the controller provides libraries and account."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def token(node):
     return node.output("cat", TOKEN_FILE).strip()
 
 
-def test_agent_renews_its_token_at_half_its_life(node, cluster, accounts, variables):
-    """With a token that is past half its life, as a clock would make it."""
+def test_agent_renews_its_token_at_half_its_lifetime(node, cluster, accounts, variables):
+    """Renew a token that is past half its lifetime, as time would make it."""
     old = token(node)
     claims = claims_of(old)
     past = sign({**claims, "iat": claims["iat"] - 50_000, "exp": claims["exp"] - 50_000})
@@ -95,8 +95,8 @@ def test_agent_renews_its_token_at_half_its_life(node, cluster, accounts, variab
     wait_for("a change is served", lambda: "10.244.1.3" in node.output("nft", "list", "ruleset"))
 
 
-def test_rotation_ends_what_was_given_out(node, cluster, accounts, variables):
-    """The leaked token is refused from then on, the agent goes on with another one, and no output shows that one."""
+def test_rotation_revokes_issued_tokens(node, cluster, accounts, variables):
+    """The leaked token is refused afterwards, the agent continues with a new one, and no output contains it."""
     leaked = token(node)
     assert accounts.review(leaked)
     done = node.role("agent", {**variables, "agent_rotate_access": True}, "-vvv")
@@ -117,7 +117,7 @@ def test_shared_token_is_rotated_as_well(node, accounts, variables):
     text = node.output("cat", "/etc/kubenode-proxy/kubeconfig")
     leaked = text.split("token: ")[1].split()[0]
     assert accounts.review(leaked)
-    # What used to be documented: the same token comes back.
+    # With the formerly documented way the same token comes back.
     for path in [path for path in accounts.objects if "/secrets/" in path]:
         accounts.answer("DELETE", path, None)
     assert accounts.review(leaked) == ""
@@ -129,7 +129,7 @@ def test_shared_token_is_rotated_as_well(node, accounts, variables):
     assert accounts.review(text.split("token: ")[1].split()[0])
 
 
-def test_loopback_api_server_is_refused_before_anything_is_made(node, cluster, accounts, variables):
+def test_loopback_api_server_is_refused_before_anything_is_created(node, cluster, accounts, variables):
     admin = write_kubeconfig(node.scratch / "admin", cluster.url.replace(BRIDGE, "127.0.0.1"), *cluster.admin)
     before = len(accounts.writes)
     done = node.role("agent", {**variables, "agent_admin_kubeconfig": str(admin)}, failing=True)
@@ -145,10 +145,10 @@ def test_loopback_api_server_is_replaced_by_the_given_one(node, cluster, variabl
 
 
 def test_token_is_not_shown(node, cluster, variables):
-    """When all is removed; see :func:`test_rotation_ends_what_was_given_out`, too."""
+    """At removal; see also :func:`test_rotation_revokes_issued_tokens`."""
     result = node.role("agent", {**variables, "agent_state": "absent", "agent_remove_access": True}, "-vvv")
     assert cluster.server.token not in result.output
 
 
-def test_account_is_removed_when_asked(accounts):
+def test_account_is_removed_on_request(accounts):
     assert accounts.objects == {}

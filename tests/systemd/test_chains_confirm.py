@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A change of iptables_chains that is not confirmed, taken back by a timer of systemd."""
+"""A change of iptables_chains that is not confirmed is reverted by a systemd timer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def timers(node: Node) -> str:
     return node.output("systemctl", "list-timers", "--all", "--no-legend", "kubenode-iptables-chains-*")
 
 
-def test_the_timer_takes_back_what_is_not_confirmed(node):
+def test_the_timer_reverts_an_unconfirmed_change(node):
     node.run("iptables", "-A", "OUTPUT", "-d", "192.0.2.9", "-j", "ACCEPT")
     before = rules(node)
     assert converge(node, {MODULE: {"chains": [CHAIN], "confirm_timeout": 5}}).changed == 1
@@ -43,7 +43,7 @@ def test_the_timer_takes_back_what_is_not_confirmed(node):
     wait_for("the timer is gone", lambda: timers(node) == "")
 
 
-def test_a_confirmed_change_stays_when_the_timer_ends(node):
+def test_a_confirmed_change_is_kept_when_the_timer_ends(node):
     before = rules(node)
     made = {MODULE: {"chains": [CHAIN], "confirm_timeout": 8}, "register": "made"}
     again = {"ansible.builtin.meta": "reset_connection"}

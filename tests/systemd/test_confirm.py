@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Changes that have to be confirmed, on a node with a real systemd: reverted by the node itself, or kept."""
+"""Changes that must be confirmed, on a node with a real systemd: reverted by the node itself, or kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SERVICE = "kubenode-proxy-revert.service"
 HISTORY = "/var/lib/kubenode-proxy-history"
 PENDING = "/run/kubenode-proxy-confirm"
 MANAGEMENT_PORT = 2222
-# Long enough that a loaded machine gets through with it, where the test does not wait for the end of it.
+# Long enough even for a loaded machine; for tests that do not wait until it expires.
 LONG = 900
 SERVER = """\
 import http.server
@@ -38,8 +38,8 @@ def node(start):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_waits(node):
-    """Each test begins without a change that waits, and without anything programmed."""
+def _no_pending_change(node):
+    """Start each test without a pending change and without anything programmed."""
     yield
     node.run("systemctl", "stop", TIMER, check=False)
     node.run("rm", "-rf", PENDING)
@@ -51,7 +51,7 @@ def address_of(node: Node) -> str:
 
 
 def reachable(node: Node) -> bool:
-    """Whether this machine, the controller, reaches the node's management port over the network."""
+    """Return whether this machine, the controller, reaches the node's management port over the network."""
     try:
         with socket.create_connection((address_of(node), MANAGEMENT_PORT), 2):
             return True
@@ -75,7 +75,7 @@ def converge(node: Node, variables, *, failing: bool = False):
 
 
 def programmed(node: Node) -> str:
-    """All that iptables and nftables hold, without counters."""
+    """Return all that iptables and nftables hold, without counters."""
     programs = ("iptables-legacy-save", "ip6tables-legacy-save", "iptables-nft-save", "ip6tables-nft-save")
     texts = [node.output(program) for program in programs] + [node.output("nft", "-s", "list", "ruleset")]
     lines = [line for text in texts for line in text.splitlines() if not line.startswith("#")]
@@ -98,7 +98,7 @@ def timer_is(node: Node) -> str:
 def test_a_change_that_cuts_the_controller_off_is_reverted_at_once(node):
     """The controller's probe fails, and the node rolls back although most of the timeout is left."""
     before = programmed(node)
-    # The Service takes the node's own address and management port for its endpoints, which do not exist.
+    # The Service claims the node's own address and management port for endpoints that do not exist.
     captured = service("captured", "10.96.0.77")
     captured["spec"]["externalIPs"] = [address_of(node)]
     captured["spec"]["ports"][0]["port"] = MANAGEMENT_PORT
@@ -108,7 +108,7 @@ def test_a_change_that_cuts_the_controller_off_is_reverted_at_once(node):
         {
             "service_proxy_snapshot": path,
             "service_proxy_confirm_timeout": LONG,
-            # What the controller would do by itself: see whether it can still connect.
+            # As the controller would do: check whether it can still connect.
             "service_proxy_probes": [f"tcp://{address_of(node)}:{MANAGEMENT_PORT}"],
             "service_proxy_probe_timeout": 3,
         },
@@ -118,7 +118,7 @@ def test_a_change_that_cuts_the_controller_off_is_reverted_at_once(node):
     wait_for("the node is reachable again", lambda: reachable(node), 240)
     wait_for("the revert is over", lambda: node.run("test", "-e", PENDING, check=False).returncode, 120)
     assert programmed(node) == before
-    state = last_state(node) - 1  # The revert saved what it took away.
+    state = last_state(node) - 1  # The revert saved the state that it replaced.
     assert outcome_of(node, state) == "reverted"
     assert "is reverted: state" in node.output("journalctl", "--no-pager", "-u", SERVICE)
     late = play([node], [{"kubenode.proxy.service_proxy_confirm": {"state": state}}], {}, failing=True)[node.name]
@@ -127,7 +127,7 @@ def test_a_change_that_cuts_the_controller_off_is_reverted_at_once(node):
     wait_for("the unit has ended", lambda: node.unit(SERVICE, "ActiveState") == {"ActiveState": "inactive"})
 
 
-def test_a_change_that_nobody_confirms_is_reverted_when_its_timeout_expires(node):
+def test_an_unconfirmed_change_is_reverted_when_its_timeout_expires(node):
     before = programmed(node)
     snapshot(node, *web())
     node.copy(node.scratch / "snapshot.json", "/srv/snapshot.json")
@@ -155,7 +155,7 @@ def test_a_confirmed_change_stays_and_confirming_again_changes_nothing(node):
     assert last_state(node) == state
 
 
-def test_a_second_change_is_refused_while_one_waits_and_a_rollback_withdraws_it(node):
+def test_a_second_change_is_refused_while_one_is_pending_and_a_rollback_cancels_it(node):
     before = programmed(node)
     path = snapshot(node, *web())
     node.copy(node.scratch / "snapshot.json", "/srv/snapshot.json")
@@ -165,7 +165,7 @@ def test_a_second_change_is_refused_while_one_waits_and_a_rollback_withdraws_it(
     assert timer_is(node) == "active"
     refused = converge(node, {"service_proxy_snapshot": path}, failing=True)
     assert "waits to be confirmed until" in refused.output and "kubenode-proxy confirm" in refused.output
-    # A preview only warns.
+    # Check mode only warns.
     assert play([node], [{"kubenode.proxy.service_proxy": options}], {}, "--check")[node.name].failed == 0
     state = last_state(node)
     run_playbook([node], "kubenode.proxy.rollback", {"ansible_become": False}, {})
@@ -174,7 +174,7 @@ def test_a_second_change_is_refused_while_one_waits_and_a_rollback_withdraws_it(
     assert outcome_of(node, state) == "rolled back"
 
 
-def test_rollback_stops_what_would_undo_it_and_tells(node):
+def test_rollback_stops_and_reports_services_that_would_undo_it(node):
     before = programmed(node)
     converge(node, {"service_proxy_snapshot": snapshot(node, *web())})
     between = programmed(node)
@@ -198,7 +198,7 @@ def test_rollback_stops_what_would_undo_it_and_tells(node):
 
 
 @pytest.mark.full
-def test_after_a_reboot_nothing_waits_and_a_late_confirmation_says_so(node):
+def test_after_a_reboot_no_change_is_pending_and_a_late_confirmation_fails(node):
     snapshot(node, *web())
     node.copy(node.scratch / "snapshot.json", "/srv/snapshot.json")
     change = {"snapshot": "/srv/snapshot.json", "mode": "nftables", "node_name": node.name, "confirm_timeout": LONG}

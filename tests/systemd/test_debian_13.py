@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A node with the programs of Debian 13: nft 1.1, iptables 1.8.11, Python 3.13, systemd 257.
 
-Its kernel is this machine's; ``make debian`` runs tests on that of Debian 13. The project is in the container, so that
-tests of the kernel's interfaces run there as well, with Debian 13's Python and compared with what its programs print.
+The kernel is this machine's; ``make debian`` runs tests on that of Debian 13. The project is mounted in the container,
+so that kernel tests run there as well, with Debian 13's Python and compared with the output of its programs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .node import ROOT, wait_for
 FULL = pytest.mark.full
 VERSIONS = {"nft": "nftables v1.1.", "iptables": "iptables v1.8.11 (nf_tables)", "python3": "Python 3.13."}
 KUBE_PROXY = Path(load_case(str(ROOT / "tests/conformance/cases/nodeport-cluster")).file("state-iptables.txt"))
-# What nft 1.1 writes for others, much of it unknown to Debian 12's.
-FOREIGN = """\
+# Rules of another program in the syntax of nft 1.1, much of it unknown to Debian 12's nft.
+EXTERNAL_RULES = """\
 table inet guard {
     comment "of another program"
     counter seen { comment "kept" }
@@ -75,7 +75,7 @@ def test_programs_are_those_of_debian_13(node):
 
 
 def inside(node, *command):
-    """Run a program in a network namespace of its own in the container, in the project's directory."""
+    """Run a program in a separate network namespace of the container, in the project's directory."""
     settings = [f"PYTHONPATH={ROOT}", "PYTHONPYCACHEPREFIX=/tmp/bytecode", f"FULL={os.environ.get('FULL', '')}"]
     return node.run("unshare", "--net", "env", f"--chdir={ROOT}", *settings, *command, check=False)
 
@@ -104,7 +104,7 @@ def test_kernel_tests_pass_with_its_programs(node, tests):
 def test_wire_behaviour_is_kube_proxys(node, mode, variant):
     cases = ["affinity", "cleanup", "lb-source-ranges"]
     if os.environ.get("FULL"):
-        cases += ["clusterip-basic", "foreign-rules", "hairpin", "nodeport-local", "udp-endpoint-replaced"]
+        cases += ["clusterip-basic", "external-rules", "hairpin", "nodeport-local", "udp-endpoint-replaced"]
     words = [word for case in cases for word in ("--cases", case)]
     lab = ["python3", "tests/conformance/lab", "run", "--mode", mode, "--iptables", variant, "--jobs", "3"]
     done = inside(node, *lab, *words)
@@ -112,7 +112,7 @@ def test_wire_behaviour_is_kube_proxys(node, mode, variant):
 
 
 def rules(node):
-    """The tables of the other program, as nft prints them without counters."""
+    """Return the tables of the other program, as nft prints them without counters."""
     tables = (("inet", "guard"), ("netdev", "edge"))
     return [node.output("nft", "--stateless", "list", "table", *table) for table in tables]
 
@@ -122,33 +122,33 @@ def answers(node):
 
 
 def test_agent_takes_over_beside_tables_of_nft_1_1_and_leaves_nothing(node, cluster):
-    node.run("nft", "-f", "-", text=FOREIGN)
-    before, foreign = picture(node), rules(node)
+    node.run("nft", "-f", "-", text=EXTERNAL_RULES)
+    before, external = picture(node), rules(node)
     recorded.load(KUBE_PROXY, lambda words, text: node.output(*words, text=text or ""))
     variables = {"agent_kubeconfig": str(cluster.kubeconfig), "agent_configuration": {"mode": "nftables"}}
     node.role("agent", variables)
     wait_for_activity(node)
     wait_for("the Service answers", lambda: answers(node))
-    assert rules(node) == foreign and not differs(node)
+    assert rules(node) == external and not differs(node)
     assert "KUBE-SERVICES" not in node.output("iptables-save")
     listed = node.output("nft", "list", "ruleset")
     assert "table ip kube-proxy {" in listed and "table inet guard {" in listed
-    # What nft lists, it takes again.
+    # nft accepts its own listing.
     node.run("nft", "--check", "-f", "-", text=f"flush ruleset\n{listed}")
     node.run("nft", "delete", "table", "ip", "kube-proxy")
     wait_for("the table is back and serves", lambda: answers(node))
     wait_for("all of it", lambda: not differs(node))
-    assert rules(node) == foreign
+    assert rules(node) == external
     node.role("agent", {**variables, "agent_state": "absent", "agent_remove_dataplane": True})
     assert node.unit(UNIT, "LoadState")["LoadState"] == "not-found"
-    assert rules(node) == foreign
+    assert rules(node) == external
     assert differences(before, picture(node)) == []
 
 
 @FULL
 def test_agent_in_iptables_mode(node, cluster):
-    node.run("nft", "-f", "-", text="destroy table inet guard\ndestroy table netdev edge\n" + FOREIGN)
-    before, foreign = picture(node), rules(node)
+    node.run("nft", "-f", "-", text="destroy table inet guard\ndestroy table netdev edge\n" + EXTERNAL_RULES)
+    before, external = picture(node), rules(node)
     variables = {"agent_kubeconfig": str(cluster.kubeconfig), "agent_configuration": {"mode": "iptables"}}
     node.role("agent", variables)
     wait_for("the Service answers", lambda: answers(node))
@@ -156,5 +156,5 @@ def test_agent_in_iptables_mode(node, cluster):
     node.run("iptables", "-t", "nat", "-F", "KUBE-SERVICES")
     wait_for("the rules are back and serve", lambda: answers(node) and not differs(node))
     node.role("agent", {**variables, "agent_state": "absent", "agent_remove_dataplane": True})
-    assert rules(node) == foreign
+    assert rules(node) == external
     assert differences(before, picture(node)) == []

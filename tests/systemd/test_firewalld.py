@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Debian's firewalld on a node with the agent: Services answer whatever it does, and its rules stay its own.
+"""Debian's firewalld on a node with the agent: Services recover whatever it does, and its rules are kept.
 
-Nothing here depends on how long a repair takes; the seconds are printed (``pytest -rP``).
+No check depends on how long a repair takes; the durations are printed (``pytest -rP``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def node(start):
     found.run("systemctl", "unmask", "firewalld")
     found.run("systemctl", "start", "firewalld")
     wait_for_firewalld(found)
-    # Something to lose, beside what comes with the package.
+    # Rules to keep beside the package's defaults.
     found.run("firewall-cmd", "--permanent", "--add-port=4443/tcp")
     found.run("firewall-cmd", "--permanent", "--add-masquerade")
     found.run("firewall-cmd", "--reload")
@@ -40,12 +40,12 @@ def node(start):
 
 
 def wait_for_firewalld(node: Node) -> None:
-    """Until it has loaded its rules."""
+    """Wait until firewalld has loaded its rules."""
     wait_for("firewalld", lambda: node.run("firewall-cmd", "--state", check=False).returncode == 0, PATIENCE)
 
 
 def firewalld_rules(node: Node) -> str:
-    """Its table, as the kernel prints it without counters."""
+    """Return firewalld's table, as the kernel prints it without counters."""
     return node.output("nft", "--stateless", "list", "table", "inet", "firewalld")
 
 
@@ -54,21 +54,21 @@ def address_of(node: Node) -> str:
 
 
 def refusal(node: Node, port: int) -> int:
-    """The error with which a connection from this machine to a port of the node ends."""
+    """Return the errno with which a connection from this machine to a port of the node fails."""
     with socket.socket() as probe:
         probe.settimeout(10)
         return probe.connect_ex((address_of(node), port))
 
 
-# In make test what firewalld does is done by tests/kernel/test_living_with_others.py, with rules like firewalld's.
+# In make test, tests/kernel/test_living_with_others.py covers firewalld with equivalent rules.
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["iptables", "nftables"])
-def test_services_answer_again_and_firewalld_keeps_its_own(node, cluster, mode):
-    # The address of the container is not that of the Node object, which is the only one by default in nftables mode.
+def test_services_recover_and_firewalld_keeps_its_rules(node, cluster, mode):
+    # The container's address differs from the Node object's, the only one in nftables mode by default.
     configuration = {"mode": mode, "nodePortAddresses": ["0.0.0.0/0"]}
     variables = {"agent_kubeconfig": str(cluster.kubeconfig), "agent_configuration": configuration}
     before, everything = firewalld_rules(node), dataplane(node)
-    # It is in force: what it does not allow is prohibited, and not only answered by nobody.
+    # firewalld is active: a port that it does not allow is prohibited, not merely closed.
     assert refusal(node, 4443) == errno.ECONNREFUSED
     assert refusal(node, 4444) == errno.EHOSTUNREACH
     node.role("agent", variables)
@@ -88,7 +88,7 @@ def test_services_answer_again_and_firewalld_keeps_its_own(node, cluster, mode):
             node.run(*event)
             took = time.monotonic() - moment
             wait_for_firewalld(node)
-            # All rules, and firewalld's among them.
+            # All rules, including firewalld's.
             wait_for(f"all rules after {event}", lambda rules=served: dataplane(node) == rules, PATIENCE)
             assert firewalld_rules(node) == before
             settled = time.monotonic()

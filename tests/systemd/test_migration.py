@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The playbook migrate on nodes with systemd: with the agent, with changes that have to be confirmed, with lost hosts.
+"""The playbook migrate on nodes with systemd: with the agent, with changes to be confirmed, with lost hosts.
 
-Each node has what a real kube-proxy had programmed in iptables mode, a process of that name as long as the DaemonSet
-controller of the test API server has a pod for it, and an endpoint that answers. The tests follow each other: each
-starts from what the one before has left.
+Each node has what a real kube-proxy had programmed in iptables mode, a process of that name while the DaemonSet
+controller of the test API server has a pod for it, and an endpoint that answers. The tests build on each other: each
+starts from the state that the previous one has left.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ http.server.ThreadingHTTPServer(("0.0.0.0", 8080), http.server.SimpleHTTPRequest
 """
 PENDING = "/run/kubenode-proxy-confirm"
 HISTORY = "/var/lib/kubenode-proxy-history"
-# Enough for a loaded machine; nothing waits for the end of it.
+# Enough for a loaded machine; no test waits until it expires.
 LONG = 900
 
 
 class Fleet(Cluster):
-    """The cluster of a recorded case, with kube-proxy's DaemonSet, and containers for nodes."""
+    """The cluster of a recorded case with kube-proxy's DaemonSet, and containers as nodes."""
 
     def __init__(self, scratch: Path, nodes: List[Node]) -> None:
         super().__init__(scratch, [node.name for node in nodes])
@@ -58,14 +58,14 @@ class Fleet(Cluster):
 
     @staticmethod
     def first_services() -> List[Dict[str, Any]]:
-        """The case's objects; the Nodes are others."""
+        """Return the case's objects with the containers as Nodes."""
         return [item for item in CASE.snapshots()[0] if item["kind"] != "Node"]
 
     @staticmethod
     def _prepare(node: Node) -> None:
         for address in ENDPOINTS:
             node.run("ip", "address", "add", f"{address}/32", "dev", "lo")
-        # kube-proxy has set this one.
+        # kube-proxy has set this parameter.
         node.run("sysctl", "-q", "-w", "net.ipv4.conf.all.route_localnet=1")
         recorded.load(Path(CASE.file("state-iptables.txt")), lambda words, text: node.output(*words, text=text or ""))
         node.write("/srv/server.py", SERVER)
@@ -73,7 +73,7 @@ class Fleet(Cluster):
         wait_for("the endpoint", lambda: answers(node))
 
     def _follow(self, store: Store) -> None:
-        """What kubelets do for the pods of the DaemonSet."""
+        """Start and stop kube-proxy's process as the kubelet does for the pods of the DaemonSet."""
         wanted = nodes_with_pods(store)
         for node in self.members:
             if node.name in wanted and not kube_proxy_runs(node):
@@ -86,11 +86,11 @@ class Fleet(Cluster):
         return nodes_with_label(self.store, LABEL)
 
     def with_kube_proxy(self) -> List[str]:
-        """Where a process of that name runs."""
+        """Return the names of the nodes on which kube-proxy's process runs."""
         return [node.name for node in self.members if kube_proxy_runs(node)]
 
     def migrate(self, failing: bool = False, **more: Any) -> str:
-        """Run the playbook and return what it printed, as one line."""
+        """Run the playbook and return its output as one line."""
         configuration = CASE.proxy_configuration("nftables", "", None)
         del configuration["hostnameOverride"]
         variables = {
@@ -114,23 +114,23 @@ def kube_proxy_runs(node: Node) -> bool:
 
 
 def answers(node: Node) -> bool:
-    """Whether the Service answers on the node."""
+    """Return whether the Service answers on the node."""
     url = f"http://{SERVICE[0]}:{SERVICE[1]}/"
     return node.run("curl", "--silent", "--max-time", "5", "--output", "/dev/null", url, check=False).returncode == 0
 
 
 def lose(node: Node, when: str) -> None:
-    """The controller reaches the node no more as long as this path is there."""
+    """Make the node unreachable for the controller once this path exists."""
     node.write("/run/lost-when", when)
 
 
 def find(node: Node) -> None:
-    """The node can be reached again."""
+    """Make the node reachable again."""
     node.run("rm", "-f", "/run/lost-when")
 
 
 def outcomes(node: Node) -> List[str]:
-    """What became of the changes that had to be confirmed."""
+    """Return the outcomes of the changes that had to be confirmed."""
     text = node.run("cat", f"{HISTORY}/outcomes.json", check=False).stdout
     return [
         item["outcome"] for _number, item in sorted(json.loads(text or "{}").items(), key=lambda pair: int(pair[0]))
@@ -138,7 +138,7 @@ def outcomes(node: Node) -> List[str]:
 
 
 def by_the_agent(node: Node) -> bool:
-    """Whether the node is served by the agent, in mode nftables alone."""
+    """Return whether only the agent serves the node, in nftables mode."""
     active = node.unit(UNIT, "ActiveState", "UnitFileState") == {"ActiveState": "active", "UnitFileState": "enabled"}
     return active and not differs(node) and "KUBE-SERVICES" not in node.output("iptables-save") and answers(node)
 
@@ -152,13 +152,13 @@ def fleet(start, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def before(fleet):
-    """What kube-proxy had programmed."""
+    """Provide the rules that kube-proxy had programmed."""
     assert fleet.with_kube_proxy() == [node.name for node in fleet.members]
     return {node.name: dataplane(node) for node in fleet.members}
 
 
 def assert_untouched(fleet: Fleet, before: Dict[str, List[str]], *nodes: Node) -> None:
-    """Served by kube-proxy, as it had programmed it, and with nothing of the agent."""
+    """Check that kube-proxy serves the nodes as it had programmed them, without any trace of the agent."""
     for node in nodes:
         assert dataplane(node) == before[node.name]
         assert kube_proxy_runs(node) and node.name not in fleet.labelled()
@@ -175,7 +175,7 @@ def test_without_access_for_the_agent_no_host_is_touched(fleet, before):
 
 
 @pytest.mark.full
-def test_a_change_whose_probes_fail_is_taken_back_at_once(fleet, before):
+def test_a_change_whose_probes_fail_is_reverted_at_once(fleet, before):
     text = fleet.migrate(service_proxy_probes=["tcp://10.96.2.1:9"], service_proxy_probe_timeout=3, failing=True)
     assert "not confirmed because probes failed: tcp://10.96.2.1:9" in text, text
     assert "kube-proxy serves this host again" in text, text
@@ -183,7 +183,7 @@ def test_a_change_whose_probes_fail_is_taken_back_at_once(fleet, before):
     assert_untouched(fleet, before, *fleet.members)
 
 
-def test_a_host_lost_before_the_change_is_confirmed_goes_back_by_itself(fleet, before):
+def test_a_host_lost_before_the_change_is_confirmed_rolls_back_on_its_own(fleet, before):
     first = fleet.members[0]
     lose(first, when=PENDING)
     text = fleet.migrate(service_proxy_confirm_timeout=20, failing=True)
@@ -197,14 +197,14 @@ def test_a_host_lost_before_the_change_is_confirmed_goes_back_by_itself(fleet, b
 
 
 @pytest.mark.full
-def test_a_host_lost_while_others_of_its_batch_go_on_ends_the_rollout(fleet, before):
+def test_a_host_lost_while_others_of_its_batch_continue_ends_the_rollout(fleet, before):
     first, second, third = fleet.members
     lose(second, when=f"/etc/systemd/system/{UNIT}")
     text = fleet.migrate(proxy_serial=[2, 1], failing=True)
-    told = (
+    expected = (
         f"No further batch is started, since these were lost in the middle: {second.name}. kube-proxy is kept off there"
     )
-    assert told in text and f"{first.name}: done" in text, text
+    assert expected in text and f"{first.name}: done" in text, text
     assert fleet.labelled() == [first.name, second.name]
     assert by_the_agent(first) and outcomes(first)[-1] == "confirmed"
     assert second.unit(UNIT, "ActiveState")["ActiveState"] == "inactive"
@@ -213,7 +213,7 @@ def test_a_host_lost_while_others_of_its_batch_go_on_ends_the_rollout(fleet, bef
 
 
 @pytest.mark.full
-def test_a_host_lost_again_with_what_may_be_an_agent_keeps_kube_proxy_off(fleet, before):
+def test_a_lost_host_that_may_have_an_agent_keeps_kube_proxy_off(fleet, before):
     _first, second, third = fleet.members
     lose(second, when="/")
     text = fleet.migrate(failing=True)
@@ -223,8 +223,8 @@ def test_a_host_lost_again_with_what_may_be_an_agent_keeps_kube_proxy_off(fleet,
     second.run("rm", "/var/lib/kubenode-proxy/snapshot.json.gz")
     text = fleet.migrate(proxy_serial=[2, 1], failing=True)
     find(second)
-    told = "was lost in the middle: no route to host. It has or may have an agent, so kube-proxy is kept off"
-    assert told in text, text
+    expected = "was lost in the middle: no route to host. It has or may have an agent, so kube-proxy is kept off"
+    assert expected in text, text
     assert second.name in fleet.labelled() and not kube_proxy_runs(second)
     assert_untouched(fleet, before, third)
 

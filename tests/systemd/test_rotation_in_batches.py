@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rotation of the access of agents, one batch of nodes after the other: it revokes once, and no node is left out."""
+"""Rotation of the agents' access, one batch of nodes after the other: it revokes once, and no node is skipped."""
 
 from __future__ import annotations
 

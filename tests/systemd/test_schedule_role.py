@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role schedule: a timer converges the node and says how it went."""
+"""The role schedule: a timer converges the node and reports the result."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def node(start):
 
 @pytest.fixture(scope="module")
 def before(node):
-    """What the node looks like with nothing installed; the snapshot is the tests' own."""
+    """Provide the state of the node with nothing installed; the snapshot belongs to the tests."""
     node.write("/srv/snapshot.json", "")
     return picture(node)
 
 
 @pytest.fixture(scope="module")
 def snapshot(node, before):
-    """A function that puts objects into the snapshot on the node."""
+    """Provide a function that puts objects into the snapshot on the node."""
 
     def put(*items):
         objects = [node_object(node.name, "10.88.255.254"), *items]
@@ -84,19 +84,19 @@ def run_now(node, *, check=True):
 
 
 def reschedule(node, variables):
-    """Apply the role with what gives another unit, stop the timer, and run once: no run comes unasked afterwards."""
+    """Apply the role with a changed unit, stop the timer, and run once, so that no unexpected run follows."""
     result = node.role("schedule", variables)
     assert "kubenode.proxy.schedule : Install the units" in result.changed_tasks
     assert node.unit(TIMER, "ActiveState") == {"ActiveState": "active"}
     node.run("systemctl", "stop", TIMER)
-    # If the timer has begun a run already, this one joins it.
+    # If the timer has already started a run, this one joins it.
     run_now(node)
     return result
 
 
-def test_timer_runs_the_convergence_and_metrics_tell(node, scheduled):
+def test_timer_runs_the_convergence_and_metrics_report_it(node, scheduled):
     assert node.unit(TIMER, "ActiveState", "UnitFileState") == {"ActiveState": "active", "UnitFileState": "enabled"}
-    # The first run is a minute after boot: it may be past, or has to be waited for.
+    # The first run is a minute after boot: it may have ended already, or must be awaited.
     found = wait_for("the first run", lambda: metrics(node), 90)
     assert found["success"] == 1
     assert found['changed_entries{kind="added"}'] > 10
@@ -109,7 +109,7 @@ def test_second_application_changes_nothing(node, scheduled, variables):
     assert node.role("schedule", variables).changed_tasks == []
 
 
-def test_runs_are_sandboxed_and_metrics_are_for_all(node, scheduled):
+def test_runs_are_sandboxed_and_metrics_are_readable_for_all(node, scheduled):
     assert node.unit(RUN, "User")["User"] == "kubenode-proxy"
     assert node.output("stat", "-L", "-c", "%a", METRICS).strip() == "644"
     assert (
@@ -121,7 +121,7 @@ def test_runs_are_sandboxed_and_metrics_are_for_all(node, scheduled):
     assert float(overall.split(":")[1].split()[0]) <= 2.5
 
 
-def test_nothing_to_do_then_a_change_then_a_refused_object(node, scheduled, snapshot):
+def test_no_change_then_a_change_then_a_refused_object(node, scheduled, snapshot):
     run_now(node)
     assert {key: value for key, value in metrics(node).items() if "changed" in key} == {
         'changed_entries{kind="added"}': 0,
@@ -137,7 +137,7 @@ def test_nothing_to_do_then_a_change_then_a_refused_object(node, scheduled, snap
     assert "--to-destination 10.244.1.7:8080" in node.output("iptables-save", "-t", "nat")
 
 
-def test_failed_run_is_told_and_the_dataplane_stays(node, scheduled):
+def test_failed_run_is_reported_and_the_dataplane_is_kept(node, scheduled):
     before = metrics(node)
     node.run("mv", "/srv/snapshot.json", "/srv/away")
     assert run_now(node, check=False) != 0
@@ -150,7 +150,7 @@ def test_failed_run_is_told_and_the_dataplane_stays(node, scheduled):
 
 
 @pytest.mark.full
-def test_check_tells_the_drift_and_changes_nothing(node, scheduled, variables):
+def test_check_reports_the_drift_and_changes_nothing(node, scheduled, variables):
     reschedule(node, {**variables, "schedule_check": True})
     rules = dataplane(node)
     node.run("iptables", "-t", "nat", "-F", "KUBE-SERVICES")
@@ -158,14 +158,14 @@ def test_check_tells_the_drift_and_changes_nothing(node, scheduled, variables):
     flushed = dataplane(node)
     run_now(node)
     found = metrics(node)
-    # A chain that is there and has lost its rules is one to replace.
+    # A chain that exists without its rules counts as one to replace.
     assert found["success"] == 1 and found['changed_entries{kind="replaced"}'] > 0
     assert dataplane(node) == flushed
     reschedule(node, variables)
     assert dataplane(node) == rules
 
 
-def test_runs_by_the_api_server(node, scheduled, variables, cluster):
+def test_runs_against_the_api_server(node, scheduled, variables, cluster):
     cluster.store.put(endpoint_slice("web", [POD, "10.244.1.31"]))
     given = {**variables, "schedule_snapshot": "", "agent_kubeconfig": str(cluster.kubeconfig)}
     reschedule(node, given)
@@ -196,11 +196,11 @@ def repository(node, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pulled(node, cluster, repository):
-    """The repository is that of the examples; the node's kubeconfig is where a kubelet has its own."""
+    """Provide the repository is that of the examples; the node's kubeconfig is where a kubelet has its own."""
     example = ROOT / "examples" / "pull"
     repository.push({path.name: path.read_text() for path in example.iterdir()})
     node.write("/etc/kubernetes/kubelet.conf", cluster.kubeconfig.read_text())
-    # This time it is node_exporter's own.
+    # The format is that of node_exporter this time.
     node.run("mkdir", "-p", PLACE_OF_METRICS)
     return reschedule(node, pull_variables(repository))
 
@@ -230,7 +230,7 @@ def test_ansible_pull_converges_the_node(node, pulled, cluster):
 
 
 @pytest.mark.full
-def test_ansible_pull_takes_up_what_is_pushed(node, pulled, repository):
+def test_ansible_pull_applies_a_pushed_commit(node, pulled, repository):
     playbook = (ROOT / "examples/pull/proxy.yml").read_text()
     repository.push({"proxy.yml": playbook.replace("mode: iptables", "mode: nftables")})
     run_now(node)

@@ -26,7 +26,7 @@ SLICE = {
     "ports": [{"name": "https", "port": 6443}],
     "endpoints": [{"addresses": ["192.0.2.11"]}, {"addresses": ["192.0.2.12"]}],
 }
-# Records what a kubelet would find.
+# Records the state that a kubelet would see.
 KUBELET = """
 [Service]
 ExecStartPre=/bin/sh -c 'iptables-save -t nat >/run/found-by-kubelet'
@@ -71,20 +71,20 @@ def rules(node):
 
 
 def started(node, unit):
-    """When systemd started the unit's process, in seconds since boot of the machine."""
+    """Return when systemd started the unit's process, in seconds since the machine's boot."""
     return int(node.unit(unit, "ExecMainStartTimestampMonotonic")["ExecMainStartTimestampMonotonic"]) / 1e6
 
 
-def test_they_are_served_and_listed(node, installed):
+def test_static_services_are_served_and_listed(node, installed):
     wait_for("the static Service is served", lambda: f"{ADDRESS}/32" in rules(node))
     file = "/etc/kubenode-proxy/services.d/ansible.json"
     assert status(node)["staticServices"] == {"static/apiserver": file, "static/registry": file}
-    # Neither answers, so both are served.
+    # Neither endpoint answers, so both are served.
     wait_for("the API servers are checked", lambda: len(status(node)["checks"]) == 2)
     assert f"{API_ADDRESS}/32" in rules(node) and "--to-destination 192.0.2.22:7443" in rules(node)
 
 
-def test_at_boot_they_are_served_before_kubelet_starts(node, installed, cluster):
+def test_static_services_are_served_at_boot_before_kubelet_starts(node, installed, cluster):
     cluster.go_away()
     node.run("rm", "-f", "/var/lib/kubenode-proxy/agent/cluster.json.gz")
     node.restart()
@@ -97,7 +97,7 @@ def test_at_boot_they_are_served_before_kubelet_starts(node, installed, cluster)
     assert f"{ADDRESS}/32" in rules(node)
 
 
-def test_an_agent_that_fails_delays_kubelet_by_ten_seconds_and_no_more(node, installed):
+def test_a_failing_agent_delays_kubelet_by_at_most_ten_seconds(node, installed):
     node.run("sed", "-i.good", "s/^mode:.*/mode: wrong/", "/etc/kubenode-proxy/config.yaml")
     node.restart()
     wait_for("kubelet runs", lambda: node.unit("kubelet.service", "ActiveState")["ActiveState"] == "active")
@@ -109,7 +109,7 @@ def test_an_agent_that_fails_delays_kubelet_by_ten_seconds_and_no_more(node, ins
     wait_for("the agent has recovered", lambda: f"{ADDRESS}/32" in rules(node), 90)
 
 
-def test_without_the_variable_they_are_removed_and_other_files_are_kept(node, installed, variables):
+def test_without_the_variable_static_services_are_removed_and_other_files_are_kept(node, installed, variables):
     node.write("/etc/kubenode-proxy/services.d/own.yaml", "")
     node.role("agent", {**variables, "service_proxy_static": [], "service_proxy_api_servers": []})
     wait_for("it is no longer served", lambda: f"{ADDRESS}/32" not in rules(node))

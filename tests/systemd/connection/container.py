@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ansible connection into a container of this machine by its namespaces; files travel over standard input."""
+"""Ansible connection to a container on this machine through its namespaces; files are sent over standard input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ options: {}
 
 
 def _is_lost(root: Path) -> bool:
-    """Whether a test wants the container with this root to be out of reach now."""
+    """Return whether a test wants the container with this root file system to be unreachable now."""
     try:
         path = (root / "run/lost-when").read_text(encoding="utf-8").strip()
     except FileNotFoundError:
@@ -79,5 +79,5 @@ class Connection(ConnectionBase):
             file.write(output)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no connection is kept open."""
         self._connected = False

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``flows.py ADDRESS PORT``: one TCP connection and one UDP flow to a Service, used all the time.
+"""``flows.py ADDRESS PORT``: use one TCP connection and one UDP flow to a Service continuously.
 
-For each line on standard input it prints, as JSON, how many exchanges there were so far, from which ports, and what
-went wrong. It ends with its input. A connection that is lost is not opened again.
+For each line on standard input the program prints, as JSON, the number of exchanges so far, their source ports, and the
+errors. It exits at the end of its input. It does not reopen a lost connection.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 60.0
 
 
 def main(address: str, port: int) -> None:
-    """Exchange and tell."""
+    """Exchange data and report."""
     stream = socket.create_connection((address, port), PATIENCE_SECONDS)
     datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     datagrams.settimeout(PATIENCE_SECONDS)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``kill_in_sync.py PID``: wait until that process has a program running that restores rules, and kill it then."""
+"""``kill_in_sync.py PID``: wait until that process runs a program that restores rules, and kill the process then."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE_SECONDS = 120.0
 
 
 def is_restoring(agent: str) -> bool:
-    """Whether iptables-restore is a child of the process."""
+    """Return whether iptables-restore is a child of the process."""
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What runs in a pod of the tests: it gives back what comes on TCP and UDP port 8080. Prints ``ready``."""
+"""A test pod's server: it echoes what it receives on TCP and UDP port 8080. Prints ``ready``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import threading
 
 
 class Stream(socketserver.BaseRequestHandler):
-    """One connection, for as long as it lasts."""
+    """One connection, until the client closes it."""
 
     def handle(self) -> None:
-        """Give back every line."""
-        # A client that goes away in the middle is ordinary here.
+        """Echo every line."""
+        # A client that closes early is not an error here.
         with contextlib.suppress(ConnectionError):
             while data := self.request.recv(4096):
                 self.request.sendall(data)
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """A thread for each connection."""
+    """A TCP server with a thread for each connection."""
 
     daemon_threads = True
     allow_reuse_address = True

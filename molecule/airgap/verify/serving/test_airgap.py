@@ -1,14 +1,14 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent serves on a node that has no libraries of its own and can reach nobody but the controller."""
+"""The agent serves on a node without libraries of its own that can reach only the controller."""
 
 from __future__ import annotations
 
 from tests.molecule_support.checks import within
 
 
-def test_node_cannot_leave(node):
+def test_node_has_no_route_to_other_networks(node):
     assert node.host.run("curl -s --max-time 2 http://192.0.2.80/").rc != 0
     assert node.host.run("getent hosts deb.debian.org").rc != 0
 
@@ -28,8 +28,8 @@ def test_agent_runs_and_serves(node):
     assert {answer.outcome for answer in node.ask_inside("10.96.0.20", 80, node.pods[0], 6)} == {"answer"}
 
 
-def test_nothing_was_sent_to_anybody_else_before_these_checks(scenario):
-    # The checks above run in this order and send by themselves: what was counted before them is in the file.
+def test_nothing_was_sent_to_any_other_host_before_these_checks(scenario):
+    # The checks above run in this order and send packets themselves; the file holds the count from before them.
     counted = (scenario.directory / "unexpected").read_text(encoding="ascii").split()
     assert len(counted) == 3
     assert set(counted) == {"0"}

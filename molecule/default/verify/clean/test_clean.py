@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node from which everything was removed looks as it did before."""
+"""A node from which everything was removed is as it was before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import json
 from tests.molecule_support.portrait import differences
 
 
-def test_node_is_as_it_was_found(node, scenario):
+def test_node_is_as_it_was_before(node, scenario):
     place = scenario.place(node.lab)
     before, after = (json.loads((place / f"{name}.json").read_text(encoding="utf-8")) for name in ("before", "after"))
     assert before["units"]

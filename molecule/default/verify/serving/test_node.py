@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an administrator finds on a converged node."""
+"""The state that an administrator finds on a converged node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AGENTS = ("node1", "node2")
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_agent_runs_and_will_after_a_reboot(nodes, name):
+def test_agent_runs_and_is_enabled_at_boot(nodes, name):
     host = nodes[name].host
     unit = host.service("kubenode-proxy")
     assert unit.is_running
@@ -36,7 +36,7 @@ def test_agent_is_healthy_and_has_metrics(nodes, name):
 
 
 @pytest.mark.parametrize("name, status, local", [("node1", "200", 1), ("node2", "503", 0)])
-def test_health_check_port_says_whether_an_endpoint_is_here(nodes, name, status, local):
+def test_health_check_port_reports_whether_a_local_endpoint_exists(nodes, name, status, local):
     node = nodes[name]
     printed = node.host.check_output(f"curl -s -w '\\n%{{http_code}}' http://{node.address}:32000/")
     body, code = printed.rsplit("\n", 1)
@@ -45,12 +45,12 @@ def test_health_check_port_says_whether_an_endpoint_is_here(nodes, name, status,
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_secrets_are_not_for_everybody(nodes, name):
+def test_secrets_are_not_world_readable(nodes, name):
     file = nodes[name].host.file("/etc/kubenode-proxy/kubeconfig")
     assert (file.user, file.group, oct(file.mode)) == ("root", "kubenode-proxy", "0o640")
 
 
-def test_single_run_leaves_no_service(nodes):
+def test_single_run_leaves_no_systemd_service(nodes):
     host = nodes["node3"].host
     assert not host.service("kubenode-proxy").exists
     # The group is that of the role schedule where it is installed.

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What clients of the cluster get from nodes that the roles have converged."""
+"""Traffic of the cluster's clients through nodes that the roles have converged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_load_balancer_address_answers(node):
     assert backends(node.ask_often("198.51.100.20", 80)) == FIRST
 
 
-def test_local_policy_keeps_the_clients_address_and_serves_only_where_an_endpoint_is(node):
+def test_local_policy_keeps_the_clients_address_and_serves_only_nodes_with_an_endpoint(node):
     if node.name == "node1":
         answers = node.ask_often("198.51.100.21", 80)
         assert {(answer.backend, answer.peer) for answer in answers} == {("pod-1-2", node.lab.client)}

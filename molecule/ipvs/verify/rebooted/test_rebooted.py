@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""After a reboot, before anybody has converged anything: the kernel is prepared, and the agent serves."""
+"""After a reboot, before any convergence: the kernel is prepared, and the agent serves."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from tests.molecule_support.checks import within
 MODULES = {"node1": {"ip_vs", "ip_vs_rr", "ip_vs_wlc", "nf_conntrack"}, "node2": {"ip_vs", "ip_vs_rr", "nf_conntrack"}}
 
 
-def test_it_was_a_boot(node, scenario):
+def test_node_has_rebooted(node, scenario):
     before = json.loads((scenario.place(node.lab) / "before.json").read_text(encoding="utf-8"))["boot"]
     assert node.host.file("/proc/sys/kernel/random/boot_id").content_string.strip() != before
 
 
-def test_modules_were_loaded_by_the_boot(node):
+def test_modules_were_loaded_at_boot(node):
     assert node.host.service("systemd-modules-load").is_running
     loaded = set(node.host.check_output("lsmod | cut -d' ' -f1").split())
     assert MODULES[node.name] <= loaded
 
 
-def test_parameters_that_need_the_modules_were_set_by_the_boot(node):
+def test_parameters_of_the_modules_were_set_at_boot(node):
     assert node.host.sysctl("net.ipv4.vs.conntrack") == 1
     assert node.host.sysctl("net.netfilter.nf_conntrack_max") == 50000
     assert node.host.sysctl("net.netfilter.nf_conntrack_tcp_timeout_established") == 86400
 
 
-def test_agent_serves_again_by_itself(nodes):
+def test_agent_serves_again_on_its_own(nodes):
     node = nodes["node1"]
     within(180, "the Service answers", lambda: node.ask("10.96.0.10", 80, timeout=2).outcome == "answer")
     assert node.host.service("kubenode-proxy").is_running

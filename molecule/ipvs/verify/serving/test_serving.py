@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What clients get from nodes in ipvs mode, each with a kernel of its own, and what ipvsadm shows."""
+"""Traffic of clients through nodes in ipvs mode, each with a kernel of its own, and the output of ipvsadm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REAL = {"10.244.1.2:8080", "10.244.2.2:8080"}
 
 
 def virtual_servers(node, *options):
-    """Lines of real servers by virtual server, as ipvsadm prints them."""
+    """Return the lines of real servers by virtual server, as ipvsadm prints them."""
     found, current = {}, None
     for line in node.host.check_output(f"ipvsadm -L -n {' '.join(options)}").splitlines():
         if re.match(r"(TCP|UDP|SCTP) ", line):
@@ -56,7 +56,7 @@ def test_addresses_are_on_the_dummy_device(node):
 
 
 @pytest.mark.parametrize("protocol, port", [("TCP", 80), ("UDP", 53)])
-def test_cluster_ip_takes_the_pods_of_both_nodes_in_turn(node, protocol, port):
+def test_cluster_ip_uses_the_pods_of_both_nodes_in_turn(node, protocol, port):
     answers = [node.ask("10.96.0.10", port, protocol) for _ in range(8)]
     assert {answer.backend for answer in answers} == FIRST
     if protocol == "TCP":
@@ -90,5 +90,5 @@ def test_counters_count_the_connections(node):
     before = connections()
     for _ in range(5):
         assert node.ask("10.96.0.10", 80).outcome == "answer"
-    # The kernel adds its counters up every two seconds, perhaps together with those of an earlier check.
+    # The kernel sums its counters up every two seconds, perhaps together with those of an earlier check.
     within(60, "five more connections are counted", lambda: connections() >= before + 5)

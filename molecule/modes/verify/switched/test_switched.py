@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What clients noticed of the switches, and what is left on the nodes."""
+"""Effects of the mode switches on clients, and the state left on the nodes."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ NFTABLES = ["table ip kube-proxy", "table ip6 kube-proxy"]
 
 
 @pytest.mark.parametrize(("name", "number"), [("node1", 1), ("node2", 2)])
-def test_in_nftables_mode_there_is_its_table_and_no_chain_of_the_modes_before(scenario, nodes, name, number):
+def test_nftables_mode_has_its_table_and_no_chain_of_earlier_modes(scenario, nodes, name, number):
     assert chains(look(scenario, nodes[name], "mode-0"))
     found = look(scenario, nodes[name], f"mode-{number}")
     assert [chains(found), chains(found, "ip6tables")] == [[], []]
     assert found["nftables"] == NFTABLES
 
 
-def test_in_ipvs_mode_virtual_servers_serve_and_no_chain_of_a_service_is_left(scenario, nodes):
+def test_ipvs_mode_has_virtual_servers_and_no_chain_of_a_service(scenario, nodes):
     assert [line for line in chains(look(scenario, nodes["node2"], "mode-0")) if "KUBE-SVC-" in line]
     found = look(scenario, nodes["node2"], "mode-1")
     assert found["virtual servers"]
@@ -55,7 +55,7 @@ def test_in_ipvs_mode_virtual_servers_serve_and_no_chain_of_a_service_is_left(sc
     assert {f"kube-ipvs0 inet {address}/32" for address in SERVICES} <= set(found["addresses"])
 
 
-def test_back_again_nothing_of_the_other_modes_is_left(scenario, node):
+def test_nothing_of_the_other_modes_is_left_at_the_end(scenario, node):
     first, back = look(scenario, node, "mode-0"), look(scenario, node, "mode-3")
     for section in ("iptables", "ip6tables", "nftables", "sets", "virtual servers", "addresses"):
         assert back[section] == first[section], section
