@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 #
 # The two commands: `make demo` shows a miniature cluster being converged, `make test` tests everything.
-# Both set up what they need; see CONTRIBUTING.md for the other targets.
+# Both install their requirements; see CONTRIBUTING.md for the other targets.
 
 SHELL := /bin/sh
 BIN := .venv/bin
@@ -12,15 +12,15 @@ PYTEST := $(PYTHON) -m pytest
 QEMU := $(PYTHON) -m tests.lab.qemu
 LOAD := tests/kernel/test_migration_load.py
 WIRE := tests/conformance/lab
-# Empty: what `make test` runs. FULL=1, for any target: also the tests that are marked `full`, all scenarios, all cases.
+# Empty: as in `make test`. FULL=1, for any target: also the tests marked `full`, all scenarios, all cases.
 FULL ?=
 MARKS := $(if $(FULL),,and not full)
-# What `make test` runs; all are run even if one fails. For some of them: make test STEPS="lint unit"
+# The steps of `make test`; all run even if one fails. To run some of them: make test STEPS="lint unit"
 STEPS ?= kernel uml modules systemd conformance load unit pythons molecule lint build played sanity importer cores browser monitoring \
 	$(if $(FULL),debian ansible-units)
-# What `make molecule` runs; for one: make molecule SCENARIOS=ipvs
+# The scenarios of `make molecule`; to run one: make molecule SCENARIOS=ipvs
 SCENARIOS ?= default $(if $(FULL),ipvs modes airgap)
-# Cases of the wire lab, without FULL: one or two for each area; of them those that are repeated with IPv6 or both
+# Cases of the wire lab without FULL: one or two for each area; then the subsets that are repeated with IPv6 or both
 # families, with legacy iptables, and on a kernel with IPVS.
 AREAS := affinity-endpoint-changes cleanup clusterip-basic clusterip-sctp detect-bridge external-ips-local foreign-rules \
 	forward-policy-drop hairpin internal-local-none-local lb-ingress-changes lb-source-ranges-several many-endpoints masquerade-all \
@@ -32,13 +32,13 @@ LEGACY := affinity cleanup clusterip-basic lb-source-ranges nodeport-cluster res
 IPVS := affinity cleanup clusterip-basic clusterip-sctp external-ips-local foreign-rules hairpin 'ipvs-*' lb-ingress-changes \
 	lb-source-ranges masquerade-all no-endpoints-every-address nodeport-addresses nodeport-cluster nodeport-local \
 	restart-changed-meanwhile terminating-local udp-endpoint-replaced
-# Those that hold in userspace mode, compared with the recordings of ipvs mode.
+# The cases that apply to userspace mode, compared with the recordings of ipvs mode.
 USERSPACE := affinity affinity-endpoint-changes clusterip-basic clusterip-multiport external-ips-local hairpin host-network-endpoints \
 	lb-local lb-vip no-endpoints-every-address nodeport-addresses nodeport-no-endpoints open-connection-terminating service-deleted \
 	terminating-cluster udp-endpoint-replaced udp-nodeport-replaced zone-hints-and-policies
 IPVS_TWINS := affinity hairpin lb-source-ranges nodeport-local
-# Cases on Debian's own kernels in QEMU, where each takes half a minute; of them those in IPVS mode with iptables nft,
-# and those in all modes on Debian 13.
+# Cases on Debian's own kernels in QEMU, where each takes half a minute: those in IPVS mode with iptables-nft, and those
+# in all modes on Debian 13.
 DEBIAN_IPVS := affinity clusterip-basic external-ips-local foreign-rules hairpin ipvs-sh lb-source-ranges \
 	no-endpoints-every-address nodeport-addresses nodeport-local udp-endpoint-replaced
 DEBIAN_13 := affinity cleanup clusterip-basic foreign-rules lb-source-ranges nodeport-local udp-endpoint-replaced
@@ -63,7 +63,7 @@ setup:
 setup-lab:
 	@.ci/bootstrap lab
 
-# In one shell, so that the demonstration can say how long its preparation took.
+# In one shell, so that the demonstration can report how long its preparation took.
 demo:
 	@DEMO_STARTED=$$(date +%s); export DEMO_STARTED; .ci/bootstrap demo && $(PYTHON) -m tests.lab.demo
 
@@ -92,7 +92,7 @@ test: setup-lab
 test-full:
 	@$(MAKE) --no-print-directory test FULL=1
 
-# While working: without root, in about half a minute.
+# For use while editing: without root, in about half a minute.
 quick: setup
 	$(BIN)/ruff check .
 	$(PYTEST) -q -n 2 -m "not full" tests/unit
@@ -126,15 +126,15 @@ monitoring: setup
 browser: setup-lab
 	$(PYTEST) -q tests/fleet
 
-# Two files at a time, here and below: much of the time is Ansible waiting for a node, or a test for something to happen.
+# Two files at a time, here and below: much of the time is spent waiting for nodes and for conditions.
 kernel: setup-lab
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder tests/kernel -m "not uml $(MARKS)" --ignore $(LOAD)
 
-# Alone, since an emulated node needs all processors.
+# Not in parallel, since an emulated node needs all processors.
 load: setup-lab
 	$(PYTEST) -q $(if $(FULL),,-m "not full") $(LOAD)
 
-# Two guests at a time, each with one processor, share out the files.
+# Two guests at a time, each with one processor, share the files.
 uml: setup-lab
 	@board=$$(mktemp -d); trap 'rm -rf "$$board"' EXIT; printf '%s\n' 1 2 | xargs -P 2 -I % sh -c \
 	  '$(PYTHON) -m tests.lab.uml --memory 1G --writable '$$board' --env TEST_BOARD='$$board' -- \
@@ -158,7 +158,7 @@ modules: setup-lab
 sanity: setup
 	.ci/ansible-test sanity
 
-# In namespaces, since the targets change the host that they run on.
+# In namespaces, since the targets change their host.
 integration: setup-lab
 	.ci/ansible-test integration
 
@@ -194,16 +194,16 @@ ifneq ($(FULL),)
 	$(WIRE) run --mode iptables --iptables nft --families ipv6 --jobs 6
 	$(WIRE) run --mode nftables --families dual --jobs 6
 endif
-# One case at a time in each guest: a kernel that lists virtual servers of one namespace counts those of the others.
+# One case at a time in each guest: a kernel's list of one namespace's virtual servers is affected by other namespaces.
 	$(WIRE) uml --jobs 2 -- run --mode ipvs $(call cases,$(IPVS)) --jobs 1
 	$(WIRE) uml --jobs 2 -- run --mode ipvs $(call cases,$(IPVS_TWINS)) --jobs 1 --families ipv6
 
-# Fetches kernels and makes the root file system of Debian 13, into .cache.
+# Downloads kernels and builds the root file system of Debian 13, into .cache.
 guests: setup-lab
 	$(QEMU)
 	$(QEMU) --debian 13
 
-# Guests have one processor each; in IPVS mode each runs one case at a time, as above.
+# Each guest has one processor; in IPVS mode it runs one case at a time, as above.
 debian: guests
 	$(WIRE) qemu --jobs 2 -- run --mode ipvs $(DEBIAN_IPVS:%=--cases %) --jobs 1
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode nftables $(DEBIAN_13:%=--cases %) --jobs 1
@@ -211,7 +211,7 @@ debian: guests
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode ipvs $(DEBIAN_13:%=--cases %) --jobs 1
 	$(QEMU) --debian 13 -- python3 -m pytest -q -p no:cacheprovider -m "not full" $(KERNEL_13)
 
-# In a root file system with nothing but what .ci/bootstrap installs.
+# In a root file system with only the packages that .ci/bootstrap installs.
 minimal:
 	.ci/minimal-root
 

@@ -1,4 +1,4 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Documentation that is generated: module reference, variables of roles, the recorded demonstration."""
+"""Generated documentation: module reference, variables of roles, the recorded demonstration."""

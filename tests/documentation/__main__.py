@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``python -m tests.documentation [--check] [--record]``: write what is generated, or say what is out of date."""
+"""``python -m tests.documentation [--check] [--record]``: write the generated files, or list those out of date."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from . import collection, module_reference, session, settings, variables
 
 RECORDING = Path("examples/demo-session.txt")
 PICTURE = Path("docs/demo.svg")
-# Sections of the recording that the picture shows, with the number of lines to keep of each.
+# Sections of the recording to show in the picture, with the number of lines to keep of each.
 SECTIONS = {"Preview": 24, "The same again": 9, "Who answers, through lab-ipvs": 9, "Drift": 12, "Result": 9}
 
 
 def generated(root: Path = ROOT) -> Dict[Path, str]:
-    """Every generated file by its path from the top, with the content that it should have."""
+    """Return the expected content of every generated file, by its path from the top."""
     files = {Path("docs") / name: text for name, text in module_reference.pages(collection.modules(root)).items()}
     files[Path("docs/variables.md")] = variables.page(collection.roles(root), root)
     files[settings.PAGE] = settings.page((root / settings.PAGE).read_text(encoding="utf-8"))
@@ -34,7 +34,7 @@ def generated(root: Path = ROOT) -> Dict[Path, str]:
 
 
 def stale(root: Path = ROOT) -> List[str]:
-    """Paths of generated files that are missing or differ, and of pages of modules that no longer exist."""
+    """Return the paths of generated files that are missing or differ, and of pages of modules that no longer exist."""
     files = generated(root)
     wrong = [
         str(path)
@@ -46,7 +46,7 @@ def stale(root: Path = ROOT) -> List[str]:
 
 
 def record(root: Path = ROOT) -> None:
-    """Run the demonstration and keep what it prints. Needs root, as the demonstration does."""
+    """Run the demonstration and record its output. Needs root, as the demonstration does."""
     done = subprocess.run([sys.executable, "-m", "tests.lab.demo"], cwd=root, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"the demonstration ended with status {done.returncode}:\n{done.stdout[-2000:]}")

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the collection says about itself: modules as ansible-doc sees them, roles, playbooks, settings in meta/."""
+"""The collection's metadata: modules as ansible-doc shows them, roles, playbooks, settings in meta/."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _yaml(path: Path) -> Any:
 
 
 def roles(root: Path = ROOT) -> List[Role]:
-    """All roles in alphabetical order."""
+    """Return all roles in alphabetical order."""
     found = []
     for directory in sorted((root / "roles").iterdir()):
         specification = directory / "meta" / "argument_specs.yml"
@@ -46,24 +46,24 @@ def roles(root: Path = ROOT) -> List[Role]:
 
 
 def module_names(root: Path = ROOT) -> List[str]:
-    """Names of the modules, without the collection's."""
+    """Return the names of the modules, without the collection's name."""
     return sorted(path.stem for path in (root / "plugins" / "modules").glob("*.py"))
 
 
 def playbook_names(root: Path = ROOT) -> List[str]:
-    """Names of the playbooks, without the collection's."""
+    """Return the names of the playbooks, without the collection's name."""
     return sorted(path.stem for path in (root / "playbooks").glob("*.yml"))
 
 
 def runtime(root: Path = ROOT) -> Dict[str, Any]:
-    """The content of meta/runtime.yml."""
+    """Return the content of meta/runtime.yml."""
     content = _yaml(root / "meta" / "runtime.yml")
     assert isinstance(content, dict)
     return content
 
 
 def _collections_path(root: Path) -> Path:
-    """Where Ansible finds this tree: it may be a collection's directory already, as in a copy for ansible-test."""
+    """Return the collections path of this tree, which may already be a collection's directory (for ansible-test)."""
     if root.parent.parent.name == "ansible_collections":
         return root.parent.parent.parent
     make_link()
@@ -71,7 +71,7 @@ def _collections_path(root: Path) -> Path:
 
 
 def modules(root: Path = ROOT) -> Dict[str, Dict[str, Any]]:
-    """What ansible-doc prints about each module (keys doc, examples, return), shared fragments included."""
+    """Return ansible-doc's output for each module (keys doc, examples, return), with shared fragments."""
     names = [f"{NAME}.{name}" for name in module_names(root)]
     environment = {
         **os.environ,

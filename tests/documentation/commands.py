@@ -11,7 +11,7 @@ from typing import List, NamedTuple
 
 from tests.conftest import ROOT
 
-#: A block is one of commands if its first line that is no comment begins with one of these words.
+#: A block contains commands if its first line that is not a comment begins with one of these words.
 PROGRAMS = (
     "ansible",
     "ansible-galaxy",
@@ -30,7 +30,7 @@ _LIST = re.compile(r"\s*([-*]|\d+\.) ")
 
 
 class Block(NamedTuple):
-    """Lines that a page shows as a block, without their indent; ``line`` is the number of the first one."""
+    """A block of lines on a page, without their indent; ``line`` is the number of the first one."""
 
     page: Path
     line: int
@@ -43,7 +43,7 @@ class Block(NamedTuple):
 
     @property
     def is_commands(self) -> bool:
-        """Return whether the block is to be typed into a shell."""
+        """Return whether the block consists of shell commands."""
         lines = (line for line in self.text.splitlines() if line and not line.startswith("#"))
         return next(lines, "").split(" ")[0] in PROGRAMS
 
@@ -54,7 +54,7 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> List[Block]:
-    """Return the indented blocks of a Markdown page. Continued paragraphs of a list are none."""
+    """Return the indented blocks of a Markdown page, without continued paragraphs of a list."""
     found: List[Block] = []
     current: List[str] = []
     start, in_list = 0, False
@@ -74,7 +74,7 @@ def blocks(page: Path) -> List[Block]:
 
 
 def command_blocks(page: Path) -> List[Block]:
-    """Return the blocks of a page that are to be typed into a shell."""
+    """Return the blocks of a page that consist of shell commands."""
     return [block for block in blocks(page) if block.is_commands]
 
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ansible's semantic markup as Markdown."""
+"""Conversion of Ansible's semantic markup to Markdown."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def _replace(match: re.Match[str], above: str) -> str:
 
 
 def markdown(text: str, above: str = "") -> str:
-    """Semantic markup as Markdown; ``above`` leads from the page to the directory docs."""
+    """Convert semantic markup to Markdown; ``above`` is the path from the page to the directory docs."""
     return _MARK.sub(lambda match: _replace(match, above), text)
 
 
 def cell(text: Union[str, Iterable[str], None], above: str = "") -> str:
-    """One or several sentences as the cell of a table."""
+    """Return one or several sentences as a table cell."""
     parts: List[str] = [text] if isinstance(text, str) else list(text or ())
     return " ".join(markdown(part.strip(), above) for part in parts).replace("|", "\\|").replace("\n", " ")
 
 
 def value(content: Any) -> str:
-    """A default, choice or sample in code font, as it is written in YAML's flow style."""
+    """Return a default, choice or sample in code font, as it is written in YAML's flow style."""
     if content == "":
         return '`""`'
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A terminal session, recorded as text, as a picture: SVG of plain text, readable without scripts or fonts."""
+"""Convert a recorded terminal session to an SVG of plain text, readable without scripts or fonts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH = 110
 
 
 def _colour(line: str) -> str:
-    """Colours are those of the words: headings, commands, additions and removals of a diff, recaps."""
+    """Return a line's colour by its kind: headings, commands, additions and removals of a diff, recaps."""
     if line.startswith("==="):
         return "heading"
     if line.startswith("$ "):
@@ -31,12 +31,12 @@ def _colour(line: str) -> str:
 
 
 def fold(lines: Sequence[str], width: int = WIDTH) -> List[str]:
-    """Lines of at most that many characters; what is longer is cut and ends in an ellipsis."""
+    """Cut lines to at most ``width`` characters, ending in an ellipsis."""
     return [line if len(line) <= width else line[: width - 1] + "\u2026" for line in lines]
 
 
 def picture(text: str, title: str) -> str:
-    """The text as an SVG document."""
+    """Return the text as an SVG document."""
     lines = fold(text.rstrip("\n").split("\n"))
     width = round(2 * MARGIN + CHARACTER * max(map(len, lines)))
     top = MARGIN + 24
@@ -58,7 +58,7 @@ def picture(text: str, title: str) -> str:
 
 
 def shorten(lines: Sequence[str]) -> List[str]:
-    """Without what Ansible says about included files, which tells nothing about nodes, and without blank lines."""
+    """Remove blank lines and Ansible's messages about included files, which say nothing about nodes."""
     kept: List[str] = []
     for line in lines:
         if line.startswith("included: "):
@@ -70,7 +70,7 @@ def shorten(lines: Sequence[str]) -> List[str]:
 
 
 def excerpt(text: str, headings: Mapping[str, int]) -> str:
-    """Of a recording, the sections whose heading begins with one of ``headings``, each with at most that many lines."""
+    """Return the sections of a recording whose heading begins with one of ``headings``, cut to so many lines."""
     kept: List[str] = []
     for section in re.split(r"\n(?==== )", "\n" + text.strip("\n")):
         lines = shorten(section.split("\n"))

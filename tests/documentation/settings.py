@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tables of docs/configuration.md, from the tables in the code; the text around them is written by hand."""
+"""The tables of docs/configuration.md, generated from the tables in the code; the text around them is hand-written."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def gates() -> str:
 
 
 def page(text: str) -> str:
-    """Return the page ``text`` with its tables replaced. Raises ValueError if the place for one is missing."""
+    """Return the page ``text`` with its tables replaced. Raises ValueError if the placeholder of one is missing."""
     for name, table in (("fields", fields()), ("node fields", node_fields()), ("gates", gates())):
         begin, end = f"<!-- {name}: written by make docs -->\n", f"<!-- end of {name} -->\n"
         before, found, rest = text.partition(begin)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``python -m tests.fleet``: take the picture of the fleet report for the documentation, of a made-up fleet."""
+"""``python -m tests.fleet``: render the documentation's picture of the fleet report, with a generated fleet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.conftest import ROOT  # makes the collection importable, before the samples need it
+from tests.conftest import ROOT  # makes the collection importable for the samples
 
 from .browser import Browser
 
@@ -18,7 +18,7 @@ WIDTH, NODES = 1280, 1000
 
 
 def main() -> int:
-    """Write the picture: all above the table of the nodes."""
+    """Write the picture: everything above the table of the nodes."""
     from ansible_collections.kubenode.proxy.plugins.module_utils.controller.fleet.page import page
 
     from .samples import fleet, report
@@ -28,7 +28,7 @@ def main() -> int:
         file.write_text(page(report(fleet(NODES))), encoding="utf-8")
         browser.emulate()
         browser.open(file)
-        # A node that has something to tell.
+        # A node with something to report.
         browser.run("document.querySelector('#matrix .s-drifted').click()")
         bottom = browser.run("document.getElementById('nodes').getBoundingClientRect().bottom + window.scrollY")
         browser.resize(WIDTH, round(bottom) + 24)

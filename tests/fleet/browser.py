@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Chromium without a window, driven over a pipe by its own protocol (Chrome DevTools Protocol); no driver is needed."""
+"""Headless Chromium, controlled through a pipe by the Chrome DevTools Protocol; no driver is needed."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ FLAGS = (
     "--force-device-scale-factor=1",
     "--remote-debugging-pipe",
 )
-# Far more than anything takes, for machines that are busy.
+# Far longer than any call takes, for busy machines.
 PATIENCE_SECONDS = 180.0
-# The browser reads commands from its descriptor 3 and writes answers to 4.
+# The browser reads commands from its file descriptor 3 and writes answers to 4.
 _LAUNCH = (
     "import fcntl, os, sys\n"
     "pipes = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]\n"
@@ -46,11 +46,11 @@ _LAUNCH = (
 
 
 class BrowserError(Exception):
-    """The browser is missing, has gone or refuses."""
+    """The browser is missing, has exited or refuses a command."""
 
 
 def program() -> str:
-    """Path of the browser. Raises BrowserError."""
+    """Return the path of the browser. Raises BrowserError."""
     for name in PROGRAMS:
         found = shutil.which(name)
         if found:
@@ -59,7 +59,7 @@ def program() -> str:
 
 
 class Browser:
-    """One browser with one page; a context manager. ``complaints`` has what the console and the page complained of."""
+    """A browser with one page; a context manager. ``complaints`` holds console messages and uncaught errors."""
 
     def __init__(self, width: int = 1440, height: int = 1000) -> None:
         self.size = (width, height)
@@ -94,7 +94,7 @@ class Browser:
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-        # Events of the focus come whether or not the system thinks that this window has it.
+        # Focus events are sent even if the window system does not focus this window.
         self.call("Emulation.setFocusEmulationEnabled", enabled=True)
         self.resize(*self.size)
         return self
@@ -148,7 +148,7 @@ class Browser:
             self._loaded = True
 
     def call(self, method: str, **values: Any) -> Dict[str, Any]:
-        """One command and its answer. Raises BrowserError."""
+        """Send a command and return its answer. Raises BrowserError."""
         self._number += 1
         number = self._number
         command: Dict[str, Any] = {"id": number, "method": method, "params": values}
@@ -163,7 +163,7 @@ class Browser:
                 return dict(message["result"])
 
     def open(self, path: Path) -> None:
-        """Load a file and wait until it is there."""
+        """Load a file and wait until the page has loaded."""
         self._loaded = False
         self.complaints.clear()
         self.requests.clear()
@@ -172,7 +172,7 @@ class Browser:
             self._next()
 
     def run(self, expression: str) -> Any:
-        """The value of a JavaScript expression, as JSON has it."""
+        """Return the value of a JavaScript expression as JSON."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise BrowserError(f"{expression}: {answer['exceptionDetails']['exception']['description']}")
@@ -189,19 +189,19 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyUp", **named)
 
     def write(self, text: str) -> None:
-        """Put a text where the focus is."""
+        """Type a text into the focused element."""
         self.call("Input.insertText", text=text)
 
     def emulate(self, media: str = "", scheme: str = "light") -> None:
-        """Show the page as on paper (``print``), or in the dark."""
+        """Emulate the media type (``print``) and the colour scheme."""
         self.call(
             "Emulation.setEmulatedMedia", media=media, features=[{"name": "prefers-color-scheme", "value": scheme}]
         )
 
     def resize(self, width: int, height: int) -> None:
-        """Make the window of that size."""
+        """Resize the window."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def picture(self) -> bytes:
-        """What the window shows, as PNG."""
+        """Return a PNG picture of the window."""
         return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])

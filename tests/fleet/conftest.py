@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One browser for all tests; what is missing is said at once."""
+"""One browser for all tests; a missing browser is reported at the start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fleet.browser import Browser, BrowserError, program
 
 
 def pytest_sessionstart():
-    """Say at once what is missing instead of failing in every test."""
+    """Fail at once without a browser instead of in every test."""
     try:
         program()
     except BrowserError as error:
@@ -20,6 +20,6 @@ def pytest_sessionstart():
 
 @pytest.fixture(scope="session")
 def browser():
-    """A browser."""
+    """Provide a browser."""
     with Browser() as made:
         yield made

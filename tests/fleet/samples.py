@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Made-up fleets, in the form in which the playbook hands nodes to the report; the same seed gives the same fleet."""
+"""Generated fleets, in the form in which the playbook passes nodes to the report; equal seeds give equal fleets."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ CLOCK = 1_782_000_000.0
 
 
 def refused(entries: Sequence[Tuple[str, ...]] = REFUSED) -> List[Dict[str, str]]:
-    """Refused objects as service_proxy_info returns them."""
+    """Return refused objects as service_proxy_info returns them."""
     return [dict(zip(("kind", "namespace", "name", "field", "reason"), entry)) for entry in entries]
 
 
-def found(rng: random.Random, name: str) -> Dict[str, Any]:
-    """What service_proxy_info returns for a node that is as it should be."""
+def healthy(rng: random.Random, name: str) -> Dict[str, Any]:
+    """Return the result of service_proxy_info for a healthy node."""
     mode = rng.choices(("nftables", "ipvs", "iptables"), (92, 6, 2))[0]
     kernel, system, _share = rng.choices(KERNELS, [share for _kernel, _system, share in KERNELS])[0]
     return {
@@ -89,7 +89,7 @@ def found(rng: random.Random, name: str) -> Dict[str, Any]:
 
 
 def drifted(rng: random.Random, result: Dict[str, Any]) -> None:
-    """Let somebody have changed the node."""
+    """Add the drift that another program's changes would cause."""
     table = rng.choice(TABLES[result["mode"]])
     added, replaced = rng.randrange(1, 40), rng.randrange(0, 12)
     result["drift"] = True
@@ -100,7 +100,7 @@ def drifted(rng: random.Random, result: Dict[str, Any]) -> None:
 
 
 def entry(rng: random.Random, number: int) -> Dict[str, Any]:
-    """One node, most of which are fine."""
+    """Return a node; most nodes are healthy."""
     name = f"worker-{number:04d}"
     address = f"10.42.{number // 250}.{number % 250 + 1}"
     reached = {"ping": "pong"}
@@ -108,7 +108,7 @@ def entry(rng: random.Random, number: int) -> Dict[str, Any]:
     if fate < 0.006:
         message = f"Failed to connect to the host via ssh: connect to host {address} port 22: No route to host"
         return {"name": name, "results": [{"unreachable": True, "msg": message}]}
-    result = found(rng, name)
+    result = healthy(rng, name)
     if fate < 0.010:
         failure = {"failed": True, "msg": PREFLIGHT, "error_kind": "preflight"}
         kept = ("kernel", "distribution", "agent_version")
@@ -130,11 +130,11 @@ def entry(rng: random.Random, number: int) -> Dict[str, Any]:
 
 
 def fleet(number: int = 1000, seed: int = 20) -> List[Dict[str, Any]]:
-    """A fleet of that many nodes."""
+    """Return a fleet of that many nodes."""
     rng = random.Random(seed)
     return [entry(rng, place) for place in range(1, number + 1)]
 
 
 def report(entries: List[Dict[str, Any]]) -> Report:
-    """The report of these entries, always made at the same moment."""
+    """Return the report of these entries, always with the same time of creation."""
     return make_report(read_nodes(entries), About(generated=CLOCK, collection_version="0.1.0", engine=ENGINE))

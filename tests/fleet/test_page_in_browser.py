@@ -20,7 +20,7 @@ NODES = 1000
 VISIBLE = "[...document.querySelectorAll('{}')].filter(item => item.offsetParent !== null).length"
 CELLS, ROWS = VISIBLE.format("#matrix .cell"), VISIBLE.format("#rows tr")
 FOCUS = "document.activeElement.dataset.node"
-# Contrast of text against its background as WCAG 2 defines it.
+# Contrast of text against its background as defined by WCAG 2.
 CONTRAST = """
 (() => {
   const parts = colour => colour.match(/[0-9.]+/g).slice(0, 3).map(Number).map(value => value / 255)
@@ -53,7 +53,7 @@ def path(report, tmp_path_factory):
 
 @pytest.fixture
 def opened(browser, path):
-    """The page, freshly loaded; afterwards nothing may have complained."""
+    """Provide the page, freshly loaded; afterwards the browser must not have reported any error."""
     browser.emulate()
     browser.resize(1440, 1000)
     browser.open(path)
@@ -68,13 +68,13 @@ def choose(browser, name, value):
     )
 
 
-def test_it_loads_from_a_file_and_asks_for_nothing_else(opened, path):
+def test_it_loads_from_a_file_and_requests_nothing_else(opened, path):
     assert opened.run("document.documentElement.classList.contains('js')") is True
     assert opened.run(CELLS) == opened.run(ROWS) == NODES
     assert opened.requests == [path.as_uri()]
 
 
-def test_the_filter_leaves_what_matches(opened, report):
+def test_the_filter_shows_only_matching_nodes(opened, report):
     opened.run("document.getElementById('filter').focus()")
     opened.write("drifted missing")
     expected = sum(any(reason.kind == "drifted" for reason in reasons) for reasons in report.reasons)
@@ -90,7 +90,7 @@ def test_the_filter_leaves_what_matches(opened, report):
     assert opened.run(CELLS) == NODES
 
 
-def test_the_legend_filters_by_what_it_means(opened, report):
+def test_the_legend_filters_by_its_state(opened, report):
     opened.run("document.querySelector('#legend button').click()")
     first = next(state for state in STATES if state in report.states)
     assert opened.run(ROWS) == report.states.count(first)
@@ -117,7 +117,7 @@ def test_cells_and_rows_are_ordered_together(opened, report):
     assert opened.run("document.querySelector('#rows tr th').textContent") == f"worker-{NODES}"
 
 
-def test_a_click_shows_what_is_known_of_a_node(opened, report):
+def test_a_click_shows_the_details_of_a_node(opened, report):
     place = report.states.index("drifted")
     opened.run(f"document.querySelector('#matrix [data-node=\"{place}\"]').click()")
     node = report.nodes[place]
@@ -132,7 +132,7 @@ def test_a_click_shows_what_is_known_of_a_node(opened, report):
     assert opened.run(FOCUS) == str(report.states.index("unreachable"))
 
 
-def test_the_matrix_is_one_stop_and_has_arrows_inside(opened):
+def test_the_matrix_is_one_tab_stop_with_arrow_keys_inside(opened):
     assert opened.run("document.querySelectorAll('#matrix .cell[tabindex=\"0\"]').length") == 1
     opened.run("document.querySelector('#matrix .cell').focus()")
     width = opened.run(
@@ -163,7 +163,7 @@ def test_the_matrix_is_one_stop_and_has_arrows_inside(opened):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_can_be_read_in_both_schemes(opened, scheme):
+def test_texts_are_readable_in_both_colour_schemes(opened, scheme):
     opened.emulate(scheme=scheme)
     page_colour = opened.run("getComputedStyle(document.body).backgroundColor")
     brightness = sum(map(int, re.findall(r"\d+", page_colour)[:3]))
@@ -183,13 +183,13 @@ def test_nothing_is_cut_off_on_a_small_screen(opened):
     assert opened.run("document.documentElement.scrollWidth") <= 400
 
 
-def test_paper_has_the_matrix_and_the_table_but_no_controls(opened):
+def test_printed_page_has_the_matrix_and_the_table_but_no_controls(opened):
     opened.emulate(media="print")
     assert opened.run(CELLS) == opened.run(ROWS) == NODES
     assert opened.run(VISIBLE.format(".toolbar, .panel")) == 0
 
 
-def test_without_scripts_everything_is_there(opened):
+def test_everything_is_shown_without_scripts(opened):
     opened.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
         opened.call("Page.reload")
@@ -204,7 +204,7 @@ def test_without_scripts_everything_is_there(opened):
     assert opened.run("document.querySelectorAll('#legend .chip').length") > 4
 
 
-def test_hostile_texts_do_nothing_and_are_shown(browser, tmp_path):
+def test_hostile_texts_are_shown_as_text(browser, tmp_path):
     file = tmp_path / "hostile.html"
     report = hostile_report()
     file.write_text(page(report), encoding="utf-8")

@@ -1,4 +1,4 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The Grafana dashboard and the Prometheus rules of examples/monitoring: how they are made, and that they work."""
+"""The Grafana dashboard and the Prometheus rules of examples/monitoring: their generation and their tests."""

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The Grafana dashboard as data: rows of panels, each with its expressions. The JSON is written from here."""
+"""The Grafana dashboard as data: rows of panels, each with its expressions. The JSON file is generated from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTH = 24
 
 
 class Panel(NamedTuple):
-    """One panel: ``queries`` are (expression, legend); ``kind`` is stat or timeseries; sizes are Grafana's."""
+    """One panel: ``queries`` are (expression, legend); ``kind`` is stat or timeseries; sizes are in Grafana's units."""
 
     title: str
     about: str
@@ -30,22 +30,22 @@ class Panel(NamedTuple):
 
 
 def selected(metric: str, more: str = "") -> str:
-    """A metric of the nodes that are chosen."""
+    """Return a selector of a metric for the chosen nodes."""
     return f"{metric}{{{NODE}{', ' if more else ''}{more}}}"
 
 
 def rate(metric: str, more: str = "") -> str:
-    """The rate per second of a counter."""
+    """Return the rate per second of a counter."""
     return f"rate({selected(metric, more)}[$__rate_interval])"
 
 
 def quantile(share: float, metric: str, by: str = "le") -> str:
-    """A quantile of a histogram over all chosen nodes."""
+    """Return a quantile of a histogram over all chosen nodes."""
     return f"histogram_quantile({share}, sum by ({by}) ({rate(metric + '_bucket')}))"
 
 
 def _number(title: str, about: str, queries: Tuple[Tuple[str, str], ...], alarm: float, unit: str = "short") -> Panel:
-    """A small panel with one number, red from ``alarm`` on."""
+    """Return a small panel with one number, red from ``alarm`` on."""
     return Panel(title, about, queries, "stat", unit, width=4, height=4, alarm=alarm)
 
 
@@ -373,9 +373,9 @@ def _variable(name: str, label: str, query: str) -> Dict[str, Any]:
 
 
 def dashboard() -> Dict[str, Any]:
-    """The dashboard as Grafana's import takes it."""
+    """Return the dashboard in the format of Grafana's import."""
     source = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "refresh": 1}
-    # A metric that kube-proxy has as well, so that both can be looked at side by side.
+    # A metric that kube-proxy has as well, so that both can be compared side by side.
     jobs = "label_values(kubeproxy_sync_proxy_rules_last_timestamp_seconds, job)"
     nodes = 'label_values(kubeproxy_sync_proxy_rules_last_timestamp_seconds{job=~"$job"}, instance)'
     return {
@@ -398,5 +398,5 @@ def dashboard() -> Dict[str, Any]:
 
 
 def dashboard_text() -> str:
-    """The dashboard as the file holds it."""
+    """Return the dashboard's JSON file."""
     return json.dumps(dashboard(), indent=2) + "\n"

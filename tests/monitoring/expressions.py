@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the rules and the dashboard say, taken apart: their expressions, and the metrics that those name."""
+"""The expressions of the rules and the dashboard, and the metrics that they use."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from tests.conftest import ROOT
 from .dashboard import PATH
 
 ALERTS = ROOT / "examples" / "monitoring" / "alerts.yml"
-# What an expression consists of beside metrics, labels and numbers.
+# Tokens of an expression other than metrics, labels and numbers.
 WORDS = frozenset(
     {"absent", "and", "bool", "by", "count", "count_over_time", "delta", "histogram_quantile", "ignoring", "increase"}
     | {"max", "min", "offset", "on", "or", "rate", "sum", "time", "topk", "unless", "vector", "without"}
 )
-# What Grafana puts in place of its own variables, for those who cannot ask Grafana.
+# Values of Grafana's own variables, for tests without Grafana.
 VARIABLES = {"$__rate_interval": "5m", "$__range": "3h", "$instance": ".+", "$job": ".+"}
 
 
 def rules() -> List[Dict[str, Any]]:
-    """All alerts."""
+    """Return all alerts."""
     groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 
 def dashboard() -> Dict[str, Any]:
-    """The dashboard as it is shipped."""
+    """Return the dashboard as it is shipped."""
     return dict(json.loads((ROOT / PATH).read_text(encoding="utf-8")))
 
 
 def panels() -> List[Dict[str, Any]]:
-    """Panels that show something."""
+    """Return the panels that show data."""
     return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
 
 
 def substituted(expression: str) -> str:
-    """An expression without Grafana's variables."""
+    """Return an expression with Grafana's variables replaced."""
     for name, value in VARIABLES.items():
         expression = expression.replace(name, value)
     return expression
 
 
 def dashboard_expressions() -> List[str]:
-    """All expressions of the dashboard."""
+    """Return all expressions of the dashboard."""
     return [substituted(target["expr"]) for panel in panels() for target in panel["targets"]]
 
 
 def metrics_of(expression: str) -> Set[str]:
-    """The names of the metrics in an expression: what is left without strings, labels, times and words of PromQL."""
+    """Return the names of the metrics in an expression: without strings, labels, durations and keywords of PromQL."""
     text = re.sub(r"\{[^}]*\}", " ", re.sub(r'"[^"]*"', "''", expression))
     text = re.sub(r"\b(?:by|on|without|ignoring)\s*\([^)]*\)", " ", text)
     text = re.sub(r"\[[^\]]*\]|\boffset\s+\w+", " ", text)
@@ -62,7 +62,7 @@ def metrics_of(expression: str) -> Set[str]:
 
 
 def exported() -> Set[str]:
-    """The names of all series that an agent can export; its own metrics need no traffic to be known."""
+    """Return the names of all series that an agent can export, including those without traffic."""
     from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
 
     names: Set[str] = set()

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Prometheus itself judges the rules and the expressions of the dashboard, by promtool."""
+"""Check the rules and the dashboard's expressions with Prometheus' own promtool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TESTS = ROOT / "tests" / "monitoring" / "alerts-test.yml"
 
 @pytest.fixture(scope="session")
 def promtool():
-    """Promtool with arguments: its status and what it says."""
+    """Provide a function that runs promtool and returns its status and output."""
     found = subprocess.run([str(ROOT / ".ci" / "promtool")], capture_output=True, text=True, check=False)
     if found.returncode != 0:
         pytest.exit(f"promtool is missing: {found.stderr.strip()}", returncode=2)
@@ -43,7 +43,7 @@ def test_alerts_fire_when_they_should_and_not_otherwise(promtool):
     assert status == 0, output
 
 
-def test_every_alert_is_tested_both_ways():
+def test_every_alert_is_tested_firing_and_quiet():
     cases = defaultdict(list)
     for test in yaml.safe_load(TESTS.read_text(encoding="utf-8"))["tests"]:
         for case in test["alert_rule_test"]:
@@ -78,8 +78,8 @@ def test_expressions_of_the_dashboard_are_valid(promtool, tmp_path):
     assert promtool("check", "rules", path)[0] != 0
 
 
-def test_the_example_of_scraping_is_valid(promtool, tmp_path):
-    """Debian builds Prometheus without discovery in Kubernetes; everything else is checked."""
+def test_the_example_scrape_configuration_is_valid(promtool, tmp_path):
+    """Debian builds Prometheus without Kubernetes service discovery; everything else is checked."""
     text = (ROOT / "examples" / "monitoring" / "scrape.yml").read_text(encoding="utf-8")
     discovery = "kubernetes_sd_configs:\n      - role: node\n"
     assert discovery in text

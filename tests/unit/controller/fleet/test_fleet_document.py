@@ -38,8 +38,8 @@ REACHED = {"ping": "pong"}
 
 
 def good(name, agent=None, **changes):
-    """A node without any fault, with these changes of what service_proxy_info returns, and of its agent."""
-    result = samples.found(random.Random(1), name)
+    """Return a node without any fault, with these changes of what service_proxy_info returns, and of its agent."""
+    result = samples.healthy(random.Random(1), name)
     result.update({"refused": [], "refused_count": 0, "mode": "ipvs", **changes})
     result["agent"].update({"mode": result["mode"], **(agent or {})})
     return {"name": name, "results": [REACHED, {"skipped": True}, result]}

@@ -74,10 +74,10 @@ def outline(made):
 
 
 def hostile_report():
-    """A report in which every text is hostile."""
+    """Return a report in which every text is hostile."""
     entries = []
     for number, words in enumerate(HOSTILE):
-        result = samples.found(random.Random(number), words)
+        result = samples.healthy(random.Random(number), words)
         for key in ("mode", "mode_reason", "variant", "summary", "agent_version", "kernel", "distribution"):
             result[key] = words
         result.update(drift=True, cautions=[words], families=[words], programmed={words: 1})
@@ -170,7 +170,7 @@ def test_the_same_report_gives_the_same_page(made):
 
 def test_a_report_of_no_node_and_one_without_exceptions():
     assert "There are no nodes" in page(make_report((), About(0.0)))
-    good = samples.found(random.Random(2), "a")
+    good = samples.healthy(random.Random(2), "a")
     good.update(refused=[], refused_count=0)
     text = page(make_report(read_nodes([{"name": "a", "results": [good]}]), About(0.0)))
     assert "The node is fine." in text and "None: every node is as it should be" in text
