@@ -215,7 +215,7 @@ def test_200_changes_a_second(members, outage, seconds):
     assert start_of(node) == process
     assert status(node)["lastError"] == ""
     growth = resident_kibibytes(node) - early
-    assert growth < STEADY_KIBIBYTES, f"{early} KiB have grown to {growth} KiB more"
+    assert growth < STEADY_KIBIBYTES, f"{early} KiB have grown by {growth} KiB"
 
 
 def test_dropped_watches_resume_at_their_resource_version(members):

@@ -104,7 +104,7 @@ def test_kernel_tests_pass_with_its_programs(node, tests):
 def test_wire_behaviour_is_kube_proxys(node, mode, variant):
     cases = ["affinity", "cleanup", "lb-source-ranges"]
     if os.environ.get("FULL"):
-        cases += ["clusterip-basic", "external-rules", "hairpin", "nodeport-local", "udp-endpoint-replaced"]
+        cases += ["clusterip-basic", "foreign-rules", "hairpin", "nodeport-local", "udp-endpoint-replaced"]
     words = [word for case in cases for word in ("--cases", case)]
     lab = ["python3", "tests/conformance/lab", "run", "--mode", mode, "--iptables", variant, "--jobs", "3"]
     done = inside(node, *lab, *words)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Property tests say what is right, not how fast it is: on a busy machine an example may take any time."""
+"""Property tests check correctness, not speed: on a busy machine an example may take any time."""
 
 from __future__ import annotations
 

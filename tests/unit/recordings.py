@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a kube-proxy v1.36.2 had programmed at each step of the conformance cases, for tests of rendering."""
+"""The state that kube-proxy v1.36.2 had programmed at each step of the conformance cases, for rendering tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Step(NamedTuple):
         return f"{self.case}-{self.number}"
 
     def local_traffic(self, family: str, pod_cidrs: Tuple[str, ...]) -> Optional[LocalTraffic]:
-        """How the node of the step detects its pods' traffic."""
+        """Return how the node of the step detects its pods' traffic."""
         mode = self.config.get("detectLocalMode", "ClusterCIDR")
         if mode == "BridgeInterface":
             return LocalTraffic("bridge", self.config["detectLocal"]["bridgeInterface"])
@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
 
 def recorded(path: Path) -> Dict[int, Dict[str, str]]:
-    """The text of each command by the number of the step."""
+    """Return the text of each command by the number of the step."""
     texts: Dict[int, Dict[str, List[str]]] = {}
     lines: List[str] = []
     for line in path.read_text().splitlines():
@@ -58,7 +58,7 @@ def recorded(path: Path) -> Dict[int, Dict[str, str]]:
 
 
 def steps(mode: str) -> Iterator[Step]:
-    """The steps recorded in a mode at which kube-proxy ran and nobody else had changed its rules."""
+    """Yield the steps recorded in a mode while kube-proxy ran and no other program had changed its rules."""
     for folder in sorted(CASES.iterdir()):
         state = folder / f"state-{mode}.txt"
         if not state.exists():

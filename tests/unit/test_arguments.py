@@ -12,8 +12,8 @@ from tests.conftest import ROOT
 
 PLUGINS = ROOT / "plugins"
 MOST = 5
-# Rows of a table, values of a row, fields of a C struct, a function of libc, expressions of a rule; and tuples with one
-# line per field, or made for each endpoint of a cluster.
+# Rows of a table, values of a row, fields of a C struct, a libc function, expressions of a rule; and tuples with one
+# line per field, or created for each endpoint of a cluster.
 POSITIONAL = frozenset(
     ("Endpoint", "Field", "NodeFacts", "Shared", "SliceEndpoint", "_parse_row", "function", "pack", "rule")
 )

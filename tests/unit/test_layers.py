@@ -15,7 +15,7 @@ PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 ENGINE = PLUGINS / "module_utils"
 COLLECTION = "ansible_collections.kubenode.proxy.plugins."
 
-# Each layer may import those before it and itself; those of the first are one layer.
+# Each layer may import itself and the layers before it; those in the first row are one layer.
 ORDER = (
     ("errors", "addresses", "resources", "timestamps", "whole_files", "regular_files"),
     ("cluster", "packaging"),
@@ -28,13 +28,13 @@ ORDER = (
     ("agent", "module_support", "controller", "generic"),
     ("command",),
 )
-# What the modules share: the only part of the shared code that may name Ansible's own module class.
+# Code shared by the modules: the only part of the shared code that may name Ansible's own module class.
 ADAPTER = "module_support"
 RANK: Dict[str, int] = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 
 def imports_of(path: Path) -> Iterator[Tuple[int, str]]:
-    """Line and absolute dotted name of everything that a file imports, wherever the statement stands."""
+    """Yield line and absolute dotted name of everything a file imports, wherever the statement is."""
     package = ["plugins", *path.relative_to(PLUGINS).parts[:-1]]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -46,14 +46,14 @@ def imports_of(path: Path) -> Iterator[Tuple[int, str]]:
 
 
 def layer_of(dotted: str) -> str:
-    """The layer that an absolute name inside the engine belongs to, empty for names outside."""
+    """Return the layer of an absolute name inside the engine, empty for names outside."""
     name = dotted[len("ansible_collections.kubenode.proxy.") :] if dotted.startswith(COLLECTION) else dotted
     parts = name.split(".")
     return parts[2] if parts[:2] == ["plugins", "module_utils"] and len(parts) > 2 else ""
 
 
 def violations(path: Path, own: str) -> List[str]:
-    """Imports of a file in layer ``own`` that lead to a later layer, to a neighbour in the last one, or to Ansible."""
+    """Return a layer's forbidden imports in a file: of a later layer, of a neighbour in the last one, or of Ansible."""
     found = []
     for line, name in imports_of(path):
         layer = layer_of(name)
@@ -87,12 +87,12 @@ def test_imports_lead_to_earlier_layers_only(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((PLUGINS / "modules").glob("*.py")), ids=lambda path: path.name)
 def test_modules_import_the_engine_and_ansible_module_utils_only(path: Path) -> None:
     allowed = ("ansible.module_utils.", COLLECTION + "module_utils.")
-    foreign = [
+    forbidden = [
         f"{line}: {name}"
         for line, name in imports_of(path)
         if name.split(".")[0] in ("ansible", "ansible_collections") and not name.startswith(allowed)
     ]
-    assert foreign == []
+    assert forbidden == []
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_modules_import_the_engine_and_ansible_module_utils_only(path: Path) -> 
         ("kernel", "import ansible_collections.kubenode.proxy.plugins.module_utils.errors", True),
     ],
 )
-def test_the_check_itself_notices(
+def test_the_check_finds_forbidden_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, statement: str, bad: bool
 ) -> None:
     monkeypatch.setitem(imports_of.__globals__, "PLUGINS", tmp_path)
@@ -119,12 +119,12 @@ def test_the_check_itself_notices(
 
 
 def module_name(path: Path) -> str:
-    """The name of a file of the engine below ``module_utils``."""
+    """Return the name of a file of the engine below ``module_utils``."""
     return ".".join(path.relative_to(ENGINE).with_suffix("").parts).replace(".__init__", "")
 
 
 def import_graph() -> Dict[str, Set[str]]:
-    """Which files of the engine each file imports."""
+    """Return which files of the engine each file imports."""
     names = {module_name(path): path for path in engine_files()}
     graph: Dict[str, Set[str]] = {}
     for name, path in names.items():
@@ -138,7 +138,7 @@ def import_graph() -> Dict[str, Set[str]]:
 
 
 def circle_in(graph: Dict[str, Set[str]]) -> List[str]:
-    """One circle of a graph, empty if it has none."""
+    """Return one circle of a graph, empty if it has none."""
     done: Set[str] = set()
 
     def walk(name: str, path: List[str]) -> List[str]:
@@ -156,7 +156,7 @@ def circle_in(graph: Dict[str, Set[str]]) -> List[str]:
     return next((circle for circle in (walk(name, []) for name in sorted(graph)) if circle), [])
 
 
-def test_no_file_imports_itself_by_way_of_others() -> None:
+def test_no_file_imports_itself_indirectly() -> None:
     graph = import_graph()
     assert circle_in(graph) == []
     assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "b", "c", "a"]

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Nothing in the engine asks which mode is in effect: what differs is in the mode's object."""
+"""The engine never compares modes: mode-specific behaviour is in the mode's object."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def _names_a_mode(node: ast.expr) -> bool:
 
 
 def comparisons(source: str) -> Iterator[int]:
-    """Yield the lines that compare something with a mode, match it, or ask for the class of a mode's object."""
+    """Yield the lines that compare a value with a mode, match it, or test the class of a mode's object."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare):
-            # A look-up such as ``"ipvs" in names`` is about names, not about the mode in effect.
+            # A look-up such as ``"ipvs" in names`` concerns names, not the mode in effect.
             membership = isinstance(node.ops[0], (ast.In, ast.NotIn))
             operands = node.comparators if membership else [node.left, *node.comparators]
             if any(_names_a_mode(item) for item in operands):
@@ -70,5 +70,5 @@ def test_no_mode_is_compared(path: Path) -> None:
         ("use(IPVS)", False),
     ],
 )
-def test_the_check_itself_notices(source: str, found: bool) -> None:
+def test_the_check_finds_comparisons(source: str, found: bool) -> None:
     assert bool(list(comparisons(source))) is found

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The difference between tables, and the order in which a plan is carried out."""
+"""The difference between tables, and the order in which a plan is applied."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TABLES = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 2))
 
 
 def applied(table, change):
-    """``table`` after ``change``, which must fit it."""
+    """Return ``table`` after ``change``, which must fit it."""
     after = dict(table)
     for key, value in change.removed.items():
         assert after.pop(key) == value
@@ -39,7 +39,7 @@ def applied(table, change):
 
 
 @given(TABLES, TABLES)
-def test_the_difference_leads_from_one_table_to_the_other(observed, desired):
+def test_applying_the_difference_gives_the_other_table(observed, desired):
     change = difference(observed, desired)
     assert applied(observed, change) == desired
     assert bool(change) == (observed != desired)
@@ -60,7 +60,7 @@ def test_a_restricted_difference_is_the_part_of_the_whole(observed, desired, key
 
 
 @given(TABLES, TABLES)
-def test_a_change_falls_into_two_halves(observed, desired):
+def test_a_change_is_split_into_additions_and_removals(observed, desired):
     change = difference(observed, desired)
     first, second = change.without_removals(), change.removals()
     assert applied(applied(observed, first), second) == desired
@@ -70,7 +70,7 @@ def test_a_change_falls_into_two_halves(observed, desired):
 
 
 class Table(Resource[str, int]):
-    """A table in memory that writes down what is done to it."""
+    """A table in memory that records its operations in a journal."""
 
     def __init__(self, name: str, content: dict[str, int], journal: list[Any], atomic: bool = False) -> None:
         self.kind = name

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files are replaced whole, nothing is left beside them, and nothing is written through a link."""
+"""Files are replaced atomically, no temporary file is left, and nothing is written through a link."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.timestamps import t
 from ansible_collections.kubenode.proxy.plugins.module_utils.whole_files import write_whole
 
 
-def test_a_new_file_is_for_its_owner_only(tmp_path: Path) -> None:
+def test_a_new_file_is_accessible_only_to_its_owner(tmp_path: Path) -> None:
     write_whole(str(tmp_path / "file"), b"\x00\xff")
     assert (tmp_path / "file").read_bytes() == b"\x00\xff"
     assert (tmp_path / "file").stat().st_mode & 0o7777 == 0o600
@@ -39,7 +39,7 @@ def test_a_link_is_replaced_and_its_target_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "other").read_text() == "of others"
 
 
-def test_nothing_is_left_of_what_could_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("old")
 
     def full(_descriptor: int) -> None:

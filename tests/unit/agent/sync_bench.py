@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An agent's sync without kernel, API server and sockets: the tables of a mode in a dictionary, and an own clock."""
+"""An agent's sync without kernel, API server and sockets: the tables of a mode in a dictionary, and a manual clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table 
 
 
 class DictResource(Resource):
-    """A table that a dictionary holds. ``failure``: what the next change fails with."""
+    """A table held in a dictionary. ``failure``: the error of the next change."""
 
     kind, family, atomic = RESOURCE, "IPv4", True
 
@@ -58,7 +58,7 @@ class DictResource(Resource):
 
 
 class DictMode(Mode):
-    """nftables mode, whose table a dictionary holds."""
+    """nftables mode with its table in a dictionary."""
 
     rendering = RENDERING
     subsystems = Subsystems(nftables=True)
@@ -71,7 +71,7 @@ class DictMode(Mode):
 
 
 class Drift:
-    """Stand in for the drift watch, and record the arguments of ``synced``."""
+    """A stand-in for the drift watch that records the arguments of ``synced``."""
 
     def __init__(self, *_arguments):
         self.syncs = []
@@ -88,14 +88,14 @@ class Drift:
 
 
 def service(name, number):
-    """A ClusterIP Service with one port."""
+    """Return a ClusterIP Service with one port."""
     ip = f"10.96.0.{number}"
     spec = {"clusterIP": ip, "clusterIPs": [ip], "ports": [{"port": 80, "protocol": "TCP", "name": ""}]}
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "d", "name": name}, "spec": spec}
 
 
 class SyncBench:
-    """A node that is set up and has not synced yet. ``text``: the log."""
+    """A node that is set up but has not synced yet. ``text``: the log."""
 
     def __init__(self, monkeypatch, configuration=None):
         self.now = 1000.0
@@ -133,13 +133,13 @@ class SyncBench:
         self.sync.set_up(self.sync.configuration)
 
     def set_up(self, configuration, handles):
-        """Stands for the function of that name; the request is the configuration."""
+        """Replace the function of that name; the request is the configuration."""
         view = SimpleNamespace(node=None, name="n1", nfacct_counters=())
         proxier = Proxier(configuration, self.mode, self.context, handles)
         return Proxiers(
             configuration=configuration,
             mode=self.mode,
-            mode_reason="asked for",
+            mode_reason="requested",
             view=view,
             families=(proxier,),
             warnings=(),

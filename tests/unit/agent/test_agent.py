@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the agent does with the configuration that it reads, at its start and when it is read again."""
+"""How the agent applies its configuration at the start and at a reload."""
 
 from __future__ import annotations
 

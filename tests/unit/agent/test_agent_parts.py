@@ -71,7 +71,7 @@ def test_log_lines_in_json_and_without_line_breaks():
     assert stream.getvalue() == 'level=warning msg="two lines" value="a b?[1m"\n'
 
 
-def test_lines_that_others_can_cause_are_few_and_the_others_are_counted():
+def test_lines_that_clients_can_cause_are_limited_and_the_rest_counted():
     now = [100.0]
     stream = io.StringIO()
     limited = LimitedLog(Log(stream), burst=2, seconds=60.0, clock=lambda: now[0])

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the log says of foreign changes."""
+"""Log fields that describe external changes."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_kinds_counts_and_some_names():
             chain("KUBE-POSTROUTING"): ((), ("-j RETURN",)),
             chain("KUBE-MARK-MASQ"): (("-j DROP",), ("-j MARK",)),
         },
-        removed={chain("KUBE-SVC-FOREIGN"): ("-j DROP",)},
+        removed={chain("KUBE-SVC-EXTERNAL"): ("-j DROP",)},
     )
     assert attributed([repaired(Kind.CHAINS, change)]) == {
         "removed": "10 nat chains (KUBE-SERVICES, KUBE-SEP0, KUBE-SEP1, KUBE-SEP2 and 6 more), 1 nat jump (OUTPUT)",
         "flushed": "1 nat chain (KUBE-POSTROUTING)",
         "modified": "1 nat chain (KUBE-MARK-MASQ)",
-        "added": "1 nat chain (KUBE-SVC-FOREIGN)",
+        "added": "1 nat chain (KUBE-SVC-EXTERNAL)",
     }
 
 
@@ -85,10 +85,10 @@ def test_every_kind_of_entry_has_a_name():
 def test_plurals():
     servers = {VirtualServerKey("tcp", "10.96.0.1", port): None for port in (80, 81)}
     elements = {ElementKey("element", "cluster-ips", bytes([number])): True for number in range(3)}
-    told = attributed(
+    fields = attributed(
         [repaired(Kind.VIRTUAL_SERVERS, Change(added=servers)), repaired(Kind.TABLE_OBJECTS, Change(added=elements))]
     )
-    assert told["removed"] == ("2 virtual servers (10.96.0.1:80/TCP, 10.96.0.1:81/TCP), 3 elements of (cluster-ips)")
+    assert fields["removed"] == ("2 virtual servers (10.96.0.1:80/TCP, 10.96.0.1:81/TCP), 3 elements of (cluster-ips)")
     addresses = {"10.96.0.1": True, "10.96.0.2": True}
     assert attributed([repaired(Kind.ADDRESSES, Change(added=addresses))])["removed"].startswith("2 addresses (")
 

@@ -64,7 +64,7 @@ def test_damage_is_refused_in_one_line(path, damage, reason):
     assert "\n" not in str(caught.value)
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+def test_a_directory_that_cannot_be_created_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SnapshotError, match="cannot be written"):
         write_cache(str(tmp_path / "file" / "cluster"), ENCODED)

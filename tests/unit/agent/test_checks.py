@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Health checks: what may be checked, attempts over real sockets and TLS, rise and fall, and the panic threshold."""
+"""Health checks: which are allowed, attempts over real sockets and TLS, rise and fall, and the panic threshold."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ FAST = HealthCheck(interval=0.1, timeout=0.5)
 
 
 class Task:
-    """Stands in for the supervised thread."""
+    """A stand-in for the supervised thread."""
 
     def busy(self, _seconds):
         pass
 
 
 class Server:
-    """Answers each connection with ``answer``: bytes, or None to be silent; over TLS with a context."""
+    """A server that sends ``answer`` to each connection, or nothing if it is None; over TLS with a context."""
 
     def __init__(self, answer, context=None):
         self.answer, self.context, self.requests = answer, context, []
@@ -88,7 +88,7 @@ def prober():
 
 
 def verdict(prober, target, seconds=10.0):
-    """The first verdict of a target."""
+    """Return the first verdict of a target."""
     prober.follow([target])
     done = threading.Event()
     for _step in range(int(seconds / 0.02)):
@@ -149,7 +149,7 @@ def test_tls_is_verified_by_authority_and_name(prober, certificates):
 
 
 @pytest.mark.parametrize("setting", [{"server_name": "a" * 64}, {"ca": "/a\0b"}, {"ca": "/a\ud800b"}])
-def test_what_cannot_be_encoded_fails_only_its_own_target(prober, setting):
+def test_a_value_that_cannot_be_encoded_fails_only_its_own_target(prober, setting):
     server = Server(OK)
     with contextlib.closing(server):
         target = Target(NAME, "127.0.0.1", server.port, FAST._replace(scheme="https", **setting))
@@ -274,14 +274,14 @@ def test_panic_threshold(failed, panic, served):
 
 
 class NoThreads:
-    """Stands in for the supervisor: the results of checks are given by the test."""
+    """A stand-in for the supervisor: the test provides the results of checks."""
 
     def start(self, _name, _body, _interrupt):
         pass
 
 
 def followed_checks(**settings):
-    """Checks of one static Service, and the view that has it."""
+    """Return the checks of one static Service, and the view that contains it."""
     view = ClusterView()
     view.set_static(parse_static({"f.yaml": objects("a", "static", ["192.0.2.1", "192.0.2.2"], **{"": "tcp"})}))
     checks = Checks(
@@ -322,7 +322,7 @@ def test_another_panic_threshold_applies_to_endpoints_that_fail_already():
     assert view.dirty == {change.target.service}
 
 
-def test_tenants_who_ask_in_vain_cost_little():
+def test_requests_of_tenants_that_are_not_allowed_cost_little():
     checks, view = followed_checks()
     log = io.StringIO()
     checks._log = Log(log)

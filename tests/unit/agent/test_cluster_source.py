@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent's source of the cluster state: which lists it waits for, for how long, and what the copy on disk gives."""
+"""The agent's source of the cluster state: which lists it awaits, for how long, and what the copy on disk provides."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = ("Service", "EndpointSlice", "Node", "ServiceCIDR")
 
 
 class Bench:
-    """A source whose threads are never started, with a clock of its own and a server that has one Node."""
+    """A source whose threads never start, with a manual clock and a server that has one Node."""
 
     def __init__(self, path="", node_required=False):
         self.now = 1000.0
@@ -148,7 +148,7 @@ def test_nothing_is_saved_before_the_cluster_is_known(cache):
     assert bench.source.save() and not bench.source.is_unsaved
 
 
-def test_what_was_deleted_while_a_collection_was_not_followed_is_removed():
+def test_objects_deleted_while_a_collection_was_not_followed_are_removed():
     bench = Bench()
     bench.source.start("n1", serving=False, others=[NETWORK_POLICIES])
     policies = [

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A call of the node command loads what it needs: asking the agent does not load the agent."""
+"""A node command imports only what it needs: a query of the agent does not import the agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.archive import pack
 
 ENGINE = Path(__file__).resolve().parents[3] / "plugins" / "module_utils"
-#: Runs the archive as the interpreter would, and writes the names of the modules that it has loaded.
+#: Run the archive as the interpreter would, and write the names of the imported modules.
 LOADED = """\
 import runpy, sys
 path, sys.argv = sys.argv[1], sys.argv[1:]
@@ -28,9 +28,9 @@ except SystemExit as exit:
     print(f"exit {exit.code}", file=sys.stderr)
 print("\\n".join(sys.modules), file=sys.stderr)
 """
-#: Packages of the engine, and of others, that take long to load or that belong to the agent.
+#: Packages of the engine, and third-party ones, that are slow to import or belong to the agent.
 HEAVY = ("agent", "kernel", "rendering", "serviceports", "preflight", "cluster", "configuration")
-FOREIGN = {"http.server", "http.client", "prometheus_client", "kubernetes", "yaml", "ssl", "asyncio"}
+THIRD_PARTY = {"http.server", "http.client", "prometheus_client", "kubernetes", "yaml", "ssl", "asyncio"}
 STATUS = {
     "uptimeSeconds": 1,
     "healthy": True,
@@ -64,7 +64,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def loaded(archive: str, *words: str) -> List[str]:
-    """Run the packed command; return its exit code as ``exit N``, and the modules that it loaded."""
+    """Run the packed command; return its exit code as ``exit N``, and the modules it imported."""
     command = [sys.executable, "-I", "-B", "-c", LOADED, archive, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = done.stderr.splitlines()
@@ -73,18 +73,18 @@ def loaded(archive: str, *words: str) -> List[str]:
 
 def heavy(modules: List[str]) -> Set[str]:
     parts = {name.split(".")[1] for name in modules if name.startswith("kubenode_proxy.")}
-    return parts & set(HEAVY) | FOREIGN & set(modules)
+    return parts & set(HEAVY) | THIRD_PARTY & set(modules)
 
 
 @pytest.mark.parametrize("words", [("--version",), ("--help",), ("completion", "bash"), ("rollback", "--help")])
-def test_what_needs_neither_node_nor_agent_loads_neither(archive: str, words: List[str]) -> None:
+def test_commands_without_node_or_agent_import_neither(archive: str, words: List[str]) -> None:
     code, *modules = loaded(archive, *words)
     assert code == "exit 0" and "kubenode_proxy.command.cli" in modules
     assert heavy(modules) == set()
 
 
 @pytest.mark.parametrize(("words", "code"), [(("status",), 0), (("explain", "shop/web"), 3), (EXPLAIN, 3)])
-def test_asking_the_agent_does_not_load_it(archive: str, tmp_path: Path, words: List[str], code: int) -> None:
+def test_a_query_of_the_agent_does_not_import_it(archive: str, tmp_path: Path, words: List[str], code: int) -> None:
     path = str(tmp_path / "agent.sock")
 
     def serve() -> None:
@@ -104,14 +104,14 @@ def test_asking_the_agent_does_not_load_it(archive: str, tmp_path: Path, words: 
     assert heavy(modules) == set()
 
 
-def test_a_confirmation_loads_of_the_kernel_only_how_programs_are_run(archive: str, tmp_path: Path) -> None:
+def test_a_confirmation_imports_only_the_program_runner_of_kernel(archive: str, tmp_path: Path) -> None:
     code, *modules = loaded(archive, "confirm", "--history", str(tmp_path / "none"))
     assert code == "exit 0"
     assert heavy(modules) == {"kernel"}
     assert {name for name in modules if name.startswith("kubenode_proxy.kernel.")} == {"kubenode_proxy.kernel.programs"}
 
 
-def test_only_run_loads_the_agent(archive: str, tmp_path: Path) -> None:
+def test_only_run_imports_the_agent(archive: str, tmp_path: Path) -> None:
     _code, *modules = loaded(archive, "converge", "--check", "--snapshot", str(tmp_path / "none.json"))
     assert "kubenode_proxy.convergence.converge" in modules
     assert "agent" not in heavy(modules)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Noticing foreign changes: when contents are read, and which netlink messages wake the agent."""
+"""Detection of external changes: when contents are read, and which netlink messages wake the agent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IPVS, REQUEST, OURS = 28, 1, (4711, 4712)
 
 
 class Polled:
-    """A content, its outline and a clock to play with."""
+    """A poll with a settable content, outline and clock."""
 
     def __init__(self, notified=False, cost=0.0):
         self.content, self.outline, self.now, self.reads, self.cost = b"a", b"7", 100.0, 0, cost
@@ -111,7 +111,7 @@ def test_use_of_the_lock_file_is_noticed(tmp_path):
 
 
 class Tables:
-    """Stands for the kernel's tables."""
+    """A stand-in for the kernel's tables."""
 
     def __init__(self):
         self.rules, self.reads = b"rules", 0
@@ -147,7 +147,7 @@ def test_another_size_of_a_legacy_table_is_noticed_at_once(legacy):
 
 
 @pytest.mark.parametrize("lock_used", [False, True])
-def test_altered_rules_of_equal_size_are_noticed_with_and_without_the_lock(legacy, lock_used):
+def test_changed_rules_of_equal_size_are_noticed_with_and_without_the_lock(legacy, lock_used):
     legacy.tables.synced(True, True)
     assert legacy.tables.changed(False) is False
     legacy.rules = b"RULES"
@@ -167,7 +167,7 @@ def test_an_external_change_that_needs_no_repair_is_reported_once(legacy):
         assert legacy.tables.changed(True) is False
 
 
-def test_own_changes_of_legacy_tables_are_not_foreign(legacy):
+def test_own_changes_of_legacy_tables_are_not_external(legacy):
     legacy.tables.synced(True, True)
     legacy.rules = b"RULES"
     legacy.tables.synced(True, False)
@@ -177,7 +177,7 @@ def test_own_changes_of_legacy_tables_are_not_foreign(legacy):
 
 
 def outcome(program, protocol, message):
-    """What a classic BPF program returns for a packet: the subset of instructions that the filter consists of."""
+    """Return what a classic BPF program returns for a packet, for the instructions that the filter uses."""
     position, value = 0, 0
     while True:
         code, true, false, operand = program[position]
@@ -219,5 +219,5 @@ def message(kind, flags, port, command=0):
         ("too short", GENERIC, message(IPVS, REQUEST | 4, 99, 5)[:10], False),
     ],
 )
-def test_only_changes_that_others_ask_for_pass_the_filter(what, protocol, packet, kept):
+def test_only_requests_of_other_programs_pass_the_filter(what, protocol, packet, kept):
     assert bool(outcome(changes_filter(IPVS, OURS), protocol, packet)) is kept, what

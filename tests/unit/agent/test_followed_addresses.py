@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Addresses of the node that come and go change what depends on them, and nothing else."""
+"""A change of the node's addresses changes the state that depends on them, and nothing else."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CONTEXT = NodeContext("IPv4", "node1", "")
 NODE = ("eth0", "192.0.2.1")
 SECOND = ("eth0", "192.0.2.2")
 LOOPBACK = ("lo", "127.0.0.1")
-#: What the plugin ptp gives to the host's end of each pod's interface.
+#: The address that the plugin ptp gives to the host's end of each pod's interface.
 POD = ("vethab12", "10.244.1.1")
 OTHER_POD = ("vethcd34", "10.244.1.1")
 
 
 def settings(*addresses, cidrs=(), **more):
-    """The settings that follow from these addresses of the node."""
+    """Return the settings that follow from these addresses of the node."""
     chosen = [text for _interface, text in addresses if not cidrs or text.startswith("192.0.2.")]
     return DataplaneSettings(
         "IPv4",
@@ -75,7 +75,7 @@ def cluster(services):
 
 
 def proxier(mode, state, start):
-    """A family that holds these Services, without any kernel."""
+    """Return a family that holds these Services, without any kernel."""
     parts = SimpleNamespace(
         rendering=mode_named(mode).rendering,
         stages=lambda *_arguments: [],
@@ -89,7 +89,7 @@ def proxier(mode, state, start):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("cidrs", [(), ("192.0.2.0/24",)])
-def test_what_is_followed_step_by_step_is_what_a_whole_rendering_gives(mode, cidrs):
+def test_incremental_changes_equal_a_full_rendering(mode, cidrs):
     state = cluster(30)
     family = proxier(mode, state, settings(LOOPBACK, NODE, cidrs=cidrs))
     steps = [
@@ -146,7 +146,7 @@ def test_in_ipvs_mode_only_the_first_and_the_last_pod_with_an_address_count():
     assert family.follow(settings(LOOPBACK, NODE), state)
 
 
-def test_link_local_addresses_of_pods_are_none_of_the_node():
+def test_link_local_addresses_of_pod_interfaces_are_ignored():
     before = DataplaneSettings("IPv6", node_addresses=(("eth0", "2001:db8::1"), ("eth0", "fe80::1")))
     after = before._replace(node_addresses=(*before.node_addresses, ("vethab12", "fe80::2")))
     for mode in MODES:
@@ -154,8 +154,8 @@ def test_link_local_addresses_of_pods_are_none_of_the_node():
         assert in_use(before) == in_use(after), mode
 
 
-def test_an_address_costs_as_much_as_depends_on_it():
-    """Of nftables one element, of iptables one chain, of IPVS the virtual and real servers of that address."""
+def test_the_cost_of_an_address_is_what_depends_on_it():
+    """An address costs one element in nftables, one chain in iptables, its virtual and real servers in IPVS."""
     state = cluster(30)
     cidrs = ("192.0.2.0/24",)
     costs = {}

@@ -42,12 +42,12 @@ def codes(health):
     return health.answer(True).code, health.answer(False).code
 
 
-def test_healthy_for_ever_while_nothing_is_queued(health, clock):
+def test_healthy_as_long_as_nothing_is_queued(health, clock):
     clock.now += 86400
     assert codes(health) == (200, 200)
 
 
-def test_a_waiting_change_turns_it_red_only_after_the_timeout_and_an_update_green_again(health, clock):
+def test_a_queued_change_is_unhealthy_only_after_the_timeout_until_an_update(health, clock):
     health.queued("IPv6")
     clock.now += 59.9
     assert codes(health) == (200, 200)
@@ -61,7 +61,7 @@ def test_a_waiting_change_turns_it_red_only_after_the_timeout_and_an_update_gree
     assert codes(health) == (200, 200)
 
 
-def test_the_oldest_waiting_change_counts(health, clock):
+def test_the_oldest_queued_change_counts(health, clock):
     health.queued("IPv4")
     clock.now += 40
     health.queued("IPv4")

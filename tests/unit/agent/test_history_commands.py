@@ -52,7 +52,7 @@ def test_saved_states_are_listed_newest_first(directory):
     assert [item["number"] for item in document["states"]] == [3, 2, 1]
 
 
-def test_without_saved_states_it_says_so(directory):
+def test_a_missing_saved_state_is_reported(directory):
     assert run("rollback", "--list", "--history", directory)[1] == f"no saved states in {directory}\n"
 
 
@@ -92,7 +92,7 @@ def test_a_change_is_confirmed_only_after_its_probes(monkeypatch, directory):
         return ConfirmReport(7, True, 31.5)
 
     monkeypatch.setattr(confirm_command, "confirm", confirm)
-    # Nobody listens at port 1 of this machine.
+    # No program listens on port 1 of this machine.
     status, _output, errors = run("confirm", "--probe", "tcp://127.0.0.1:1", "--probe-timeout", "0.2")
     assert (status, asked) == (1, [])
     assert (

@@ -71,7 +71,7 @@ class Running(NamedTuple):
 
 
 class ShortPauses(Backoff):
-    """Pauses that keep a test short."""
+    """Short pauses for tests."""
 
     def pause(self) -> float:
         return min(super().pause(), 0.01)
@@ -187,7 +187,7 @@ def test_heads_are_parsed_as_they_are_written():
         head_length(b"a" * MOST_HEAD_BYTES)
 
 
-def test_random_bytes_harm_nothing():
+def test_random_bytes_do_no_harm():
     generator = random.Random(7)
     with running(Limits(seconds=0.5)) as found:
         for _round in range(300):
@@ -203,7 +203,7 @@ def test_random_bytes_harm_nothing():
         assert "traceback" not in found.log.getvalue()
 
 
-def test_the_whole_request_has_a_deadline_whatever_trickles_in():
+def test_the_deadline_covers_the_whole_request_however_slowly_it_arrives():
     with running(Limits(seconds=0.3)) as found, connect(found.port) as idle, connect(found.port) as slow:
         started = time.monotonic()
         with contextlib.suppress(OSError):
@@ -215,7 +215,7 @@ def test_the_whole_request_has_a_deadline_whatever_trickles_in():
         wait_for(lambda: found.server.closed[DEADLINE] == 2)
 
 
-def test_idle_connections_make_room_the_oldest_first_and_requests_never_do():
+def test_the_oldest_idle_connections_are_closed_first_and_requests_never():
     with running(Limits(connections=8, per_client=100, seconds=PATIENCE)) as found, contextlib.ExitStack() as stack:
         begun = stack.enter_context(connect(found.port))
         begun.sendall(GET[:10])
@@ -229,7 +229,7 @@ def test_idle_connections_make_room_the_oldest_first_and_requests_never_do():
         assert read_all(idle[1]).endswith(b"GET /healthz")
 
 
-def test_a_client_at_its_bound_pays_with_its_own_connections():
+def test_a_client_at_its_limit_loses_its_own_connections():
     limits = Limits(connections=100, per_client=4, seconds=PATIENCE)
     with running(limits) as found, contextlib.ExitStack() as stack:
         other = stack.enter_context(connect(found.port, OTHER))
@@ -288,7 +288,7 @@ def test_a_closed_port_refuses_at_once_and_can_be_opened_again():
         wait_for(lambda: found.server.connections == 0)
 
 
-def test_a_port_in_use_affects_only_that_port():
+def test_a_port_in_use_affects_no_other_port():
     with running() as found, socket.socket() as taken:
         taken.bind((HERE, 0))
         taken.listen()
@@ -357,7 +357,7 @@ def test_after_any_exception_every_port_is_served_again(monkeypatch, place, faul
                 return original(*arguments)
 
             monkeypatch.setattr(found.server, place, failing)
-            # A port that is opened while the thread is down is served, too.
+            # A port that is opened while the thread is down is served as well.
             third = found.server.open(HERE, 0, respond)
             connect(found.port).close()
             assert failed.wait(PATIENCE)
@@ -445,7 +445,7 @@ def test_who_counts_as_one_client(address, client):
     assert client_of(address) == client
 
 
-def test_both_families_share_a_port_where_they_should():
+def test_both_families_share_a_port_on_unspecified_addresses():
     with running() as found:
         port = found.server.open("::", 0, respond, both_families=True)
         assert ask(port.port).endswith(b"GET /healthz")
@@ -457,8 +457,8 @@ def test_both_families_share_a_port_where_they_should():
             assert sock.connect_ex((HERE, alone.port)) == errno.ECONNREFUSED
 
 
-def test_thousands_of_idle_connections_of_one_client_keep_nobody_waiting():
-    """An answer comes within the deadline of a request, or not at all."""
+def test_thousands_of_idle_connections_of_one_client_delay_no_other_client():
+    """Each request is answered within its deadline, or not at all."""
     probes = []
     with running() as found:
 

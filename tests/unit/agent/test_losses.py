@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""When the agent reports that most Services lose their endpoints, and what it holds back."""
+"""When the agent reports that most Services lose their endpoints, and which changes it holds back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def nothing(_service):
     return False
 
 
-def test_a_loss_of_most_is_reported_once_and_followed(clock):
+def test_a_loss_of_most_is_reported_once_and_applied(clock):
     losses = watch(clock)
     loss = losses.judge(SERVICES[:11], nothing)
     assert len(loss.services) == 11 and loss.is_new and not loss.held and losses.held_until == 0
@@ -64,7 +64,7 @@ def test_services_lost_one_after_the_other_count_together(clock):
     assert len(reported) == 1 and reported[0].startswith("11 of the 20 Services")
 
 
-def test_a_slow_loss_is_none(clock):
+def test_a_slow_loss_is_not_reported(clock):
     losses = watch(clock)
     for service in SERVICES:
         assert not losses.judge([service], nothing).is_new
@@ -90,7 +90,7 @@ def test_a_loss_is_held_back_for_the_configured_time(clock):
     assert not losses.judge(SERVICES, nothing).held and losses.held_until == 0
 
 
-def test_what_comes_back_while_it_is_held_is_no_loss(clock):
+def test_endpoints_that_return_while_held_are_no_loss(clock):
     losses = watch(clock, hold=30.0)
     losses.judge(SERVICES, nothing)
     assert losses.judge(SERVICES, lambda _service: True).services == set() and losses.held_until == 0

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Metrics beside those that kube-proxy 1.36 was recorded with: names, types, labels and buckets, mode by mode."""
+"""Metrics compared with those recorded from kube-proxy 1.36: names, types, labels and buckets, mode by mode."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def types(text):
 
 
 def series(text):
-    """Every series: name and labels, the latter in an order of their own and numbers in one form."""
+    """Return every series: name and labels, the latter sorted and with numbers in one form."""
     found = set()
     for name, labels in SERIES.findall(text):
         pairs = dict(re.findall(r'(\w+)="([^"]*)"', labels))
@@ -46,7 +46,7 @@ def series(text):
 
 
 def observed(mode):
-    """The metrics after what happened in the recording: one full sync of both families, each health check asked."""
+    """Return the metrics after the recorded events: one full sync of both families, each health check requested."""
     metrics = Metrics()
     if mode == "iptables":
         metrics.packets = lambda: {"ct_state_invalid_dropped_pkts": 0, "localhost_nps_accepted_pkts": 0, "others": 7}
@@ -74,14 +74,14 @@ def test_names_types_labels_and_buckets_are_those_of_kube_proxy(mode):
     assert series(ours) == series(recorded)
 
 
-def test_what_has_not_happened_is_not_shown():
+def test_series_without_events_are_not_shown():
     text = Metrics().text().decode()
     assert "restore_failures" not in text and "nftables_sync_failures" not in text
     assert "kubeproxy_sync_proxy_rules_service_changes_total 0.0" in text
 
 
-def test_times_of_creation_are_never_shown():
-    """Versions of prometheus_client before 0.17 always show them; newer ones have an option for it."""
+def test_creation_times_are_never_shown():
+    """prometheus_client before 0.17 always shows them; newer versions have an option."""
     prometheus_client.enable_created_metrics()
     try:
         metrics = Metrics()

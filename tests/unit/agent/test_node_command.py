@@ -116,7 +116,7 @@ def test_explains_that_nothing_answers(destination):
 @pytest.mark.parametrize(
     ("mode", "start"), [("iptables", "-t nat -A KUBE-"), ("ipvs", "-A -t 10.96.0.7:80"), ("nftables", "")]
 )
-def test_shows_what_each_mode_programs(mode, start):
+def test_shows_the_programmed_entries_of_each_mode(mode, start):
     (item,) = explained("10.96.0.7:80", mode)["found"]
     assert any(line.startswith(start) for line in item["programmed"])
 
@@ -164,7 +164,7 @@ WRONG_TARGETS = [
 
 
 @pytest.mark.parametrize("text", WRONG_TARGETS)
-def test_a_wrong_target_is_one_line_and_exit_code_2(text):
+def test_an_invalid_target_is_a_one_line_error_with_exit_code_2(text):
     with pytest.raises(ConfigurationError, match=r"is not ADDRESS:PORT|protocol must be|port must be"):
         parse_target(text)
     code, output, errors = run("explain", text, "--snapshot", "/nowhere")
@@ -266,7 +266,7 @@ def test_help_and_version_go_to_the_output():
 
 
 @pytest.mark.parametrize(("check", "changed", "code"), [(False, True, 0), (True, True, 3), (True, False, 0)])
-def test_converge_prints_what_it_did_or_would_do(monkeypatch, tmp_path, check, changed, code):
+def test_converge_prints_its_changes(monkeypatch, tmp_path, check, changed, code):
     requests = []
 
     def converge(request):
@@ -328,7 +328,7 @@ def test_the_control_socket_answers_and_is_private(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["iptables", "ipvs", "nftables"])
-def test_what_the_agent_explains_is_readable_in_the_syntax_of_each_mode(tmp_path, mode):
+def test_explanations_of_the_agent_use_the_syntax_of_each_mode(tmp_path, mode):
     path = str(tmp_path / "agent.sock")
     document = {"found": explained("shop/web", mode)["found"]}
     server = ControlServer(path, lambda ask: ask.reply(document))
@@ -355,7 +355,7 @@ def test_what_the_agent_explains_is_readable_in_the_syntax_of_each_mode(tmp_path
     ],
     ids=["escapes", "list", "cut", "deep", "error", "nothing", "endless"],
 )
-def test_what_a_hostile_agent_answers_is_bounded_and_printable(tmp_path, answer, said):
+def test_answers_of_a_hostile_agent_are_bounded_and_printable(tmp_path, answer, said):
     path = str(tmp_path / "agent.sock")
 
     def serve(listener: socket.socket) -> None:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The node that an agent keeps in sync: first, partial, repairing and failing syncs, and what follows them."""
+"""The node that an agent keeps in sync: first, partial, repairing and failing syncs, and their follow-ups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bench(monkeypatch):
 
 
 def names(bench):
-    """Return the ClusterIPs that the table has."""
+    """Return the ClusterIPs in the table."""
     lines_of = bench.mode.rendering.lines
     lines = [line for key, value in bench.table.items() for line in lines_of("IPv4", RESOURCE, key, value)]
     return set(re.findall(r"10\.96\.0\.\d+", " ".join(lines)))
@@ -117,7 +117,7 @@ def test_an_empty_node_that_was_filled_is_checked_as_well(monkeypatch):
     assert bench.sync.syncer.suspects == {"IPv4": "regular check"}
 
 
-def test_changes_in_between_do_not_put_the_check_off(monkeypatch):
+def test_changes_in_between_do_not_postpone_the_check(monkeypatch):
     bench = SyncBench(monkeypatch, {"configSyncPeriod": "40s"})
     bench.put(service("web", 1))
     bench.sync.sync(first=True)
@@ -139,7 +139,7 @@ def test_leftovers_that_cannot_be_removed_are_no_failure(bench, monkeypatch):
     assert "leftovers of another mode cannot be removed" in bench.text.getvalue()
 
 
-def test_draining_real_servers_of_another_mode_are_tried_again(bench, monkeypatch):
+def test_removal_of_another_modes_draining_real_servers_is_retried(bench, monkeypatch):
     found = iter([node_leftovers(0, 2), node_leftovers(2, 0)])
     monkeypatch.setattr(node, "remove_leftovers", lambda _proxiers, _handles: next(found))
     bench.sync.clean_up()
@@ -177,7 +177,7 @@ def test_another_zone_applies_every_service_again(bench):
     assert bench.sync.proxiers.families[0].context.node.zone == "west"
 
 
-def test_other_pod_ranges_end_the_agent_where_they_detect_local_traffic(monkeypatch):
+def test_changed_pod_cidrs_end_the_agent_if_they_detect_local_traffic(monkeypatch):
     bench = SyncBench(monkeypatch, {"detectLocalMode": "NodeCIDR"})
     bench.put(kubernetes_node(podCIDRs=["10.244.1.0/24"]))
     bench.sync._node = bench.view.state.nodes["n1"]

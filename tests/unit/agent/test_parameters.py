@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Kernel parameters that another program changed: each is put back on its own, and what is refused is said once."""
+"""Kernel parameters changed by another program: each is restored independently, and each refusal is logged once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Refusing(SysctlsResource):
 
 @pytest.fixture
 def kernel(tmp_path, monkeypatch):
-    """Files in the place of /proc/sys."""
+    """Provide files in place of /proc/sys."""
     for key, value in ((FORWARD, "1"), (CLOSE_WAIT, "3600"), (HASH_SIZE, "65536")):
         path = tmp_path / "proc/sys" / key.replace(".", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def test_values_that_match_or_exceed_the_desired_ones_are_kept(kernel):
     assert kernel(HASH_SIZE).read_text() == "262144\n"
 
 
-def test_what_differs_is_put_back(kernel):
+def test_changed_parameters_are_restored(kernel):
     kernel(CLOSE_WAIT).write_text("60\n")
     kernel(HASH_SIZE).write_text("16384\n")
     repaired, refused = parameters.repair_parameters(WANTED)
@@ -66,7 +66,7 @@ def test_what_differs_is_put_back(kernel):
     assert (kernel(CLOSE_WAIT).read_text(), kernel(HASH_SIZE).read_text()) == ("3600", "65536")
 
 
-def test_one_that_is_refused_or_missing_does_not_keep_the_others_from_being_put_back(kernel, tmp_path, monkeypatch):
+def test_a_refused_or_missing_parameter_does_not_prevent_the_others(kernel, tmp_path, monkeypatch):
     monkeypatch.setattr(node_sysctls, "SysctlsResource", functools.partial(Refusing, root=str(tmp_path)))
     for key in (FORWARD, CLOSE_WAIT):
         kernel(key).write_text("0\n")

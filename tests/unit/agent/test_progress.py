@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Progress of long work: what the service manager is sent, who reports, and that what is stuck does not."""
+"""Progress of long work: the messages to the service manager, which code reports, and that stuck work does not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.resources import (
 
 
 class Manager(Systemd):
-    """Keeps what would be sent."""
+    """Collects the messages instead of sending them."""
 
     def __init__(self, monkeypatch):
         super().__init__({"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "60000000"})
@@ -66,7 +66,7 @@ def test_progress_extends_a_start_and_a_reload_but_nothing_else(monkeypatch):
 def test_waiting_for_a_program_is_progress_and_loses_none_of_its_input(monkeypatch):
     monkeypatch.setattr(programs, "PULSE_SECONDS", 0.01)
     calls = []
-    # The program begins to read when others have waited for it for a while, and takes much more than a pipe holds.
+    # The program starts to read after a while, and its input is much larger than a pipe's buffer.
     text = "text" * 1000000
     done = programs.run(["sh", "-c", "sleep 0.2; cat; echo end >&2"], text, 30.0, lambda: calls.append(1))
     assert (done.status, done.output, done.errors) == (0, text, "end\n")
@@ -82,7 +82,7 @@ def test_waiting_for_a_program_ends(monkeypatch):
 
 
 class Table(Resource):
-    """A table that says in a list what is done with it."""
+    """A table that records its operations in a list."""
 
     def __init__(self, done, name):
         self.name = name

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reflectors against the test API server: differences only, and every way in which a watch can fail."""
+"""Reflectors against the test API server: only differences are delivered, and every failure of a watch is handled."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_lists_then_follows_every_kind_of_event(setup):
     wait_for(lambda: setup.reflectors[0].connected)
 
 
-def test_the_selectors_are_sent_and_leaving_them_is_a_deletion(setup):
+def test_selectors_are_sent_and_an_object_that_stops_matching_is_deleted(setup):
     setup.store.put(service("ours"))
     setup.store.put(service("theirs", **{"service.kubernetes.io/service-proxy-name": "other"}))
     setup.follow(SERVICES)
@@ -138,7 +138,7 @@ def test_only_the_own_node_is_followed(setup):
     assert names(setup.next().changed) == ["node1"]
 
 
-def test_a_version_that_is_too_old_makes_it_list_again_and_hand_on_differences_only(setup):
+def test_an_expired_version_causes_a_list_and_only_differences_are_delivered(setup):
     for name in "abc":
         setup.store.put(service(name))
     reflector = setup.follow(SERVICES)
@@ -194,7 +194,7 @@ def test_an_error_is_logged_once_and_the_request_retried(setup, code):
     assert setup.reflectors[0].error
     setup.api.failing.clear()
     assert setup.next().listed
-    # The state is handed on first.
+    # The state is delivered first.
     wait_for(lambda: setup.reflectors[0].error == "")
 
 
@@ -218,7 +218,7 @@ def test_cached_objects_that_the_list_lacks_are_removed():
     assert known.replace([raw]).changed == []
 
 
-def test_pauses_grow_to_half_a_minute_and_are_reset_by_success():
+def test_backoff_grows_to_half_a_minute_and_is_reset_by_success():
     backoff = Backoff(lambda: 0.0)
     pauses = [backoff.pause() for _ in range(8)]
     assert pauses[:3] == [0.8, 1.6, 3.2] and pauses[-1] == LONGEST_PAUSE_SECONDS
@@ -227,7 +227,7 @@ def test_pauses_grow_to_half_a_minute_and_are_reset_by_success():
     assert 0.8 <= Backoff().pause() <= 1.6
 
 
-def test_how_long_nothing_can_be_read_counts_from_the_first_failure_to_the_next_success(setup):
+def test_outage_counts_from_the_first_failure_to_the_next_success(setup):
     reflector = setup.follow(SERVICES)
     setup.next()
     wait_for(lambda: reflector.connected)

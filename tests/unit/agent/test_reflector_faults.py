@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How often a reflector asks, and how much it takes, of an API server that misbehaves; with injected time and bytes."""
+"""How many requests a reflector sends to a misbehaving API server, and how much it reads; with injected time."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ HOST = "http://api.example"
 
 
 class Quiet:
-    """Stands for the supervised thread."""
+    """A stand-in for the supervised thread."""
 
     def busy(self, seconds):
         """Ignore deadlines, which these tests do not check."""
 
     def idle(self):
-        """Nor is idleness."""
+        """Ignore idleness as well."""
 
 
 def service(name, version="5", **metadata):
@@ -67,7 +67,7 @@ def query_of(target):
 
 
 class Run:
-    """A reflector against scripted answers, until so many seconds have passed or requests were made."""
+    """A reflector against scripted answers, until a number of seconds or requests has passed."""
 
     def __init__(self, list_answer, watch_answer):
         self.clock = Clock()
@@ -123,7 +123,7 @@ class Run:
 
 
 def paced(moments):
-    """Pauses grow to half a minute: in ten minutes some 25 requests, each later than a second after the one before."""
+    """Check the backoff up to half a minute: some 25 requests in ten minutes, at least a second apart."""
     pauses = [later - earlier for earlier, later in zip(moments, moments[1:])]
     assert len(moments) <= 30 and min(pauses) >= 0.8 and pauses[-2] >= 15.0, pauses
 
@@ -148,7 +148,7 @@ def paced(moments):
         ),
     ],
 )
-def test_a_watch_that_brings_nothing_is_repeated_ever_more_slowly(watch):
+def test_a_watch_without_events_is_repeated_with_backoff(watch):
     run = Run(lambda query: page([service("a")]), watch).go()
     paced(run.watches)
     assert len(run.lists) <= 30 and run.names == ["a"]
@@ -171,7 +171,7 @@ def test_a_watch_that_brings_nothing_is_repeated_ever_more_slowly(watch):
         pytest.param(response(b'{"kind":"ServiceList","x":' + b"9" * 5000 + b"}"), id="a huge number"),
     ],
 )
-def test_a_list_that_cannot_be_used_is_repeated_ever_more_slowly_and_changes_nothing(answer):
+def test_an_invalid_list_is_repeated_with_backoff_and_changes_nothing(answer):
     run = Run(lambda query: answer, lambda query: events())
     run.limit = 120
     run.go()
@@ -188,7 +188,7 @@ def test_steady_watches_are_continued_at_once():
     assert len(run.lists) == 1 and len(run.watches) >= 12
 
 
-def test_a_watch_that_brings_changes_is_continued_after_a_second():
+def test_a_watch_with_changes_is_continued_after_a_second():
     versions = iter(range(11, 10000))
     run = Run(
         lambda query: page([service("a")]),
@@ -205,7 +205,7 @@ def test_a_watch_that_brings_changes_is_continued_after_a_second():
         ([service(f"s{number}") for number in range(500)], "the list has more than 20 pages"),
     ],
 )
-def test_a_list_without_end_is_given_up(items, message, monkeypatch):
+def test_an_endless_list_is_abandoned(items, message, monkeypatch):
     monkeypatch.setattr(api, "_MOST_PAGES", 20 if items[1:] else api._MOST_PAGES)
     answer = page(items, **{"continue": "more"})
     run = Run(lambda query: answer, lambda query: events())
@@ -215,7 +215,7 @@ def test_a_list_without_end_is_given_up(items, message, monkeypatch):
 
 
 class Sized:
-    """Bytes that are made as they are read."""
+    """Bytes that are generated as they are read."""
 
     def __init__(self, total):
         self.total = total
@@ -240,14 +240,14 @@ def test_a_large_event_below_the_limit_is_accepted():
     assert run.names == ["large"] and "warning" not in run.log
 
 
-def test_a_page_is_bounded_also_when_it_is_packed():
+def test_a_page_is_bounded_also_when_it_is_compressed():
     bomb = gzip.compress(b'{"kind":"ServiceList","x":"' + b" " * (200 << 20) + b'"}', 1)
     run = Run(lambda query: response(bomb, headers={"Content-Encoding": "gzip"}), lambda query: events())
     run.go(0.1)
     assert "list services: the answer is larger than 64 MiB" in run.log
 
 
-def test_packed_pages_are_read_and_damaged_ones_refused():
+def test_compressed_pages_are_read_and_damaged_ones_refused():
     body = json.dumps(
         {"kind": "ServiceList", "apiVersion": "v1", "metadata": {"resourceVersion": "10"}, "items": [service("a")]}
     ).encode()
@@ -258,7 +258,7 @@ def test_packed_pages_are_read_and_damaged_ones_refused():
     assert run.names == ["a"] and "truncated" in run.log
 
 
-def test_an_answer_that_drips_is_given_up():
+def test_an_answer_that_arrives_too_slowly_is_abandoned():
     dripping = [head("200 OK", {}), *(part for _turn in range(400) for part in (b" ", 5.0))]
     run = Run(lambda query: list(dripping), lambda query: events())
     run.go(100.0)
@@ -324,8 +324,8 @@ def test_after_an_event_that_cannot_be_read_the_collection_is_listed_again(line)
     assert run.names == ["a", "b"] and len(run.lists) == 2
 
 
-def test_a_version_that_only_the_server_before_knew_is_given_up():
-    """A bookmark from the future, as a server restored from a backup leaves it: 504, then a list of what there is."""
+def test_a_version_that_only_the_previous_server_knew_is_dropped():
+    """A bookmark from the future, as from a server before its restore from a backup: 504, then a list."""
 
     def watch(query):
         return events(bookmark("99999")) if query["resourceVersion"] == "10" else failure(504, "Timeout")
@@ -351,8 +351,8 @@ def test_a_defect_in_reading_one_object_costs_only_this_object():
     assert "Service default/bad: ZeroDivisionError" in run.log
 
 
-def test_an_unexpected_failure_leaves_no_version_behind():
-    """The supervisor calls the body again; it must not meet the same event once more."""
+def test_an_unexpected_failure_drops_the_version():
+    """The supervisor calls the body again; it must not receive the same event once more."""
     run = Run(lambda query: page([service("a")]), lambda query: events(event("ADDED", service("b", "12"))))
     run.reflector._apply = lambda found: 1 // 0
     with pytest.raises(ZeroDivisionError):
@@ -381,7 +381,7 @@ def test_the_first_request_waits_for_the_given_pause_and_is_noted():
     assert run.reflector.requested_at == run.lists[0] == started + 0.7
 
 
-def test_two_agents_do_not_pause_alike():
+def test_backoff_differs_between_agents():
     pauses = {tuple(round(backoff.pause(), 6) for _turn in range(3)) for backoff in (Backoff() for _agent in range(20))}
     assert len(pauses) == 20
     assert all(0.8 <= first <= 1.6 for first, _second, _third in pauses)
@@ -419,7 +419,7 @@ def test_credentials_that_expire_each_hour_are_renewed_for_half_a_day(monkeypatc
 
 
 def test_a_revoked_token_fails_one_request_and_is_replaced_by_the_renewed_one(monkeypatch):
-    """Without an expiry the server's 401 is the only sign; the plugin runs again because of it."""
+    """Without an expiry the server's 401 is the only sign; it makes the plugin run again."""
     issued, good = [], [1]
 
     def plugin(words, **options):

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A reflector against an API server whose answers are wrong at random: it never ends, and always finds the way back.
+"""A reflector against an API server that answers wrongly at random: it never ends, and always recovers.
 
-Real code from the bytes on the wire to the state of the cluster, with injected time. In each round some answers are
-wrong while the cluster changes; then the server is sane and the state has to become the server's within two minutes.
+The tests run the real code from the bytes on the wire to the cluster state, with injected time. In each round some
+answers are wrong while the cluster changes; then the server behaves and the state must match it within two minutes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.apiserver.wire import Answer, Clock, Wire, chunked, failure, response
 #: 40 campaigns of 2,600 wrong answers each are 104,000.
 SHORT, LONG = (4, 700), (40, 2600)
 BACK_WITHIN_SECONDS = 120.0
-#: A wrong 404 says that there is no such collection; the next question comes after five minutes.
+#: A wrong 404 means that the collection does not exist; the next request follows after five minutes.
 ABSENT_SECONDS = 300.0
 
 
@@ -74,7 +74,7 @@ def make_object(kind, number, rng):
 
 
 class Campaign:
-    """A reflector, and a server that is wrong for some answers and sane for some, until enough were wrong."""
+    """A reflector and a server that alternates between wrong and correct answers, until enough were wrong."""
 
     def __init__(self, resource, seed, most):
         self.rng = random.Random(seed)
@@ -113,7 +113,7 @@ class Campaign:
     idle = None
 
     def change(self):
-        """The cluster changes."""
+        """Change the cluster."""
         for _turn in range(self.rng.randint(1, 4)):
             number = self.rng.randrange(8)
             known = {item["metadata"]["name"] for item in self.store.list(self.resource.path)[0]}
@@ -124,7 +124,7 @@ class Campaign:
                 self.store.put(make_object(self.resource.kind, number, self.rng))
 
     def become_sane(self):
-        """Every object gets another version, and history is forgotten: only a list shows what there is."""
+        """Give every object a new version and drop the watch history, so that only a list shows the current objects."""
         for item in self.store.list(self.resource.path)[0]:
             self.store.put(copy.deepcopy(item))
         self.store.put(make_object(self.resource.kind, 0, self.rng))
@@ -132,7 +132,7 @@ class Campaign:
         self.sane_since = self.clock.now
 
     @property
-    def is_back(self):
+    def has_recovered(self):
         truth = ClusterState.from_objects(small(item) for item in self.store.list(self.resource.path)[0])
         state = self.view.state
         return (state.services, state.slices, state.nodes, state.service_cidrs, state.refusals) == (
@@ -157,7 +157,7 @@ class Campaign:
             if self.left <= 0:
                 self.become_sane()
             return found
-        if watch and self.is_back:
+        if watch and self.has_recovered:
             self.rounds += 1
             self.sane_since = None
             self.left = self.rng.randint(1, 12)
@@ -206,10 +206,10 @@ def campaigns(shape, marks=()):
 
 
 @pytest.mark.parametrize(("resource", "seed", "answers"), [*campaigns(SHORT), *campaigns(LONG, pytest.mark.full)])
-def test_whatever_the_server_answers_the_reflector_comes_back(resource, seed, answers):
+def test_the_reflector_recovers_from_any_answer(resource, seed, answers):
     campaign = Campaign(resource, f"{seed}/{answers}", answers)
     campaign.reflector.run(campaign)
     assert not campaign.lost
     assert campaign.wrong >= answers and campaign.rounds > answers / 20
-    # Pauses between failures: on average, wrong answers included, fewer than two requests a second.
+    # On average, fewer than two requests a second, wrong answers included.
     assert campaign.requests / (campaign.clock.now - 1000.0) < 2.0

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Health check node ports: which are opened and closed, and that none is touched without need."""
+"""Health check node ports: which are opened and closed, and that unchanged ones are not touched."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ONE, TWO = "127.0.0.1", "127.0.0.2"
 
 
 class Counting:
-    """A server that notes what is opened and closed."""
+    """A server that records which ports are opened and closed."""
 
     def __init__(self, server):
         self.server = server

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Supervised threads with an injected clock: failures are retried, late threads interrupted, stuck ones noticed."""
+"""Supervised threads with a manual clock: failures are retried, late threads interrupted, stuck ones detected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log i
 
 
 class Clock:
-    """Seconds that pass only when a test says so."""
+    """A clock that advances only when a test says so."""
 
     def __init__(self):
         self.now = 1000.0
@@ -35,7 +35,7 @@ class Clock:
 
 
 class AtOnce(Backoff):
-    """No pauses."""
+    """A backoff without pauses."""
 
     def pause(self):
         return 0.0
@@ -64,7 +64,7 @@ def wait_for(what, seconds=10.0):
 
 
 class Work:
-    """A body that does what the test asks for, one thing after the other."""
+    """A thread body that executes the test's orders one after the other."""
 
     def __init__(self):
         self.orders = queue.SimpleQueue()

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tables that are kept up to date Service by Service hold what a rendering of everything gives."""
+"""Tables that are updated Service by Service equal a full rendering."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def apply(tables, state, services, totals=None, context=CONTEXT):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("behaviour", BEHAVIOURS.values(), ids=list(BEHAVIOURS))
-def test_random_changes_end_in_what_a_whole_rendering_gives(mode, seed, behaviour):
+def test_random_changes_equal_a_full_rendering(mode, seed, behaviour):
     chance = random.Random(seed)
     context = CONTEXT._replace(behaviour=behaviour)
     settings = SETTINGS._replace(behaviour=behaviour)
@@ -170,7 +170,7 @@ def test_a_change_of_one_service_touches_its_own_keys_only():
 
 
 class Counting(IptablesRendering):
-    """Counts how often each ServicePort is rendered."""
+    """Count how often each ServicePort is rendered."""
 
     def __init__(self):
         self.rendered = {}
@@ -226,7 +226,7 @@ def test_crossing_the_limit_renders_each_service_port_once_more():
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_endpoints_are_counted_without_working_them_out(seed):
+def test_endpoints_are_counted_without_expanding_them(seed):
     chance, state = random.Random(seed), ClusterState()
     for number in range(30):
         raw = random_slice(chance, number % 10)

@@ -29,7 +29,7 @@ def test_nothing_is_due_without_a_start(timers):
     assert ran == [] and timers.delay() == math.inf
 
 
-def test_a_timer_runs_once_when_its_time_has_come(timers, clock):
+def test_a_timer_runs_once_when_it_is_due(timers, clock):
     ran = []
     timers.add("a", lambda: ran.append("a")).start(5)
     assert timers.delay() == 5
@@ -43,7 +43,7 @@ def test_a_timer_runs_once_when_its_time_has_come(timers, clock):
     assert ran == ["a"] and timers.delay() == math.inf
 
 
-def test_a_later_start_does_not_put_a_timer_off_but_a_restart_does(timers, clock):
+def test_a_later_start_does_not_postpone_a_timer_but_a_restart_does(timers, clock):
     timer = timers.add("a", lambda: None)
     timer.start(5)
     timer.start(50)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The node's token: renewed at half its life, over days of an injected clock, and what happens when that fails."""
+"""The node's token: renewed at half its lifetime, over days of an injected clock, and after failures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DAY = 86_400
 
 
 class Server:
-    """An API server with a clock that is moved by hand. It can be away, and can answer nonsense."""
+    """An API server with a manual clock that can be down and can give invalid answers."""
 
     def __init__(self):
         self.now = 1_800_000_000.0
@@ -53,7 +53,7 @@ class Server:
 
 
 class Client:
-    """A client that sends the token that is in the file, as the agent's does."""
+    """A client that sends the token of the file, as the agent's does."""
 
     def __init__(self, server, path):
         self._server, self._token = server, read_token(path)
@@ -101,13 +101,13 @@ def keeper(path, server, log):
 
 
 def run(keeper, server, seconds):
-    """Take its steps until that time has passed."""
+    """Run the keeper's steps until that time has passed."""
     end = server.now + seconds
     while server.now < end:
         server.now += min(keeper.step(), end - server.now)
 
 
-def test_a_month_takes_a_renewal_each_half_day_and_the_token_is_valid_at_all_times(keeper, server, path, log):
+def test_over_a_month_the_token_is_renewed_each_half_day_and_always_valid(keeper, server, path, log):
     for _hour in range(30 * 24):
         run(keeper, server, 3600.0)
         assert server.accounts.review(read_token(path))
@@ -119,7 +119,7 @@ def test_a_month_takes_a_renewal_each_half_day_and_the_token_is_valid_at_all_tim
     assert os.listdir(os.path.dirname(path)) == ["token"]
 
 
-def test_a_server_that_is_away_for_less_than_half_a_life_costs_nothing_but_a_line(keeper, server, path, log):
+def test_an_outage_of_less_than_half_a_lifetime_costs_only_a_log_line(keeper, server, path, log):
     server.away = True
     run(keeper, server, 0.9 * DAY)
     assert log.getvalue().count("the token for the API server cannot be renewed") == 1
@@ -129,14 +129,14 @@ def test_a_server_that_is_away_for_less_than_half_a_life_costs_nothing_but_a_lin
     assert server.accounts.review(read_token(path)) and "was renewed" in log.getvalue()
 
 
-def test_after_expiry_only_another_token_helps_and_it_is_found_by_itself(keeper, server, path, log):
+def test_a_replaced_token_file_is_read_after_expiry(keeper, server, path, log):
     server.away = True
     run(keeper, server, 2 * DAY)
     server.away = False
     run(keeper, server, DAY)
     assert not server.accounts.review(read_token(path))
     assert "it has expired at" in log.getvalue() and "run the role agent again" in log.getvalue()
-    # Each reason once: away before the end, away after it, and refused.
+    # Each reason once: down before the expiry, down after it, and refused.
     assert log.getvalue().count("level=warning") == 3
     place = f"/api/v1/namespaces/{WHO.namespace}/serviceaccounts/{WHO.name}/token"
     other = server.send("POST", place, {"spec": {"expirationSeconds": DAY}}, "token")["status"]["token"]
@@ -145,7 +145,7 @@ def test_after_expiry_only_another_token_helps_and_it_is_found_by_itself(keeper,
     assert server.accounts.review(read_token(path))
 
 
-def test_a_token_without_end_and_no_token_are_left_alone(tmp_path, server, log):
+def test_a_token_without_expiry_and_no_token_are_left_alone(tmp_path, server, log):
     secret = account.ensure(server, WHO, shared=True).token
     path = str(tmp_path / "token")
     keeper = TokenKeeper(path, lambda _expect: pytest.fail("asks the server"), Log(log), lambda: server.now)
@@ -154,7 +154,7 @@ def test_a_token_without_end_and_no_token_are_left_alone(tmp_path, server, log):
     assert keeper.step() == LOOK_SECONDS and read_token(path) == secret and log.getvalue() == ""
 
 
-def test_a_clock_that_is_wrong_asks_once_a_minute_at_most(keeper, server, path):
+def test_a_wrong_clock_causes_at_most_one_request_a_minute(keeper, server, path):
     keeper._clock = lambda: server.now + 10 * DAY
     run(keeper, server, 3600.0)
     assert len(server.accounts.requests) <= 60
@@ -176,7 +176,7 @@ def test_a_clock_that_is_wrong_asks_once_a_minute_at_most(keeper, server, path):
         {"status": []},
     ],
 )
-def test_an_answer_that_is_no_better_token_leaves_the_old_one(keeper, server, path, log, answer):
+def test_an_answer_without_a_better_token_keeps_the_old_one(keeper, server, path, log, answer):
     before = read_token(path)
     server.now += 0.6 * DAY
     server.answers.append(answer)
@@ -198,7 +198,7 @@ def test_a_full_disk_keeps_the_old_token(keeper, server, path, log, monkeypatch)
 
 
 def test_the_supervised_thread_renews_and_ends(keeper, server, path, log):
-    """A request that hangs is broken off by the supervisor."""
+    """The supervisor aborts a request that hangs."""
     before = read_token(path)
     server.now += 0.6 * DAY
     hung, broken_off = threading.Event(), threading.Event()

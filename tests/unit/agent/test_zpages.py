@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The pages /statusz, /flagz and /version beside the formats of kube-proxy 1.36."""
+"""The pages /statusz, /flagz and /version compared with the formats of kube-proxy 1.36."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WARNING = (
 )
 
 
-def test_statusz_for_people():
+def test_statusz_as_text():
     answer = statusz("", IDENTITY, STARTED, PATHS, STARTED + 4 * 3600 + 5 * 60 + 6.5)
     assert (answer.code, answer.headers) == (200, (("Content-Type", "text/plain; charset=utf-8"),))
     lines = answer.body.decode().split("\n")
@@ -51,7 +51,7 @@ def test_days_are_padded_with_a_blank():
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1alpha1"])
-def test_statusz_for_programs(version):
+def test_statusz_as_json(version):
     answer = statusz(JSON.format(version, STATUSZ), IDENTITY, STARTED, PATHS, STARTED + 856.0)
     headers = dict(answer.headers)
     assert answer.code == 200 and headers["Content-Type"] == "application/json"

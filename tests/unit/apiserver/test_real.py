@@ -77,7 +77,7 @@ def test_objects_are_created_replaced_and_deleted(server, admin):
     store.close()
 
 
-def test_at_the_end_nothing_is_left(server, admin):
+def test_close_deletes_every_created_object(server, admin):
     server.store.put({**NODE, "metadata": {"name": "other"}})
     store = RealStore(admin)
     store.put(SERVICE)
@@ -119,7 +119,7 @@ def test_gate_passes_lists_and_watches_on_until_it_is_closed(server, gate, certi
         reader.list(NODES)
 
 
-def test_gate_wants_the_token(server, gate, certificates, tmp_path):
+def test_gate_requires_the_token(server, gate, certificates, tmp_path):
     with pytest.raises(ApiError, match="401"):
         client(gate, certificates, tmp_path, "another").list(SERVICES)
     assert server.requests == []

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Kubeconfigs of every sort against a TLS server, credentials over hours of an injected clock, and proxies."""
+"""Kubeconfigs of every kind against a TLS server, credentials over hours of a manual clock, and proxies."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_token_and_an_authority_as_data(server, certificates, tmp_path):
     assert read(write(tmp_path / "k", server, {"token": server.token}, **authority)) == ["node-a"]
 
 
-def test_relative_paths_begin_at_the_kubeconfig(server, certificates, tmp_path):
+def test_relative_paths_are_relative_to_the_kubeconfig(server, certificates, tmp_path):
     (tmp_path / "ca.pem").write_bytes(certificates.authority.read_bytes())
     (tmp_path / "token").write_text(f"{server.token}\n")
     connection = write(tmp_path / "k", server, {"tokenFile": "token"}, **{"certificate-authority": "ca.pem"})
@@ -151,7 +151,7 @@ def test_another_name_in_the_certificate_is_refused_unless_it_is_expected(server
         ({}, {"insecure-skip-tls-verify": True, "certificate-authority": "x"}, "are mutually exclusive"),
     ],
 )
-def test_what_cannot_be_used_is_named(server, tmp_path, user, cluster, reason):
+def test_unusable_fields_are_named(server, tmp_path, user, cluster, reason):
     with pytest.raises((ConfigurationError, ApiError), match=reason) as caught:
         read(write(tmp_path / "k", server, user, **cluster))
     assert "two words" not in str(caught.value) and "\n" not in str(caught.value)
@@ -221,7 +221,7 @@ def test_waiting_for_an_answer_can_be_interrupted(server, certificates, tmp_path
 
 
 class Clock:
-    """Seconds that pass only when a test says so."""
+    """A clock that advances only when a test says so."""
 
     def __init__(self, now=1_800_000_000.0):
         self.now = now
@@ -262,7 +262,7 @@ def test_a_token_file_is_read_at_once_after_401_and_the_last_token_outlives_it(t
 
 
 def plugin(clock, answers, **settings):
-    """An exec plugin whose runs give the answers one after the other, the last one for ever; and its runs' times."""
+    """Return an exec plugin that gives the answers in turn, repeating the last one, and the times of its runs."""
     runs = []
 
     def run(words, **options):
@@ -283,7 +283,7 @@ def stamp(seconds):
     ).stdout.strip()
 
 
-def test_a_plugin_runs_once_for_each_life_of_its_token_over_hours():
+def test_a_plugin_runs_once_per_lifetime_of_its_token():
     clock = Clock()
     begin = clock.now
     credentials, runs = plugin(
@@ -349,7 +349,7 @@ def test_invalid_credentials_give_one_line_errors(output, reason):
 
 
 @pytest.mark.parametrize("expiry", [5, "soon", "2027-99-01T00:00:00Z", "9999-12-31T23:59:59.999999999"])
-def test_an_expiry_that_is_no_time_is_refused(expiry):
+def test_an_invalid_expiry_is_refused(expiry):
     credentials, _runs = plugin(Clock(), [{"token": "t", "expirationTimestamp": expiry}])
     with pytest.raises(ApiError, match="expirationTimestamp is not an RFC 3339 time"):
         credentials.headers()
@@ -471,7 +471,7 @@ def test_a_proxy_of_the_kubeconfig_tunnels_to_the_server(server, certificates, t
     assert b"Proxy-Authorization: Basic" in tunnel.head and b"Bearer" not in tunnel.head
 
 
-def test_the_pods_own_account_is_used_where_nothing_is_given(monkeypatch):
+def test_the_pods_own_account_is_the_default(monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
     access = resolve(ApiConnection())
@@ -479,9 +479,9 @@ def test_the_pods_own_account_is_used_where_nothing_is_given(monkeypatch):
 
 
 def test_impersonation_is_passed_on(server, tmp_path):
-    user = {"token": "t", "as": "someone", "as-uid": "7", "as-groups": ["a", "b"]}
+    user = {"token": "t", "as": "jane", "as-uid": "7", "as-groups": ["a", "b"]}
     assert resolve(write(tmp_path / "k", server, user)).headers == (
-        ("Impersonate-User", "someone"),
+        ("Impersonate-User", "jane"),
         ("Impersonate-Uid", "7"),
         ("Impersonate-Group", "a"),
         ("Impersonate-Group", "b"),

@@ -78,7 +78,7 @@ def client(connection):
 
 def test_all_kinds_are_listed_with_the_selectors_of_a_proxy(server, connection):
     server.store.put(service("web"))
-    server.store.put(service("foreign", {"service.kubernetes.io/service-proxy-name": "other"}))
+    server.store.put(service("of-another-proxy", {"service.kubernetes.io/service-proxy-name": "other"}))
     server.store.put(service("headless", cluster_ip="None"))
     server.store.put(endpoint_slice("web-1", "web"))
     server.store.put(endpoint_slice("headless-1", "headless", {"service.kubernetes.io/headless": ""}))
@@ -94,7 +94,7 @@ def test_all_kinds_are_listed_with_the_selectors_of_a_proxy(server, connection):
     assert any("limit=500" in path for path in server.requests)
 
 
-def test_pages_are_put_together(server, client):
+def test_pages_are_joined(server, client):
     for number in range(1203):
         server.store.put(service(f"web-{number:04d}"))
     result = client.list(SERVICES)
@@ -153,7 +153,7 @@ def test_a_watch_that_the_server_ends_just_ends(server, client):
     assert {event.type for event in client.watch(SERVICES, start, timeout_seconds=30)} <= {"BOOKMARK"}
 
 
-def test_a_watch_from_too_far_back_has_expired(server, client):
+def test_a_watch_from_a_compacted_version_has_expired(server, client):
     server.store.put(service("web"))
     server.store.put(service("web-2"))
     server.store.compact()

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who gets an address or node port that several Services claim, however the objects arrive."""
+"""Which Service gets an address or node port that several Services claim, whatever the order of the objects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OLD, YOUNG = "2024-01-01T00:00:00Z", "2026-01-01T00:00:00Z"
 
 
 def service(namespace: str, number: int, created: Optional[str] = None, **fields: Any) -> Dict[str, Any]:
-    """A Service ``web`` with port 53/UDP; ``lb`` and ``external`` are its other addresses."""
+    """Return a Service ``web`` with port 53/UDP; ``lb`` and ``external`` are its other addresses."""
     metadata = {"namespace": namespace, "name": "web", **({"creationTimestamp": created} if created else {})}
     port = {"port": 53, "protocol": "UDP", "nodePort": fields.get("node_port", 0)}
     ip = fields.get("ip", f"10.96.0.{number}")
@@ -37,7 +37,7 @@ def service(namespace: str, number: int, created: Optional[str] = None, **fields
 
 
 def owners(state: ClusterState, address: str) -> List[str]:
-    """The namespaces whose Service is served on the address."""
+    """Return the namespaces whose Service is served on the address."""
     return sorted(
         key.namespace
         for key, route in all_service_ports(state, CONTEXT).items()
@@ -88,7 +88,7 @@ def test_other_ports_and_protocols_of_an_address_are_no_conflict():
     assert ClusterState.from_objects([both]).conflicts == ()
 
 
-def test_a_loser_keeps_its_own_addresses_and_gets_the_other_back():
+def test_a_losing_service_keeps_its_own_addresses_and_regains_the_other():
     thief = service("a-tenant", 1, OLD, external=["10.96.0.10", "192.0.2.1"])
     state = ClusterState.from_objects([thief])
     assert owners(state, "10.96.0.10") == ["a-tenant"]
@@ -121,8 +121,8 @@ SERVICES = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), SERVICES), max_size=12))
-def test_one_at_a_time_and_all_at_once_agree(steps):
-    """What is affected by each change is enough to keep the routes of all Services true."""
+def test_incremental_and_full_assignment_agree(steps):
+    """The Services reported as affected by each change are sufficient to keep all service ports up to date."""
     state = ClusterState()
     routes: Dict[NamespacedName, Any] = {}
     kept: Dict[NamespacedName, Dict[str, Any]] = {}

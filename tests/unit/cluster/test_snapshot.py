@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Snapshots: every form that people have, faults with their position, and the written form."""
+"""Snapshots: every accepted form, faults with their position, and the written form."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_form_gives_the_same_objects(form, packed, tmp_path):
     assert not state.refusals and len(state.services) == 1 and len(state.nodes) == 1
 
 
-def test_empty_lists_are_no_fault():
+def test_empty_lists_are_valid():
     assert parse_snapshot(b'{"kind":"List","items":[]}') == []
     assert parse_snapshot(b'{"kind":"ServiceList","items":null}') == []
     assert parse_snapshot(b"[]") == []
@@ -118,13 +118,13 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         read_snapshot(str(tmp_path))
 
 
-def test_an_unpacking_that_never_ends_is_stopped(monkeypatch):
+def test_endless_decompression_is_stopped(monkeypatch):
     monkeypatch.setattr(module, "_MAXIMUM_BYTES", 1000)
     with pytest.raises(SnapshotError, match="unpacks to more than 1000 bytes"):
         parse_snapshot(gzip.compress(b" " * 2000))
 
 
-def test_a_bad_item_among_good_ones_is_left_to_be_refused():
+def test_an_invalid_item_is_passed_on_to_be_refused():
     objects = parse_snapshot(json.dumps({"kind": "List", "items": [3, *OBJECTS, {"metadata": {}}]}).encode())
     state = ClusterState.from_objects(objects)
     assert len(state.refusals) == 2 and len(state.services) == 1
@@ -161,7 +161,7 @@ def test_the_content_does_not_depend_on_order_or_unread_fields():
     assert before.services == after.services and before.nodes == after.nodes
 
 
-def test_writing_is_idempotent_and_packed_by_name(tmp_path):
+def test_writing_is_idempotent_and_compressed_by_name(tmp_path):
     path = str(tmp_path / "snapshot.json.gz")
     preview = write_snapshot(path, OBJECTS, check_mode=True)
     assert preview.changed and not os.path.exists(path)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The index of the cluster: what changes with each object, and whom it concerns."""
+"""The index of the cluster: what changes with each object, and which Services are affected."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_upsert_returns_the_services_affected():
     assert [item.address for item in state.slices_of(WEB)["web-1"].endpoints] == ["10.0.0.2"]
 
 
-def test_moving_a_slice_to_another_service_affects_both():
+def test_a_slice_that_moves_to_another_service_affects_both():
     state = ClusterState.from_objects([service(), service("cart"), endpoint_slice()])
     assert state.upsert(endpoint_slice(owner="cart")) == {WEB, CART}
     assert state.slices_of(WEB) == {} and list(state.slices_of(CART)) == ["web-1"]
@@ -88,7 +88,7 @@ def test_a_service_that_is_no_longer_served_is_removed():
     assert state.upsert(raw) == {WEB} and not state.services
 
 
-def test_a_refused_version_takes_the_place_of_the_good_one_until_it_is_mended():
+def test_a_refused_version_replaces_the_valid_one_until_it_is_fixed():
     state = ClusterState.from_objects([service(), endpoint_slice()])
     assert state.upsert(service(port=0)) == {WEB}
     assert list(map(str, state.refusals)) == ["Service shop/web: spec.ports[0].port: 0 is not between 1 and 65535"]
@@ -100,7 +100,7 @@ def test_a_refused_version_takes_the_place_of_the_good_one_until_it_is_mended():
     assert state.refusals == ()
 
 
-def test_bad_objects_do_not_stop_the_others():
+def test_invalid_objects_do_not_affect_the_others():
     state = ClusterState.from_objects([3, {"kind": "Service"}, service(port=-1), service("cart"), {"kind": "Secret"}])
     assert list(state.services) == [CART]
     assert len(state.refusals) == 3

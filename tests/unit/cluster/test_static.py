@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Static Services: what is refused, by file, object and field; what they take from the cluster; and following files."""
+"""Static Services: refusals by file, object and field; their precedence over the cluster; and following files."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def refused(*objects):
 
 
 def served(state):
-    """The endpoints by address and port, and by Service."""
+    """Return the endpoints by address and port, and by Service."""
     return {
         f"{port.cluster_ip}:{port.port} {key.service}": [endpoint.ip for endpoint in port.cluster]
         for key, port in all_service_ports(state, CONTEXT).items()
@@ -129,7 +129,7 @@ def test_manifests_of_a_directory_are_served(tmp_path):
         ),
     ],
 )
-def test_bad_manifests_are_refused_by_file_object_and_field(objects, lines):
+def test_invalid_manifests_are_refused_by_file_object_and_field(objects, lines):
     assert refused(*objects) == lines
     # Another object of the same file is not affected.
     good = service("good", "10.103.97.9")
@@ -169,7 +169,7 @@ def test_files_that_are_not_files_are_refused(tmp_path):
     assert list(found.services) == [NAME]
 
 
-def test_a_broken_file_keeps_what_it_had_until_it_is_removed(tmp_path):
+def test_a_broken_file_keeps_its_objects_until_it_is_removed(tmp_path):
     path = tmp_path / "apiserver.yaml"
     path.write_text(MANIFEST)
     directory = StaticDirectory(str(tmp_path))
@@ -185,7 +185,7 @@ def test_a_broken_file_keeps_what_it_had_until_it_is_removed(tmp_path):
     assert directory.changed() and directory.read().services == {}
 
 
-def test_given_objects_stand_for_a_file(tmp_path):
+def test_given_objects_replace_a_file(tmp_path):
     (tmp_path / "ansible.json").write_text(MANIFEST)
     (tmp_path / "other.yaml").write_text(json.dumps(service("other", "10.103.97.3")))
     found = StaticDirectory(str(tmp_path), {"ansible.json": [service("new", "10.103.97.4")]}).read()
@@ -193,7 +193,7 @@ def test_given_objects_stand_for_a_file(tmp_path):
     assert StaticDirectory(str(tmp_path / "absent")).read() == parse_static({})
 
 
-def test_a_static_service_keeps_its_address_whatever_the_cluster_claims():
+def test_a_static_service_keeps_its_address_against_any_claim_of_the_cluster():
     state = ClusterState()
     old = "2020-01-01T00:00:00Z"
     for name, ip in (("thief", "10.103.97.2"), ("other", "10.96.0.7")):
@@ -238,7 +238,7 @@ STEP = st.one_of(
 @settings(max_examples=300)
 @given(st.lists(STEP, max_size=12))
 def test_the_result_does_not_depend_on_the_order_of_changes(steps):
-    """The state equals a fresh one of the same objects, and every Service that changed was reported as affected."""
+    """The state equals a fresh one of the same objects, and every changed Service was reported as affected."""
     state, objects, static = ClusterState(), {}, parse_static({})
     for action, name, number in steps:
         before = {key: (state.services.get(key), dict(state.slices_of(key))) for key in _names()}

@@ -80,7 +80,7 @@ def test_every_field_that_is_read_has_one_row(monkeypatch):
 
 
 def attributes(value, path=""):
-    """The attributes of the model, with dots."""
+    """Yield the attributes of the model, with dots."""
     for name in value._fields:
         inner = getattr(value, name)
         if hasattr(inner, "_fields"):

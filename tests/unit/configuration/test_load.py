@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""KubeProxyConfiguration: defaults, forms, warnings, every invalid field, and the way back."""
+"""KubeProxyConfiguration: defaults, formats, warnings, every invalid field, and serialisation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_empty_file_gives_the_defaults():
     assert configuration.conntrack.tcp_established_timeout == 86400.0
 
 
-# What kubeadm writes into the ConfigMap of a new cluster.
+# As written by kubeadm into the ConfigMap of a new cluster.
 KUBEADM = (
     HEAD
     + """
@@ -112,7 +112,7 @@ winkernel:
 )
 
 
-def test_what_kubeadm_writes():
+def test_kubeadms_configuration():
     configuration, warnings = load(KUBEADM)
     assert warnings == ()
     assert configuration.client_connection.kubeconfig == "/var/lib/kube-proxy/kubeconfig.conf"
@@ -282,7 +282,7 @@ def test_invalid_fields_are_named(fields, problem):
     assert str(caught.value).startswith(f"KubeProxyConfiguration: {problem}")
 
 
-def test_blocks_of_other_modes_are_not_judged():
+def test_blocks_of_other_modes_are_not_validated():
     fields = {
         "ipvs": {"excludeCIDRs": ["x"], "minSyncPeriod": "1h", "tcpTimeout": "-1s"},
         "nftables": {"masqueradeBit": 99, "minSyncPeriod": "1h"},
@@ -298,7 +298,7 @@ def test_blocks_of_other_modes_are_not_judged():
         in_mode(load({}).configuration, "auto")
 
 
-def test_all_problems_come_at_once():
+def test_all_problems_are_reported_together():
     with pytest.raises(ConfigurationError) as caught:
         load({"mode": "x", "bindAddress": "y", "conntrack": {"min": "z"}})
     assert all(field in str(caught.value) for field in ("mode:", "bindAddress:", "conntrack.min:"))
@@ -316,7 +316,7 @@ def test_files(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["iptables", "ipvs", "nftables"])
-def test_the_way_back(mode):
+def test_configuration_survives_serialisation(mode):
     configuration = load(KUBEADM, mode).configuration
     mapping = to_mapping(configuration)
     again, warnings = load(json.dumps(mapping))
@@ -347,7 +347,7 @@ def test_not_durations(text):
 
 
 @given(st.integers(-(10**15), 10**15))
-def test_durations_survive_the_way_there_and_back(microseconds):
+def test_durations_survive_serialisation(microseconds):
     seconds = microseconds / 10**6
     assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, abs=1e-6)
 
@@ -368,7 +368,7 @@ def test_not_an_address_with_a_port(text):
     ),
     st.data(),
 )
-def test_no_value_of_any_field_escapes_as_another_error(value, data):
+def test_any_value_of_any_field_raises_only_the_documented_error(value, data):
     mapping = to_mapping(KubeProxyConfiguration())
     name = data.draw(st.sampled_from(sorted(mapping)))
     block = mapping[name]

@@ -38,7 +38,7 @@ def test_json_objects_can_be_two_documents_too():
 
 
 def test_kube_proxy_finds_its_document_first():
-    # kube-proxy decodes the first document of the file, as a strict reader of one document does.
+    # kube-proxy decodes the first document of the file, as any reader of a single document does.
     assert next(yaml.safe_load_all(f"{FIRST}---\n{SECOND}"))["kind"] == "KubeProxyConfiguration"
 
 

@@ -114,7 +114,7 @@ def test_node_port_addresses(values, cidrs, addresses, localhost):
     assert not settings(nodePortAddresses=values, iptables={"localhostNodePorts": False}).localhost_node_ports
 
 
-def test_nftables_mode_keeps_to_the_primary_address():
+def test_nftables_mode_uses_only_the_primary_address():
     assert settings(mode="nftables").node_port_addresses == ("172.18.0.2",)
     assert settings(mode="nftables", node=None).node_port_cidrs == ()
     bound = settings(mode="nftables", node=None, bindAddress="192.0.2.9")
@@ -160,7 +160,7 @@ def test_consistency_warnings(fields, families, expected):
     assert all(text.startswith(start) for text, start in zip(warnings, expected)), warnings
 
 
-def test_open_node_ports_are_no_matter_where_no_service_has_one():
+def test_open_node_ports_cause_no_warning_without_a_node_port_service():
     assert check_consistency(configured(), IPV4, DUAL, has_node_ports=False) == ()
     assert check_consistency(configured(), IPV4, DUAL, has_node_ports=True) != ()
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cases that the Makefile chooses for ``make test`` exist, in the families and modes that they are chosen for."""
+"""The cases that the Makefile selects for ``make test`` exist, in the families and modes they are selected for."""
 
 from __future__ import annotations
 

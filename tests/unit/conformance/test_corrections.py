@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The corrected expectations of the lab: each differs from kube-proxy's, has a reason, and the modes agree."""
+"""The lab's corrected expectations: each differs from kube-proxy's and has a reason, and the modes agree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conformance.wirelab.corrections import CORRECTED, chosen_behaviour, c
 from tests.conformance.wirelab.outcomes import meaning
 
 ALL = find_cases([str(HOME / name) for name in CASES], ["*"])
-#: Where what happens to a packet that no Service has any more differs: see docs/conformance.md.
+#: Cases in which modes treat packets that no longer match a Service differently: see docs/conformance.md.
 MAY_DIFFER = ("service deleted",)
 
 
@@ -43,7 +43,7 @@ def test_every_correction_changes_an_expectation_and_has_a_reason(mode):
 
 
 def _seen(flow, seen):
-    """From the node only which endpoints answer: its own address is both its source and that of masquerading."""
+    """Reduce flows from the node to the endpoints: its own address is also that of masquerading."""
     return sorted({entry[0] for entry in seen}) if flow.split()[1] == "node" else seen
 
 
@@ -66,7 +66,7 @@ def test_modes_agree_where_one_of_them_is_corrected():
     assert compared > 20
 
 
-def test_a_correction_without_a_place_is_refused():
+def test_a_correction_of_an_unknown_flow_is_refused():
     steps = [{"step": "start", "flows": [{"flow": "tcp a -> b:1", "sent": ["a"], "outcomes": {"drop": 1}}]}]
     change = {"step": "start", "flow": "tcp a -> b:1", "outcomes": {"reject rst": 1}, "reason": "why"}
     assert corrected(steps, [change]) == [

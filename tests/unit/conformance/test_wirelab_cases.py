@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The cases themselves: readable, and expectations for every flow of every mode."""
+"""The cases: they can be parsed, and have expectations for every flow of every mode."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_case_is_claimed_once(tmp_path):
     assert list(taken) == []
 
 
-def test_rows_come_back_once_and_whole(tmp_path):
+def test_rows_are_returned_once_and_complete(tmp_path):
     board, supervisor = Board(str(tmp_path), "1"), Supervisor(str(tmp_path))
     board.done(Row("a", "ipvs", equal=2, total=2))
     assert [row.case for row in supervisor.new_rows()] == ["a"]
@@ -88,7 +88,7 @@ def test_a_case_that_no_worker_finished_is_an_error(tmp_path):
     assert not Report("ipvs", rows, 1.0).passed
 
 
-def test_a_report_of_nothing_does_not_pass():
+def test_an_empty_report_does_not_pass():
     assert not Report("ipvs", [], 0.0).passed
     assert Report("ipvs", [Row("a", "ipvs", equal=1, total=1)], 0.0).passed
     assert not Report("ipvs", [Row("a", "ipvs", equal=0, total=1)], 0.0).passed

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parsing of flows, and how often they are tried."""
+"""Parsing of flows, and the number of attempts."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def test_order_and_number_of_tries(text, ordered, tries):
     assert flow.fixed_tries == tries
 
 
-def test_only_names_several_modes():
+def test_the_option_only_accepts_several_modes():
     flow = parse_flow("tcp pod3 -> 10.96.7.3:80 only=iptables+nftables")
     assert [mode for mode in ("iptables", "nftables", "ipvs") if flow.wanted(mode)] == ["iptables", "nftables"]
 
 
-def test_enough_tries_to_have_seen_every_endpoint():
+def test_enough_tries_to_reach_every_endpoint():
     assert tries_for(1) == 20
     assert tries_for(2) == 35
-    # one more of n + 1 equally likely endpoints stays unseen with a chance of (n / (n + 1)) ** tries
+    # the probability of missing one of n + 1 equally likely endpoints is (n / (n + 1)) ** tries
     assert all((n / (n + 1)) ** tries_for(n) <= 1e-6 for n in (2, 3, 10, 40))
     assert tries_for(10_000) == TRIES_AT_MOST

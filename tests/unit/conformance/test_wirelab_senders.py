@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What becomes of a try whose packet the sender's own host does not let out."""
+"""Results of attempts whose packets the sender's own host refuses to send."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conformance.wirelab.flows import parse_flow
 from tests.conformance.wirelab.senders import Senders, Try
 
 LOOPBACK = "127.0.0.1"
-# nobody listens on it, and no socket gets it by chance: the kernel answers that it is unreachable
+# No program listens on it, and the kernel assigns it to no socket: it answers that the port is unreachable.
 CLOSED_PORT = 1
 
 
@@ -37,7 +37,7 @@ class NotLetOut(socket.socket):
 
 
 def attempt(errors, seconds, wait):
-    """One try of UDP over the loopback device with such a socket."""
+    """Make one attempt over UDP on the loopback device with such a socket."""
 
     def make(family, kind, protocol=0):
         made = NotLetOut(family, kind, protocol)

@@ -148,6 +148,6 @@ def test_a_dual_stack_twin_has_both():
         assert kinds.count("IPv4") == kinds.count("IPv6")
 
 
-def test_twins_are_for_ipv4_cases_only():
+def test_only_ipv4_cases_have_twins():
     names = {twin.name for twin in twins(find_cases([str(CASES)], ["clusterip-basic", "hairpin"]), "ipv6")}
     assert names == {"hairpin.ipv6"}

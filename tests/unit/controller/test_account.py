@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The agent's account: made, corrected, read and removed through a client that keeps objects in memory."""
+"""The agent's account: created, corrected, read and removed through a client that keeps objects in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BINDING = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/kubenode-proxy
 
 
 class MemoryClient:
-    """Answers from memory like an API server; ``late`` is how many reads of a Secret see it without its token."""
+    """A client with objects in memory; ``late`` is how many reads of a Secret return it without its token."""
 
     def __init__(self, late=0, nodes=()):
         self.nodes = dict(nodes)
@@ -54,7 +54,7 @@ class MemoryClient:
         return {"kind": "Node", "metadata": {"name": name, "uid": self.nodes[name]}}
 
 
-def test_made_once_and_then_left_alone():
+def test_account_is_created_once_and_then_unchanged():
     client = MemoryClient()
     first = account.ensure(client, WHO)
     assert first.token is None and len(first.changes) == 5 and first.uid and first.warnings == ()
@@ -83,14 +83,14 @@ def test_check_changes_nothing():
     assert len(account.rotate(client, WHO, check=True)) == 2 and client.objects == before
 
 
-def test_rights_are_reading_and_events_only():
+def test_rights_are_limited_to_reading_and_events():
     verbs = {verb for rule in account.RULES for verb in rule["verbs"]}
     resources = {name for rule in account.RULES for name in rule["resources"]}
     assert verbs == {"get", "list", "watch", "create"}
     assert resources == {"services", "nodes", "endpointslices", "servicecidrs", "events"}
 
 
-def test_rights_for_network_policies_come_and_go_with_them():
+def test_rights_for_network_policies_follow_the_setting():
     client = MemoryClient()
     account.ensure(client, WHO, policies=True)
     rules = client.objects[ROLE]["rules"]
@@ -128,7 +128,7 @@ def test_token_is_waited_for():
         account.ensure(MemoryClient(late=100), WHO, shared=True, timeout=1, sleep=pauses.append)
 
 
-def test_a_deleted_secret_gives_the_leaked_token_back_and_rotation_does_not():
+def test_deleting_the_secret_restores_the_leaked_token_but_rotation_does_not():
     client = MemoryClient()
     leaked = account.ensure(client, WHO, shared=True).token
     client.send("DELETE", SECRET, None, "delete")
@@ -140,7 +140,7 @@ def test_a_deleted_secret_gives_the_leaked_token_back_and_rotation_does_not():
     assert other.token != leaked and client.accounts.review(other.token) and client.accounts.review(leaked) == ""
 
 
-def test_rotation_deletes_nothing_of_others():
+def test_rotation_keeps_objects_of_other_owners():
     client = MemoryClient()
     account.ensure(client, WHO, shared=True)
     del client.objects[ACCOUNT]["metadata"]["labels"]
@@ -164,7 +164,7 @@ def test_a_node_has_a_token_of_its_own_that_ends_with_its_node():
     assert client.accounts.review(tokens[1].token) == ""
 
 
-def test_the_account_may_ask_for_its_own_tokens_only():
+def test_the_account_may_request_only_its_own_tokens():
     client = MemoryClient()
     account.ensure(client, WHO)
     account.ensure(client, Account("kube-system", "other"))

@@ -63,10 +63,10 @@ def test_the_rule_is_added_to_every_term_and_removed_completely(before, after):
     assert without_rule(before, DEFAULT_LABEL) == before
 
 
-def test_a_term_that_fits_no_node_does_not_come_to_fit_some():
+def test_a_term_that_matches_no_node_still_matches_none():
     before = affinity({}, {"matchExpressions": [ZONE]})
     assert with_rule(before, DEFAULT_LABEL) == affinity({}, {"matchExpressions": [ZONE, OURS]})
-    # Somebody else's rule of the same kind, beside a term of its own: without it, every node fits.
+    # Another program's rule of the same kind, beside a separate term, without which every node would match.
     both = affinity({"matchExpressions": [OURS]}, {"matchExpressions": [ZONE, OURS]})
     assert without_rule(both, DEFAULT_LABEL) == {}
 
@@ -79,12 +79,12 @@ def test_a_term_that_fits_no_node_does_not_come_to_fit_some():
         ({}, {"a": {}}),
     ],
 )
-def test_merge_patch_leads_from_one_to_the_other(before, after):
+def test_merge_patch_transforms_one_into_the_other(before, after):
     assert merged(before, merge_patch(before, after)) == after
 
 
 class Cluster:
-    """The test API server, its DaemonSet controller, and a placer for it whose time passes without waiting."""
+    """The test API server, its DaemonSet controller, and a placer whose time passes without waiting."""
 
     def __init__(self, certificates):
         self.store = Store()
@@ -108,7 +108,7 @@ class Cluster:
         return Placer(self.client, placement or Placement(), check, Waiting(timeout, self._sleep, lambda: self.now))
 
     def where(self):
-        """Nodes with a pod of kube-proxy."""
+        """Return the nodes with a pod of kube-proxy."""
         return [pod["spec"]["nodeName"] for pod in self.store.list(PODS)[0]]
 
     def labels(self, name):
@@ -136,7 +136,7 @@ def cluster(certificates):
         made.close()
 
 
-def test_kept_off_one_node_and_brought_back(cluster):
+def test_kube_proxy_is_kept_off_one_node_and_restored(cluster):
     before = cluster.pod_spec()
     preview = cluster.placer(check=True).keep_off(["node-b"])
     assert cluster.where() == list(NAMES) and cluster.api.patched == []
@@ -181,7 +181,7 @@ def test_a_concurrent_change_by_another_client_is_not_lost(cluster):
     assert cluster.where() == ["node-b", "node-c"]
 
 
-def test_what_does_not_happen_in_time_is_named(cluster):
+def test_timeouts_name_the_missing_condition(cluster):
     cluster.controller.lingering = True
     with pytest.raises(ApiError, match=r"pod kube-proxy-node-b of kube-proxy is still on node node-b after 10 s"):
         cluster.placer().keep_off(["node-b"])
@@ -216,7 +216,7 @@ def test_errors_are_reported_before_anything_is_changed(cluster, placement, node
     assert message in str(caught.value) and cluster.api.patched == []
 
 
-def test_no_rights(cluster):
+def test_missing_rights_are_reported(cluster):
     cluster.api.failing["/apis/apps/v1/namespaces/kube-system/daemonsets/kube-proxy"] = 403
     with pytest.raises(ApiError, match="get DaemonSet kube-system/kube-proxy: not allowed"):
         cluster.placer().keep_off(["node-a"])

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Each rung of ``auto``: the first mode that the node can run, and userspace only where an agent forwards."""
+"""Each candidate of ``auto``: the first mode that the node can run, and userspace only if an agent forwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def request(mode: str = "auto", **more: Any) -> Request:
 
 @pytest.fixture
 def impossible(monkeypatch) -> Set[str]:
-    """The modes that the node cannot run."""
+    """Provide the modes that the node cannot run."""
     found: Set[str] = set()
     monkeypatch.setattr(choose, "capabilities", lambda: (1 << 41) - 1)
     monkeypatch.setattr(
@@ -48,7 +48,7 @@ def impossible(monkeypatch) -> Set[str]:
         (("nftables", "iptables"), "ipvs"),
     ],
 )
-def test_the_agent_takes_the_first_that_is_possible(impossible, missing, chosen):
+def test_the_agent_uses_the_first_possible_mode(impossible, missing, chosen):
     impossible.update(missing)
     found = choose.choose_mode(request(agent=True))
     assert found.mode.name == chosen
@@ -73,7 +73,7 @@ def test_a_check_follows_the_agent_that_runs(impossible, tmp_path):
     assert choose.choose_mode(request(check=True, state_directory=str(tmp_path))).mode.name == "userspace"
 
 
-def test_auto_without_rights_names_the_rights(impossible, monkeypatch):
+def test_auto_without_privileges_names_them(impossible, monkeypatch):
     monkeypatch.setattr(choose, "capabilities", lambda: 0)
     with pytest.raises(PreflightError, match="lacks CAP_NET_ADMIN"):
         choose.choose_mode(request(agent=True))

@@ -34,7 +34,7 @@ SERVERS = TableChange(
         (0, ["+-a 1", "+-a 2", "+-a 3"]),
     ],
 )
-def test_only_what_differs_is_shown_and_not_too_much_of_it(limit: int, expected: List[str]) -> None:
+def test_only_a_limited_number_of_differing_lines_is_shown(limit: int, expected: List[str]) -> None:
     chain = ["IPv4 chains:", "--A X -j A", "+-A X -j C"]
     assert difference_lines([CHAIN, SERVERS], limit) == [*chain, "IPv4 real servers:", *expected]
     assert difference_lines([], limit) == []

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which entries a report names first: those whose difference does the most harm."""
+"""Which entries a report names first: those whose difference is the most harmful."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def names(change):
     return entry_names(PlannedChange(Resource(), change))
 
 
-def test_a_flushed_chain_comes_before_an_odd_rule_and_what_is_in_excess_comes_last():
+def test_a_flushed_chain_comes_before_a_changed_rule_and_extra_entries_come_last():
     rules = tuple(f"-d 10.96.0.{number}/32 -j KUBE-SVC-{number}" for number in range(26))
     change = Change(
         added={ChainKey("nat", "KUBE-SVC-A"): ("-j X",)},
@@ -32,7 +32,7 @@ def test_a_flushed_chain_comes_before_an_odd_rule_and_what_is_in_excess_comes_la
     )
 
 
-def test_a_few_are_named_in_words_whatever_the_key():
+def test_a_few_entries_are_described_whatever_the_key():
     change = Change(added={("element", "services", bytes([number])): True for number in range(100)})
     found = names(change)
     assert len(found) == 10 and all(name.isprintable() and len(name) <= 120 for name in found)

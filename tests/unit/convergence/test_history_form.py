@@ -96,20 +96,20 @@ def record(state: NodeState, number: int = 1) -> form.StateRecord:
 
 
 def changed(**fields: Any) -> bytes:
-    """The file of the sample with other values in its state, its checksum right."""
+    """Return the sample's file with other values in its state and a valid checksum."""
     state = {**form.encode_state(SAMPLE), **fields}
     body = json.dumps({**record(SAMPLE)._asdict(), "state": state}).encode()
     return packed({"sha256": form.hashlib.sha256(body).hexdigest()}, body)
 
 
 def packed(head: Dict[str, Any], body: bytes) -> bytes:
-    # Without a time, which would be part of the names of tests, and not the same in all processes that run them.
+    # Without a time, which would be part of the test names and differ between processes.
     return gzip.compress(json.dumps({"format": form.FORMAT, "version": 1, **head}).encode() + b"\n" + body, mtime=0)
 
 
 @settings(max_examples=examples(150), deadline=None)
 @given(state=STATES, number=st.integers(1, 999_999))
-def test_what_is_packed_is_unpacked_again(state, number):
+def test_states_survive_packing(state, number):
     assert form.unpack_record(form.pack_record(record(state, number))) == record(state, number)
 
 
@@ -186,7 +186,7 @@ def test_states_are_numbered_kept_and_forgotten(history):
     assert sorted(os.listdir(history.directory)) == [f"state-{number:06d}.json.gz" for number in (3, 5, 6)]
 
 
-def test_numbers_are_never_used_again_while_something_is_known_of_them(history):
+def test_numbers_are_not_reused_while_anything_refers_to_them(history):
     history.save(SAMPLE)
     history.note(1, directory.CONFIRMED)
     os.unlink(Path(history.directory) / "state-000001.json.gz")
@@ -194,7 +194,7 @@ def test_numbers_are_never_used_again_while_something_is_known_of_them(history):
     assert (history.outcome(1), history.outcome(2)) == ("confirmed", None)
 
 
-def test_a_file_that_cannot_be_used_is_named_and_listed(history):
+def test_an_unusable_file_is_named_and_listed(history):
     history.save(SAMPLE)
     path = Path(history.directory) / "state-000001.json.gz"
     path.write_bytes(b"nonsense")
@@ -206,7 +206,7 @@ def test_a_file_that_cannot_be_used_is_named_and_listed(history):
         history.load(1)
 
 
-def test_a_directory_that_others_may_write_to_is_not_trusted(history):
+def test_a_directory_writable_by_other_users_is_not_trusted(history):
     history.save(SAMPLE)
     os.chmod(history.directory, 0o770)
     for use in (history.numbers, history.list, lambda: history.load(1), lambda: history.save(SAMPLE)):
@@ -221,7 +221,7 @@ def test_a_link_in_place_of_the_directory_is_not_followed(history, tmp_path):
         history.save(SAMPLE)
 
 
-def test_without_a_directory_there_is_nothing(history):
+def test_without_a_directory_the_history_is_empty(history):
     assert (history.numbers(), history.list(), history.outcomes()) == ([], [], {})
     with pytest.raises(HistoryError, match="no state saved before a convergence"):
         history.newest()

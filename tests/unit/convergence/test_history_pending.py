@@ -34,7 +34,7 @@ def history(tmp_path) -> store.History:
 
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> str:
-    """The directory of what waits, for the functions that everybody calls without naming it."""
+    """Set the default directory of pending changes and return it."""
     directory = str(tmp_path / "waits")
     for name in ("read", "claim", "clear"):
         monkeypatch.setattr(getattr(pending, name), "__defaults__", (directory,))
@@ -56,14 +56,14 @@ def waiting(history, place) -> pending.Pending:
     return found
 
 
-def test_what_waits_is_read_again_and_only_root_sees_it(waiting, place):
+def test_a_pending_change_is_stored_and_readable_only_for_root(waiting, place):
     assert pending.read() == waiting
     assert os.stat(place).st_mode & 0o777 == 0o700
     assert 0 < waiting.remaining <= 600
     assert str(waiting) == "the change after state 1 waits to be confirmed until 2030-01-02T03:04:05Z"
 
 
-def test_confirming_ends_the_waiting_and_again_changes_nothing(waiting, place, history):
+def test_confirming_ends_the_pending_change_and_is_idempotent(waiting, place, history):
     assert confirm.confirm(1, check=True, history_directory=history.directory).changed
     assert pending.read() == waiting
     report = confirm.confirm(1, history_directory=history.directory)
@@ -74,14 +74,14 @@ def test_confirming_ends_the_waiting_and_again_changes_nothing(waiting, place, h
         assert confirm.confirm(state, history_directory=history.directory).changed is False
 
 
-def test_only_one_of_those_who_decide_succeeds(waiting):
+def test_only_one_of_several_decisions_succeeds(waiting):
     assert pending.claim(pending.REVERTING)
     assert not pending.claim(pending.DECIDED)
     with pytest.raises(HistoryError, match="the change after state 1 is being reverted"):
         confirm.confirm(1)
 
 
-def test_a_rollback_takes_over_from_a_revert_that_waits_for_the_lock_or_has_failed(waiting, place, history):
+def test_a_rollback_replaces_a_revert_that_waits_for_the_lock_or_has_failed(waiting, place, history):
     assert pending.claim(pending.REVERTING)
     assert confirm.withdraw() == 1
     assert history.outcome(1) == "rolled back"
@@ -96,7 +96,7 @@ def test_a_rollback_takes_over_from_a_revert_that_waits_for_the_lock_or_has_fail
         ("", "there was none, or the node was rebooted"),
     ],
 )
-def test_a_late_confirmation_says_what_became_of_the_change(history, place, outcome, reason):
+def test_a_late_confirmation_reports_the_outcome_of_the_change(history, place, outcome, reason):
     if outcome:
         history.note(1, outcome)
     with pytest.raises(HistoryError, match=reason):
@@ -104,13 +104,13 @@ def test_a_late_confirmation_says_what_became_of_the_change(history, place, outc
     assert confirm.confirm(None, history_directory=history.directory).changed is False
 
 
-def test_another_change_than_the_one_that_waits_is_not_confirmed(waiting, history):
+def test_a_change_other_than_the_pending_one_is_not_confirmed(waiting, history):
     with pytest.raises(HistoryError, match="state 2: another change is pending"):
         confirm.confirm(2, history_directory=history.directory)
     assert pending.read() == waiting
 
 
-def test_a_rollback_withdraws_what_waits(waiting, place, history):
+def test_a_rollback_cancels_the_pending_change(waiting, place, history):
     assert confirm.withdraw() == 1
     assert history.outcome(1) == "rolled back"
     assert not os.path.exists(place)
@@ -118,7 +118,7 @@ def test_a_rollback_withdraws_what_waits(waiting, place, history):
 
 
 class Systemctl:
-    """Records what systemctl is asked, and answers with one exit status."""
+    """Record the calls of systemctl, and answer with one exit status."""
 
     def __init__(self, status: int = 0, errors: str = "") -> None:
         self.asked = []
@@ -131,7 +131,7 @@ class Systemctl:
 
 @pytest.fixture
 def systemctl(monkeypatch):
-    """Pretend that systemd booted this machine; return what is asked of it."""
+    """Pretend that systemd booted this machine; return the recorded calls of systemctl."""
 
     def install(found: Systemctl) -> Systemctl:
         monkeypatch.setattr(units, "why_not_systemd", lambda: "")
@@ -161,7 +161,7 @@ def test_without_systemd_a_rejected_change_waits_for_its_timeout(waiting, monkey
     assert confirm.reject(1).endswith("then the node rolls back (this process is in a different network namespace)")
 
 
-def test_nothing_is_reverted_for_another_change_than_the_one_that_is_rejected(waiting, systemctl):
+def test_rejecting_another_change_reverts_nothing(waiting, systemctl):
     found = systemctl(Systemctl())
     assert confirm.reject(2) == ""
     assert pending.claim(pending.REVERTING)
@@ -189,7 +189,7 @@ def test_the_program_reverts_nothing_after_a_rollback(waiting, place, history, t
     assert history.outcome(1) == "rolled back"
 
 
-def test_a_directory_that_is_not_ours_alone_is_not_trusted(waiting, place):
+def test_a_directory_shared_with_other_users_is_not_trusted(waiting, place):
     os.chmod(place, 0o755)
     with pytest.raises(HistoryError, match="is not a directory that only user"):
         pending.read()
@@ -220,7 +220,7 @@ def test_another_convergence_is_refused_while_the_timer_runs(waiting, place, mon
 
 
 @pytest.mark.parametrize("seconds", [0.5, -1, 100_000])
-def test_a_time_that_makes_no_sense_is_refused(seconds):
+def test_an_invalid_timeout_is_refused(seconds):
     with pytest.raises(PreflightError, match=r"confirm_timeout: .* is not between 1 and 86400 seconds"):
         arm.check_timeout(seconds)
 
@@ -231,7 +231,7 @@ def test_without_systemd_nothing_is_armed(monkeypatch):
         arm.check_timeout(60)
 
 
-def test_a_program_that_would_not_work_is_not_relied_on(history, place, tmp_path, monkeypatch):
+def test_a_revert_program_that_does_not_run_is_refused(history, place, tmp_path, monkeypatch):
     write = functools.partial(pending.write, directory=place)
     monkeypatch.setattr(arm.pending, "write", write)
     monkeypatch.setattr(arm.units, "why_not_systemd", lambda: "")

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The directory of saved states: what a writer that was killed left, and a disk that takes nothing."""
+"""The directory of saved states: leftovers of a killed writer, and a full disk."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def request(history: store.History, confirm_timeout: float = 0.0) -> request_mod
     )
 
 
-def test_what_killed_writers_left_is_removed_by_a_later_save(history):
+def test_leftovers_of_killed_writers_are_removed_by_a_later_save(history):
     history.save(state.NodeState())
     names = (".state-000001.json.gz.abc", ".outcomes.json.x_y", ".writable.zz")
     for name in (*names, ".state-000009.json.gz.young", "notes", ".hidden"):
@@ -52,7 +52,7 @@ def test_what_killed_writers_left_is_removed_by_a_later_save(history):
     ]
 
 
-def test_a_full_disk_is_a_warning_where_nothing_depends_on_the_state(history, monkeypatch):
+def test_a_full_disk_is_a_warning_if_nothing_depends_on_the_state(history, monkeypatch):
     monkeypatch.setattr(directory, "write_whole", full_disk)
     monkeypatch.setattr(guard, "observe_state", lambda *_arguments: state.NodeState())
     way_back = guard.SavingGuard(request(history), handles=None)
@@ -69,7 +69,7 @@ def test_a_full_disk_refuses_a_change_that_has_to_be_confirmed_before_anything_i
     monkeypatch.setattr(store.tempfile, "NamedTemporaryFile", full_disk)
     with pytest.raises(HistoryError, match=r"history: cannot be written: No space left on device"):
         guard.SavingGuard(request(history, 60.0), handles=None).begin()
-    # Later, when it fills up in between.
+    # Later, when the disk fills up in between.
     monkeypatch.undo()
     monkeypatch.setattr(directory, "write_whole", full_disk)
     monkeypatch.setattr(guard, "observe_state", lambda *_arguments: state.NodeState())
@@ -79,13 +79,13 @@ def test_a_full_disk_refuses_a_change_that_has_to_be_confirmed_before_anything_i
         way_back.before_change()
 
 
-def test_what_is_tried_leaves_nothing(history):
+def test_the_write_test_leaves_nothing(history):
     history.check_writable()
     assert os.listdir(history.directory) == []
 
 
 def test_a_saved_state_may_hold_every_parameter_that_any_profile_sets_and_no_other():
-    """By every combination of what decides a profile."""
+    """For every combination of the inputs of a profile."""
     found = set()
     for mode, version, yes in itertools.product(
         ("iptables", "ipvs", "nftables"), ((4, 0, 0), (5, 4, 0), (5, 16, 0), (6, 12, 0)), (False, True)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lock of a node, and its removal while others wait for it."""
+"""The lock of a node, and its removal while other processes wait for it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def held_by(directory: Path) -> str:
 
 def test_nothing_is_left_after_removal(tmp_path):
     state = tmp_path / "state"
-    with ConvergenceLock(str(state), 0.1, "somebody") as lock:
-        assert held_by(state) == f"{os.getpid()} somebody"
+    with ConvergenceLock(str(state), 0.1, "rollback") as lock:
+        assert held_by(state) == f"{os.getpid()} rollback"
         write_ledger(str(state), Flows({"a/b": "c"}))
         (state / "agent.sock").touch()
         (state / "agent").mkdir()
@@ -51,7 +51,7 @@ def test_files_of_other_programs_in_the_directory_are_kept(tmp_path):
 
 
 def test_a_process_that_waited_for_a_removed_lock_acquires_a_new_one(tmp_path):
-    """Two wait while the file is removed; they get the lock one after the other, never at the same time."""
+    """Two processes wait while the file is removed; they get the lock one after the other, never at the same time."""
     state = tmp_path / "state"
     inside: List[int] = []
     most: List[int] = []
@@ -63,7 +63,7 @@ def test_a_process_that_waited_for_a_removed_lock_acquires_a_new_one(tmp_path):
                 inside.append(number)
                 most.append(len(inside))
                 assert held_by(state) == f"{os.getpid()} number {number}"
-                # From its removal on the next one may hold a lock of its own.
+                # Once the file is removed, the next process may hold a lock on a new file.
                 inside.remove(number)
                 lock.remove()
         except BaseException as error:
@@ -98,7 +98,7 @@ def test_a_directory_removed_between_two_calls_is_created_again(tmp_path, monkey
     assert gone
 
 
-def test_a_lock_that_cannot_be_had_is_named(tmp_path):
+def test_a_lock_that_cannot_be_acquired_is_named(tmp_path):
     blocked = tmp_path / "file"
     blocked.touch()
     with (
@@ -118,12 +118,12 @@ def test_a_lock_that_cannot_be_had_is_named(tmp_path):
     [
         (os.getpid(), lock_module.AGENT, "is running and programs the node until it is stopped"),
         (os.getpid(), "another convergence", "did not end within 0.3 seconds"),
-        # The agent has ended, and the one that holds the lock now has not written its name yet.
+        # The agent has ended, and the current holder has not written its name yet.
         (2**22 + 1, lock_module.AGENT, "did not end within 0.3 seconds"),
     ],
     ids=["agent", "convergence", "ended agent"],
 )
-def test_only_an_agent_that_runs_is_not_waited_for(tmp_path, monkeypatch, process, holder, said):
+def test_only_a_running_agent_is_not_waited_for(tmp_path, monkeypatch, process, holder, said):
     waits: List[float] = []
     monkeypatch.setattr(lock_module.time, "sleep", waits.append)
     clock = iter(number / 10 for number in range(100))

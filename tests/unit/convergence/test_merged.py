@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Merged tables equal a rendering of everything, whatever the order of changes."""
+"""Merged tables equal a full rendering, whatever the order of changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def whole(contributions):
 
 
 @given(STEPS)
-def test_step_by_step_gives_what_a_whole_rendering_gives(steps):
+def test_incremental_changes_equal_a_full_rendering(steps):
     merged = MergedTables(("a", "b"))
     contributions = {}
     for owner, entries in steps:

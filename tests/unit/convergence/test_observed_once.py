@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Within one plan a resource is read once, however many stages look at it, and which servers are ours."""
+"""Within one plan a resource is read once, however many stages use it; and which servers are ours."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_one_plan_reads_each_ipvs_table_once() -> None:
     assert list(read.servers.table) == [OTHER, SAVED] and not read.addresses.table and not read.elements.table
 
 
-def test_loopback_routing_looks_at_the_chains_that_go(monkeypatch) -> None:
+def test_loopback_routing_depends_on_the_chains_to_be_removed(monkeypatch) -> None:
     chains = Counted("chains", {KUBE_FIREWALL: ("-j DROP",)}, atomic=True)
     once = ObservedOnce(chains)
     stage = localnet.localnet_stage(once)

@@ -59,7 +59,7 @@ def http_server(status: int) -> Iterator[int]:
             self.end_headers()
 
         def log_message(self, *arguments: Any) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     server = http.server.ThreadingHTTPServer((HOST, 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -86,7 +86,7 @@ def only(text: str, seconds: float = 20.0):
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    """A port that is taken, so that nobody else listens there, and refuses connections."""
+    """Provide a bound port that refuses connections and that no other program can use."""
     with socket.socket() as sock:
         sock.bind((HOST, 0))
         yield sock.getsockname()[1]
@@ -100,7 +100,7 @@ def test_a_tcp_probe_succeeds_if_a_program_listens():
     assert result.answered and result.attempts == 1 and result.reason == ""
 
 
-def test_what_is_refused_is_tried_again_until_time_is_up(closed_port):
+def test_a_refused_probe_is_retried_until_the_timeout(closed_port):
     result = only(f"tcp://{HOST}:{closed_port}", 1.0)
     assert not result.answered and result.attempts >= 1
     assert result.reason == "the connection was refused"
@@ -111,7 +111,7 @@ def test_udp_and_dns_answer():
         assert only(f"udp://{HOST}:{port}").answered
     with udp_server(dns(0)) as port:
         assert only(f"dns://{HOST}:{port}/kubernetes.default.svc.cluster.local").answered
-    # A name that does not exist was looked up all the same.
+    # A name that does not exist was looked up nevertheless.
     with udp_server(dns(3)) as port:
         assert only(f"dns://{HOST}:{port}").answered
 
@@ -199,12 +199,12 @@ def cluster(*names: str, ready: bool = True) -> ClusterState:
     return ClusterState.from_objects(objects)
 
 
-def test_the_api_server_and_dns_are_what_every_cluster_has():
+def test_the_default_probes_are_the_api_server_and_dns():
     found = default_probes(cluster("default/kubernetes", "kube-system/kube-dns", "shop/web"))
     assert found == ("tcp://10.96.0.1:443", "dns://10.96.0.2:53/kubernetes.default.svc.cluster.local")
     assert all(str(parse_probe(text)) == text for text in found)
 
 
-def test_what_has_no_endpoint_is_not_probed():
+def test_services_without_endpoints_are_not_probed():
     assert default_probes(cluster("default/kubernetes", "kube-system/kube-dns", ready=False)) == ()
     assert default_probes(ClusterState()) == ()

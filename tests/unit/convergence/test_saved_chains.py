@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rules of ours among those of others in a built-in chain, and the text that puts chains back."""
+"""Our rules among those of other programs in a built-in chain, and the text that restores chains."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def mixed(draw, others, ours) -> list:
 
 
 @given(data=st.data())
-def test_others_stay_as_they_are_and_ours_come_back(data):
+def test_external_rules_are_kept_and_ours_restored(data):
     saved = mixed(data.draw, data.draw(OTHERS), data.draw(OURS))
     observed = mixed(data.draw, data.draw(OTHERS), data.draw(OURS))
     merged = merged_rules(observed, saved, is_ours)
@@ -57,7 +57,7 @@ def test_others_stay_as_they_are_and_ours_come_back(data):
 
 
 @given(data=st.data())
-def test_where_others_did_nothing_all_is_as_it_was(data):
+def test_without_external_changes_the_chain_is_restored_exactly(data):
     others = data.draw(OTHERS)
     saved = mixed(data.draw, others, data.draw(OURS))
     observed = mixed(data.draw, others, data.draw(OURS))
@@ -75,12 +75,12 @@ def test_where_others_did_nothing_all_is_as_it_was(data):
         (["KUBE-old", "a"], ["a"], ["a"]),
     ],
 )
-def test_ours_stand_behind_the_rule_they_stood_behind(observed, saved, merged):
+def test_our_rules_are_restored_behind_the_same_external_rule(observed, saved, merged):
     saved = [rule.replace("KUBE", "KUBE-") for rule in saved]
     assert merged_rules(observed, saved, is_ours) == tuple(merged)
 
 
-def test_the_text_names_no_rule_of_others_and_builds_before_it_leads_there():
+def test_the_text_names_no_external_rule_and_creates_chains_before_their_jumps():
     change = Change(
         added={SavedChainKey(CHAIN, "nat", "KUBE-B"): ("-j KUBE-A",), SavedChainKey(CHAIN, "filter", "KUBE-C"): ()},
         replaced={
@@ -140,7 +140,7 @@ def test_a_small_change_is_not_split():
 
 
 @pytest.mark.parametrize("rule", ["-j RETURN\nCOMMIT", "-j RETURN\r", "-j \0RETURN"])
-def test_a_rule_cannot_smuggle_in_a_line(rule):
+def test_a_rule_cannot_inject_a_line(rule):
     change = Change(added={SavedChainKey(CHAIN, "nat", "KUBE-A"): (rule,)})
     with pytest.raises(KernelError, match="holds a line break or NUL"):
         restore_lines(change, is_jump)
@@ -159,7 +159,7 @@ def test_a_rule_cannot_smuggle_in_a_line(rule):
 def test_a_table_that_the_save_program_does_not_show_is_an_error_where_it_matters(
     monkeypatch, existing, saved, refused
 ) -> None:
-    """Where chains of ours are in it, or are to come back into it."""
+    """That is, where it contains our chains, or where they are to be restored."""
     text = "# Table `nat' is incompatible, use 'nft' tool.\n*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n"
     monkeypatch.setattr(saved_module, "save", lambda variant, progress: text)
     monkeypatch.setattr(saved_module, "places_of_nft", lambda family: ())

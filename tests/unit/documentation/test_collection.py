@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the collection says about itself agrees with what it is: documentation, defaults, groups, licences."""
+"""The collection's metadata agrees with its content: documentation, defaults, groups, licences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CODE = (
 
 @pytest.fixture(scope="module")
 def modules():
-    """What ansible-doc says about each module."""
+    """Provide the output of ansible-doc for each module."""
     return collection.modules()
 
 
@@ -44,12 +44,12 @@ def test_an_outdated_file_is_noticed(monkeypatch):
     assert stale() == [str(page)]
 
 
-def test_modules_say_what_they_support(modules):
+def test_modules_document_what_they_support(modules):
     missing = {name: SUPPORT - set(found["doc"].get("attributes") or {}) for name, found in modules.items()}
     assert {name: absent for name, absent in missing.items() if absent} == {}
 
 
-def test_modules_say_which_action_groups_they_are_in(modules):
+def test_modules_document_their_action_groups(modules):
     groups = collection.runtime()["action_groups"]
     for name, found in modules.items():
         own = [f"kubenode.proxy.{group}" for group, members in groups.items() if name in members]
@@ -77,7 +77,7 @@ def test_modules_have_a_version_and_an_author(modules):
 
 
 def _undocumented(results, path=""):
-    """Return values without a description, a type, a condition or a sample."""
+    """Yield return values without a description, a type, a condition or a sample."""
     for key, item in results.items():
         for field in ("description", "type"):
             if not item.get(field):
@@ -118,7 +118,7 @@ def test_roles_are_described(role):
     assert all(name.startswith(f"{role.name}_") for name in role.defaults)
 
 
-def test_every_role_can_be_undone():
+def test_every_role_can_be_reverted():
     for role in ROLES:
         assert f"{role.name}_state" in role.defaults, role.name
 
@@ -161,11 +161,11 @@ def test_semantic_markup_becomes_markdown():
 
 
 def test_a_session_becomes_a_picture():
-    recording = "=== One\n$ command\nincluded: x\n+added <&>\n\n=== Two\nleft out\n"
+    recording = "=== One\n$ command\nincluded: x\n+added <&>\n\n=== Two\nomitted\n"
     extract = session.excerpt(recording, {"One": 2})
     assert extract == "=== One\n$ command\n[1 more lines]\n"
     assert session.excerpt(recording, {"One": 3}) == "=== One\n$ command\n+added <&>\n"
     picture = session.picture(session.excerpt(recording, {"One": 9}), "a title")
-    assert picture.startswith("<svg ") and "+added &lt;&amp;&gt;" in picture and "left out" not in picture
+    assert picture.startswith("<svg ") and "+added &lt;&amp;&gt;" in picture and "omitted" not in picture
     with pytest.raises(ValueError, match="Three"):
         session.excerpt(recording, {"Three": 2})

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The table of kube-proxy's flags in docs/distributions.md against the fields that the configuration has."""
+"""The table of kube-proxy's flags in docs/distributions.md agrees with the fields of the configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load 
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "distributions.md"
-# What can be set in the file only.
+# Fields that only the file can set.
 WITHOUT_FLAG = {
     "clientConnection.acceptContentTypes",
     "iptables.snatNodeInternalIP",
@@ -46,7 +46,7 @@ def test_every_flag_leads_to_a_field_and_every_field_has_a_flag() -> None:
 
 
 def test_fields_are_read_from_the_file() -> None:
-    """A value that no field can have is an error of every field that is read, and a warning of any other."""
+    """A value of an invalid type is an error for every known field, and a warning for any other."""
     document: dict[str, Any] = {"noSuchField": [{}]}
     for _flag, field, _note in table():
         *parents, last = field.split(".")

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Links in the documentation lead somewhere, every page can be reached, and names are spelt as their owners do."""
+"""Links in the documentation have targets, every page can be reached, and names are spelt as their owners do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGES = sorted(
     ]
 )
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-# What a name is called here, and ways of spelling it that are wrong in prose.
+# The spelling of a name, and spellings that are wrong in prose.
 SPELLINGS = {
     "Kubernetes": r"\bkubernetes cluster|\bK8s\b|\bkubernetes Service",
     "EndpointSlice": r"\bEndpoint ?slices?\b|\bendpoint slices?\b",
@@ -37,7 +37,7 @@ SPELLINGS = {
 
 
 def prose(path: Path) -> str:
-    """The text of a page without code and addresses, in which other spellings are right."""
+    """Return the text of a page without code and addresses, where other spellings are correct."""
     text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     text = re.sub(r"(?m)^(?: {4}|\t).*$", "", text)
     text = re.sub(r"https?://[^\s)>]+", "", text)
@@ -45,20 +45,20 @@ def prose(path: Path) -> str:
 
 
 def anchors(path: Path) -> List[str]:
-    """Names of the headings of a page, as they are linked to."""
+    """Return the anchors of a page's headings."""
     headings = re.findall(r"(?m)^#+ +(.+)$", path.read_text(encoding="utf-8"))
     plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
     return [re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain]
 
 
 def links(path: Path) -> List[str]:
-    """Targets of all links of a page but those to other hosts."""
+    """Return the targets of all links of a page except those to other hosts."""
     text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     return [target for target in LINK.findall(text) if not re.match(r"[a-z]+:", target)]
 
 
 def broken(path: Path) -> List[str]:
-    """Links of a page that lead nowhere."""
+    """Return the links of a page without a target."""
     found = []
     for target in links(path):
         file, _hash, anchor = target.partition("#")
@@ -70,7 +70,7 @@ def broken(path: Path) -> List[str]:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(path):
+def test_links_have_a_target(path):
     assert broken(path) == []
 
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the modules' documentation shows as returned is what the code returns: types, keys and names of tables."""
+"""Documented return values match the code: types, keys and names of tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.resources import (
 ROOT = Path(__file__).resolve().parents[3]
 ENGINE = ROOT / "plugins" / "module_utils"
 TYPES = {"str": str, "int": int, "bool": bool, "list": list, "dict": dict, "float": (int, float)}
-# What belongs to neither family.
+# Kinds that belong to neither family.
 NODE_WIDE = (Kind.SYSCTLS, Kind.MODULES, Kind.MODULE_PARAMETERS, Kind.FILES, Kind.DEVICES, Kind.TIMEOUTS)
 
 QUALIFIERS = ("", *VARIANTS, "shared with kubelet", "monitoring")
@@ -51,7 +51,7 @@ MODULES = modules()
 
 
 def returned(items, path=""):
-    """Every documented value with its path."""
+    """Yield every documented value with its path."""
     for name, item in items.items():
         yield path + name, item
         yield from returned(item.get("contains") or {}, f"{path}{name}.")
@@ -70,7 +70,7 @@ def kinds():
 
 
 def labels():
-    """Every label that a resource can have."""
+    """Return every label that a resource can have."""
     found = set()
     for kind in kinds():
         for family in ("",) if kind in NODE_WIDE else FAMILIES:
@@ -90,7 +90,7 @@ def test_every_resource_is_of_a_known_kind():
             importlib.import_module(module.name)
     resources = {item for item in subclasses(Resource) if item.__module__.startswith(module_utils.__name__)}
     assert len(resources) > 10
-    # A wrapper has the kind of what it wraps.
+    # A wrapper has the kind of the resource it wraps.
     wrappers = {"ObservedOnce", "NotThereYet", "OnlyOurServers"}
     unknown = {item.__name__ for item in resources if item.kind not in kinds()}
     assert unknown <= wrappers
@@ -116,7 +116,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("documented", CHANGES.values(), ids=CHANGES)
-def test_changes_are_as_returned(documented):
+def test_documented_changes_match_the_code(documented):
     resource = Resource()
     resource.kind = Kind.CHAINS
     possible = [

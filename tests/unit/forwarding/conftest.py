@@ -24,7 +24,7 @@ Place = Tuple[str, int]
 
 
 def wait_for(what: Callable[[], object], seconds: float = SECONDS) -> None:
-    """Wait until a condition holds. Raises AssertionError if it never does."""
+    """Wait until a condition holds. Raises AssertionError on a timeout."""
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, "not in time"
@@ -32,7 +32,7 @@ def wait_for(what: Callable[[], object], seconds: float = SECONDS) -> None:
 
 
 def echo(sock: socket.socket) -> None:
-    """Send back what comes, to the end."""
+    """Echo data until the end of the stream."""
     while True:
         data = sock.recv(1 << 16)
         if not data:
@@ -41,7 +41,7 @@ def echo(sock: socket.socket) -> None:
 
 
 class Endpoint:
-    """A TCP server that gives each connection to ``serve``, in a thread of its own."""
+    """A TCP server that calls ``serve`` for each connection in a thread."""
 
     def __init__(self, serve: Callable[[socket.socket], None] = echo, address: str = "127.0.0.1") -> None:
         self._serve = serve
@@ -62,7 +62,7 @@ class Endpoint:
             self._serve(sock)
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting connections."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -94,12 +94,12 @@ class UdpEndpoint:
 
 
 def closed_port() -> Place:
-    """A place on loopback where nobody listens."""
+    """Return a place on loopback on which no program listens."""
     return "127.0.0.1", free_port()
 
 
 class Running:
-    """A forwarder that runs; ``errors``: its defects."""
+    """A running forwarder; ``errors`` collects its defects."""
 
     def __init__(self, limits: Limits) -> None:
         self.errors: List[Exception] = []
@@ -122,19 +122,19 @@ class Running:
         return key
 
     def connect(self, key: ListenerKey, source: str = "") -> socket.socket:
-        """A client's connection."""
+        """Open a client's connection."""
         sock = socket.create_connection((key.address, key.port), SECONDS, (source, 0) if source else None)
         sock.settimeout(SECONDS)
         return sock
 
     def status(self, name: str) -> int:
-        """A number of the status."""
+        """Return one number of the status."""
         value = self.forwarder.status()[name]
         assert isinstance(value, int)
         return value
 
     def close(self) -> None:
-        """End it, and close everything."""
+        """Stop the forwarder and close everything."""
         self.forwarder.stop()
         self._thread.join(SECONDS)
         assert not self._thread.is_alive()
@@ -143,7 +143,7 @@ class Running:
 
 @pytest.fixture
 def start(monkeypatch) -> Iterator[Callable[..., Running]]:
-    """Start a forwarder with some limits changed; it must have no defect when the test ends."""
+    """Provide a function that starts a forwarder with changed limits; it must have no defect when the test ends."""
     monkeypatch.setattr(module, "_TICK_SECONDS", 0.02)
     monkeypatch.setattr(module, "_IDLE_SECONDS", 0.05)
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
@@ -162,7 +162,7 @@ def start(monkeypatch) -> Iterator[Callable[..., Running]]:
 
 @pytest.fixture
 def endpoint() -> Iterator[Callable[..., Endpoint]]:
-    """Start TCP endpoints."""
+    """Provide a function that starts a TCP endpoint."""
     found: List[Endpoint] = []
 
     def begin(serve: Callable[[socket.socket], None] = echo) -> Endpoint:
@@ -176,7 +176,7 @@ def endpoint() -> Iterator[Callable[..., Endpoint]]:
 
 @pytest.fixture
 def udp_endpoint() -> Iterator[Callable[[str], UdpEndpoint]]:
-    """Start UDP endpoints."""
+    """Provide a function that starts a UDP endpoint."""
     found: List[UdpEndpoint] = []
 
     def begin(name: str) -> UdpEndpoint:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which endpoint is chosen, and whose connections end when there are too many."""
+"""Which endpoint is chosen, and which client's connections are closed at the limit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def balancer(failed, clock):
     return Balancer(failed, 100, clock)
 
 
-def test_turns_are_equal(balancer):
+def test_endpoints_are_used_in_turn(balancer):
     listener = Listener("a/b", (A, B, C))
     chosen = [balancer.choose(listener, "x") for _number in range(300)]
     assert {endpoint: chosen.count(endpoint) for endpoint in (A, B, C)} == {A: 100, B: 100, C: 100}
@@ -88,7 +88,7 @@ def test_affinity_lasts_from_the_last_connection(balancer, clock):
     assert balancer.choose(listener, "x") != first
 
 
-def test_affinity_moves_where_the_endpoint_is_gone_or_failed(balancer):
+def test_affinity_moves_if_the_endpoint_is_removed_or_failed(balancer):
     listener = Listener("a/b", (A, B), 10)
     first = balancer.choose(listener, "x")
     other = B if first == A else A
@@ -97,7 +97,7 @@ def test_affinity_moves_where_the_endpoint_is_gone_or_failed(balancer):
     assert balancer.choose(listener._replace(endpoints=(first,)), "x") == first
 
 
-def test_the_clients_that_are_remembered_are_limited(balancer):
+def test_the_number_of_remembered_clients_is_limited(balancer):
     listener = Listener("a/b", (A, B), 10)
     for number in range(1000):
         balancer.choose(listener, str(number))
@@ -127,7 +127,7 @@ def test_source_ranges(sources, client, allowed):
 
 
 @given(st.lists(st.tuples(st.integers(0, 255), st.integers(0, 32)), min_size=1, max_size=8), st.integers(0, 255))
-def test_source_ranges_admit_what_they_contain(given_ranges, last):
+def test_source_ranges_admit_the_addresses_they_contain(given_ranges, last):
     networks = [ipaddress.ip_network((0xC0000200 | number, length), strict=False) for number, length in given_ranges]
     client = ipaddress.ip_address(0xC0000200 | last)
     assert is_allowed(tuple(map(str, networks)), str(client)) is any(client in network for network in networks)
@@ -142,7 +142,7 @@ def test_many_source_ranges_do_not_slow_down_datagrams():
 
 
 class Account:
-    """Connections as pairs (client, number), with the time at which each last moved something."""
+    """Connections as pairs (client, number), with the time at which each last transferred data."""
 
     def __init__(self, clock):
         self.active = {}
@@ -163,7 +163,7 @@ class Account:
         return True
 
 
-def test_the_client_with_most_connections_makes_room(clock):
+def test_the_client_with_most_connections_loses_one(clock):
     account = Account(clock)
     for number in range(10):
         clock.now = float(number)

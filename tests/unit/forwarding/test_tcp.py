@@ -31,7 +31,7 @@ def read_all(sock: socket.socket) -> bytes:
 
 
 def named(name: bytes):
-    """Answer each connection with a name."""
+    """Return a server function that answers each connection with a name."""
     return lambda sock: sock.sendall(name)
 
 
@@ -44,13 +44,13 @@ def names(running, key, tries=8, source=""):
 
 
 def assert_reset(running, key, source=""):
-    """A client is reset, perhaps before its system call that connects has returned."""
+    """Check that a client is reset, perhaps before its connect() has returned."""
     with pytest.raises(ConnectionResetError), running.connect(key, source) as sock:
         sock.recv(1)
 
 
 def digest_of_all(sock: socket.socket) -> None:
-    """Read to the end, then answer: works only if each half ends on its own."""
+    """Read to the end, then answer, which requires that each half ends on its own."""
     sock.sendall(hashlib.sha256(read_all(sock)).digest())
 
 
@@ -103,7 +103,7 @@ def test_a_slow_reader_stops_the_writer(start, endpoint):
         assert len(sock.recv(100)) == 100
 
 
-def test_endpoints_have_their_turn(start, endpoint):
+def test_endpoints_are_used_in_turn(start, endpoint):
     running = start()
     key = running.listen(endpoint(named(b"a")).place, endpoint(named(b"b")).place, endpoint(named(b"c")).place)
     found = names(running, key, 9)
@@ -118,7 +118,7 @@ def test_a_failed_connect_is_retried_before_the_client_notices(start, endpoint):
     assert running.status("unreachable") == 0
 
 
-def test_an_endpoint_that_is_silent_costs_one_time_out(start, endpoint):
+def test_a_silent_endpoint_costs_one_timeout(start, endpoint):
     running = start(connect_seconds=0.3)
     # The queue of a listener that accepts nothing fills up; then it ignores SYNs.
     with socket.socket() as full:
@@ -131,21 +131,21 @@ def test_an_endpoint_that_is_silent_costs_one_time_out(start, endpoint):
             sock.connect_ex(full.getsockname())
             waiting.append(sock)
         key = running.listen(endpoint(named(b"a")).place, full.getsockname())
-        # The one that failed is avoided from then on.
+        # The failed endpoint is avoided from then on.
         assert names(running, key, 6) == [b"a"] * 6
         assert running.status("connectFailures") == 1
         for sock in waiting:
             sock.close()
 
 
-def test_no_endpoint_left_resets_the_client(start):
+def test_the_client_is_reset_when_no_endpoint_is_left(start):
     running = start()
     key = running.listen(closed_port(), closed_port())
     assert_reset(running, key)
     assert running.status("unreachable") == 1
 
 
-def test_no_endpoints_refuse(start, endpoint):
+def test_connections_are_refused_without_endpoints(start, endpoint):
     running = start()
     key = running.listen()
     with pytest.raises(ConnectionRefusedError):
@@ -157,7 +157,7 @@ def test_no_endpoints_refuse(start, endpoint):
         running.connect(key)
 
 
-def test_a_reset_goes_through(start, endpoint):
+def test_a_reset_is_forwarded(start, endpoint):
     def reset(sock: socket.socket) -> None:
         sock.recv(10)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -241,7 +241,7 @@ def test_affinity(start, endpoint):
     assert set.union(*chosen.values()) == {b"a", b"b", b"c"}
 
 
-def test_silent_connections_end(start, endpoint):
+def test_silent_connections_are_closed(start, endpoint):
     running = start(idle_seconds=1.0)
     key = running.listen(endpoint().place)
     with running.connect(key) as sock:
@@ -254,7 +254,7 @@ def test_silent_connections_end(start, endpoint):
             sock.recv(1)
 
 
-def test_half_closed_connections_end_sooner(start, endpoint):
+def test_half_closed_connections_are_closed_sooner(start, endpoint):
     running = start(half_closed_seconds=0.3)
     key = running.listen(endpoint(lambda sock: time.sleep(SECONDS)).place)
     with running.connect(key) as silent, running.connect(key) as sock:
@@ -266,7 +266,7 @@ def test_half_closed_connections_end_sooner(start, endpoint):
             silent.recv(1)
 
 
-def test_one_client_cannot_keep_others_out(start, endpoint):
+def test_one_client_cannot_block_others(start, endpoint):
     running = start(connections=20)
     key = running.listen(endpoint().place)
     hoard = [running.connect(key, "127.0.0.66") for _number in range(20)]
@@ -296,7 +296,7 @@ def test_no_file_is_left_open(start, endpoint):
     wait_for(lambda: files() <= before + 1)
 
 
-def test_running_out_of_files_only_delays(start, endpoint, monkeypatch):
+def test_running_out_of_descriptors_only_delays(start, endpoint, monkeypatch):
     running = start()
     monkeypatch.setattr(tcp, "PAUSE_SECONDS", 0.05)
     key = running.listen(endpoint(named(b"a")).place)

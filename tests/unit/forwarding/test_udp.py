@@ -49,7 +49,7 @@ def test_large_and_empty_datagrams(start, udp_endpoint):
         assert sock.recv(10) == b"a "
 
 
-def test_silent_sessions_end_those_without_an_answer_first(start, udp_endpoint):
+def test_silent_sessions_are_closed_those_without_an_answer_first(start, udp_endpoint):
     running = start(udp_seconds=0.15, udp_stream_seconds=1.0)
     key = running.listen(udp_endpoint("a").place, protocol="udp")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mute:
@@ -83,7 +83,7 @@ def test_a_refused_datagram_moves_the_session(start, udp_endpoint):
             assert answers[-1] == b"b x"
 
 
-def test_a_closed_port_at_once(start, udp_endpoint):
+def test_a_closed_port_is_noticed_at_once(start, udp_endpoint):
     running = start()
     key = running.listen(udp_endpoint("a").place, closed_port(), protocol="udp")
     for _number in range(6):
@@ -96,7 +96,7 @@ def test_a_closed_port_at_once(start, udp_endpoint):
             assert answers[-1] == b"a x"
 
 
-def test_sessions_of_a_removed_endpoint_end(start, udp_endpoint):
+def test_sessions_of_a_removed_endpoint_are_closed(start, udp_endpoint):
     running = start()
     first, second = udp_endpoint("a"), udp_endpoint("b")
     key = running.listen(first.place, protocol="udp")
@@ -111,7 +111,7 @@ def test_sessions_of_a_removed_endpoint_end(start, udp_endpoint):
             sock.recv(10)
 
 
-def test_too_many_sessions_end_the_one_that_was_silent_longest(start, udp_endpoint):
+def test_too_many_sessions_close_the_longest_silent_one(start, udp_endpoint):
     running = start(sessions=8)
     key = running.listen(udp_endpoint("a").place, protocol="udp")
     with contextlib.ExitStack() as stack:

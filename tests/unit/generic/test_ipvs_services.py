@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test virtual servers listed by a user: desired entries, entries of others, invalid lists."""
+"""User-declared virtual servers: desired entries, entries of other programs, invalid lists."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tables(real_servers: tuple[listed.ListedReal, ...] | None = ()) -> listed.Li
     return listed.listed_tables([listed.ListedServer("192.0.2.1", 80, scheduler="rr", real_servers=real_servers)])
 
 
-def test_settings_in_the_kernels_terms() -> None:
+def test_settings_are_converted_to_the_kernels_values() -> None:
     found = listed.listed_tables(
         [
             listed.ListedServer(
@@ -64,7 +64,7 @@ def test_other_servers_are_kept_unless_purged() -> None:
     assert listed.desired_servers(observed, tables(), ("192.0.2.1",), False) == {FAR: PLAIN}
 
 
-def test_real_servers_are_exact_only_where_they_are_given() -> None:
+def test_real_servers_are_exact_only_if_declared() -> None:
     mine, other = RealServerKey(WEB, "10.0.0.1", 80), RealServerKey(OTHER, "10.0.0.2", 80)
     observed = {mine: RealServer(1), other: RealServer(2)}
     assert listed.desired_real_servers(observed, tables(()), (), True) == {other: RealServer(2)}
@@ -82,8 +82,8 @@ GOOD = listed.ListedServer("192.0.2.1", 80)
 MARKED = listed.ListedServer(firewall_mark=5)
 
 
-def test_real_servers_by_tasks_of_their_own() -> None:
-    """A task that is not exclusive changes what it lists, and settings only if it gives any."""
+def test_real_servers_in_separate_tasks() -> None:
+    """A task that is not exclusive changes the listed real servers, and settings only if it declares any."""
     one, other = RealServerKey(WEB, "10.0.0.1", 80), RealServerKey(WEB, "10.0.0.2", 80)
     servers, real_servers = {WEB: VirtualServer("sh", 1, 60, 24)}, {one: RealServer(1), other: RealServer(2)}
     task = listed.ListedServer("192.0.2.1", 80, exclusive=False)
@@ -116,7 +116,7 @@ def test_firewall_marks() -> None:
         RealServerKey(ipv4, "10.0.0.1", 8080),
         RealServerKey(ipv6, "fd00::1", 0),
     ]
-    # The unspecified address is no address that a purge could mean.
+    # The unspecified address is not one that a purge could cover.
     empty = listed.listed_tables([])
     assert listed.desired_servers(found.servers, empty, ("0.0.0.0", "::"), True) == found.servers
     assert listed.desired_real_servers(found.real_servers, empty, ("0.0.0.0", "::"), True) == found.real_servers

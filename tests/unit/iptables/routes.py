@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Short ways to make routes for tests of iptables mode; endpoints are chosen here as kube-proxy 1.36 chooses them."""
+"""Helpers to create service ports for tests of iptables mode; endpoints are selected as kube-proxy 1.36 does."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info i
 
 
 def endpoint(ip: str, port: int = 80, local: bool = False, state: str = "R") -> Endpoint:
-    """An endpoint; ``state``: R ready, ST serving and terminating, T terminating only."""
+    """Return an endpoint; ``state``: R ready, ST serving and terminating, T terminating only."""
     return Endpoint(ip, port, local, ready=state == "R", serving=state in ("R", "ST"), terminating=state in ("ST", "T"))
 
 
 def usable(endpoints: Iterable[Endpoint]) -> Tuple[Endpoint, ...]:
-    """The ready ones, or else those that still serve while they terminate."""
+    """Return the ready endpoints, or else those that still serve while they terminate."""
     every = tuple(endpoints)
     return tuple(one for one in every if one.ready) or tuple(one for one in every if one.serving and one.terminating)
 
@@ -36,7 +36,7 @@ def route(
     port: int = 80,
     **fields: Any,
 ) -> ServicePortInfo:
-    """A route with its endpoint lists derived from ``endpoints``; other fields as keyword arguments."""
+    """Return a service port with its endpoint lists derived from ``endpoints``; other fields as keyword arguments."""
     known = tuple(sorted(endpoints, key=lambda one: one.text))
     values: Dict[str, Any] = {
         "node_port": 0,
@@ -72,5 +72,5 @@ def route(
 
 
 def by_key(*routes: ServicePortInfo) -> Dict[ServicePortName, ServicePortInfo]:
-    """Routes by their key."""
+    """Return the service ports by key."""
     return {one.key: one for one in routes}

@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What rendered chains do to packets: the behaviours that kube-proxy 1.36's own tests pin, traced.
+"""The effect of rendered chains on packets, traced: the behaviours that kube-proxy 1.36's own tests pin.
 
-One node with the addresses NODE, and the pods' range 10.0.0.0/8. ``+M`` means masqueraded.
+There is one node with the addresses NODE, and the pods' range 10.0.0.0/8. ``+M`` means masqueraded.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def to(*numbers: int) -> Set[str]:
     ],
 )
 def test_terminating_endpoints(external_local: bool, ends: str, from_pod: Set[str], from_outside: Set[str]) -> None:
-    """Each end is a number, a state (R, ST or T as in ``endpoint``) and L for local or O for elsewhere."""
+    """Each endpoint is a number, a state (R, ST or T as in ``endpoint``) and L for local or O for elsewhere."""
     parsed = [endpoint(f"10.0.1.{end[0]}", local=end[-1] == "L", state=end[1:-1]) for end in ends.split()]
     trace = tracer(route(endpoints=parsed, load_balancer_ips=(VIP,), external_local=external_local)).trace
     assert trace(POD, CLUSTER_IP, 80) == from_pod

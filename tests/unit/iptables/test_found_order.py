@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rules of different Services may stand in any order; nothing else may."""
+"""Only the rules of different Services may be in any order."""
 
 from __future__ import annotations
 

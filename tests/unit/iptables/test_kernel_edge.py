@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Choice of the iptables variant, reading of saves, ownership, and what failures are called."""
+"""Choice of the iptables variant, parsing of iptables-save, ownership, and error messages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_choose(legacy: str, nft: str, default: str, expected: str, word: str) -
     assert word in reason
 
 
-def test_choose_among_one_and_none() -> None:
+def test_choose_with_one_variant_or_none() -> None:
     assert choose(["legacy"], lambda variant, table: "", "")[0] == "legacy"
     with pytest.raises(KernelError):
         choose([], lambda variant, table: "", "")
@@ -91,7 +91,7 @@ COMMIT
 """
 
 
-def test_observation_is_restricted_to_what_is_ours() -> None:
+def test_observation_is_restricted_to_our_chains() -> None:
     settings = DataplaneSettings(family="IPv4")
     table = observed_table(parse_save(SAVED), "IPv4", ownership(settings))
     assert table == {
@@ -109,7 +109,7 @@ def test_observation_is_restricted_to_what_is_ours() -> None:
 VARIANT = XtablesVariant(
     family="IPv4",
     name="nft",
-    reason="asked for",
+    reason="requested",
     version=(1, 8, 9),
     main="/sbin/iptables",
     save="/sbin/save",
@@ -147,7 +147,7 @@ TEXT = "*nat\n:A - [0:0]\n-A A -m bogus --x -j DROP\nCOMMIT\n"
         ),
     ],
 )
-def test_failures_are_one_line_that_says_what_and_where(status: int, errors: str, words: tuple) -> None:  # type: ignore[type-arg]
+def test_failures_are_one_line_naming_error_and_place(status: int, errors: str, words: tuple) -> None:  # type: ignore[type-arg]
     message = explain(VARIANT, TEXT, Completed(status, "", errors), 5.0)
     assert "\n" not in message
     assert message.startswith("iptables-restore: ")

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Large changes of chains, divided: what is reachable changes at once, and no rule leads to a missing chain."""
+"""Large changes of chains in portions: reachable chains change at once, and no rule jumps to a missing chain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def nat(name):
 
 
 def table(services):
-    """Chains of numbered Services in the order in which they are rendered: callers first."""
+    """Return the chains of numbered Services in the order in which they are rendered: callers first."""
     found = {nat("KUBE-SERVICES"): tuple(f"-d 10.96.0.{n}/32 -j KUBE-SVC-{n}" for n in range(services)), JUMP: 1}
     for number in range(services):
         endpoints = [f"KUBE-SEP-{number}-{index}" for index in range(2)]
@@ -38,7 +38,7 @@ def table(services):
 
 
 def applied(parts, before):
-    """The table after each part, checked: every jump leads to a chain that is there."""
+    """Yield the table after each part, checking that every jump has a target."""
     state = dict(before)
     for part in parts:
         for key in part.removed:
@@ -93,7 +93,7 @@ def test_a_large_change_of_reachable_chains_is_atomic():
 
 
 def emptied(chains):
-    """The table after ``iptables -F``: every chain is there and has no rule, and no jump leads into any."""
+    """Return the table after ``iptables -F``: every chain exists without rules, and nothing jumps to any."""
     return {key: () if isinstance(value, tuple) else value for key, value in chains.items() if key != JUMP}
 
 

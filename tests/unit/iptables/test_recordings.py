@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What iptables mode renders for the objects of each conformance case is what kube-proxy v1.36.2 had programmed.
+"""The rules that iptables mode renders for each conformance case equal those of kube-proxy v1.36.2.
 
-Recorded rules are compared in canonical form. Within chains that all Services share, their order is free in
-kube-proxy, so there the rules are compared as a sorted list, and the last one by its place.
+Recorded rules are compared in canonical form. In chains that all Services share, kube-proxy's order is arbitrary, so
+these rules are compared as a sorted list, except for the last one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ STEPS = list(steps("iptables"))
 
 
 def saved_rules(saved: Mapping[str, str], family: str) -> str:
-    """What iptables-save printed of a family's tables; empty if it was not recorded."""
+    """Return the recorded iptables-save output of a family; empty if it was not recorded."""
     tool = "iptables-save" if family == IPV4 else "ip6tables-save"
     return "\n".join(text for command, text in saved.items() if command.startswith(f"{tool} -t "))
 
@@ -70,9 +70,9 @@ def settings_of(step: Step, family: str, pod_cidrs: Tuple[str, ...]) -> Dataplan
 
 
 def comparable(table: ChainTable) -> Dict[Any, Any]:
-    """The table with shared chains in an order that does not depend on that of the Services.
+    """Return the table with the rules of shared chains in an order independent of that of the Services.
 
-    The lab's sentinel Service is left out: the lab changes it once more than it records.
+    The lab's sentinel Service is omitted: the lab changes it once more than it records.
     """
     result: Dict[Any, Any] = {}
     for key, value in table.items():
@@ -104,7 +104,7 @@ def test_rendering_equals_what_kube_proxy_programmed(step: Step) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_order_of_jump_rules_in_recordings(family: str) -> None:
-    """Inserting each jump at the head in the order of the table gives the order that kube-proxy's rules have."""
+    """Insert each jump at the head in the order of the table, which gives the order of kube-proxy's rules."""
     step = next(step for step in STEPS if step.case == "clusterip-basic")
     settings = settings_of(step, family, ())
     by_chain: Dict[Tuple[str, str], List[str]] = {}
@@ -116,7 +116,7 @@ def test_order_of_jump_rules_in_recordings(family: str) -> None:
         assert [canonical_rule(rule, family) for rule in saved.chains[chain]] == rules
 
 
-def test_recordings_are_many() -> None:
+def test_there_are_many_recordings() -> None:
     assert len(STEPS) > 80
 
 

@@ -126,7 +126,7 @@ def test_large_cluster_has_no_endpoint_comments() -> None:
     table = RENDERING.desired_tables(by_key(route(endpoints=ends, affinity_seconds=60)), facts())["chains"]
     balancing = table[ChainKey("nat", "KUBE-SVC-XPGD46QRK7WJZT7O")]
     assert isinstance(balancing, tuple)
-    assert sum("--comment" in rule for rule in balancing) == 1  # the masquerade rule keeps its own
+    assert sum("--comment" in rule for rule in balancing) == 1  # only the masquerade rule has a comment
     assert not any("--comment" in str(rules) for key, rules in table.items() if "KUBE-SEP-" in key.chain)
     small = RENDERING.desired_tables(by_key(route(endpoints=ends[:1000], affinity_seconds=60)), facts())["chains"]
     assert all("--comment" in rule for rule in small[ChainKey("nat", "KUBE-SVC-XPGD46QRK7WJZT7O")])
@@ -238,7 +238,7 @@ def test_tables_are_closed_owned_and_canonical(routes: Any, node: DataplaneSetti
 
 
 @pytest.mark.parametrize(("internal_local", "external_local"), [(True, False), (False, True)])
-def test_a_chain_to_which_no_source_may_come_does_not_exist(internal_local: bool, external_local: bool) -> None:
+def test_a_chain_that_no_source_can_reach_does_not_exist(internal_local: bool, external_local: bool) -> None:
     closed = route(
         "a",
         [endpoint("10.1.0.1", 80, True, "R"), endpoint("10.1.0.2", 80, False, "R")],
@@ -254,7 +254,7 @@ def test_a_chain_to_which_no_source_may_come_does_not_exist(internal_local: bool
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(ROUTES, max_size=5), FACTS)
-def test_services_applied_in_any_order_make_the_desired_table(routes: Any, node: DataplaneSettings) -> None:
+def test_services_applied_in_any_order_give_the_desired_table(routes: Any, node: DataplaneSettings) -> None:
     keyed = by_key(*routes)
     services: Dict[Any, Any] = {}
     for one in keyed.values():

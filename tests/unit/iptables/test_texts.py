@@ -166,7 +166,7 @@ def test_line_breaks_never_reach_the_text(rule: str) -> None:
 
 
 def apply_to(rules: List[str], lines: List[str]) -> List[str]:
-    """What lines of a restore text make of the rules of chain A."""
+    """Return the rules of chain A after the lines of a restore text."""
     result = list(rules)
     for line in lines:
         command, _, rest = line.partition(" ")
@@ -183,7 +183,7 @@ def apply_to(rules: List[str], lines: List[str]) -> List[str]:
 
 
 @given(st.data())
-def test_edits_of_a_long_chain_give_the_wanted_rules(data: st.DataObject) -> None:
+def test_edits_of_a_long_chain_give_the_desired_rules(data: st.DataObject) -> None:
     numbers = st.lists(st.integers(0, 300), min_size=100, max_size=150)
     old = tuple(f"-s 10.0.{number}.0/24 -j X" for number in sorted(data.draw(numbers)))
     new_rules = list(old)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tracer itself: matches, targets, order, random choice, and refusal of what it does not know."""
+"""The tracer itself: matches, targets, order, random choice, and errors for unsupported rules."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Follows the first packet of a connection through rendered chains, as the kernel would.
+"""Trace the first packet of a connection through rendered chains, as the kernel would process it.
 
-It reads rule texts by itself (the canonicaliser is under test too) and refuses what it does not know, so
-that a test cannot pass because a match was overlooked. Random choices are followed both ways, a recent list is empty.
+The tracer parses rule texts itself (the canonicaliser is under test too) and refuses unsupported rules, so that a test
+cannot pass because a match was ignored. It follows both branches of random choices; a recent list is empty.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Rule(NamedTuple):
 
 
 class UnknownRule(Exception):
-    """A rule holds something that the tracer does not know."""
+    """A rule contains a match or target that the tracer does not support."""
 
 
 def _inverted(test: Callable[[_State], Union[bool, None]], negated: bool) -> Callable[[_State], Union[bool, None]]:
@@ -57,7 +57,7 @@ def _inverted(test: Callable[[_State], Union[bool, None]], negated: bool) -> Cal
 
 
 class Tracer:
-    """Traces packets through a chain table; ``local_addresses`` are those of the node, loopback aside."""
+    """Trace packets through a chain table; ``local_addresses`` are those of the node, without loopback."""
 
     def __init__(self, table: ChainTable, local_addresses: Iterable[str] = ()) -> None:
         self._local = frozenset(ipaddress.ip_address(address) for address in local_addresses)
@@ -72,7 +72,7 @@ class Tracer:
     def trace(
         self, source: str, destination: str, port: int, protocol: str = "tcp", interface: str = "eth0"
     ) -> FrozenSet[str]:
-        """All possible outcomes: ``ip:port``, masqueraded ``ip:port +M``, REJECT, DROP, ACCEPT (as it was), ``-``."""
+        """Return all possible outcomes: ``ip:port``, with ``+M`` if masqueraded, REJECT, DROP, ACCEPT, ``-``."""
         start = _State(Packet(source, destination, port, protocol, interface))
         return frozenset(self._outcomes(start))
 
@@ -108,7 +108,7 @@ class Tracer:
         return f"{host}:{packet.port}{' +M' if state.masqueraded else ''}"
 
     def _run(self, table: str, chain: str, state: _State) -> Iterator[Tuple[str, _State]]:
-        """Verdicts of a chain with the state they leave; the verdict is empty if the packet falls off its end."""
+        """Yield verdicts of a chain with the resulting state; the verdict is empty if the chain ends without one."""
         yield from self._from_rule(table, self._chains.get((table, chain), []), 0, state)
 
     def _from_rule(self, table: str, rules: List[_Rule], index: int, state: _State) -> Iterator[Tuple[str, _State]]:
@@ -213,7 +213,7 @@ def _state(values: List[str]) -> Callable[[_State], bool]:
     return lambda state: bool(wanted & ({"NEW", "DNAT"} if state.translated else {"NEW"}))
 
 
-# Words that take values, and the tests among them; a test may answer None for "perhaps".
+# Options with values, and the tests among them; a test may return None for "perhaps".
 _VALUES = {
     **dict.fromkeys(
         ("--comment", "-s", "-d", "-i", "-p", "--dport", "--mode", "--probability", "--mark", "--ctstate"), 1

@@ -24,7 +24,7 @@ EXTERNAL = {"load_balancer_ips": (VIP,), "external_local": True, "node_port": 30
 
 
 def with_hole(**predicates):
-    """The settings with some predicates, all others as for kube-proxy."""
+    """Return the settings with some predicates changed, all others as for kube-proxy."""
     return SETTINGS._replace(behaviour=KUBE_PROXY._replace(**predicates))
 
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Draining of real servers and virtual servers left to others, as functions of what is observed."""
+"""Draining of real servers, and external virtual servers, as functions of the observed state."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_a_real_server_without_connections_is_removed_at_once():
     assert with_draining({}, {real(TCP): WANTED}, {}, {TCP}) == {}
 
 
-def test_one_with_connections_is_kept_at_weight_zero_until_they_end():
+def test_a_real_server_with_connections_is_kept_at_weight_zero_until_they_end():
     observed = {real(TCP): WANTED, real(TCP, 2): WANTED}
     connections = {real(TCP): 3, real(TCP, 2): 1}
     desired = with_draining({real(TCP, 2): WANTED}, observed, connections, {TCP})
     assert desired == {real(TCP): DRAINING, real(TCP, 2): WANTED}
     change = difference(observed, desired)
     assert change.replaced == {real(TCP): (WANTED, DRAINING)} and not change.added and not change.removed
-    # The next run finds nothing to do as long as connections are there, and removes the real server afterwards.
+    # The next run changes nothing while connections exist, and removes the real server afterwards.
     assert not difference(desired, with_draining({real(TCP, 2): WANTED}, desired, {real(TCP): 1}, {TCP}))
     ended = difference(desired, with_draining({real(TCP, 2): WANTED}, desired, {}, {TCP}))
     assert ended.removed == {real(TCP): DRAINING}
@@ -56,7 +56,7 @@ def test_real_servers_of_a_removed_virtual_server_are_not_drained():
     assert with_draining({}, {real(TCP): WANTED}, {real(TCP): 5}, set()) == {}
 
 
-def test_one_that_is_wanted_again_gets_its_weight_back():
+def test_a_real_server_desired_again_regains_its_weight():
     desired = with_draining({real(TCP): WANTED}, {real(TCP): DRAINING}, {real(TCP): 5}, {TCP})
     assert difference({real(TCP): DRAINING}, desired).replaced == {real(TCP): (DRAINING, WANTED)}
 
@@ -66,21 +66,21 @@ def test_draining_keeps_the_forwarding_method():
     assert with_draining({}, observed, {real(TCP): 1}, {TCP}) == {real(TCP): RealServer(0, "route")}
 
 
-def test_connections_of_something_not_observed_are_ignored():
+def test_connections_of_unobserved_real_servers_are_ignored():
     assert with_draining({}, {}, {real(TCP): 1}, {TCP}) == {}
 
 
 def test_excluded_virtual_servers_and_their_real_servers_are_unchanged():
-    foreign = VirtualServerKey("tcp", "10.250.0.1", 80)
+    external = VirtualServerKey("tcp", "10.250.0.1", 80)
     ours = VirtualServerKey("tcp", "10.250.0.2", 80)
     stale = VirtualServerKey("tcp", "10.251.0.1", 80)
     networks = [network for network in map(parse_network, ("10.250.0.0/24", "fd00::/64")) if network]
     odd = VirtualServer("wlc", 1, 60, 24)
-    observed = {foreign: odd, ours: odd, stale: odd}
+    observed = {external: odd, ours: odd, stale: odd}
     desired = with_excluded_servers({ours: SETTINGS}, observed, networks)
-    assert desired == {ours: SETTINGS, foreign: odd}
-    observed_real = {real(foreign): RealServer(7, "tunnel"), real(ours): WANTED, real(stale): WANTED}
+    assert desired == {ours: SETTINGS, external: odd}
+    observed_real = {real(external): RealServer(7, "tunnel"), real(ours): WANTED, real(stale): WANTED}
     wanted = with_excluded_real_servers({real(ours, 2): WANTED}, observed_real, {ours}, networks)
-    assert wanted == {real(ours, 2): WANTED, real(foreign): RealServer(7, "tunnel")}
+    assert wanted == {real(ours, 2): WANTED, real(external): RealServer(7, "tunnel")}
     assert with_excluded_servers({}, observed, ()) == {}
     assert with_excluded_real_servers({}, observed_real, set(), ()) == {}

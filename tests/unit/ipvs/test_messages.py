@@ -70,7 +70,7 @@ def test_proc_table():
     assert table.seen == {server, VirtualServerKey("sctp", "10.96.0.2", 9)}
     table = ipvs_messages.parse_proc(PROC.splitlines(), "IPv6")
     key = RealServerKey(VirtualServerKey("udp", "fd00:10:96::1", 53), "fd00:10:244::1", 53)
-    # All of UDP count as used, inactive though they are; of TCP the established ones.
+    # All of UDP count as used although they are inactive; of TCP only the established ones.
     assert table == ({key: RealServer(1)}, {key: 7}, {key: 7}, {key.server})
 
 
@@ -104,7 +104,7 @@ def test_unsupported_virtual_servers_are_not_decoded():
             ipvs_messages.service_identity(bad)
 
 
-def test_real_server_messages_do_not_mix_up_what_they_keep():
+def test_cached_real_server_messages_are_not_mixed_up():
     first, second = VirtualServerKey("tcp", "10.96.0.1", 80), VirtualServerKey("udp", "10.96.0.2", 53)
     six = VirtualServerKey("sctp", "fd00::1", 9)
     entries = [
@@ -154,7 +154,7 @@ def test_elements_survive_encoding(set_type, elements):
     assert decoded(batch) == elements
 
 
-def test_many_elements_make_several_messages():
+def test_many_elements_need_several_messages():
     elements = [f"10.{number >> 8}.{number & 255}.1,tcp:80,10.0.0.1" for number in range(5000)]
     batches = list(ipset_messages.element_batches(7, ipset_messages.ADD, "KUBE-X", "hash:ip,port,ip", elements))
     assert len(batches) > 1 and all(len(batch.message[2]) < 65536 for batch in batches)
@@ -193,7 +193,7 @@ def test_messages_are_numbered_and_split_and_only_the_last_of_a_send_requests_an
 
 
 @pytest.mark.parametrize("payloads", [[b"abcd"] * 5000, [b"abcd", b"abcdefgh"] * 2500, [bytes(100_000)] * 90])
-def test_whole_messages_become_what_their_parts_would(payloads):
+def test_whole_messages_decode_like_their_parts(payloads):
     with NetlinkSocket(NETLINK_ROUTE) as sock:
         ready = [HEADER.pack(16 + len(data), 20, NLM_F_REQUEST, 0, 0) + data for data in payloads]
         chunks = list(sock.chunks(ready))
@@ -212,7 +212,7 @@ def test_attributes():
     assert attribute_text(parse_attributes(found[2], 0, len(found[2]))[3]) == "x"
 
 
-def test_text_for_the_usual_tools():
+def test_text_in_the_format_of_the_usual_tools():
     server = VirtualServerKey("tcp", "10.96.0.1", 80)
     six = VirtualServerKey("sctp", "fd00::1", 9)
     text = ipvsadm_text(

@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What ipvs mode renders for the objects of each conformance case is what kube-proxy v1.36.2 had programmed.
+"""The state that ipvs mode renders for each conformance case equals that of kube-proxy v1.36.2.
 
-Compared are virtual servers, real servers, sets with their elements, addresses, chains and jump rules of each family
-whose recording is complete. The lab's sentinel Service is left out: the lab changes it once more than it records. Real
-servers at weight 0 are kube-proxy's draining ones, of which rendering knows nothing.
+The comparison covers virtual servers, real servers, sets with their elements, addresses, chains and jump rules of each
+family whose recording is complete. The lab's sentinel Service is omitted: the lab changes it once more than it
+records. Real servers at weight 0 are draining ones of kube-proxy, which rendering does not produce.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def without_sentinel(lines: Set[str]) -> Set[str]:
 
 
 def excluded(step: Step, line: str) -> bool:
-    """Whether the line is about a virtual server that excludeCIDRs leave to others."""
+    """Return whether the line is about an external virtual server inside excludeCIDRs."""
     address = line.split()[2].rpartition(":")[0].strip("[]")
     networks = map(parse_network, step.config.get("ipvs", {}).get("excludeCIDRs", ()))
     return any(network is not None and network.contains(address) for network in networks)
@@ -72,7 +72,7 @@ def of_family(line: str, family: str) -> bool:
 
 
 def complete(step: Step, family: str) -> bool:
-    """Whether the recording caught this family after a whole pass."""
+    """Return whether the family was recorded after a complete sync."""
     tool = "iptables" if family == "IPv4" else "ip6tables"
     nat, filtering = (step.saved.get(f"{tool}-save -t {table}", "") for table in ("nat", "filter"))
     return "-A KUBE-IPVS-FILTER" in filtering and "set --match-set" in nat
@@ -111,6 +111,6 @@ def test_rendering_equals_what_kube_proxy_programmed(step: Step, family: str) ->
     assert tables[CHAINS] == observed_table(parse_save(saved_rules), family, ownership())
 
 
-def test_recordings_are_many() -> None:
+def test_there_are_many_recordings() -> None:
     assert len(COMPLETE) > 80
     assert {family for _step, family in COMPLETE} == set(FAMILIES)

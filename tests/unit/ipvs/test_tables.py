@@ -54,7 +54,7 @@ def elements(tables: Tables, name: str) -> Set[str]:
 
 
 def summary(tables: Tables, chain: str, table: str = "nat") -> List[str]:
-    """The rules of a chain as "SET TARGET", just the target where no set is matched."""
+    """Return the rules of a chain as "SET TARGET", or just the target if no set is matched."""
     found = []
     for rule in tables[CHAINS][ChainKey(table, chain)]:
         words = rule.split()
@@ -148,7 +148,7 @@ def test_without_any_node_address_the_rest_of_the_port_is_skipped():
     assert elements(tables, "KUBE-NODE-PORT-TCP") == elements(tables, "KUBE-HEALTH-CHECK-NODE-PORT") == set()
 
 
-def test_external_ips_are_bound_unless_another_interface_has_them():
+def test_external_ips_are_bound_unless_another_device_has_them():
     tables = render(route(external_ips=("50.60.70.81", "127.0.0.1", "192.168.99.11"), endpoints=[REMOTE]))
     externals = {"50.60.70.81", "127.0.0.1", "192.168.99.11"}
     assert servers(tables) == {f"{ip}:80/TCP" for ip in externals | {"172.30.0.41"}}

@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is different on nodes like Red Hat Enterprise Linux 10 and Ubuntu 24.04, which no test has as a whole.
+"""Specifics of nodes like Red Hat Enterprise Linux 10 and Ubuntu 24.04, for which no test has a complete system.
 
-Red Hat 9: test_red_hat.py. Their Pythons, 3.12 both, are between those of ``make pythons``.
+Red Hat 9: test_red_hat.py. Both have Python 3.12, which is between the versions of ``make pythons``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.vari
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import features
 
 ROOT = Path(__file__).resolve().parents[3]
-# os-release, kernel, whose modules end with, and the packages with those that a minimal installation lacks.
+# os-release, kernel release, suffix of its modules, and the packages with those that a minimal installation lacks.
 SYSTEMS: Dict[str, Tuple[str, str, str, str]] = {
     "Red Hat 10": (
         'ID="rhel"\nID_LIKE="centos fedora"\nVERSION_ID="10.0"\n',
@@ -39,7 +39,7 @@ SYSTEMS: Dict[str, Tuple[str, str, str, str]] = {
 
 
 def node(root: Path, name: str, *files: str) -> str:
-    """Make the root of such a node with these modules, and return its kernel's release."""
+    """Create the root of such a node with these modules, and return its kernel's release."""
     release_file, kernel, suffix, _remedy = SYSTEMS[name]
     listed = "".join(f"kernel/net/{file}{suffix}:\n" for file in files)
     contents = {
@@ -66,7 +66,7 @@ def test_a_missing_module_is_named_with_its_package(tmp_path: Path, name: str) -
 
 
 def test_iptables_on_a_kernel_with_nf_tables_only(tmp_path: Path) -> None:
-    """No ip_tables and no ip_set: what iptables mode needs is there, what ipvs mode needs is missed by name."""
+    """There is no ip_tables and no ip_set: iptables mode works, and the missing modules of ipvs mode are named."""
     compatible = [f"netfilter/{name}" for name in ("nft_compat", "xt_comment", "xt_conntrack", "xt_statistic")]
     kernel = node(tmp_path, "Red Hat 10", *compatible)
     programs = [f"/usr/sbin/iptables{suffix}" for suffix in ("", "-save", "-restore")]
@@ -78,8 +78,8 @@ def test_iptables_on_a_kernel_with_nf_tables_only(tmp_path: Path) -> None:
 
 
 # Of the reference policy's file contexts (SELinux project, policy/modules: corecommands.fc, systemd.fc, libraries.fc,
-# files.fc; Red Hat's policy has /usr/local like /usr), the last that matches: init may execute bin_t, and a service of
-# it without a domain of its own runs unconfined; what is not bin_t it may not.
+# files.fc; Red Hat's policy treats /usr/local like /usr), the last match: init may execute bin_t, and its services
+# without a separate domain run unconfined; it may not execute other types.
 CONTEXTS = (
     ("/usr/.*", "usr_t"),
     ("/usr/(local/)?s?bin(/.*)?", "bin_t"),
@@ -96,7 +96,7 @@ def context(path: str) -> str:
 
 
 def test_selinux_lets_systemd_start_the_agent_by_the_default_contexts() -> None:
-    """No file needs a context of its own: neither semanage nor restorecon is called."""
+    """No file needs a separate context: neither semanage nor restorecon is called."""
     variables = yaml.safe_load((ROOT / "roles/agent/vars/main.yml").read_text(encoding="utf-8"))
     defaults = yaml.safe_load((ROOT / "roles/agent/defaults/main.yml").read_text(encoding="utf-8"))
     unit = (ROOT / "roles/agent/templates/kubenode-proxy.service.j2").read_text(encoding="utf-8")

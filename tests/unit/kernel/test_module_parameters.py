@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parameters of kernel modules as users give them, and as /sys/module shows them."""
+"""Parameters of kernel modules as users declare them, and as /sys/module shows them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files owned by the project: atomic, stable, and nothing but those."""
+"""Files owned by the project are written atomically and stably, and no other file is touched."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Kernel parameters: keys, policies, the profile of a mode, and who wins at boot."""
+"""Kernel parameters: keys, policies, the profile of a mode, and precedence of files at boot."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_ipvs_values_of_kube_proxy() -> None:
     assert "net.ipv4.conf.all.arp_ignore" not in ipvs_profile((6, 1, 0))
 
 
-def test_estimation_only_where_the_kernel_can() -> None:
+def test_estimation_only_if_the_kernel_supports_it() -> None:
     key = "net.ipv4.vs.run_estimation"
     assert key not in ipvs_profile((5, 10, 0))
     assert ipvs_profile((5, 10, 0), estimation=False)[key].value is None
@@ -156,7 +156,7 @@ def test_estimation_only_where_the_kernel_can() -> None:
     assert "kernel threads" in ipvs_profile((6, 2, 0))[key].why
 
 
-def test_iptables_mode_touches_only_what_it_must() -> None:
+def test_iptables_mode_sets_only_required_parameters() -> None:
     settings = sysctl_profile.ProfileSettings("iptables", (6, 1, 0), route_localnet=True)
     assert sysctl_profile.wanted_values(sysctl_profile.profile(settings)) == {"net.ipv4.conf.all.route_localnet": 1}
 
@@ -188,7 +188,7 @@ def test_negative_numbers_are_refused() -> None:
 OWN = "/etc/sysctl.d/99-kubenode-proxy.conf"
 
 
-def test_later_file_that_wins_is_named(tmp_path: Path) -> None:
+def test_later_file_with_precedence_is_named(tmp_path: Path) -> None:
     put(tmp_path, "/usr/lib/sysctl.d/50-default.conf", f"{FORWARD} = 0\n")
     put(tmp_path, "/etc/sysctl.d/99-zz.conf", f"# comment\n-net/ipv4/ip_forward=0\n{MAXIMUM} = 7\n")
     warnings = sysctls.boot_conflicts(OWN, f"{FORWARD} = 1\n{MAXIMUM} = 7\n", str(tmp_path))

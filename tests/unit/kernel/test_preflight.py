@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Preflight: what is missing or in the way, and what is made of it."""
+"""Preflight: missing features and conflicts, and their evaluation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def names(found: list[findings.Finding]) -> list[tuple[str, str]]:
     return [(finding.name, finding.severity) for finding in found]
 
 
-# -- judging -----------------------------------------------------------------------------------------------------------
+# -- evaluation --------------------------------------------------------------------------------------------------------
 
 ERROR = findings.Finding(findings.KUBE_PROXY, findings.ERROR, "kube-proxy runs", "stop it")
 WARNING = findings.Finding(findings.FIREWALLD, findings.WARNING, "firewalld is active", "disable it")
@@ -158,7 +158,7 @@ def test_missing_extensions_are_named(tmp_path: Path) -> None:
     assert found.what.endswith("extension set")
 
 
-def test_nothing_is_claimed_about_extensions_without_a_list(tmp_path: Path) -> None:
+def test_extensions_are_not_checked_without_a_list(tmp_path: Path) -> None:
     variants = {"IPv4": variant(NFT)}
     assert features.extension_findings(features.IPTABLES_EXTENSIONS, variants, RELEASE, str(tmp_path)) == []
 
@@ -221,7 +221,7 @@ def test_processes_of_other_network_namespaces_do_not_count(tmp_path: Path) -> N
     assert [item.number for item in conflicts.processes(str(tmp_path))] == [10]
 
 
-def test_ufw_that_drops_forwarded_traffic(tmp_path: Path) -> None:
+def test_ufw_dropping_forwarded_traffic_is_found(tmp_path: Path) -> None:
     assert conflicts.ufw_findings(str(tmp_path)) == []
     put(tmp_path, "etc/ufw/ufw.conf", "# ENABLED\nENABLED=yes\n")
     assert names(conflicts.ufw_findings(str(tmp_path))) == [("ufw", "warning")]

@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is different on nodes like Red Hat Enterprise Linux 9: packages, paths and the only iptables there is.
+"""Specifics of nodes like Red Hat Enterprise Linux 9: packages, paths, and iptables-nft as the only variant.
 
-Python 3.9, which is theirs, runs all tests of the engine in ``make pythons``.
+Their Python 3.9 runs all tests of the engine in ``make pythons``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_our_parameters_override_those_of_the_vendor(node: Path) -> None:
     key = "net.ipv4.ip_forward"
     found = sysctls.boot_values([key], str(node), {ours: f"{key} = 1\n"})
     assert found == {key: sysctls.BootValue("1", ours)}
-    # What an administrator has written into sysctl.conf is read after it.
+    # An administrator's sysctl.conf is read after it.
     (node / "etc/sysctl.conf").write_text(f"{key} = 0\n")
     found = sysctls.boot_values([key], str(node), {ours: f"{key} = 1\n"})
     assert found == {key: sysctls.BootValue("0", "/etc/sysctl.conf")}
@@ -106,7 +106,7 @@ def test_firewalld_is_reported() -> None:
 
 @pytest.fixture
 def system_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """System programs of iptables-nft, which a user's PATH does not offer; there are no legacy ones."""
+    """Install programs of iptables-nft outside of the user's PATH; there are no legacy ones."""
     directory = tmp_path / "usr/sbin"
     directory.mkdir(parents=True)
     multi = directory / "xtables-nft-multi"

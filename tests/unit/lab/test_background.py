@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A helper process is ready when a test goes on, or the test fails with the reason."""
+"""A helper process is ready before the test continues, or the test fails with the reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.lab.background import Background, runs_as
 from tests.lab.system import LabError
 
 
-def test_it_runs_until_it_is_closed() -> None:
+def test_a_helper_runs_until_it_is_closed() -> None:
     with Background(["sh", "-c", "echo ready; exec sleep 60"]) as helper:
         assert helper.process.poll() is None
     assert helper.process.poll() is not None
@@ -32,7 +32,7 @@ def test_it_runs_until_it_is_closed() -> None:
         ("sleep 60", "it is not ready; it still runs: no words"),
     ],
 )
-def test_one_that_does_not_become_ready_is_an_error_with_its_words(script: str, words: str) -> None:
+def test_a_helper_that_does_not_become_ready_is_an_error_with_its_output(script: str, words: str) -> None:
     with pytest.raises(LabError, match=re.escape(words)):
         Background(["sh", "-c", script], timeout=0.5)
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs of pytest with the same board run each file once among them."""
+"""Runs of pytest with the same board together run each file once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIRST, SECOND = "tests/unit/lab/test_wire.py", "tests/unit/lab/test_steps.py"
 
 
 def passed(board: Path, *files: str) -> List[str]:
-    """Return the files of the tests that a run has run."""
+    """Return the files of the tests that passed in a run."""
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *files]
     environment = {**os.environ, "TEST_BOARD": str(board), "PYTEST_ADDOPTS": "", "FEW_EXAMPLES": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

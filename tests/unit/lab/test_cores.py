@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Guests are spread over the processors, and one counts as long as it runs."""
+"""Guests are spread over the processors, and each counts while it runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _own_locks(tmp_path, monkeypatch) -> None:
 
 
 def chosen(count: int) -> List[str]:
-    """The processors of so many guests at a time."""
+    """Return the processors assigned to ``count`` guests that run at the same time."""
     with contextlib.ExitStack() as stack:
         return [stack.enter_context(pinned()).words[-1] for _ in range(count)]
 
@@ -37,7 +37,7 @@ def test_each_processor_gets_as_many_guests_as_the_others() -> None:
 
 def test_a_guest_reserves_one_processor_until_it_ends() -> None:
     first = chosen(1)
-    # Nothing but the guest holds the lock when it has printed its line.
+    # Only the guest holds the lock when it has printed its line.
     script = 'line=$(taskset -cp $$); echo "${line##*: }"; exec sleep 60'
     with pinned() as pin:
         assert pin.words[-1:] == first

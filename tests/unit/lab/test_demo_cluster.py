@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The demonstration's snapshot fits the laboratory's network and shows what it is meant to show."""
+"""The demonstration's snapshot fits the lab's network and shows every promised feature."""
 
 from __future__ import annotations
 

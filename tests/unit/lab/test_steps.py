@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The steps of ``make test``: which are run beside each other, and what becomes of one that fails."""
+"""The steps of ``make test``: which of them run concurrently, and how failures are reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ echo "- $2" >>"{log}"
 def made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *targets: str, failing: str = ""
 ) -> Tuple[int, List[Set[str]]]:
-    """The exit status, and the targets that were made at the same time, at each moment one began or ended."""
+    """Return the exit status, and the set of running targets at each start or end of a target."""
     log, program = tmp_path / "log", tmp_path / "make"
     program.write_text(MAKE.format(log=log, failing=failing))
     program.chmod(0o755)
@@ -40,7 +40,7 @@ def made(
     return status, moments
 
 
-def test_two_small_steps_are_run_side_by_side_and_a_large_one_alone(tmp_path, monkeypatch, capsys):
+def test_two_small_steps_run_concurrently_and_a_large_one_alone(tmp_path, monkeypatch, capsys):
     status, moments = made(tmp_path, monkeypatch, "kernel", "browser", "systemd", "molecule", "lint")
     assert status == 0
     others = [moment - {"lint"} for moment in moments]

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the laboratory's echo servers and probes say to each other, over real sockets on the loopback device."""
+"""The protocol of the lab's echo servers and probes, over real sockets on the loopback device."""
 
 from __future__ import annotations
 

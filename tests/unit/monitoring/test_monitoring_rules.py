@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Alert rules and dashboard name only metrics that the agent exports, and are what Prometheus and Grafana expect."""
+"""Alert rules and dashboard use only exported metrics, and are valid for Prometheus and Grafana."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 from tests.monitoring import expressions
 from tests.monitoring.expressions import dashboard_expressions, exported, metrics_of, panels, rules
 
-# Prometheus itself makes this one.
+# Prometheus itself creates this one.
 OF_PROMETHEUS = {"up"}
 
 
@@ -58,7 +58,7 @@ def test_all_own_metrics_are_shown():
     assert own - shown == set()
 
 
-def test_alerts_have_a_severity_and_say_what_is_wrong():
+def test_alerts_have_a_severity_and_a_description():
     found = rules()
     names = [rule["alert"] for rule in found]
     assert len(set(names)) == len(names) >= 10
@@ -73,7 +73,7 @@ def test_every_alert_is_documented():
     assert [rule["alert"] for rule in rules() if f"`{rule['alert']}`" not in text] == []
 
 
-def test_the_dashboard_is_one_that_grafana_takes():
+def test_the_dashboard_is_valid_for_grafana():
     found = expressions.dashboard()
     assert found["schemaVersion"] >= 36 and found["uid"] and found["title"]
     assert "id" not in found, "an identity of one Grafana is not for others"

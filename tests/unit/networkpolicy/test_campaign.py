@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Random clusters: what the table allows is what the specification says, also after changes of single objects."""
+"""Random clusters: the table allows what the specification allows, also after changes of single objects."""
 
 from __future__ import annotations
 

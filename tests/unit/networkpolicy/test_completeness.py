@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A cluster state without Pods or Namespaces would end all isolation, so it is refused where policies are enforced."""
+"""A cluster state without Pods or Namespaces would end all isolation, so it is refused if policies are enforced."""
 
 from __future__ import annotations
 

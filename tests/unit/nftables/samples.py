@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Routes and settings in which every feature of nftables mode occurs."""
+"""Service ports and settings that use every feature of nftables mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info i
 
 
 def sample_route(family: str, number: int, endpoints: int = 0, **changes: Any) -> ServicePortInfo:
-    """A Service with a number and so many endpoints, every other of which is on this node."""
+    """Return a numbered Service with ``endpoints`` endpoints, every other of which is on this node."""
     form = "fd00:10:244::{:x}" if family == "IPv6" else "10.244.1.{}"
     chosen = tuple(Endpoint(form.format(each + 1), 8080, is_local=each % 2 == 0) for each in range(endpoints))
     local = tuple(endpoint for endpoint in chosen if endpoint.is_local)
@@ -47,12 +47,12 @@ def sample_route(family: str, number: int, endpoints: int = 0, **changes: Any) -
 
 
 def vip(family: str) -> str:
-    """A load balancer address."""
+    """Return a load balancer address."""
     return "2001:db8:51::1" if family == "IPv6" else "198.51.100.1"
 
 
 def sample_routes(family: str) -> Dict[ServicePortName, ServicePortInfo]:
-    """Routes of all kinds."""
+    """Return service ports of all kinds."""
     six = family == "IPv6"
     ranges = ("2001:db8::/32", "fd00::/9") if six else ("10.0.0.0/8", "192.168.0.0/16", "10.1.2.0/23", "10.0.0.1/32")
     external = "2001:db8:52::1" if six else "203.0.113.1"

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The names and numbers of nf_tables attributes, judged by pyroute2's tables of them."""
+"""The names and numbers of nf_tables attributes, compared with pyroute2's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ nftsocket = pytest.importorskip("pyroute2.netlink.nfnetlink.nftsocket")
 
 
 def tables(item, seen):
-    """Every class of netlink attributes in a class or module."""
+    """Yield every class of netlink attributes in a class or module."""
     for value in vars(item).values():
         if isinstance(value, type) and value not in seen:
             seen.add(value)
@@ -22,7 +22,7 @@ def tables(item, seen):
 
 
 def known_numbers():
-    """Number by name, for attributes whose table begins with number 0 as the kernel's does."""
+    """Return numbers by name, for attributes whose table begins with number 0 as the kernel's does."""
     found = {}
     for table in tables(nftsocket, set()):
         names = [entry if isinstance(entry, str) else entry[0] for entry in getattr(table, "nla_map", ())]
@@ -36,5 +36,5 @@ def test_numbers_are_those_that_pyroute2_uses():
     ours = {name: number for name, number in vars(attributes).items() if name.startswith("NFTA_")}
     shared = ours.keys() & known.keys()
     assert {name for name in shared if ours[name] != known[name]} == set()
-    # Newer attributes, and those of parts that pyroute2 names in other words.
+    # Newer attributes, and those that pyroute2 names differently.
     assert len(shared) >= 40, sorted(ours.keys() - shared)

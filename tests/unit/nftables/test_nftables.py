@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""nftables mode as values: what routes become, in which transactions, and as which text."""
+"""nftables mode as values: rendering, division into transactions, and text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAMILIES = ("IPv4", "IPv6")
 
 
 def own_table(port: Any, settings: Any) -> Dict[Any, Any]:
-    """What one ServicePort contributes, by key."""
+    """Return the contribution of one ServicePort, by key."""
     return {key: value for _table, key, value in service_port_entries(port, settings)}
 
 
@@ -216,7 +216,7 @@ def test_node_ports_on_all_addresses(family: str) -> None:
     )
 
 
-def test_loopback_is_no_node_port_address() -> None:
+def test_loopback_is_not_a_node_port_address() -> None:
     desired = table(node_port_addresses=("127.0.0.1", "172.18.0.2"))
     assert elements(desired, layout.NODE_PORT_IPS) == ["172.18.0.2"]
 
@@ -229,7 +229,7 @@ def test_the_first_of_two_services_keeps_an_address() -> None:
     assert sum(line.startswith("203.0.113.1 ") for line in elements(desired, layout.ENDPOINTS)) == 3
 
 
-def test_entries_come_in_an_order_in_which_they_can_be_made() -> None:
+def test_entries_are_ordered_for_creation() -> None:
     for family in FAMILIES:
         known = {("chain", "reject-chain")}
         known.update((key[0], key[1]) for key in layout.fixed_sets(family))
@@ -280,7 +280,7 @@ def test_a_small_change_is_one_transaction() -> None:
         assert len(Planner(Encoder("IPv4")).transactions(change)) == 1
 
 
-def test_one_endpoint_less_is_one_element_and_no_verdict() -> None:
+def test_removing_one_endpoint_is_one_element_and_no_verdict() -> None:
     five, four = sample_route("IPv4", 1, 8), sample_route("IPv4", 1, 7)
     settings = sample_settings("IPv4")
     change = difference(own_table(five, settings), own_table(four, settings))
@@ -288,7 +288,7 @@ def test_one_endpoint_less_is_one_element_and_no_verdict() -> None:
     assert words(transaction) == ["elements of service-endpoints to be removed"]
 
 
-def test_a_large_load_ends_with_the_hooks() -> None:
+def test_a_large_load_creates_the_hooks_last() -> None:
     desired = table()
     transactions = Planner(Encoder("IPv4"), most_elements=5).transactions(difference({}, desired))
     assert len(transactions) > 5
@@ -316,7 +316,7 @@ def test_removal_of_the_table_is_one_message() -> None:
     assert [each.message[0] for each in transaction.messages] == [messages.DELETE_TABLE]
 
 
-def test_messages_hold_less_than_an_attribute_may() -> None:
+def test_messages_stay_below_the_maximum_size_of_an_attribute() -> None:
     items = [(struct.pack(">I", number), True) for number in range(20_000)]
     made = list(Encoder("IPv4").add_elements("cluster-ips", items))
     assert len(made) > 1

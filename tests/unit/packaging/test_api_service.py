@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The static Service of the API servers that the roles make from variables: which endpoints and which checks it has."""
+"""The static Service of the API servers that roles create from variables: its endpoints and checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READYZ = HealthCheck(
 
 
 def made(directory: Path, variables):
-    """The static Services that the template gives with these variables."""
+    """Return the static Services that the template renders with these variables."""
     task = {"ansible.builtin.template": {"src": str(TEMPLATE), "dest": str(directory / "out.json")}}
     play = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": [task]}
     (directory / "play.yml").write_text(json.dumps([play]), encoding="utf-8")

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The archive: reproducible, complete, and run by a Python that has nothing of the source tree on its path."""
+"""The archive: reproducible, complete, and run by a Python without the source tree on its path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOURCE = Path(__file__).resolve().parents[3] / "plugins/module_utils"
 
 
 def small_engine(directory: Path) -> Path:
-    """A source tree of the engine's shape whose command prints the hash that it finds about itself."""
+    """Return a source tree in the engine's layout whose command prints its own hash."""
     shutil.copytree(SOURCE / "packaging", directory / "packaging", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(SOURCE / "errors.py", directory)
     (directory / "command").mkdir()
@@ -65,7 +65,7 @@ def test_directory_without_the_engine_is_refused(tmp_path):
         archive.pack(str(tmp_path))
 
 
-def test_archive_runs_by_itself_and_knows_its_hash(tmp_path):
+def test_archive_runs_on_its_own_and_knows_its_hash(tmp_path):
     packed = archive.pack(str(small_engine(tmp_path / "engine")), sys.executable)
     program = tmp_path / "kubenode-proxy"
     program.write_bytes(packed.content)
@@ -83,7 +83,7 @@ def test_libraries_next_to_the_archive_take_precedence(tmp_path):
     assert subprocess.run([sys.executable, "-I", "engine.pyz"], cwd=tmp_path, check=False).returncode == 42
 
 
-def test_whole_engine_without_what_needs_ansible():
+def test_complete_engine_without_code_that_needs_ansible():
     packed = archive.pack(str(SOURCE))
     members = zipfile.ZipFile(BytesIO(packed.content)).namelist()
     assert members == sorted(members)
@@ -118,7 +118,7 @@ def test_installed_hash(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "abc", "0.1.0", "0.1.0+xyz", "0.1.0+12 3"])
-def test_what_names_no_engine_is_no_identity(tmp_path, text):
+def test_text_without_an_engine_is_not_an_identity(tmp_path, text):
     (tmp_path / "VERSION").write_text(text)
     assert identity.installed_identity(str(tmp_path / "VERSION")) is None
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every library that code imports is declared where it is installed from."""
+"""Every imported library is declared in the file from which it is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 OWN = {"ansible_collections", "module_utils", "tests"}
-# The name of the distribution where it is not that of the package. ansible comes with ansible-core.
+# The distribution's name if it differs from the package's. ansible is part of ansible-core.
 DISTRIBUTIONS = {"yaml": "PyYAML", "ansible": "ansible-core", "testinfra": "pytest-testinfra", "_pytest": "pytest"}
 
 
@@ -28,7 +28,7 @@ def imported(path: Path) -> Iterator[str]:
             yield node.module.split(".")[0]
 
 
-def foreign(folder: str) -> dict[str, Path]:
+def third_party(folder: str) -> dict[str, Path]:
     """Return the packages of other projects that a folder imports, each with a file that does."""
     found: dict[str, Path] = {}
     local = {path.stem for path in (ROOT / folder).rglob("*.py")}
@@ -50,7 +50,7 @@ def declared(*names: str) -> set[str]:
 @pytest.mark.parametrize(
     ("folder", "files"),
     [
-        # What needs the package kubernetes says so in its documentation; its absence is an error that names it.
+        # Code that needs the package kubernetes documents that; its absence is an error that names it.
         ("plugins", ["meta/ee-requirements.txt", "requirements-demo.txt", "roles/agent/files/libraries.txt"]),
         ("tests", ["requirements-dev.txt"]),
         ("molecule", ["requirements-dev.txt"]),
@@ -58,10 +58,10 @@ def declared(*names: str) -> set[str]:
 )
 def test_every_import_is_declared(folder: str, files: list[str]) -> None:
     optional = {"kubernetes"} if folder == "plugins" else set()
-    names = {name.lower().replace("_", "-") for name in foreign(folder)} - optional
-    assert names - declared(*files) == set(), foreign(folder)
+    names = {name.lower().replace("_", "-") for name in third_party(folder)} - optional
+    assert names - declared(*files) == set(), third_party(folder)
 
 
 def test_an_undeclared_import_is_noticed() -> None:
-    assert "pyroute2" in foreign("tests") and "pyroute2" in declared("requirements-dev.txt")
-    assert "PyYAML" in foreign("plugins") and "no-such-library" not in declared("requirements-dev.txt")
+    assert "pyroute2" in third_party("tests") and "pyroute2" in declared("requirements-dev.txt")
+    assert "PyYAML" in third_party("plugins") and "no-such-library" not in declared("requirements-dev.txt")

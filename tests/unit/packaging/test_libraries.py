@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The archive of libraries: what pip is asked, what is packed, what is refused."""
+"""The archive of libraries: the arguments of pip, the packed files, and refusals."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_wheelhouse_means_no_index():
         (NODE, ["./local"], "requirements"),
     ],
 )
-def test_what_is_not_a_target_or_a_requirement_is_refused(target, requirements, name):
+def test_invalid_targets_and_requirements_are_refused(target, requirements, name):
     with pytest.raises(ConfigurationError, match=name):
         libraries.pip_arguments(target, requirements, "/place")
 
 
-def test_packed_directory_is_reproducible_and_leaves_out_programs_and_caches(tmp_path):
+def test_packed_directory_is_reproducible_and_omits_programs_and_caches(tmp_path):
     for path in ("b/x.py", "a.py", "bin/tool", "b/bin/kept.py", "b/__pycache__/x.pyc"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(path)
@@ -67,7 +67,7 @@ PINS = Path(__file__).resolve().parents[3] / "roles/agent/files/libraries.txt"
 
 
 def wheel(place: Path, content: str) -> Path:
-    """A wheel of a library that is called as a pinned one."""
+    """Return a wheel with the name of a pinned library."""
     path = place / "prometheus_client-0.26.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("prometheus_client/__init__.py", content)
@@ -79,8 +79,8 @@ def wheel(place: Path, content: str) -> Path:
     return path
 
 
-def test_a_wheel_of_another_content_than_the_pinned_one_is_refused(tmp_path):
-    """By the same name and version: from an index that was taken over, or swapped on the controller."""
+def test_a_wheel_that_differs_from_the_pinned_one_is_refused(tmp_path):
+    """The name and version match, as from a compromised index or after a swap on the controller."""
     wheels, out = tmp_path / "wheels", tmp_path / "out"
     wheels.mkdir()
     good = hashlib.sha256(wheel(wheels, "good = 1").read_bytes()).hexdigest()
@@ -100,7 +100,7 @@ def test_the_role_pins_every_library_by_version_and_hash():
     entries = re.split(r"(?m)^(?=[A-Za-z])", PINS.read_text())[1:]
     for entry in entries:
         assert re.fullmatch(r"\S+==[0-9.]+( \\\n    --hash=sha256:[0-9a-f]{64})+\n", entry), entry
-    # One for all where there is no compiled part; else one for each Python and machine.
+    # One wheel for all if there is no compiled part; else one for each Python and machine.
     assert sorted(entry.count("--hash") for entry in entries) == [1, len(pins.PYTHONS) * len(pins.MACHINES)]
     assert {"3.9", "3.11", "3.13"} <= set(pins.PYTHONS)
 

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the demonstration and the tests execute is installed by .ci/bootstrap, which reads .ci/programs.
+""".ci/bootstrap installs every program that the demonstration and the tests execute, from the list in .ci/programs.
 
-The programs are read from the sources: the first word of what is given to a function that runs a command, or of what
-is assigned to a name that is given to one, and the commands of shell scripts.
+The programs are read from the sources: the first word passed to a function that runs a command, or assigned to a name
+that is passed to one, and the commands of shell scripts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 RUNNERS = {"run", "Popen", "check_call", "check_output", "Background", "output", "execute", "start", "commands", "_run"}
 PROGRAM = re.compile(r"^(/usr)?(/s?bin/)?[a-z][a-z0-9_]*([.+-][a-z0-9_]+)*$")
-# Of packages that every Debian has: essential ones, and what its package manager requires.
+# From packages that every Debian has: essential ones, and those its package manager requires.
 ALWAYS = """
     apt-get awk basename bash cat chmod cmp command comm cp cut date dd dirname dpkg dpkg-deb echo env expand false find
     flock grep gzip head id ln ls md5sum mkdir mktemp mount mv nsenter perl printf readlink rm rmdir sed seq setpriv sh
     sha256sum sleep sort stat tail tar taskset tee test touch tr true truncate umount uname unshare wc xargs
 """
-# First words of functions of the same names, which are not programs of this machine: nodes, commands of the agent,
-# playbooks, parameters of a function; and what the virtual environment or some machines have.
+# First words passed to functions of the same names that are not programs of this machine: nodes, commands of the agent,
+# playbooks, parameters of a function; and programs of the virtual environment or of some machines.
 OTHERS = """
     address ansible-builder ansible-test antsibull-docs cleanup converge diff explain lab-iptables lab-ipvs link
     net.ipv4.conf.all.route_localnet net.ipv4.vs.conntrack pyenv python rollback status systemctl verify
@@ -38,7 +38,7 @@ SHELL = """
 
 
 def declared(*purposes: str) -> Set[str]:
-    """The programs of .ci/programs that are installed for these purposes."""
+    """Return the programs of .ci/programs that are installed for these purposes."""
     lines = (ROOT / ".ci" / "programs").read_text(encoding="ascii").splitlines()
     found = [line.split() for line in lines if line and not line.startswith("#")]
     assert {needed for _program, _package, needed in found} == {"all", "demo", "test"}
@@ -46,7 +46,7 @@ def declared(*purposes: str) -> Set[str]:
 
 
 def of_shell(script: str) -> Iterator[str]:
-    """First words of the commands of a shell script, roughly: quoted words are no commands."""
+    """Yield the first words of the commands of a shell script, roughly: quoted words are not commands."""
     text = re.sub(r"<<'?(\w+)'?\n.*?\n\1\n", "\n", script, flags=re.DOTALL)
     text = re.sub(r"(?m)(^|\s)#.*$", "", text.replace("\\\n", " "))
     text = re.sub(r'"[^"$]*\$\(([^()]*)\)[^"$]*"', r" $(\1) ", text)
@@ -116,7 +116,7 @@ class Commands(ast.NodeVisitor):
 
 
 def programs_of(path: Path) -> Set[str]:
-    """The programs that a file executes, without their directories."""
+    """Return the programs that a file executes, without their directories."""
     text = path.read_text(encoding="utf-8")
     found = Commands(ast.parse(text)).found if path.suffix == ".py" else list(of_shell(text))
     functions = set(re.findall(r"(?m)^ *(\w+)\(\) \{", text))
@@ -126,7 +126,7 @@ def programs_of(path: Path) -> Set[str]:
 
 
 def sources() -> List[Path]:
-    """What runs on this machine; tests/systemd and the inside of Molecule's nodes have packages of their own."""
+    """Return the files that run on this machine; nodes of tests/systemd and of Molecule have packages of their own."""
     folders = [
         ROOT / "tests" / name
         for name in ("lab", "kernel", "modules", "fleet", "monitoring", "conformance", "apiserver")
@@ -153,12 +153,12 @@ def test_every_program_is_installed(path):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests/unit").rglob("*.py")), ids=lambda path: path.name)
-def test_unit_tests_need_no_more_than_every_command_does(path):
-    """For ``make quick`` nothing else is installed."""
+def test_unit_tests_need_only_the_programs_of_every_command(path):
+    """``make quick`` installs nothing else."""
     assert not programs_of(path) & (declared("demo", "test") - declared("all"))
 
 
-def test_the_check_finds_what_is_not_declared(tmp_path):
+def test_the_check_finds_an_undeclared_program(tmp_path):
     module = tmp_path / "helper.py"
     module.write_text(
         'ANSWERING = ["socat", "TCP-LISTEN:8080"]\n'

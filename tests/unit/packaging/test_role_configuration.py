@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The configuration file that the role agent writes: which variables it comes from, and that the engine loads it."""
+"""The configuration file that the role agent writes: its variables, and that the engine loads it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE = "mode: ipvs\n---\napiVersion: kubenode.proxy/v1alpha1\nkind: NodeProxyCon
 
 
 def written(directory: Path, variables):
-    """The documents of the file that the role's own task writes with these variables."""
+    """Return the documents of the file that the role's own task writes with these variables."""
     defaults = {
         "agent_configuration": {},
         "agent_configuration_file": "",
@@ -33,7 +33,7 @@ def written(directory: Path, variables):
         "role_path": str(ROOT / "roles/agent"),
         "agent_user": "root",
         "ansible_python_interpreter": sys.executable,
-        # Facts have precedence over the role's own variables.
+        # Facts take precedence over the role's own variables.
         "__agent_settings": str(directory / "etc"),
     }
     play = {

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The roles that install the engine: documented defaults are defaults, and what is asked for is what is imported."""
+"""The roles that install the engine: documented defaults match, and the requested libraries are those imported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_role_and_engine_agree():
     assert variables["__agent_directory"] + "/VERSION" == identity.INSTALLED_VERSION
 
 
-def test_both_roles_know_each_other_by_the_right_name():
+def test_both_roles_refer_to_each_other_by_the_right_name():
     agent = yaml.safe_load((ROLES / "agent/vars/main.yml").read_text())
     schedule = yaml.safe_load((ROLES / "schedule/vars/main.yml").read_text())
     assert agent["__agent_other_unit"] == schedule["__schedule_timer"]

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The running engine packed as a program of its own: from a source tree, an archive, and a module's payload."""
+"""The running engine packed as a program: from a source tree, an archive, and a module's payload."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Confi
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging import running
 
 
-def test_the_program_runs_by_itself(tmp_path):
+def test_the_program_runs_on_its_own(tmp_path):
     program = tmp_path / "revert.pyz"
     program.write_bytes(running.pack_running(revert.__name__))
     command = [sys.executable, "-I", "-S", "-B", str(program), "--to", "1", "--history", str(tmp_path / "none")]
     done = subprocess.run([*command, "--state-directory", "x", "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    # Without the rights for it, that is what it says first.
+    # Without the privileges for it, that is its first error.
     assert "state 1: there is no such saved state" in done.stderr or "lacks CAP_NET_ADMIN" in done.stderr
 
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every module says in one line that the node's Python is too old, on each version that Ansible runs modules with."""
+"""Every module reports in one line that the node's Python is too old, on each version that Ansible supports."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import pytest
 from tests.conftest import ROOT
 
 GUARD = "ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python"
-# Those that have an action run on the controller only.
+# Modules with an action run on the controller only.
 ACTIONS = {path.stem for path in (ROOT / "plugins" / "action").glob("*.py")}
 MODULES = sorted(path for path in (ROOT / "plugins" / "modules").glob("*.py") if path.stem not in ACTIONS)
 GUARD_FILE = ROOT / "plugins" / "module_utils" / "module_support" / "supported_python.py"
 OLD = (3, 6)
-# The module runs as Ansible runs it, on a Python that claims to be older.
+# Run the module as Ansible does, on a Python that claims to be older.
 RUN = """
 import runpy, sys
 sys.version_info = (3, 8, 10, "final", 0)
@@ -43,7 +43,7 @@ def imports(path: Path) -> List[str]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
-def test_the_check_comes_before_all_that_an_old_python_cannot_import(path):
+def test_the_check_precedes_all_imports_that_an_old_python_lacks(path):
     names = imports(path)
     assert "__future__" not in names, "Python 3.6 does not know annotations there"
     assert next(name for name in names if name.startswith("ansible_collections")) == GUARD
@@ -61,7 +61,7 @@ def test_an_old_python_gets_one_line(path):
 
 @pytest.mark.parametrize("version", ["3.6", "3.7", "3.8"])
 def test_the_check_itself_runs_on_old_pythons(version):
-    """Where such a Python is installed; where none is, its grammar is checked."""
+    """Run it if such a Python is installed; otherwise check its grammar."""
     assert imports(GUARD_FILE) == ["json", "sys", "typing"]
     installed = sorted(map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")))
     python = next(iter(installed), shutil.which(f"python{version}"))

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The workflow of a public repository calls what the Makefile has. ``make lint`` checks its form."""
+"""The workflow of a public repository uses existing targets of the Makefile. ``make lint`` checks its form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[3]
 WORKFLOW = ROOT / ".github" / "workflows" / "tests.yml"
 MAKEFILE = ROOT / "Makefile"
-# The source tree has both; a test of the collection as it is installed has neither.
+# Only the source tree has both, not the installed collection.
 pytestmark = pytest.mark.skipif(not WORKFLOW.exists(), reason="only in the source tree")
 
 
@@ -43,6 +43,6 @@ def test_every_target_and_program_exists() -> None:
     assert {"quick", "test", "test-full", "lint", "pythons"} <= set(called) <= set(targets())
 
 
-def test_the_nodes_python_is_one_that_is_promised() -> None:
+def test_the_nodes_python_is_a_supported_one() -> None:
     jobs = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]
     assert [row["node"] for row in jobs["red-hat"]["strategy"]["matrix"]["include"]] == ["3.9", "3.12"]

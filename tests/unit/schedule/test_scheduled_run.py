@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the timer runs: the command's outcome as metrics, written whole, with the command's status."""
+"""The timer's program: the command's result as metrics, written atomically, and the command's exit status."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_report_of_a_convergence(tmp_path):
     assert found["last_success_timestamp_seconds"] == found["last_run_timestamp_seconds"] > 1_600_000_000
 
 
-def test_difference_in_check_mode_is_no_failure_but_other_failures_are(tmp_path):
+def test_a_difference_in_check_mode_is_no_failure(tmp_path):
     assert run(tmp_path, "converge", json.dumps(REPORT), 3)[0] == 0
     status, found = run(tmp_path, "converge", "no report", 3)
     assert (status, found["success"]) == (3, 0)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The node's name and addresses, and where its node ports answer."""
+"""The node's name and addresses, and the addresses of its node ports."""
 
 from __future__ import annotations
 
@@ -115,5 +115,5 @@ def test_addresses_on_which_node_ports_answer():
         ([], ["192.168.0.2"], ()),
     ],
 )
-def test_primary_stands_for_the_known_addresses(values, known, expected):
+def test_primary_means_the_known_addresses(values, known, expected):
     assert resolve_primary(values, known) == expected

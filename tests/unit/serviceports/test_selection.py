@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which endpoints are chosen: tables of cases for policies, hints and termination, and properties of every choice."""
+"""Which endpoints are selected: cases for policies, hints and termination, and properties of every selection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NODE, ZONE = "node-a", "a"
 
 
 def endpoint(number: int, text: str) -> Endpoint:
-    """An endpoint out of words: local, unready, terminating (still serving), gone (terminating, not serving),
+    """Return an endpoint out of words: local, unready, terminating (still serving), gone (terminating, not serving),
     zone:X for a zone hint and node:X for a node hint.
     """
     words = text.split()

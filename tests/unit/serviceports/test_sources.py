@@ -64,7 +64,7 @@ def test_the_annotation_restricts_and_fails_closed(value, v4, v6, skipped):
     assert all("shop/web" in line and "kubenode.proxy/allowed-sources" in line for line in lines)
 
 
-def test_only_so_many_sources_count():
+def test_the_number_of_sources_is_limited():
     many = [f"10.{number >> 8}.{number & 255}.1/32" for number in range(1500)]
     found, lines = sources(",".join(many))
     assert found[0] == tuple(many[:1000])
@@ -82,7 +82,7 @@ def test_every_restriction_must_allow_a_source():
 @pytest.mark.parametrize(
     "policy", [ServicePolicySettings(annotations_enabled=False), ServicePolicySettings(annotated_namespaces=("x",))]
 )
-def test_annotations_can_be_switched_off(policy):
+def test_annotations_can_be_disabled(policy):
     assert sources("10.0.0.0/8", policy=policy)[0] == (None, None, None)
     assert sources("10.0.0.0/8", policy=ServicePolicySettings(annotated_namespaces=("shop",)))[0][0] == ("10.0.0.0/8",)
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Routes of whole Services: attributes, policies, families, expansion of slices, order."""
+"""Service ports of whole Services: attributes, policies, families, expansion of slices, order."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def seconds_of(count):
 def test_the_cost_of_many_services_is_linear():
     few = list(zip(*(seconds_of(500) for _attempt in range(3))))
     many = seconds_of(5000)
-    # Ten times the Services take some ten times as long, and would take a hundred times with quadratic cost.
+    # Ten times the Services take about ten times as long; with quadratic cost it would be a hundred times.
     assert many[0] < 40 * min(few[0]) and many[1] < 40 * min(few[1])
 
 

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""No file is opened in the engine without it being known who can write its directory.
+"""No file is opened in the engine unless it is known who can write its directory.
 
-A new call that opens a file by itself fails here until it uses ``regular_files``, or its file is listed with the reason
-why nobody but root, or nobody but the caller, decides what its names stand for.
+A new call that opens a file fails here until it uses ``regular_files``, or its file is listed with the reason why only
+root, or only the caller, decides what its path refers to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 ENGINE = ROOT / "plugins" / "module_utils"
-#: What gives a descriptor or content for a path.
+#: Calls that return a descriptor or content for a path.
 OPENERS = ("open", "os.open", "io.open", "gzip.open", "bz2.open", "lzma.open", "tarfile.open", "zipfile.ZipFile")
 METHODS = ("read_text", "read_bytes", "write_text", "write_bytes")
 
@@ -58,7 +58,7 @@ KNOWN: Dict[str, str] = {
 
 
 def calls_of(path: Path) -> Set[str]:
-    """The names by which a file opens others, as they are written in it."""
+    """Return the names by which a file opens others, as they are written in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.Call):
@@ -94,7 +94,7 @@ def test_scripts_that_roles_install_follow_no_link(path) -> None:
         ("facts.read_text('/proc/modules')", set()),
     ],
 )
-def test_the_check_itself_notices(tmp_path, text, found) -> None:
+def test_the_check_finds_calls(tmp_path, text, found) -> None:
     path = tmp_path / "x.py"
     path.write_text(text)
     assert calls_of(path) == found

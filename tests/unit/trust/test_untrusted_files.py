@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Every file that root opens where the agent's user can write, against every kind of thing that user can put there."""
+"""Every file that root opens in a directory writable by the agent's user, against every kind of hostile file."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ spec.loader.exec_module(scheduled_run)
 
 
 class Opened(NamedTuple):
-    """A file that root opens: its path below the test's directory, and what opens it there."""
+    """A file that root opens: its path below the test's directory, and the code that opens it."""
 
     path: str
     use: Callable[[Path], object]
 
 
-def take_lock(top: Path) -> None:
+def acquire_lock(top: Path) -> None:
     with ConvergenceLock(str(top / "run"), 0.2):
         pass
 
@@ -64,8 +64,8 @@ def write_metrics(top: Path) -> None:
     scheduled_run.write(str(top / "schedule" / "m.prom"), "x 1\n")
 
 
-def foreign_token(path: Path) -> object:
-    """Read it as root does where the link is the agent's user's; then what is in the file cannot be a token."""
+def token_of_another_user(path: Path) -> object:
+    """Read it as root where the agent's user owns the link, so that the file's content cannot be a token."""
     if path.is_symlink() and not os.geteuid():
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
     return TokenFile(str(path)).headers()
@@ -74,7 +74,7 @@ def foreign_token(path: Path) -> object:
 FLOWS = ledger.Flows({"a/b": "c"})
 
 OPENED: Dict[str, Opened] = {
-    "lock": Opened("run/lock", take_lock),
+    "lock": Opened("run/lock", acquire_lock),
     "ledger, read": Opened("run/ledger.json", lambda top: ledger.read_ledger(str(top / "run"))),
     "ledger, written": Opened("run/ledger.json", lambda top: ledger.write_ledger(str(top / "run"), FLOWS)),
     "change that waits": Opened("confirm/pending.json", read_pending),
@@ -82,7 +82,7 @@ OPENED: Dict[str, Opened] = {
     "saved state": Opened("history/state-000001.json.gz", lambda top: history(top).load(1)),
     "list of saved states": Opened("history/state-000001.json.gz", lambda top: history(top).list()),
     "outcomes": Opened("history/outcomes.json", lambda top: history(top).outcomes()),
-    "token": Opened("agent/token", lambda top: foreign_token(top / "agent/token")),
+    "token": Opened("agent/token", lambda top: token_of_another_user(top / "agent/token")),
     "cache": Opened("agent/cluster.json.gz", lambda top: read_cache(str(top / "agent/cluster.json.gz"))),
     "metrics, read": Opened("schedule/m.prom", lambda top: scheduled_run.last_success(str(top / "schedule/m.prom"))),
     "metrics, written": Opened("schedule/m.prom", write_metrics),
@@ -111,7 +111,7 @@ def directory(path: Path, _victim: Path) -> None:
 
 def device(path: Path, _victim: Path) -> None:
     try:
-        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))  # /dev/zero, which never ends
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))  # /dev/zero, which is endless
     except PermissionError:
         pytest.skip("this user cannot make devices")
 
@@ -127,7 +127,7 @@ def huge(path: Path, _victim: Path) -> None:
 
 
 def bomb(path: Path, _victim: Path) -> None:
-    """A gigabyte and a half in a file of a megabyte and a half, behind the head line of the cache."""
+    """Write 1.5 GB compressed to 1.5 MB behind the header line of the cache."""
     zeros = gzip.compress(bytes(16 << 20), mtime=0) * 96
     path.write_bytes(zeros)
 
@@ -162,7 +162,7 @@ def not_text(path: Path, _victim: Path) -> None:
 def wrong_owner(path: Path, _victim: Path) -> None:
     if os.geteuid():
         pytest.skip("only root can give files away")
-    path.write_text("99999999 somebody \x1b[31m else")
+    path.write_text("99999999 another \x1b[31m program")
     os.chown(path, NOBODY, NOBODY)
 
 
@@ -179,8 +179,8 @@ def state_of(path: Path) -> Tuple[object, ...]:
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 @pytest.mark.parametrize("name", OPENED)
-def test_what_another_user_puts_in_place_of_a_file_does_no_harm(tmp_path, name, attack):
-    """It is refused in one line or counts as nothing, at once, and no other file is changed or made."""
+def test_a_file_replaced_by_another_user_does_no_harm(tmp_path, name, attack):
+    """Each file is refused in one line or counts as empty, at once, and no other file is changed or created."""
     opened = OPENED[name]
     victim = tmp_path / "shadow"
     victim.write_text(SECRET)
@@ -199,7 +199,7 @@ def test_what_another_user_puts_in_place_of_a_file_does_no_harm(tmp_path, name, 
         except BaseException as error:
             ended.append(("crash", error))
 
-    # What blocks for ever in a FIFO must not block the tests.
+    # Code that blocks forever in a FIFO must not block the tests.
     thread = threading.Thread(target=use, daemon=True)
     thread.start()
     thread.join(SECONDS)
@@ -245,7 +245,7 @@ def test_root_does_not_lock_where_another_user_can_write(tmp_path):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root takes directories over")
 @pytest.mark.parametrize("attack", [None, *ATTACKS], ids=lambda attack: attack.__name__ if attack else "none")
 def test_the_directory_of_an_earlier_version_is_taken_over(tmp_path, monkeypatch, attack):
-    """Whatever its user has put there: root has a lock of its own, and the socket of a running agent stays."""
+    """Whatever its user has placed there: root has a separate lock, and the socket of a running agent is kept."""
     run = tmp_path / "run"
     run.mkdir()
     monkeypatch.setattr(state_directory, "DEFAULT_DIRECTORY", str(run))
@@ -291,8 +291,8 @@ def test_an_agent_of_an_earlier_version_keeps_the_lock_that_it_holds(tmp_path, m
         pass
 
 
-def test_what_cannot_be_replaced_can_still_be_locked_and_written(tmp_path):
-    """The agent's side: a directory that it cannot write, with the files that are prepared for its group."""
+def test_an_irreplaceable_file_can_still_be_locked_and_written(tmp_path):
+    """From the agent's side: a directory that it cannot write, with files prepared for its group."""
     if os.geteuid():
         pytest.skip("only root can become another user")
     tmp_path.chmod(0o755)
@@ -330,7 +330,7 @@ def test_what_cannot_be_replaced_can_still_be_locked_and_written(tmp_path):
     assert (run / "lock").stat().st_uid == 0
 
 
-def test_own_links_lead_to_a_token_and_those_of_others_do_not(tmp_path):
+def test_only_own_links_are_followed_to_a_token(tmp_path):
     """As the kubelet projects a token: a link to a name in a directory that is a link itself."""
     (tmp_path / "2026").mkdir()
     (tmp_path / "2026" / "token").write_text("abc")

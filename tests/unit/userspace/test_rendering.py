@@ -66,7 +66,7 @@ def test_every_address_of_a_service_listens() -> None:
     }
     assert {value.endpoints for value in found.values()} == {(("10.180.0.1", 80), ("10.180.2.1", 80))}
     assert {value.owner for value in found.values()} == {str(item.key)}
-    # An external IP that the node has itself is not bound to the device.
+    # An external IP that the node itself has is not bound to the device.
     assert addresses(item) == ["10.96.0.1", "198.51.100.1", "203.0.113.1"]
 
 
@@ -86,7 +86,7 @@ def test_traffic_policies() -> None:
     [
         ((), ()),
         (("10.0.0.0/8",), ("10.0.0.0/8",)),
-        # The node itself: its connections to an address that it holds come from that address.
+        # The node's own connections to an address that it holds come from that address.
         (("192.168.0.0/16",), ("192.168.0.0/16", "203.0.113.1/32")),
     ],
 )
@@ -98,7 +98,7 @@ def test_source_ranges_restrict_load_balancer_addresses_only(ranges: Any, source
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "169.254.169.254", "0.0.0.0", "224.0.0.1"])
-def test_the_agent_never_connects_to_what_only_the_node_may_reach(address: str) -> None:
+def test_the_agent_never_connects_to_addresses_only_the_node_may_reach(address: str) -> None:
     """In the other modes the kernel forwards no packet to such an endpoint."""
     item = route(cluster_ip="10.96.0.1", endpoints=(REMOTE, endpoint(address)))
     assert [value.endpoints for value in listeners(item).values()] == [(("10.180.2.1", 80),)]
@@ -111,7 +111,7 @@ def test_sctp_is_refused_by_name() -> None:
     assert RENDERING.refusal(item) == "userspace mode forwards TCP and UDP only, not SCTP"
 
 
-def test_text_and_what_is_served() -> None:
+def test_text_and_served_addresses() -> None:
     item = route(cluster_ip="10.96.0.1", endpoints=(REMOTE,), affinity_seconds=60)
     empty = route(name="empty", cluster_ip="10.96.0.2")
     tables = RENDERING.desired_tables(by_key(item, empty), SETTINGS)
@@ -124,7 +124,7 @@ def test_text_and_what_is_served() -> None:
     assert served_cluster_ips(tables.values()) == {"10.96.0.1"}
 
 
-def test_listeners_are_the_same_after_the_way_through_the_control_socket() -> None:
+def test_listeners_survive_the_control_socket() -> None:
     item = route(
         cluster_ip="10.96.0.1", endpoints=(REMOTE,), load_balancer_ips=("203.0.113.1",), source_ranges=("10.0.0.0/8",)
     )

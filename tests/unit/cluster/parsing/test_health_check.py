@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The health check that a Service's annotations ask for, and invalid annotations by name."""
+"""The health check requested by a Service's annotations, and invalid annotations by name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reading of raw objects: what is accepted, skipped, refused, and how a refusal reads."""
+"""Parsing of raw objects: what is accepted, skipped and refused, and the text of a refusal."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_whole_slice():
     )
 
 
-def test_conditions_default_each_for_itself():
+def test_conditions_have_independent_defaults():
     endpoints = [
         {"addresses": ["10.0.0.1"]},
         {"addresses": ["10.0.0.2"], "conditions": {"ready": False}},
@@ -324,7 +324,7 @@ def renamed(raw: dict[str, Any], **metadata: Any) -> dict[str, Any]:
         (None, "", "null is not an object"),
     ],
 )
-def test_what_is_wrong_is_refused_with_field_and_reason(raw, field, reason):
+def test_invalid_objects_are_refused_with_field_and_reason(raw, field, reason):
     refusal = parse_object(raw)
     assert isinstance(refusal, Refusal), refusal
     assert refusal.field == field
@@ -377,7 +377,7 @@ def with_ingress(*ingress: Any) -> dict[str, Any]:
         ({**node(), "spec": {"podCIDRs": ["10.0.0.0", "10.244.1.0/24"]}}, "spec.podCIDRs[0]", "is not a CIDR"),
     ],
 )
-def test_a_part_that_is_wrong_costs_only_itself(raw, field, reason):
+def test_an_invalid_part_is_skipped_alone(raw, field, reason):
     skipped: list[Refusal] = []
     parsed = parse_object(raw, skipped)
     assert not isinstance(parsed, Refusal), parsed
@@ -394,8 +394,8 @@ def test_a_part_that_is_wrong_costs_only_itself(raw, field, reason):
     assert parse_object(prune(raw), again) == parsed and again == skipped
 
 
-def test_what_the_api_server_accepts_is_served():
-    """Of multicast addresses only those of link-local scope are forbidden."""
+def test_objects_that_the_api_server_accepts_are_served():
+    """Only multicast addresses of link-local scope are forbidden."""
     parsed = parse_object(service(externalIPs=["239.1.1.1", "ff0e::1", "240.0.0.1"]))
     assert isinstance(parsed, Service) and parsed.external_ips == ("239.1.1.1", "ff0e::1", "240.0.0.1")
     parsed = parse_object(endpoint_slice(endpoints=[{"addresses": ["239.1.1.1"]}]))
@@ -411,7 +411,7 @@ def test_a_refusal_is_one_printable_line():
     assert str(parse_object(3)) == "object (without a name): 3 is not an object"
 
 
-def test_absurd_sizes_are_read_without_complaint():
+def test_huge_values_are_read_without_an_error():
     endpoints = [{"addresses": [f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}"]} for i in range(1, 20001)]
     ports = [{"name": f"p{i}", "port": i} for i in range(1, 3001)]
     parsed = parse_object(endpoint_slice(endpoints=endpoints, ports=ports))
@@ -464,6 +464,6 @@ def test_no_damage_raises_and_pruning_changes_no_outcome(data):
 
 
 @given(JSON)
-def test_anything_at_all_gives_a_refusal_or_nothing(raw):
+def test_any_value_gives_a_refusal_or_nothing(raw):
     outcome = parse_object(raw)
     assert outcome is None or isinstance(outcome, Refusal)

@@ -38,7 +38,7 @@ REACHED = {"ping": "pong"}
 
 
 def good(name, agent=None, **changes):
-    """Return a node without any fault, with these changes of what service_proxy_info returns, and of its agent."""
+    """Return a healthy node, with these changes of service_proxy_info's result and of its agent."""
     result = samples.healthy(random.Random(1), name)
     result.update({"refused": [], "refused_count": 0, "mode": "ipvs", **changes})
     result["agent"].update({"mode": result["mode"], **(agent or {})})
@@ -74,7 +74,7 @@ def test_a_node_that_was_not_inspected_is_in_the_report(results):
 
 
 @pytest.mark.parametrize("entry", [None, 7, "text", [], {}, {"name": {"a": 1}, "results": {"b": 2}}])
-def test_an_entry_that_is_none_becomes_a_node_without_a_name(entry):
+def test_an_invalid_entry_becomes_a_node_without_a_name(entry):
     assert read_node(entry).name == "(without a name)"
 
 
@@ -115,13 +115,13 @@ def test_nodes_come_in_natural_order_whatever_the_order_of_the_input():
 # -- exceptions --------------------------------------------------------------------------------------------------------
 
 
-def test_good_nodes_are_no_exceptions():
+def test_healthy_nodes_are_no_exceptions():
     report = report_of(good("a"), good("b"), engine=samples.ENGINE)
     assert (report.states, report.exceptions) == (("ok", "ok"), ())
     assert one_sentence(report) == "2 nodes: 2 fine"
 
 
-def test_the_worst_makes_the_state():
+def test_the_worst_exception_determines_the_state():
     entry = good("a", drift=True, summary="sets: 3 missing", agent={"healthy": False, "error": "no such set"})
     report = report_of(entry, good("b"))
     assert report.states == ("agent", "ok")
@@ -176,7 +176,7 @@ def test_agents_in_trouble(changes, words):
     assert kinds(report)["agent"] == [(words, ("a",))]
 
 
-def test_how_long_an_agent_is_without_the_api_server_is_on_its_node_and_not_in_its_reason():
+def test_the_length_of_an_api_outage_is_on_the_node_and_not_in_its_reason():
     """Nodes that lose the API server one after the other remain one exception."""
     lost = {"services": "connection refused", "nodes": "watching"}
     entries = [
@@ -223,7 +223,7 @@ def test_engines_are_compared_with_the_collection():
     assert report_of(without, engine="0.1.0+eeeeeeeeeeee").states == ("ok",)
 
 
-def test_refused_objects_are_grouped_and_make_no_state():
+def test_refused_objects_are_grouped_and_do_not_affect_the_state():
     one = {"kind": "Service", "namespace": "shop", "name": "a", "field": "spec.ports[0].port", "reason": "0 is no port"}
     two = {"kind": "Node", "namespace": "", "name": "n", "field": "", "reason": "no addresses"}
     report = report_of(good("a", refused=[one, two]), good("b", refused=[one]), good("c"))
@@ -235,7 +235,7 @@ def test_refused_objects_are_grouped_and_make_no_state():
     ]
 
 
-def test_warnings_that_most_nodes_share_make_no_state():
+def test_warnings_that_most_nodes_share_do_not_affect_the_state():
     entries = [good("a", cautions=["x", "y"]), good("b", cautions=["x"]), good("c", cautions=["x"])]
     report = report_of(*entries)
     assert report.states == ("warned", "ok", "ok")

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The page of the fleet report as text: escaping, structure, its own policy. A browser looks at it in tests/fleet."""
+"""The page of the fleet report as text: escaping, structure, content security policy. tests/fleet uses a browser."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VOID = {"meta", "input", "rect", "br"}
 
 
 class Outline(HTMLParser):
-    """Elements with their attributes, texts, and whether all are closed in their order."""
+    """The elements of a page with their attributes, its texts, and whether elements are closed in order."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -139,7 +139,7 @@ def test_the_page_loads_nothing_and_runs_nothing_else(made, outline):
         assert f"{tag}-src 'sha256-{digest}'" in policy
 
 
-def test_the_page_can_be_used_without_seeing_it(outline):
+def test_the_page_is_accessible_to_screen_readers(outline):
     for attributes in outline.all("th"):
         assert attributes.get("scope") in ("row", "col")
     assert len(outline.all("caption")) == 1

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What of ipvs mode stays for its connections; tests/kernel/test_migration_load.py tries that none is lost."""
+"""Which state of ipvs mode is kept for connections; tests/kernel/test_migration_load.py checks that none is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ELEMENTS = {SetElementKey("KUBE-NODE-PORT-UDP", "30080"): True, SetElementKey("K
 
 
 class Table(Resource):
-    """A table that notes when it is observed."""
+    """A table that records when it is observed."""
 
     def __init__(self, table, log):
         self.table, self.log = table, log
@@ -53,7 +53,7 @@ def test_real_servers_with_listed_or_counted_connections_are_kept():
     assert list(kept.addresses({"10.96.0.10": True, "10.96.0.11": True})) == ["10.96.0.10"]
     assert list(kept.elements(ELEMENTS)) == [SetElementKey("KUBE-NODE-PORT-UDP", "30080")]
     assert list(kept.sets({"KUBE-NODE-PORT-UDP": 1, "KUBE-NODE-PORT-TCP": 1})) == ["KUBE-NODE-PORT-UDP"]
-    # A connection that was being made while the list was read is counted when the real servers are observed.
+    # A connection that was opened while the list was read is counted when the real servers are observed.
     assert log == ["listed", "observed"]
 
 

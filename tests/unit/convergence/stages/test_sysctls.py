@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One configuration, one set of kernel parameters: at boot by the module sysctls, and by the agent when it starts."""
+"""One configuration gives one set of kernel parameters: in the module sysctls at boot, and in a starting agent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import node_facts
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctl_profile import wanted_values
 
-# The module needs Ansible, which the environments of the oldest and newest Python do not have.
+# The module needs Ansible, which the environments of the oldest and newest Python lack.
 pytest.importorskip("ansible")
 from ansible_collections.kubenode.proxy.plugins.modules import sysctls
 
@@ -31,7 +31,7 @@ OPTIONS = {
 
 
 def at_boot(configuration, **options):
-    """What the module wants for a configuration on this machine."""
+    """Return the module's parameters for a configuration on this machine."""
     return wanted_values(sysctls._profile({**OPTIONS, "configuration": configuration, **options}, node_facts().cores))
 
 
