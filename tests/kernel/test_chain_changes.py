@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Changes of listed chains that fail half-way, or that cannot be reverted at once."""
+"""Changes of user-declared chains that fail half-way, or that cannot be reverted at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE = 120.0
 
 @pytest.fixture(autouse=True)
 def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A lock file that no program of the host uses."""
+    """Provide a lock file that no program of the host uses."""
     path = tmp_path / "xtables.lock"
     monkeypatch.setenv("XTABLES_LOCKFILE", str(path))
     return path
@@ -45,7 +45,7 @@ def rules(variant: str) -> List[str]:
 
 
 def chains_of(table: str, *declared: str) -> List[ListedChain]:
-    """A chain OLD with a jump at the head of FORWARD or PREROUTING."""
+    """Return a chain OLD with a jump at the head of FORWARD or PREROUTING."""
     hook = "PREROUTING" if table == "mangle" else "FORWARD"
     return [ListedChain(table, "OLD", declared or ("-j RETURN",), (Jump(hook, "-i lo", FIRST),))]
 
@@ -63,9 +63,9 @@ def wait(condition: Callable[[], bool]) -> None:
 
 
 def removal_that_fails(variant: str) -> Tuple[List[str], List[ChainChange]]:
-    """Return the rules, and a change of both families of which the last table cannot be changed any more.
+    """Return the rules, and a change of both families whose last table can no longer be changed.
 
-    Another program has made a rule that leads into a chain after the change was planned.
+    Another program has added a rule that jumps to a chain after the change was planned.
     """
     chains = [*chains_of("filter"), *chains_of("mangle")]
     for family, program in (("IPv4", f"iptables-{variant}"), ("IPv6", f"ip6tables-{variant}")):
@@ -81,7 +81,7 @@ def removal_that_fails(variant: str) -> Tuple[List[str], List[ChainChange]]:
 
 @VARIANTS
 @pytest.mark.parametrize("seconds", [0, 300])
-def test_a_change_that_fails_in_its_last_table_is_taken_back(variant: str, seconds: int, tmp_path: Path) -> None:
+def test_a_change_that_fails_in_its_last_table_is_reverted(variant: str, seconds: int, tmp_path: Path) -> None:
     before, changes = removal_that_fails(variant)
     with pytest.raises(KernelError, match=r"what had been changed was taken back: IPv6, IPv4") as failure:
         apply_changes(changes, seconds, str(tmp_path / "changes"))
@@ -89,20 +89,20 @@ def test_a_change_that_fails_in_its_last_table_is_taken_back(variant: str, secon
     assert rules(variant) == before
     assert not confirm("", directory=str(tmp_path / "changes"))
     for place in tmp_path.glob("changes/*"):
-        # What the timer runs finds that there is nothing to do.
+        # The timer's program finds nothing to do.
         run("sh", str(place / "revert"))
         with pytest.raises(HistoryError, match="has failed: there is nothing to confirm"):
             confirm(place.name, directory=str(tmp_path / "changes"))
     assert len(list(tmp_path.glob("changes/*"))) == (1 if seconds else 0)
     assert rules(variant) == before
-    # Nothing waits that would keep the next change from being made.
+    # No pending change keeps the next one from being applied.
     again = staged(variant, "IPv4", chains_of("filter", "-p udp -j RETURN"))
     change = apply_changes([again], 300, str(tmp_path / "changes"))
     assert confirm(change, directory=str(tmp_path / "changes"))
 
 
 @VARIANTS
-def test_a_change_of_which_nothing_is_made_leaves_no_revert(variant: str, tmp_path: Path) -> None:
+def test_a_change_that_applies_nothing_leaves_no_revert(variant: str, tmp_path: Path) -> None:
     _rules, changes = removal_that_fails(variant)
     run(f"ip6tables-{variant}", "-t", "mangle", "-A", "OUTPUT", "-j", "OLD")
     before = rules(variant)
@@ -113,7 +113,7 @@ def test_a_change_of_which_nothing_is_made_leaves_no_revert(variant: str, tmp_pa
     assert not confirm("", directory=str(tmp_path / "changes"))
 
 
-def test_what_cannot_be_taken_back_at_once_is_taken_back_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_not_reverted_at_once_is_reverted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, changes = removal_that_fails("nft")
 
     def refuse(*_arguments: object) -> int:
@@ -130,7 +130,7 @@ def test_what_cannot_be_taken_back_at_once_is_taken_back_later(tmp_path: Path, m
         confirm(script.parent.name, directory=str(tmp_path / "changes"))
 
 
-def test_a_revert_waits_for_the_lock_of_iptables(tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_revert_waits_for_the_xtables_lock(tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provisional, "_LOCK_SECONDS", 1)
     before = rules("legacy")
     name = apply_changes([staged("legacy", "IPv4", chains_of("filter"))], 300, str(tmp_path / "changes"))
