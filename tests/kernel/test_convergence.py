@@ -8,6 +8,7 @@ Rules of other programs exist in every table that a mode writes to, and must be 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -23,8 +24,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import converge as convergence
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime import ledger
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, PreflightError
+from ansible_collections.kubenode.proxy.plugins.module_utils.regular_files import open_regular
 
 UML = pytest.mark.uml
 # Each mode, and the iptables variant that the rules of other programs make the node use.
@@ -247,14 +250,34 @@ def test_a_held_lock_is_named_and_nothing_is_changed(tmp_path):
     assert rules() == before
 
 
+def refuse_writes(patch: pytest.MonkeyPatch) -> None:
+    """Let the ledger lie on a full disk."""
+
+    def opened(path: str, flags: int = os.O_RDONLY) -> int:
+        if flags & os.O_WRONLY:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return open_regular(path, flags)
+
+    patch.setattr(ledger, "open_regular", opened)
+
+
+def test_a_ledger_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch):
+    refuse_writes(monkeypatch)
+    report = converge(request("nftables", tmp_path))
+    assert report.changed
+    (warning,) = [line for line in report.warnings if "ledger" in line]
+    assert "No space left on device; the next run checks connections of UDP Services again" in warning
+    assert not converge(request("nftables", tmp_path)).changed
+
+
 def test_a_damaged_state_file_is_replaced(tmp_path):
     converge(request("nftables", tmp_path))
-    ledger = tmp_path / "state" / "ledger.json"
-    assert "shop/node" in ledger.read_text()
+    path = tmp_path / "state" / "ledger.json"
+    assert "shop/node" in path.read_text()
     for damaged in ("", "{", "[1]", '{"version": 99}', "\0" * 64):
-        ledger.write_text(damaged)
+        path.write_text(damaged)
         assert not converge(request("nftables", tmp_path)).changed
-        assert "shop/node" in ledger.read_text()
+        assert "shop/node" in path.read_text()
 
 
 @pytest.mark.parametrize("mode", ("iptables", "nftables", "auto"))

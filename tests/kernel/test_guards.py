@@ -16,7 +16,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge, inspect
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import PreflightError
-from tests.kernel.test_convergence import UML
+from tests.kernel.test_convergence import UML, refuse_writes
 
 NODE = {
     "kind": "Node",
@@ -135,6 +135,21 @@ def test_an_unattended_run_refuses_a_loss_once(tmp_path):
         run(tmp_path, "nftables", ClusterState.from_objects(()), unattended=True)
     report = run(tmp_path, "nftables", cluster(12, 1), unattended=True)
     assert report.changed and any("two consecutive runs found it: 11 of the 12" in item for item in report.warnings)
+
+
+def test_on_a_full_disk_a_loss_is_refused_and_what_two_runs_found_is_applied(tmp_path, monkeypatch):
+    """Only the record of a refusal depends on the disk; without it the next run refuses again."""
+    run(tmp_path, "nftables", cluster(12, 12))
+    with monkeypatch.context() as full:
+        refuse_writes(full)
+        for _attempt in range(2):
+            with pytest.raises(PreflightError, match=r"would lose all .*No space left .* will refuse the loss again"):
+                run(tmp_path, "nftables", cluster(12, 1), unattended=True)
+    refusal(tmp_path, "nftables", cluster(12, 1), unattended=True)
+    with monkeypatch.context() as full:
+        refuse_writes(full)
+        report = run(tmp_path, "nftables", cluster(12, 1), unattended=True)
+    assert report.changed and any("the next run applies a loss at once" in warning for warning in report.warnings)
 
 
 @pytest.mark.parametrize(

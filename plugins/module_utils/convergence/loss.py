@@ -13,7 +13,7 @@ from typing import Dict, List, Mapping, Sequence, Set
 
 from ..addresses import family_of
 from ..cluster.state import ClusterState
-from ..errors import PreflightError
+from ..errors import KernelError, PreflightError
 from ..preflight.cluster_state import LOSS_MINIMUM, loss_findings
 from ..preflight.findings import LOSS, Finding, judge
 from ..rendering.served import routed_cluster_ips, served_cluster_ips
@@ -65,21 +65,27 @@ class LossGuard:
         return []
 
     def _refuse_once(self, findings: Sequence[Finding]) -> None:
-        directory = self._request.state_directory
+        directory, outlook = self._request.state_directory, "the next run applies the change if it finds the same"
         if loss_was_refused(directory):
             self.warnings += [f"applied because two consecutive runs found it: {finding.what}" for finding in findings]
             self._forget()
             return
         if not self._request.check:
-            record_loss(directory, True)
+            try:
+                record_loss(directory, True)
+            except KernelError as error:
+                outlook = str(error)
         try:
             judge(findings)
         except PreflightError as error:
-            raise PreflightError(f"{error}; the next run applies the change if it finds the same") from None
+            raise PreflightError(f"{error}; {outlook}") from None
 
     def _forget(self) -> None:
         if not self._request.check:
-            record_loss(self._request.state_directory, False)
+            try:
+                record_loss(self._request.state_directory, False)
+            except KernelError as error:
+                self.warnings.append(str(error))
 
 
 def _service_names(cluster: ClusterState) -> Mapping[str, str]:

@@ -129,7 +129,8 @@ def loss_was_refused(directory: str) -> bool:
 def record_loss(directory: str, refused: bool) -> None:
     """Record whether an unattended run refused a loss; the caller holds the lock. Raises KernelError."""
     if refused != loss_was_refused(directory):
-        remark = "the next run will refuse the loss again"
+        again = "the next run will refuse the loss again"
+        remark = again if refused else "the next run applies a loss at once"
         _write(directory, {**_read(directory), "loss_refused": refused}, remark)
 
 
