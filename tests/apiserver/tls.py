@@ -25,23 +25,34 @@ def _openssl(*arguments: str) -> None:
     subprocess.run(["openssl", *arguments], check=True, capture_output=True)
 
 
+_CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
 def make_certificates(directory: Path, addresses: Sequence[str] = ("127.0.0.1",)) -> Certificates:
     """A new authority and a server certificate for localhost and the addresses, valid for ten days."""
     directory.mkdir(parents=True, exist_ok=True)
     authority, authority_key = directory / "ca.crt", directory / "ca.key"
-    certificate, key, request = directory / "server.crt", directory / "server.key", directory / "server.csr"
-    names = directory / "names"
-    names.write_text("subjectAltName=DNS:localhost," + ",".join(f"IP:{address}" for address in addresses))
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     _openssl(
-        *("req", "-x509", *curve, "-days", "10", "-subj", "/CN=test-authority"),
+        *("req", "-x509", *_CURVE, "-days", "10", "-subj", "/CN=test-authority"),
         *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
         *("-keyout", str(authority_key), "-out", str(authority)),
     )
-    _openssl("req", *curve, "-subj", "/CN=kube-apiserver", "-keyout", str(key), "-out", str(request))
+    return make_server_certificate(directory, authority, addresses)
+
+
+def make_server_certificate(
+    directory: Path, authority: Path, addresses: Sequence[str], names: Sequence[str] = ("localhost",)
+) -> Certificates:
+    """A server certificate of the authority that :func:`make_certificates` made, for these addresses and names."""
+    directory.mkdir(parents=True, exist_ok=True)
+    certificate, key, request = directory / "server.crt", directory / "server.key", directory / "server.csr"
+    extensions = directory / "names"
+    subjects = [*(f"DNS:{name}" for name in names), *(f"IP:{address}" for address in addresses)]
+    extensions.write_text("subjectAltName=" + ",".join(subjects))
+    _openssl("req", *_CURVE, "-subj", "/CN=kube-apiserver", "-keyout", str(key), "-out", str(request))
     _openssl(
-        *("x509", "-req", "-in", str(request), "-CA", str(authority), "-CAkey", str(authority_key)),
-        *("-CAcreateserial", "-days", "10", "-extfile", str(names), "-out", str(certificate)),
+        *("x509", "-req", "-in", str(request), "-CA", str(authority), "-CAkey", str(authority.with_suffix(".key"))),
+        *("-CAcreateserial", "-days", "10", "-extfile", str(extensions), "-out", str(certificate)),
     )
     return Certificates(authority, certificate, key)
 
@@ -49,8 +60,7 @@ def make_certificates(directory: Path, addresses: Sequence[str] = ("127.0.0.1",)
 def make_client_certificate(directory: Path, name: str = "proxy") -> Tuple[Path, Path]:
     """A client certificate of the authority that :func:`make_certificates` made in the directory, and its key."""
     certificate, key, request = directory / f"{name}.crt", directory / f"{name}.key", directory / f"{name}.csr"
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    _openssl("req", *curve, "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(request))
+    _openssl("req", *_CURVE, "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(request))
     authority = ("-CA", str(directory / "ca.crt"), "-CAkey", str(directory / "ca.key"), "-CAcreateserial")
     _openssl("x509", "-req", "-in", str(request), *authority, "-days", "10", "-out", str(certificate))
     return certificate, key

@@ -28,6 +28,8 @@ NOT_OF_VERIFY = ONLY_OF_INSPECT | {
     "service_proxy_probes",
     "service_proxy_default_probes",
     "service_proxy_probe_timeout",
+    "service_proxy_kubelet_kubeconfig",
+    "service_proxy_kubelet_restart",
 }
 
 
@@ -42,7 +44,7 @@ def test_argument_specification_agrees_with_defaults(entry, omitted):
 
 def test_every_variable_is_in_the_readme_and_used():
     readme = (ROLE / "README.md").read_text(encoding="utf-8")
-    files = [*sorted((ROLE / "tasks").glob("*.yml")), ROLE / "vars" / "main.yml"]
+    files = [*sorted((ROLE / "tasks").glob("*.yml")), ROLE / "vars" / "main.yml", ROLE / "handlers" / "main.yml"]
     files.append(ROOT / "roles" / "agent" / "templates" / "api_service.json.j2")
     tasks = "".join(path.read_text(encoding="utf-8") for path in files)
     for name in DEFAULTS:

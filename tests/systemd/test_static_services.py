@@ -5,13 +5,22 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from tests.apiserver.server import ApiServer
+from tests.apiserver.store import Store
+from tests.apiserver.tls import make_certificates, write_kubeconfig
+
 from .agent import UNIT, picture, status
+from .cluster import BRIDGE, TOKEN
 from .node import wait_for
 
 ADDRESS = "10.103.97.2"
 API_ADDRESS = "10.103.97.3"
+KUBELET_ADDRESS = "10.103.97.4"
+SERVER = "https://192.0.2.11:6443"
 SERVICE = {
     "apiVersion": "v1",
     "kind": "Service",
@@ -86,6 +95,8 @@ def test_static_services_are_served_and_listed(node, installed):
 
 def test_static_services_are_served_at_boot_before_kubelet_starts(node, installed, cluster):
     cluster.go_away()
+    # An agent that is stopped saves the cluster's state, so this comes first.
+    node.run("systemctl", "stop", UNIT)
     node.run("rm", "-f", "/var/lib/kubenode-proxy/agent/cluster.json.gz")
     node.restart()
     found = node.output("cat", "/run/found-by-kubelet")
@@ -109,9 +120,56 @@ def test_a_failing_agent_delays_kubelet_by_at_most_ten_seconds(node, installed):
     wait_for("the agent has recovered", lambda: f"{ADDRESS}/32" in rules(node), 90)
 
 
+@pytest.fixture(scope="module")
+def behind_the_address(node):
+    """An API server whose certificate contains the address."""
+    certificates = make_certificates(node.scratch / "behind", (BRIDGE, KUBELET_ADDRESS))
+    server = ApiServer(Store(), certificates, TOKEN, ("0.0.0.0", 0))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def kubelet(node, behind_the_address, variables):
+    """Variables with which kubelet uses the address of that server."""
+    path = "/etc/kubernetes/kubelet.conf"
+    kubeconfig = node.scratch / "kubelet.conf"
+    write_kubeconfig(kubeconfig, SERVER, node.scratch / "behind" / "ca.crt", TOKEN)
+    node.write(path, kubeconfig.read_text())
+    return {
+        **variables,
+        "service_proxy_api_servers": [f"{BRIDGE}:{behind_the_address.url.rpartition(':')[2]}"],
+        "service_proxy_api_address": KUBELET_ADDRESS,
+        "service_proxy_api_check": {"": "tcp", "path": "", "status": "", "ca": ""},
+        "service_proxy_kubelet_kubeconfig": path,
+        "service_proxy_kubelet_restart": True,
+    }
+
+
+def kubelet_server(node):
+    return json.loads(node.output("cat", "/etc/kubernetes/kubelet.conf"))["clusters"][0]["cluster"]["server"]
+
+
+def test_kubelet_is_not_pointed_to_an_address_that_a_certificate_lacks(node, installed, kubelet):
+    result = node.role("agent", {**kubelet, "service_proxy_api_address": API_ADDRESS}, failing=True)
+    assert f"its certificate lacks the name {API_ADDRESS}; it has localhost, {BRIDGE}" in result.output
+    assert kubelet_server(node) == SERVER
+
+
+def test_kubelet_is_pointed_to_the_address_and_restarted(node, installed, kubelet):
+    checked = node.role("agent", kubelet, "--check")
+    assert kubelet_server(node) == SERVER and checked.changed
+    started_before = started(node, "kubelet.service")
+    node.role("agent", kubelet)
+    assert kubelet_server(node) == f"https://{KUBELET_ADDRESS}:6443"
+    assert started(node, "kubelet.service") > started_before
+
+
 def test_without_the_variable_static_services_are_removed_and_other_files_are_kept(node, installed, variables):
     node.write("/etc/kubenode-proxy/services.d/own.yaml", "")
     node.role("agent", {**variables, "service_proxy_static": [], "service_proxy_api_servers": []})
+    assert kubelet_server(node) == SERVER
+    assert node.output("ls", "/etc/kubernetes").split() == ["kubelet.conf"]
     wait_for("it is no longer served", lambda: f"{ADDRESS}/32" not in rules(node))
     assert node.output("ls", "/etc/kubenode-proxy/services.d").split() == ["own.yaml"]
 

@@ -1,0 +1,223 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The server in kubelet's kubeconfig: pointed to an address that leads to all API servers, and restored.
+
+kubelet loses its node if it cannot verify an API server, so the file is changed only after each server has presented a
+certificate that kubelet would accept at that address. A record of what was there before makes the change reversible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from typing import Callable, List, NamedTuple, Optional, Sequence
+
+from ..addresses import canonical_address
+from ..cluster.access.certificate import Place, verified_certificate
+from ..cluster.access.credentials import Credentials
+from ..cluster.access.server_field import server_field, with_server
+from ..cluster.connection import Access, ApiConnection, resolve
+from ..errors import ApiError, ConfigurationError
+from ..regular_files import SMALL, parse_json, read_regular
+from ..whole_files import write_whole
+
+RECORD = "/var/lib/kubenode-proxy/kubelet.json"
+_BACKUP = ".before-kubenode-proxy"
+_PAUSE_SECONDS = 0.3
+_ATTEMPT_SECONDS = 3.0
+
+#: Replaces a file, keeping its owner, permission bits and security context; arguments are the path and the content.
+Store = Callable[[str, bytes], None]
+
+
+class Record(NamedTuple):
+    """What was changed: the file, the server before, the server written, and the copy of the file before."""
+
+    path: str
+    before: str
+    written: str
+    backup: str
+
+
+class Outcome(NamedTuple):
+    """The file, the servers in it before and after (equal if it was or would be unchanged), the backup, warnings."""
+
+    path: str
+    before: str
+    after: str
+    backup: str = ""
+    warnings: Sequence[str] = ()
+
+
+def parse_place(text: str, default_port: int) -> Place:
+    """Parse ``ADDRESS``, ``ADDRESS:PORT`` or ``[ADDRESS]:PORT``. Raises ConfigurationError."""
+    host, port = text, str(default_port)
+    if canonical_address(text) is None:
+        host, _colon, port = text.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+    address = canonical_address(host)
+    if address is None or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigurationError(f"{text!r} is not of the form ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT")
+    return Place(address, int(port))
+
+
+def verify_servers(
+    access: Access, address: Place, servers: Sequence[Place], seconds: float, *, served: bool
+) -> List[str]:
+    """Verify that each server, and the address itself, presents a certificate that is valid for the address.
+
+    ``access``: of the kubeconfig, with the authority and perhaps ``tls-server-name``. ``served``: whether the address
+    must lead to the servers already; if not, a failure of this part becomes a warning. Return the warnings. Raises
+    ApiError with all failures in one line.
+    """
+    deadline = time.monotonic() + seconds
+    name = access.server_name or address.address
+    bare = access._replace(credentials=Credentials())
+    failures: List[str] = []
+    certificates = []
+    for server in servers:
+        try:
+            certificates.append(_patiently(bare, server, name, deadline))
+        except ApiError as error:
+            failures.append(str(error))
+    if failures:
+        raise ApiError("; ".join(failures))
+    try:
+        if _patiently(bare, address, name, deadline) not in certificates:
+            raise ApiError(f"API server {address}: presents a certificate that none of the servers has")
+    except ApiError as error:
+        if served:
+            raise
+        return [f"not served yet: {error}"]
+    return []
+
+
+def _patiently(access: Access, place: Place, name: str, deadline: float) -> bytes:
+    """Return the certificate, connecting again until the deadline if the server cannot be reached. Raises ApiError."""
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return verified_certificate(access, place, name, min(_ATTEMPT_SECONDS, max(left, 0.5)))
+        except ApiError as error:
+            # A certificate that lacks the name has no cause: it will not change soon.
+            if error.__cause__ is None or deadline - time.monotonic() < _PAUSE_SECONDS:
+                raise
+        time.sleep(_PAUSE_SECONDS)
+
+
+def point_to(
+    path: str,
+    address: Place,
+    servers: Sequence[Place],
+    *,
+    seconds: float,
+    check: bool,
+    store: Store,
+    record: str = RECORD,
+) -> Outcome:
+    """Have the kubeconfig name the address as its server, after :func:`verify_servers`.
+
+    ``check``: change nothing. A file that names the address already is not verified again. Raises ProxyError; nothing
+    is changed in that case.
+    """
+    if not servers:
+        raise ConfigurationError("servers: is empty")
+    path = os.path.realpath(path)
+    known = read_record(record)
+    url = f"https://{address}"
+    text = _read(path)
+    current = server_field(text, path).url
+    if current == url:
+        return Outcome(path, current, current, known.backup if known and known.path == path else "")
+    access = resolve(ApiConnection(kubeconfig=path))
+    for field, given in (("insecure-skip-tls-verify", not access.verify), ("proxy-url", access.proxy_url)):
+        if given:
+            raise ConfigurationError(f"{path}: the kubeconfig has {field}, so kubelet would not verify the API servers")
+    changed = with_server(text, url, path)
+    warnings = verify_servers(access, address, servers, seconds, served=not check)
+    if known is not None and known.path != path:
+        moved = _restored(known, check, store)
+        if not check:
+            _remove(known.backup)
+        warnings += moved.warnings
+        known = None
+    # After a change of the address the original is the one that is recorded, not the address before.
+    before = known.before if known is not None and current == known.written else current
+    backup = path + _BACKUP
+    if not check:
+        _write_beside(path, text, before == current, Record(path, before, url, backup), record)
+        store(path, changed.encode())
+    return Outcome(path, current, url, backup, warnings)
+
+
+def restore(*, check: bool, store: Store, record: str = RECORD) -> Optional[Outcome]:
+    """Restore the server that was in the file before, and remove record and backup; None if nothing was changed.
+
+    Only the server is restored, since other fields may have been renewed. A server that another program has written
+    meanwhile is kept. Raises ProxyError.
+    """
+    known = read_record(record)
+    if known is None:
+        return None
+    outcome = _restored(known, check, store)
+    if not check:
+        _remove(known.backup, record)
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(record))
+    return outcome
+
+
+def _remove(*paths: str) -> None:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _restored(known: Record, check: bool, store: Store) -> Outcome:
+    if not os.path.exists(known.path):
+        return Outcome(known.path, "", "")
+    text = _read(known.path)
+    current = server_field(text, known.path).url
+    if current != known.written:
+        warning = f"{known.path}: the server {current} is kept, since another program has written it"
+        return Outcome(known.path, current, current, "", (warning,))
+    if not check:
+        store(known.path, with_server(text, known.before, known.path).encode())
+    return Outcome(known.path, current, known.before)
+
+
+def read_record(path: str = RECORD) -> Optional[Record]:
+    """Return the record of a change, None if there is none. Raises ConfigurationError for a damaged one."""
+    try:
+        found = parse_json(read_regular(path, SMALL))
+        return Record(*(str(found[field]) for field in Record._fields))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"{path}: the record of the changed kubeconfig cannot be read: {error}") from error
+
+
+def _write_beside(path: str, text: str, original: bool, made: Record, record: str) -> None:
+    """Write the backup, unless this is not the original file, and the record. Raises ConfigurationError."""
+    try:
+        os.makedirs(os.path.dirname(record), mode=0o755, exist_ok=True)
+        if original:
+            status = os.stat(path)
+            write_whole(made.backup, text.encode(), status.st_mode & 0o777, (status.st_uid, status.st_gid))
+        write_whole(record, json.dumps(made._asdict(), indent=1).encode() + b"\n")
+    except OSError as error:
+        name = error.filename or record
+        raise ConfigurationError(f"{name}: cannot be written: {error.strerror}; nothing was changed") from error
+
+
+def _read(path: str) -> str:
+    try:
+        return read_regular(path, 16 * SMALL).decode()
+    except OSError as error:
+        raise ConfigurationError(f"{path}: the kubeconfig cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: the kubeconfig is not UTF-8 text") from error
