@@ -14,22 +14,9 @@ import json
 import socket
 from typing import Any, Callable, Dict, Iterable, List, Optional, Union
 
+from tests.lab.clock import Clock
+
 Faults = Union[bytes, BaseException]
-
-
-class Clock:
-    """Seconds that pass only when something waits."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        """The time."""
-        return self.now
-
-    def wait(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now += seconds
 
 
 class Answer:

@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from tests import conftest  # noqa: F401  (makes the collection importable)
-from tests.lab import system
+from tests.lab import manifests, system
 
 # isort: split
 
@@ -204,36 +204,20 @@ def measure(paths: Dict[str, str], services: int, endpoints: int, seconds: float
     return Row("this project", services, endpoints, round(programmed, 3), round(change_ms, 2), round(memory, 1), *found)
 
 
-def objects(services: int, endpoints: int) -> Iterator[Dict[str, Any]]:
+def objects_of(services: int, endpoints: int) -> Iterator[Dict[str, Any]]:
     """The same Services for an API server: a Node, Services and EndpointSlices."""
-    node_ip = NAMESPACES["client"][0]
-    yield {
-        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1", "labels": {}}, "spec": {},
-        "status": {"addresses": [{"type": "InternalIP", "address": node_ip}]},
-    }  # fmt: skip
+    yield manifests.node("node1", NAMESPACES["client"][0], "10.244.1.0/24")
     for number in range(services):
-        name, cluster_ip = f"svc{number}", address(number, 96)
-        yield {
-            "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "bench", "name": name},
-            "spec": {
-                "type": "ClusterIP", "clusterIP": cluster_ip, "clusterIPs": [cluster_ip], "ipFamilies": ["IPv4"],
-                "sessionAffinity": "None", "internalTrafficPolicy": "Cluster",
-                "ports": [{"name": "", "protocol": "TCP", "port": 80, "targetPort": 8080}],
-            },
-        }  # fmt: skip
+        name, ports = f"svc{number}", [manifests.port(80, targetPort=8080)]
+        policies = {"sessionAffinity": "None", "internalTrafficPolicy": "Cluster"}
+        yield manifests.service(name, address(number, 96), ports, namespace="bench", **policies)
         yield endpoint_slice(name, [address(number * endpoints + each, 128) for each in range(endpoints)])
 
 
 def endpoint_slice(name: str, endpoints: Sequence[str]) -> Dict[str, Any]:
-    """The slice of a Service with its endpoints."""
-    return {
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-        "metadata": {"namespace": "bench", "name": name, "labels": {"kubernetes.io/service-name": name}},
-        "ports": [{"name": "", "protocol": "TCP", "port": 8080}],
-        "endpoints": [
-            {"addresses": [endpoint], "conditions": {"ready": True}, "nodeName": "node2"} for endpoint in endpoints
-        ],
-    }  # fmt: skip
+    """Return the slice of a Service with its endpoints."""
+    listed = [manifests.endpoint(each, "node2") for each in endpoints]
+    return manifests.endpoint_slice(name, listed, [manifests.port(8080)], name=name, namespace="bench")
 
 
 def synced() -> Tuple[int, float]:
@@ -271,7 +255,7 @@ def measure_kube_proxy(binary: str, paths: Dict[str, str], services: int, endpoi
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         store = Store()
-        for item in objects(services, endpoints):
+        for item in objects_of(services, endpoints):
             store.put(item)
         certificates = make_certificates(directory / "tls")
         with closing(ApiServer(store, certificates)) as api:

@@ -14,34 +14,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
+from tests.lab import manifests
+from tests.lab.manifests import Object
 from tests.lab.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 NODE = "node1"
 
-Object = Dict[str, Any]
-
 
 def service(number: int, ports: Sequence[int] = (80,), namespace: str = "default", **spec: Any) -> Object:
-    """Service ``svc-NUMBER`` with the cluster IP 10.96.x.y that follows from the number."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"namespace": namespace, "name": f"svc-{number}"},
-        "spec": {
-            "type": "ClusterIP",
-            "clusterIP": cluster_ip(number),
-            "clusterIPs": [cluster_ip(number)],
-            "ipFamilies": ["IPv4"],
-            "ports": [{"name": f"p{port}", "protocol": "TCP", "port": port} for port in ports],
-            **spec,
-        },
-    }
+    """Return Service ``svc-NUMBER`` with the cluster IP 10.96.x.y that follows from the number."""
+    listed = [manifests.port(port, name=f"p{port}") for port in ports]
+    return manifests.service(f"svc-{number}", cluster_ip(number), listed, namespace=namespace, **spec)
 
 
 def cluster_ip(number: int) -> str:
@@ -59,33 +48,14 @@ def endpoint_slice(
     number: int, count: int = 2, ports: Sequence[int] = (80,), target: int = 8080, first: int = 0, protocol: str = "TCP"
 ) -> Object:
     """Return an EndpointSlice of Service ``svc-NUMBER`` with ``count`` ready endpoints."""
-    return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {
-            "namespace": "default",
-            "name": f"svc-{number}-a",
-            "labels": {"kubernetes.io/service-name": f"svc-{number}"},
-        },
-        "addressType": "IPv4",
-        "ports": [{"name": f"p{port}", "protocol": protocol, "port": target} for port in ports],
-        "endpoints": [
-            {"addresses": [endpoint_ip(number, index)], "conditions": {"ready": True}, "nodeName": "node2"}
-            for index in range(first, first + count)
-        ],
-    }
+    endpoints = [manifests.endpoint(endpoint_ip(number, index), "node2") for index in range(first, first + count)]
+    listed = [manifests.port(target, name=f"p{port}", protocol=protocol) for port in ports]
+    return manifests.endpoint_slice(f"svc-{number}", endpoints, listed, name=f"svc-{number}-a")
 
 
 def node_object(**more: Any) -> Object:
     """Return the Node object of the node under test."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": NODE, "labels": {}},
-        "spec": {"podCIDRs": ["10.244.1.0/24"]},
-        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
-        **more,
-    }
+    return manifests.node(NODE, "192.0.2.1", "10.244.1.0/24", **{"metadata": {"labels": {}}, **more})
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 10.0, pause: float = 0.01) -> float:

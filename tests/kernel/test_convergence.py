@@ -28,6 +28,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.regular_files import open_regular
+from tests.lab import manifests
 
 UML = pytest.mark.uml
 # Each mode, and the iptables variant that the rules of other programs make the node use.
@@ -61,37 +62,24 @@ def has_ipvs() -> bool:
 
 
 def service(name: str, number: int, kind: str = "ClusterIP", protocol: str = "TCP", **spec: Any) -> Dict[str, Any]:
-    port: Dict[str, Any] = {"name": "main", "port": 80, "protocol": protocol}
+    port = manifests.port(80, name="main", protocol=protocol)
     if kind != "ClusterIP":
         port["nodePort"] = 30000 + number
-    ips = [f"10.96.0.{number}", f"fd00:96::{number}"]
-    fields = {"type": kind, "clusterIP": ips[0], "clusterIPs": ips, "ports": [port], **spec}
-    return {"kind": "Service", "metadata": {"namespace": "shop", "name": name}, "spec": fields}
+    addresses = (f"10.96.0.{number}", f"fd00:96::{number}")
+    return manifests.service(name, addresses, [port], namespace="shop", type=kind, **spec)
 
 
 def endpoint_slices(name: str, number: int, count: int, protocol: str = "TCP") -> List[Dict[str, Any]]:
-    slices = []
-    for family, prefix in (("IPv4", f"10.244.{number}."), ("IPv6", f"fd00:244:{number}::")):
-        endpoints = [
-            {"addresses": [f"{prefix}{last}"], "conditions": {"ready": True}, "nodeName": f"node-{last % 2}"}
-            for last in range(1, count + 1)
-        ]
-        metadata = {
-            "namespace": "shop",
-            "name": f"{name}-{family.lower()}",
-            "labels": {"kubernetes.io/service-name": name},
-        }
-        ports = [{"name": "main", "port": 8080, "protocol": protocol}]
-        slices.append(
-            {
-                "kind": "EndpointSlice",
-                "metadata": metadata,
-                "addressType": family,
-                "endpoints": endpoints,
-                "ports": ports,
-            }
+    return [
+        manifests.endpoint_slice(
+            name,
+            [manifests.endpoint(f"{prefix}{last}", f"node-{last % 2}") for last in range(1, count + 1)],
+            [manifests.port(8080, name="main", protocol=protocol)],
+            name=f"{name}-{family}",
+            namespace="shop",
         )
-    return slices
+        for family, prefix in (("ipv4", f"10.244.{number}."), ("ipv6", f"fd00:244:{number}::"))
+    ]
 
 
 def cluster() -> ClusterState:

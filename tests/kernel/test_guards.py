@@ -17,6 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Report, Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import PreflightError
 from tests.kernel.test_convergence import UML, refuse_writes
+from tests.lab import manifests
 
 NODE = {
     "kind": "Node",
@@ -27,32 +28,25 @@ MODES = ["iptables", "nftables", pytest.param("ipvs", marks=UML)]
 
 
 def service(number: int) -> Dict[str, Any]:
-    ips = [f"10.96.0.{number}", f"fd00:96::{number}"]
-    return {
-        "kind": "Service",
-        "metadata": {"namespace": "shop", "name": f"web-{number}"},
-        "spec": {
-            "clusterIP": ips[0],
-            "clusterIPs": ips,
-            "externalIPs": [f"198.51.100.{number}"],
-            "ports": [{"port": 80}],
-            # Every other Service has its own chains in nftables mode.
-            **({"sessionAffinity": "ClientIP"} if number % 2 else {}),
-        },
-    }
+    addresses = (f"10.96.0.{number}", f"fd00:96::{number}")
+    # Every other Service has chains of its own in nftables mode.
+    more = {"sessionAffinity": "ClientIP"} if number % 2 else {}
+    external = [f"198.51.100.{number}"]
+    return manifests.service(
+        f"web-{number}", addresses, [manifests.port(80)], namespace="shop", externalIPs=external, **more
+    )
 
 
 def slices(number: int) -> List[Dict[str, Any]]:
-    labels = {"kubernetes.io/service-name": f"web-{number}"}
     return [
-        {
-            "kind": "EndpointSlice",
-            "metadata": {"namespace": "shop", "name": f"web-{number}-{family.lower()}", "labels": labels},
-            "addressType": family,
-            "endpoints": [{"addresses": [f"{prefix}{number}"]}],
-            "ports": [{"name": "", "port": 8080}],
-        }
-        for family, prefix in (("IPv4", "10.244.0."), ("IPv6", "fd00:244::"))
+        manifests.endpoint_slice(
+            f"web-{number}",
+            [manifests.endpoint(f"{prefix}{number}")],
+            [manifests.port(8080)],
+            name=f"web-{number}-{family}",
+            namespace="shop",
+        )
+        for family, prefix in (("ipv4", "10.244.0."), ("ipv6", "fd00:244::"))
     ]
 
 

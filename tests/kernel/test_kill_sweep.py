@@ -31,6 +31,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import NetlinkSocket
 from tests.kernel.backends import PORT, Backend, endpoint, make_network
+from tests.lab import manifests
 
 MODES = (
     pytest.param("iptables", "legacy", id="iptables-legacy"),
@@ -52,28 +53,19 @@ def steady_address(number: int) -> str:
     return f"10.96.1.{number}"
 
 
-def objects(names: Dict[int, List[int]]) -> List[Dict[str, Any]]:
+def objects_of(names: Dict[int, List[int]]) -> List[Dict[str, Any]]:
     """Return Services by number with the numbers of their backends; those from 100 on use UDP and node ports."""
     found: List[Dict[str, Any]] = []
     for number, backends in names.items():
         many = number >= 100
-        port: Dict[str, Any] = {"name": "main", "port": 80, "protocol": "UDP" if many else "TCP"}
+        name, protocol = f"s{number}", "UDP" if many else "TCP"
+        port = manifests.port(80, name="main", protocol=protocol, **({"nodePort": 31000 + number} if many else {}))
         address = f"10.96.2.{number}" if many else steady_address(number)
-        spec = {"type": "NodePort" if many else "ClusterIP", "clusterIP": address, "clusterIPs": [address]}
-        if many:
-            port["nodePort"] = 31000 + number
-        metadata = {"namespace": "shop", "name": f"s{number}"}
-        found.append({"kind": "Service", "metadata": metadata, "spec": {**spec, "ports": [port]}})
-        labels = {"kubernetes.io/service-name": f"s{number}"}
-        found.append(
-            {
-                "kind": "EndpointSlice",
-                "metadata": {**metadata, "labels": labels},
-                "addressType": "IPv4",
-                "ports": [{**{key: port[key] for key in ("name", "protocol")}, "port": PORT}],
-                "endpoints": [{"addresses": [endpoint(backend)], "nodeName": "node-1"} for backend in backends],
-            }
-        )
+        kind = "NodePort" if many else "ClusterIP"
+        found.append(manifests.service(name, address, [port], namespace="shop", type=kind))
+        endpoints = [manifests.endpoint(endpoint(backend), "node-1") for backend in backends]
+        target = manifests.port(PORT, name="main", protocol=protocol)
+        found.append(manifests.endpoint_slice(name, endpoints, [target], name=name, namespace="shop"))
     return found
 
 
@@ -98,7 +90,7 @@ class Sweep:
     def converge(self, services: Dict[int, List[int]]) -> None:
         conntrack = {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
         node = {"kind": "Node", "metadata": {"name": "node-1"}, "status": {"addresses": []}}
-        state = ClusterState.from_objects([*objects(services), node])
+        state = ClusterState.from_objects([*objects_of(services), node])
         assert state.refusals == ()
         configuration = load({"mode": self.mode, "clusterCIDR": "10.244.0.0/16", "conntrack": conntrack}).configuration
         converge(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
 from tests.kernel.agent_node import AgentNode, Object, service
-from tests.lab import system
+from tests.lab import manifests, system
 
 SECONDS = 10.0
 
@@ -98,21 +98,10 @@ def endpoints_of(
     number: int, addresses: Sequence[str], protocols: Sequence[str] = ("TCP",), node: str = "node1", port: int = 8080
 ) -> Object:
     """Return a slice of Service ``svc-NUMBER`` with ready endpoints at these addresses."""
-    family = "IPv6" if addresses and ":" in addresses[0] else "IPv4"
-    return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {
-            "namespace": "default",
-            "name": f"svc-{number}-{family.lower()}",
-            "labels": {"kubernetes.io/service-name": f"svc-{number}"},
-        },
-        "addressType": family,
-        "ports": [{"name": f"p80-{item.lower()}", "protocol": item, "port": port} for item in protocols],
-        "endpoints": [
-            {"addresses": [address], "conditions": {"ready": True}, "nodeName": node} for address in addresses
-        ],
-    }
+    endpoints = [manifests.endpoint(address, node) for address in addresses]
+    family = "ipv6" if addresses and ":" in addresses[0] else "ipv4"
+    ports = [manifests.port(port, name=f"p80-{item.lower()}", protocol=item) for item in protocols]
+    return manifests.endpoint_slice(f"svc-{number}", endpoints, ports, name=f"svc-{number}-{family}")
 
 
 def service_of(number: int, protocols: Sequence[str] = ("TCP",), **spec: Any) -> Object:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab import manifests
 from tests.lab.background import Background
 from tests.modules.harness import ROOT, UNPRIVILEGED
 
@@ -43,25 +44,12 @@ LOOK = [
 
 def service(name, ports, **spec):
     """Return a ClusterIP Service as the API server would show it."""
-    address = spec.pop("clusterIP", "10.96.0.50")
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name, "namespace": "shop"},
-        "spec": {"type": "ClusterIP", "clusterIP": address, "clusterIPs": [address], "ports": ports, **spec},
-    }
+    return manifests.service(name, spec.pop("clusterIP", "10.96.0.50"), ports, namespace="shop", **spec)
 
 
 def slice_of(name, addresses, port):
     """Return an EndpointSlice of the Service ``name``."""
-    return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {"name": f"{name}-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": name}},
-        "addressType": "IPv4",
-        "ports": [{"name": "", "protocol": "TCP", "port": port}],
-        "endpoints": [{"addresses": [address], "conditions": {"ready": True}} for address in addresses],
-    }
+    return manifests.endpoint_slice(name, map(manifests.endpoint, addresses), [manifests.port(port)], namespace="shop")
 
 
 def rules(node):

@@ -19,9 +19,10 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
+from tests.lab import manifests
+from tests.lab.manifests import Object
 from tests.lab.topology import FABRIC, LabNode
 
-Object = Dict[str, Any]
 NAMESPACE = "shop"
 PORTS = (("http", "TCP", 80, 8080),)
 DNS = ("dns", "UDP", 53, 5300)
@@ -35,48 +36,31 @@ def pods(node: LabNode) -> List[str]:
 
 
 def service(name: str, address: str, kind: str = "ClusterIP", ports: Sequence[Any] = PORTS, **more: Any) -> Object:
-    node_port = more.pop("node_port", 0)
-    ingress = more.pop("ingress", None)
-    listed: List[Object] = [
-        {"name": port, "protocol": protocol, "port": number, "targetPort": target}
+    """Return a Service. ``node_port`` is that of its first port, ``ingress`` its load balancer's address."""
+    node_port, ingress = more.pop("node_port", 0), more.pop("ingress", None)
+    listed = [
+        manifests.port(number, name=port, protocol=protocol, targetPort=target)
         for port, protocol, number, target in ports
     ]
     if node_port:
         listed[0]["nodePort"] = node_port
-    addresses = {"clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv4"]}
-    spec = {"type": kind, **addresses, "ports": listed, **more}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name, "namespace": NAMESPACE, "uid": f"uid-{name}"},
-        "spec": spec,
-        "status": {"loadBalancer": {"ingress": [{"ip": ingress}]} if ingress else {}},
-    }
+    own: Object = {"namespace": NAMESPACE, "metadata": {"uid": f"uid-{name}"}}
+    return manifests.service(name, address, listed, ingress=[ingress] if ingress else [], type=kind, **own, **more)
 
 
 def endpoint_slice(name: str, places: Dict[str, str], ports: Sequence[Any] = PORTS) -> Object:
     """Return the ready endpoints of a Service: node names by pod address."""
-    return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {
-            "name": f"{name}-1",
-            "namespace": NAMESPACE,
-            "uid": f"uid-{name}-1",
-            "labels": {"kubernetes.io/service-name": name},
-        },
-        "addressType": "IPv4",
-        "ports": [{"name": port, "protocol": protocol, "port": target} for port, protocol, _number, target in ports],
-        "endpoints": [
-            {
-                "addresses": [address],
-                "conditions": {"ready": True, "serving": True, "terminating": False},
-                "nodeName": node,
-                "targetRef": {"kind": "Pod", "namespace": NAMESPACE, "name": pod_name(address)},
-            }
-            for address, node in places.items()
-        ],
-    }
+    endpoints = [
+        manifests.endpoint(
+            address,
+            node,
+            conditions={"ready": True, "serving": True, "terminating": False},
+            targetRef={"kind": "Pod", "namespace": NAMESPACE, "name": pod_name(address)},
+        )
+        for address, node in places.items()
+    ]
+    listed = [manifests.port(target, name=port, protocol=protocol) for port, protocol, _number, target in ports]
+    return manifests.endpoint_slice(name, endpoints, listed, namespace=NAMESPACE, metadata={"uid": f"uid-{name}-1"})
 
 
 def pod_name(address: str) -> str:
@@ -85,13 +69,7 @@ def pod_name(address: str) -> str:
 
 
 def _node(node: LabNode) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": node.name, "uid": f"uid-{node.name}", "labels": {"kubernetes.io/hostname": node.name}},
-        "spec": {"podCIDR": node.pods, "podCIDRs": [node.pods]},
-        "status": {"addresses": [{"type": "InternalIP", "address": node.address}]},
-    }
+    return manifests.node(node.name, node.address, node.pods, metadata={"uid": f"uid-{node.name}"})
 
 
 def cluster(nodes: Sequence[LabNode]) -> Object:

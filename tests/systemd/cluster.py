@@ -14,6 +14,7 @@ from tests.apiserver.real import VARIABLE, Gate, RealStore
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
+from tests.lab import manifests
 
 # The first address of podman's default network, which is this machine's on the bridge.
 BRIDGE = "10.88.0.1"
@@ -23,33 +24,20 @@ TOKEN = "test-token"
 
 def service(name: str, address: str, node_port: int = 0, protocols: Sequence[str] = ("TCP",)) -> Dict[str, Any]:
     """Return a Service with port 80 of each protocol; only the first may have a node port."""
-    ports: List[Dict[str, Any]] = [
-        {"name": f"{protocol.lower()}-web", "protocol": protocol, "port": 80, "targetPort": 8080}
-        for protocol in protocols
+    ports = [
+        manifests.port(80, name=f"{protocol.lower()}-web", protocol=protocol, targetPort=8080) for protocol in protocols
     ]
     if node_port:
         ports[0]["nodePort"] = node_port
-    spec = {"clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv4"], "ports": ports}
-    spec["type"] = "NodePort" if node_port else "ClusterIP"
-    metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}"}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+    kind = "NodePort" if node_port else "ClusterIP"
+    return manifests.service(name, address, ports, metadata={"uid": f"uid-{name}"}, type=kind)
 
 
 def endpoint_slice(name: str, addresses: Sequence[str], protocols: Sequence[str] = ("TCP",)) -> Dict[str, Any]:
     """Return the slice of the Service's ready endpoints, on port 8080."""
-    return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {
-            "name": f"{name}-1",
-            "namespace": "default",
-            "uid": f"uid-slice-{name}",
-            "labels": {"kubernetes.io/service-name": name},
-        },
-        "addressType": "IPv4",
-        "ports": [{"name": f"{protocol.lower()}-web", "protocol": protocol, "port": 8080} for protocol in protocols],
-        "endpoints": [{"addresses": [address], "conditions": {"ready": True}} for address in addresses],
-    }
+    ports = [manifests.port(8080, name=f"{protocol.lower()}-web", protocol=protocol) for protocol in protocols]
+    endpoints = map(manifests.endpoint, addresses)
+    return manifests.endpoint_slice(name, endpoints, ports, metadata={"uid": f"uid-slice-{name}"})
 
 
 def numbered(number: int, first: int = 0, count: int = 2) -> List[Dict[str, Any]]:
@@ -62,13 +50,7 @@ def numbered(number: int, first: int = 0, count: int = 2) -> List[Dict[str, Any]
 
 def node(name: str, address: str) -> Dict[str, Any]:
     """Return a Node with one internal address."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "uid": f"uid-{name}", "labels": {"kubernetes.io/hostname": name}},
-        "spec": {"podCIDR": "10.244.1.0/24", "podCIDRs": ["10.244.1.0/24"]},
-        "status": {"addresses": [{"type": "InternalIP", "address": address}]},
-    }
+    return manifests.node(name, address, "10.244.1.0/24", metadata={"uid": f"uid-{name}"})
 
 
 class Cluster:

@@ -28,6 +28,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Resource, Stage
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext
+from tests.lab import manifests
 
 
 class DictResource(Resource):
@@ -89,9 +90,7 @@ class Drift:
 
 def service(name, number):
     """Return a ClusterIP Service with one port."""
-    ip = f"10.96.0.{number}"
-    spec = {"clusterIP": ip, "clusterIPs": [ip], "ports": [{"port": 80, "protocol": "TCP", "name": ""}]}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "d", "name": name}, "spec": spec}
+    return manifests.service(name, f"10.96.0.{number}", [manifests.port(80)], namespace="d")
 
 
 class SyncBench:

@@ -18,6 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.handles
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
+from tests.lab import manifests
 
 MODES = ("iptables", "ipvs", "nftables")
 CONTEXT = NodeContext("IPv4", "node1", "")
@@ -48,29 +49,15 @@ def cluster(services):
     chance = random.Random(3)
     for number in range(services):
         kind = ("ClusterIP", "NodePort", "LoadBalancer")[number % 3]
-        port = {"name": "p", "protocol": chance.choice(["TCP", "UDP"]), "port": 80}
+        port = manifests.port(80, name="p", protocol=chance.choice(["TCP", "UDP"]))
         if kind != "ClusterIP":
             port["nodePort"] = 30000 + number
-        spec = {"type": kind, "clusterIP": f"10.96.0.{number + 1}", "ports": [port]}
-        if number % 5 == 0:
-            # One of them is the second address of the node.
-            spec["externalIPs"] = ["192.0.2.2" if number % 10 == 0 else "198.51.100.1"]
-        metadata = {"namespace": "default", "name": f"s{number}"}
-        state.upsert({"kind": "Service", "apiVersion": "v1", "metadata": metadata, "spec": spec})
-        state.upsert(
-            {
-                "kind": "EndpointSlice",
-                "apiVersion": "discovery.k8s.io/v1",
-                "metadata": {
-                    "namespace": "default",
-                    "name": f"s{number}-x",
-                    "labels": {"kubernetes.io/service-name": f"s{number}"},
-                },
-                "addressType": "IPv4",
-                "ports": [{"name": "p", "protocol": port["protocol"], "port": 8080}],
-                "endpoints": [{"addresses": [f"10.244.2.{number + 1}"], "conditions": {"ready": True}}],
-            }
-        )
+        # One of them is the second address of the node.
+        external = ["192.0.2.2" if number % 10 == 0 else "198.51.100.1"] if number % 5 == 0 else []
+        name, endpoints = f"s{number}", [manifests.endpoint(f"10.244.2.{number + 1}")]
+        state.upsert(manifests.service(name, f"10.96.0.{number + 1}", [port], type=kind, externalIPs=external))
+        target = manifests.port(8080, name="p", protocol=port["protocol"])
+        state.upsert(manifests.endpoint_slice(name, endpoints, [target]))
     return state
 
 

@@ -14,19 +14,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.healt
     service_health_answer,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName, Node
-
-
-class Clock:
-    def __init__(self):
-        self.now = 1_700_000_000.0
-
-    def __call__(self):
-        return self.now
+from tests.lab.clock import Clock
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(1_700_000_000.0)
 
 
 @pytest.fixture

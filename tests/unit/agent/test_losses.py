@@ -9,16 +9,9 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.losses import WINDOW_SECONDS, LossWatch
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
+from tests.lab.clock import Clock
 
 SERVICES = [NamespacedName("shop", f"web-{number:02}") for number in range(20)]
-
-
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

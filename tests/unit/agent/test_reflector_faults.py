@@ -23,7 +23,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster import api
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.exec_plugin import ExecPlugin, ExecSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import SERVICES, ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import Access, ApiConnection
-from tests.apiserver.wire import Answer, Clock, Wire, broken, chunked, failure, head, response, silent
+from tests.apiserver.wire import Answer, Wire, broken, chunked, failure, head, response, silent
+from tests.lab.clock import Clock
 
 HOST = "http://api.example"
 

@@ -32,7 +32,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from tests.apiserver.mutations import events_of, mutated, page_of
 from tests.apiserver.store import Compacted, Store
-from tests.apiserver.wire import Answer, Clock, Wire, chunked, failure, response
+from tests.apiserver.wire import Answer, Wire, chunked, failure, response
+from tests.lab.clock import Clock
 
 #: 40 campaigns of 2,600 wrong answers each are 104,000.
 SHORT, LONG = (4, 700), (40, 2600)

@@ -22,16 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision i
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-
-
-class Clock:
-    """A clock that advances only when a test says so."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
+from tests.lab.clock import Clock
 
 
 class AtOnce(Backoff):

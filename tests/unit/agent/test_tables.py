@@ -24,6 +24,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table 
     count_endpoints,
     service_ports_of,
 )
+from tests.lab import manifests
 
 MODES = ("iptables", "ipvs", "nftables", "userspace")
 SETTINGS = DataplaneSettings(
@@ -75,29 +76,20 @@ def random_service(chance, number):
 
 
 def random_slice(chance, number):
-    return {
-        "kind": "EndpointSlice",
-        "apiVersion": "discovery.k8s.io/v1",
-        "metadata": {
-            "namespace": "default",
-            "name": f"s{number}-x",
-            "labels": {"kubernetes.io/service-name": f"s{number}"},
-        },
-        "addressType": "IPv4",
-        "ports": [
-            {"name": f"p{index}", "protocol": protocol, "port": 8080 + index}
-            for index in range(3)
-            for protocol in ("TCP", "UDP")
-        ],
-        "endpoints": [
-            {
-                "addresses": [f"10.244.{chance.randint(1, 2)}.{chance.randint(1, 30)}"],
-                "nodeName": chance.choice(["node1", "node2"]),
-                "conditions": {"ready": chance.random() < 0.8},
-            }
-            for _ in range(chance.randint(0, 4))
-        ],
-    }
+    ports = [
+        manifests.port(8080 + index, name=f"p{index}", protocol=protocol)
+        for index in range(3)
+        for protocol in ("TCP", "UDP")
+    ]
+    endpoints = [
+        manifests.endpoint(
+            f"10.244.{chance.randint(1, 2)}.{chance.randint(1, 30)}",
+            chance.choice(["node1", "node2"]),
+            ready=chance.random() < 0.8,
+        )
+        for _ in range(chance.randint(0, 4))
+    ]
+    return manifests.endpoint_slice(f"s{number}", endpoints, ports)
 
 
 def apply(tables, state, services, totals=None, context=CONTEXT):

@@ -30,6 +30,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiEr
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, make_client_certificate, write_kubeconfig
+from tests.lab.clock import Clock
 
 ROOT = Path(__file__).resolve().parents[3]
 EXEC_VERSION = "client.authentication.k8s.io/v1"
@@ -220,22 +221,12 @@ def test_waiting_for_an_answer_can_be_interrupted(server, certificates, tmp_path
     client.close()
 
 
-class Clock:
-    """A clock that advances only when a test says so."""
-
-    def __init__(self, now=1_800_000_000.0):
-        self.now = now
-
-    def __call__(self):
-        return self.now
-
-
 def authorization(credentials):
     return dict(credentials.headers())["Authorization"]
 
 
 def test_a_token_file_is_read_again_each_minute_over_hours(tmp_path):
-    path, clock = tmp_path / "token", Clock()
+    path, clock = tmp_path / "token", Clock(1_800_000_000.0)
     path.write_text("token-0")
     credentials = TokenFile(str(path), clock=clock)
     seen = set()
@@ -248,7 +239,7 @@ def test_a_token_file_is_read_again_each_minute_over_hours(tmp_path):
 
 
 def test_a_token_file_is_read_at_once_after_401_and_the_last_token_outlives_it(tmp_path):
-    path, clock = tmp_path / "token", Clock()
+    path, clock = tmp_path / "token", Clock(1_800_000_000.0)
     path.write_text("first")
     credentials = TokenFile(str(path), clock=clock)
     assert authorization(credentials) == "Bearer first"
@@ -284,7 +275,7 @@ def stamp(seconds):
 
 
 def test_a_plugin_runs_once_per_lifetime_of_its_token():
-    clock = Clock()
+    clock = Clock(1_800_000_000.0)
     begin = clock.now
     credentials, runs = plugin(
         clock, [lambda: {"token": f"t{clock.now:.0f}", "expirationTimestamp": stamp(clock.now + 3600)}]
@@ -296,7 +287,7 @@ def test_a_plugin_runs_once_per_lifetime_of_its_token():
 
 
 def test_a_token_that_lives_20_seconds_does_not_run_the_plugin_for_each_request():
-    clock = Clock()
+    clock = Clock(1_800_000_000.0)
     credentials, runs = plugin(clock, [lambda: {"token": "t", "expirationTimestamp": stamp(clock.now + 20)}])
     for _request in range(100):
         credentials.headers()
@@ -305,7 +296,7 @@ def test_a_token_that_lives_20_seconds_does_not_run_the_plugin_for_each_request(
 
 
 def test_a_plugin_without_expiry_runs_again_only_after_401():
-    clock = Clock()
+    clock = Clock(1_800_000_000.0)
     credentials, runs = plugin(clock, [{"token": "a"}, {"token": "b"}])
     for _hour in range(48):
         assert authorization(credentials) == "Bearer a"
@@ -315,7 +306,7 @@ def test_a_plugin_without_expiry_runs_again_only_after_401():
 
 
 def test_a_plugin_that_fails_temporarily_is_run_again():
-    clock = Clock()
+    clock = Clock(1_800_000_000.0)
     failed = subprocess.CompletedProcess([], 3, b"", b"no network\n")
     credentials, _runs = plugin(clock, [failed, failed, {"token": "t"}])
     for _attempt in range(2):
@@ -325,7 +316,7 @@ def test_a_plugin_that_fails_temporarily_is_run_again():
 
 
 def test_a_plugin_can_give_a_certificate():
-    credentials, _runs = plugin(Clock(), [{"clientCertificateData": "C", "clientKeyData": "K"}])
+    credentials, _runs = plugin(Clock(1_800_000_000.0), [{"clientCertificateData": "C", "clientKeyData": "K"}])
     assert credentials.headers() == []
     assert credentials.certificate()[:2] == (b"C", b"K")
 
@@ -342,7 +333,7 @@ def test_a_plugin_can_give_a_certificate():
     ],
 )
 def test_invalid_credentials_give_one_line_errors(output, reason):
-    credentials, _runs = plugin(Clock(), [subprocess.CompletedProcess([], 0, output, b"")])
+    credentials, _runs = plugin(Clock(1_800_000_000.0), [subprocess.CompletedProcess([], 0, output, b"")])
     with pytest.raises(ApiError, match=reason) as caught:
         credentials.headers()
     assert "\n" not in str(caught.value)
@@ -350,7 +341,7 @@ def test_invalid_credentials_give_one_line_errors(output, reason):
 
 @pytest.mark.parametrize("expiry", [5, "soon", "2027-99-01T00:00:00Z", "9999-12-31T23:59:59.999999999"])
 def test_an_invalid_expiry_is_refused(expiry):
-    credentials, _runs = plugin(Clock(), [{"token": "t", "expirationTimestamp": expiry}])
+    credentials, _runs = plugin(Clock(1_800_000_000.0), [{"token": "t", "expirationTimestamp": expiry}])
     with pytest.raises(ApiError, match="expirationTimestamp is not an RFC 3339 time"):
         credentials.headers()
 

@@ -21,21 +21,14 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.sources 
     is_allowed,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace.model import Listener
+from tests.lab.clock import Clock
 
 A, B, C = ("10.0.0.1", 80), ("10.0.0.2", 80), ("10.0.0.3", 80)
 
 
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture
