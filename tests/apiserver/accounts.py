@@ -38,14 +38,14 @@ def _encoded(value: Object) -> str:
 
 
 def sign(claims: Object) -> str:
-    """A token with these claims; the same claims give the same token."""
+    """Return a token with these claims; the same claims give the same token."""
     text = f"{_encoded({'alg': 'RS256', 'kid': 'test'})}.{_encoded(claims)}"
     signature = hmac.new(_KEY, text.encode(), hashlib.sha256).digest()
     return f"{text}.{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
 
 
 def claims_of(token: str) -> Optional[Object]:
-    """The claims of a token that this server has signed, None otherwise."""
+    """Return the claims of a token that this server has signed, None otherwise."""
     payload = token.split(".")[1] if token.count(".") == 2 else ""
     try:
         claims: Object = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
@@ -79,11 +79,11 @@ class Accounts:
 
     @staticmethod
     def owns(path: str) -> bool:
-        """Whether a path is of one of these kinds."""
+        """Report whether a path is of one of these kinds."""
         return _PATH.match(path) is not None
 
     def review(self, token: str) -> str:
-        """The path of the ServiceAccount whom a token stands for now; empty if it is not valid."""
+        """Return the path of the ServiceAccount that a token identifies now; empty if the token is not valid."""
         claims = claims_of(token)
         if claims is None or claims.get("exp", self._clock() + 1) <= self._clock():
             return ""
@@ -101,7 +101,7 @@ class Accounts:
         return "" if node and self._node_uid(node["name"]) != node["uid"] else path
 
     def allowed(self, account: str, method: str, path: str) -> bool:
-        """Whether a ServiceAccount, by its path, may do this: create its own token, by a Role that is bound to it."""
+        """Report whether a ServiceAccount, given by its path, may create its own token: a bound Role must permit it."""
         place = _PATH.match(path)
         if place is None or method != "POST" or place["token"] is None or path != f"{account}/token":
             return False
@@ -151,7 +151,7 @@ class Accounts:
         return 201, self.objects[path]
 
     def _read(self, path: str, found: Object) -> Object:
-        """A Secret for a ServiceAccount has its token soon after it was made, by a controller."""
+        """Return an object; like a controller, give a Secret for a ServiceAccount its token soon after creation."""
         if found.get("type") != _SECRET_TYPE:
             return found
         if self.late:
@@ -175,7 +175,7 @@ class Accounts:
         return found
 
     def _delete(self, path: str) -> None:
-        """With a ServiceAccount its Secrets go, by a controller."""
+        """Remove an object and, as a controller does, the Secrets of a removed ServiceAccount."""
         gone = self.objects.pop(path)
         if "/serviceaccounts/" in path:
             for other, item in list(self.objects.items()):

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the DaemonSet controller does to the test API server's store: pods come and go as labels of nodes say."""
+"""A DaemonSet controller for the test API server's store: it creates and deletes pods by the labels of nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def kube_proxy_daemon_set(**pod_spec: Any) -> Object:
-    """kube-proxy's DaemonSet as kubeadm makes it, as far as a test looks at it."""
+    """Return kube-proxy's DaemonSet as kubeadm creates it, with the fields that tests read."""
     labels = {"k8s-app": "kube-proxy"}
     spec = {"nodeSelector": {"kubernetes.io/os": "linux"}, "hostNetwork": True, **pod_spec}
     return {
@@ -42,7 +42,7 @@ def _expression_fits(expression: Object, labels: Dict[str, str]) -> bool:
 
 
 def fits(pod_spec: Object, node: Object) -> bool:
-    """Whether a pod of this specification belongs on the node: its node selector and required node affinity."""
+    """Report whether a pod of this specification belongs on the node, by node selector and required node affinity."""
     labels = {"kubernetes.io/os": "linux", **(node["metadata"].get("labels") or {})}
     if any(labels.get(key) != value for key, value in (pod_spec.get("nodeSelector") or {}).items()):
         return False
@@ -56,20 +56,20 @@ def fits(pod_spec: Object, node: Object) -> bool:
 
 
 def nodes_with_pods(store: Store) -> List[str]:
-    """Names of the Nodes that have a pod, where there are none but a DaemonSet's."""
+    """Return the names of the Nodes with a pod of a DaemonSet, the only pods that there are."""
     return [pod["spec"]["nodeName"] for pod in store.list("/api/v1/pods")[0]]
 
 
 def nodes_with_label(store: Store, label: str) -> List[str]:
-    """Names of the Nodes that have a label of this key."""
+    """Return the names of the Nodes that have a label of this key."""
     nodes = store.list("/api/v1/nodes")[0]
     return [node["metadata"]["name"] for node in nodes if label in (node["metadata"].get("labels") or {})]
 
 
 class DaemonSetController:
-    """Call it with the store after each change. ``ready`` False: pods that come do not become ready.
+    """Call it with the store after each change. ``ready``: whether new pods become ready.
 
-    ``lingering``: a pod that has to go is only marked as being deleted, as one whose kubelet is away.
+    ``lingering``: mark a pod as being deleted instead of deleting it, like one whose kubelet is away.
     """
 
     def __init__(self) -> None:

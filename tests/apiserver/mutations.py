@@ -65,7 +65,7 @@ def _paths(value: Any, path: Path, found: List[Path]) -> List[Path]:
 
 
 def mutated_json(document: Any, rng: random.Random) -> bytes:
-    """The document with one to three values replaced, removed, doubled or renamed, as JSON text or nearly so."""
+    """Return a document with one to three values replaced, removed, doubled or renamed, as JSON text or nearly so."""
     document = json.loads(json.dumps(document))
     holes: Dict[str, str] = {}
     for number in range(rng.randint(1, 3)):
@@ -93,7 +93,7 @@ def mutated_json(document: Any, rng: random.Random) -> bytes:
 
 
 def mutated_bytes(content: bytes, rng: random.Random) -> bytes:
-    """The bytes with some flipped, cut, doubled or put in."""
+    """Return bytes of which some are flipped, cut, doubled or inserted."""
     buffer = bytearray(content)
     for _turn in range(rng.randint(1, 4)):
         at = rng.randrange(len(buffer) + 1)
@@ -157,7 +157,7 @@ def _with_odd_head(body: bytes, rng: random.Random) -> bytes:
 
 
 def page_of(store: Store, path: str) -> Dict[str, Any]:
-    """A whole collection as a sane server lists it."""
+    """Return a whole collection as a server without faults lists it."""
     kind = KINDS[path]
     items, version = store.list(path)
     bare = [{key: value for key, value in item.items() if key not in ("kind", "apiVersion")} for item in items]
@@ -166,7 +166,7 @@ def page_of(store: Store, path: str) -> Dict[str, Any]:
 
 
 def events_of(store: Store, path: str, after: str) -> List[Dict[str, Any]]:
-    """The last events that a sane server sends after a resourceVersion, and a bookmark."""
+    """Return the last events that a server without faults sends after a resourceVersion, and a bookmark."""
     try:
         found = store.events(path, int(after or 0))
     except (Compacted, ValueError):
@@ -182,7 +182,7 @@ def events_of(store: Store, path: str, after: str) -> List[Dict[str, Any]]:
 
 
 def mutated(document: Any, events: List[Any], watch: bool, rng: random.Random) -> Answer:
-    """An answer to a list (of ``document``) or a watch (of ``events``) that is wrong somewhere."""
+    """Return an answer to a list (``document``) or a watch (``events``) that is wrong somewhere."""
     kind = rng.random()
     body = json.dumps(document, separators=(",", ":")).encode()
     if watch:

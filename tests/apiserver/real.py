@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real kube-apiserver in place of the tests' own: objects are written to it, and nodes reach it through a gate.
+"""A real kube-apiserver in place of the tests' own: tests write objects to it, and nodes reach it through a gate.
 
-The gate is what tests can close: it ends TLS with the tests' certificates and asks the real server with the credentials
-of the kubeconfig that was given, so that neither the server's addresses nor its certificate matter to the nodes.
+Tests can close the gate. It ends TLS with their certificates and sends requests to the real server with the
+credentials of the given kubeconfig, so that nodes need not know the server's addresses or certificate.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RealStore:
             self._client.send("PUT", path, item, f"replace {path}")
 
     def delete(self, kind: str, namespace: str, name: str) -> None:
-        """Delete an object. Raises ApiError, if it is not there as well."""
+        """Delete an object. Raises ApiError, also if it does not exist."""
         self._delete(f"{self._collection(kind, namespace)}/{name}")
 
     def _delete(self, path: str) -> None:
@@ -75,7 +75,7 @@ class RealStore:
             self._client.send("DELETE", path, None, f"delete {path}")
 
     def close(self) -> None:
-        """Delete whatever was written and is still there."""
+        """Delete all written objects that still exist."""
         for path in list(self._written):
             try:
                 self._delete(path)
@@ -86,7 +86,7 @@ class RealStore:
 
 
 class Gate:
-    """Listens like the tests' own server and passes requests on. ``token``: what clients must show."""
+    """A server that passes requests on. ``token``: the bearer token that clients must send."""
 
     def __init__(self, kubeconfig: str, certificates: Certificates, token: str, address: Tuple[str, int]) -> None:
         self.token = token
@@ -108,7 +108,7 @@ class Gate:
         return int(self._server.server_address[1])
 
     def connect(self) -> http.client.HTTPConnection:
-        """A connection to the real server. Raises OSError."""
+        """Return a connection to the real server. Raises OSError."""
         host, port = str(self._upstream.hostname), self._upstream.port
         if self._upstream.scheme == "http":
             return http.client.HTTPConnection(host, port)
@@ -116,7 +116,7 @@ class Gate:
 
     @contextlib.contextmanager
     def counted(self, sock: socket.socket) -> Any:
-        """The connection is ended when the gate is closed."""
+        """Count a connection as open, so that closing the gate ends it."""
         with self._lock:
             if self._closed:
                 raise ConnectionAbortedError("the gate is closed")
@@ -151,10 +151,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are recorded in Gate.requests."""
+        """Print nothing; requests are recorded in Gate.requests."""
 
     def do_GET(self) -> None:
-        """Pass it on; a watch goes on until one of the two sides, or the gate, ends it."""
+        """Pass the request on; a watch lasts until one of the two sides, or the gate, ends it."""
         self.gate.requests.append(self.path)
         if self.headers.get("Authorization") != f"Bearer {self.gate.token}":
             self.send_response(401)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Label and field selectors, as far as clients of Services, EndpointSlices and Nodes send them."""
+"""Label and field selectors of the forms that clients of Services, EndpointSlices and Nodes send."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SET_REQUIREMENT = re.compile(r"^(\S+)\s+(in|notin)\s+\(([^)]*)\)$")
 
 
 def _split(selector: str) -> List[str]:
-    """The requirements of a selector: commas inside parentheses do not separate."""
+    """Return the requirements of a selector; commas inside parentheses do not separate them."""
     return [part.strip() for part in re.split(r",(?![^(]*\))", selector) if part.strip()]
 
 
@@ -38,7 +38,7 @@ def _label_requirement(text: str) -> Callable[[Dict[str, str]], bool]:
 
 
 def label_predicate(selector: str) -> Predicate:
-    """Whether an object's labels satisfy every requirement of a label selector."""
+    """Return whether an object's labels satisfy every requirement of a label selector, as a function."""
     requirements = [_label_requirement(part) for part in _split(selector)]
 
     def matches(item: Object) -> bool:
@@ -56,7 +56,7 @@ def _field(item: Object, path: str) -> str:
 
 
 def field_predicate(selector: str) -> Predicate:
-    """Whether an object's fields satisfy every requirement (``=``, ``==`` or ``!=``) of a field selector.
+    """Return whether an object's fields satisfy every requirement of a field selector, as a function.
 
     Raises ValueError for a requirement without an operator.
     """

@@ -52,7 +52,7 @@ class Event(NamedTuple):
 
 
 class Compacted(Exception):
-    """The asked resourceVersion is older than what is kept; ``oldest`` is the first that can be served."""
+    """The requested resourceVersion is older than the kept history; ``oldest`` is the first that can be served."""
 
     def __init__(self, oldest: int) -> None:
         super().__init__(oldest)
@@ -88,7 +88,7 @@ class Store:
             return stored
 
     def restore(self, items: List[Object], resource_version: int) -> None:
-        """Take objects with their resourceVersions as they are, as a server does that starts from its database."""
+        """Store objects with their own resourceVersions, like a server that starts from its database."""
         with self.changed:
             for item in items:
                 self._current[PATH_OF_KIND[item["kind"]]][self._key(item)] = copy.deepcopy(item)
@@ -96,7 +96,7 @@ class Store:
             self.changed.notify_all()
 
     def delete(self, kind: str, namespace: str, name: str) -> None:
-        """Delete an object. Raises KeyError if it is not there."""
+        """Delete an object. Raises KeyError if it does not exist."""
         path = PATH_OF_KIND[kind]
         with self.changed:
             before = self._current[path].pop((namespace, name))
@@ -128,7 +128,7 @@ class Store:
             self.changed.notify_all()
 
     def list(self, path: str, at: Optional[int] = None) -> Tuple[List[Object], int]:
-        """The objects of a collection in key order, now or as of a resourceVersion. Raises Compacted."""
+        """Return the objects of a collection in key order, now or as of a resourceVersion. Raises Compacted."""
         with self.changed:
             objects = dict(self._current[path])
             version = self.resource_version if at is None else at
@@ -145,7 +145,7 @@ class Store:
             return [objects[key] for key in sorted(objects)], version
 
     def events(self, path: str, after: int) -> List[Event]:
-        """The writes to a collection after a resourceVersion. Raises Compacted."""
+        """Return the writes to a collection after a resourceVersion. Raises Compacted."""
         with self.changed:
             if after < self._compacted:
                 raise Compacted(self._compacted)

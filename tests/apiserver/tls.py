@@ -29,7 +29,7 @@ _CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
 def make_certificates(directory: Path, addresses: Sequence[str] = ("127.0.0.1",)) -> Certificates:
-    """A new authority and a server certificate for localhost and the addresses, valid for ten days."""
+    """Create an authority and a server certificate for localhost and the addresses, valid for ten days."""
     directory.mkdir(parents=True, exist_ok=True)
     authority, authority_key = directory / "ca.crt", directory / "ca.key"
     _openssl(
@@ -58,7 +58,7 @@ def make_server_certificate(
 
 
 def make_client_certificate(directory: Path, name: str = "proxy") -> Tuple[Path, Path]:
-    """A client certificate of the authority that :func:`make_certificates` made in the directory, and its key."""
+    """Create a client certificate and key by the authority that :func:`make_certificates` left in the directory."""
     certificate, key, request = directory / f"{name}.crt", directory / f"{name}.key", directory / f"{name}.csr"
     _openssl("req", *_CURVE, "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(request))
     authority = ("-CA", str(directory / "ca.crt"), "-CAkey", str(directory / "ca.key"), "-CAcreateserial")
@@ -67,7 +67,7 @@ def make_client_certificate(directory: Path, name: str = "proxy") -> Tuple[Path,
 
 
 def write_kubeconfig(path: Path, server: str, authority: Path, token: str) -> Path:
-    """A kubeconfig with a bearer token for the server's URL; readable by its owner only."""
+    """Write a kubeconfig with a bearer token for the server's URL, readable by its owner only, and return its path."""
     config = {
         "apiVersion": "v1",
         "kind": "Config",

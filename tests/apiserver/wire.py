@@ -20,7 +20,7 @@ Faults = Union[bytes, BaseException]
 
 
 class Answer:
-    """What a connection gives back: pieces of bytes, exceptions that reading raises, and seconds that pass (floats)."""
+    """An answer of a connection: pieces of bytes, exceptions that reading raises, and seconds that pass (floats)."""
 
     def __init__(self, *parts: Union[bytes, float, BaseException]) -> None:
         self.parts = list(parts)
@@ -32,11 +32,11 @@ class _Stream(io.RawIOBase):
         self._clock = clock
 
     def readable(self) -> bool:
-        """It is read from only."""
+        """Return true: the stream can be read, not written."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Give the next piece, or what stands in its place."""
+        """Return the next piece, raise an exception, or let time pass."""
         while self._parts:
             part = self._parts.pop(0)
             if isinstance(part, float):
@@ -60,7 +60,7 @@ class _Socket:
         self._sent = b""
 
     def sendall(self, data: bytes) -> None:
-        """Take a part of the request."""
+        """Record a part of the request."""
         self._sent += bytes(data)
 
     def makefile(self, mode: str) -> io.BufferedReader:
@@ -70,14 +70,14 @@ class _Socket:
         return io.BufferedReader(_Stream(self._wire.answer(target), self._wire.clock))
 
     def settimeout(self, seconds: float) -> None:
-        """Timeouts are parts of answers."""
+        """Ignore the timeout; timeouts are parts of answers."""
 
     def fileno(self) -> int:
-        """No descriptor: a connection is never kept."""
+        """Return no descriptor: a connection is never kept."""
         return -1
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing; nothing is open."""
 
 
 class Wire:
@@ -89,42 +89,42 @@ class Wire:
         self.sent = b""
 
     def dial(self, seconds: float) -> http.client.HTTPConnection:
-        """A connection for one request."""
+        """Return a connection for one request."""
         connection = http.client.HTTPConnection("api.example", timeout=seconds)
         connection.sock = _Socket(self)
         return connection
 
 
 def response(body: bytes, status: str = "200 OK", headers: Optional[Dict[str, str]] = None) -> bytes:
-    """An answer with its length."""
+    """Return an answer with its length."""
     fields = {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}
     return head(status, fields) + body
 
 
 def head(status: str, headers: Dict[str, str]) -> bytes:
-    """The beginning of an answer."""
+    """Return the beginning of an answer."""
     lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in headers.items())]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
 def chunked(pieces: Iterable[bytes], status: str = "200 OK") -> List[bytes]:
-    """An answer in chunks, as a watch is, with its end."""
+    """Return an answer in chunks, as a watch is, with its end."""
     found = [head(status, {"Content-Type": "application/json", "Transfer-Encoding": "chunked"})]
     found += [b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces if piece]
     return [*found, b"0\r\n\r\n"]
 
 
 def failure(code: int, reason: str = "Expired") -> bytes:
-    """An answer of kind Status."""
+    """Return an answer of kind Status."""
     status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code}
     return response(json.dumps(status).encode(), f"{code} {reason}")
 
 
 def broken() -> BaseException:
-    """A connection that breaks."""
+    """Return the exception of a connection that breaks."""
     return ConnectionResetError(104, "Connection reset by peer")
 
 
 def silent() -> BaseException:
-    """A connection that says nothing for longer than is waited."""
+    """Return the exception of a connection that sends nothing for longer than the client waits."""
     return socket.timeout("timed out")

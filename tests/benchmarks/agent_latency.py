@@ -38,7 +38,7 @@ GIVE_UP_SECONDS = 120.0
 
 
 def notified() -> Callable[[int], Callable[[], bool]]:
-    """Whether nf_tables has notified a change since the returned function was made."""
+    """Return a function that reports whether nf_tables has notified a change since it was made."""
     events = NetlinkListener(NETLINK_NETFILTER, (NFNLGRP_NFTABLES,), "nf_tables")
 
     def prepare(_number: int) -> Callable[[], bool]:
@@ -54,7 +54,7 @@ def notified() -> Callable[[int], Callable[[], bool]]:
 
 
 def table_changed() -> Callable[[int], Callable[[], bool]]:
-    """Whether the legacy table nat has another number or size of entries."""
+    """Return a function that reports whether the legacy table nat has another number or size of entries."""
     reader = TableReader("IPv4")
 
     def prepare(_number: int) -> Callable[[], bool]:
@@ -65,7 +65,7 @@ def table_changed() -> Callable[[int], Callable[[], bool]]:
 
 
 def servers_changed() -> Callable[[int], Callable[[], bool]]:
-    """Whether the real servers of the Service's virtual server are others."""
+    """Return a function that reports whether the Service's virtual server has other real servers."""
     sock = IpvsSocket()
 
     def prepare(number: int) -> Callable[[], bool]:

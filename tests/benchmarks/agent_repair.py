@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long the agent takes to put back what somebody alters by hand, and what it costs while nothing happens.
+"""Measure how fast the agent repairs what other programs alter, and what it costs while nothing happens.
 
     unshare -n python -m tests.benchmarks.agent_repair --mode nftables
     unshare -n python -m tests.benchmarks.agent_repair --mode iptables --variant legacy --services 100,1000,5000
@@ -9,7 +9,7 @@
 
 The agent is the real process, the API server the test one. For each number of Services: one line of JSON with the
 processor seconds (user and system, children included) that a minute of idleness takes, and the seconds from each
-foreign command's start until everything is as before. ``--without-tap``: ipvs without a netlink monitoring device.
+command's start until everything is as before. ``--without-tap``: ipvs without a netlink monitoring device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Commands = List[Sequence[str]]
 
 
 def ipvs_commands() -> Dict[str, Commands]:
-    """What may be done to virtual servers, ipsets and addresses."""
+    """Return the commands that alter virtual servers, ipsets and addresses."""
     server, real = f"{cluster_ip(2)}:80", f"{endpoint_ip(2, 0)}:8080"
     return {
         "virtual server deleted": [("ipvsadm", "-D", "-t", server)],
@@ -51,7 +51,7 @@ def ipvs_commands() -> Dict[str, Commands]:
 
 
 def iptables_commands(program: str) -> Dict[str, Commands]:
-    """What may be done to chains and rules that every mode with iptables has."""
+    """Return the commands that alter chains and rules of every mode with iptables."""
     chain = ("-t", "nat", "KUBE-MARK-MASQ")
     return {
         "jump deleted": [(program, "-t", "nat", "-D", "PREROUTING", "1")],
@@ -62,7 +62,7 @@ def iptables_commands(program: str) -> Dict[str, Commands]:
 
 
 def nftables_commands() -> Dict[str, Commands]:
-    """What may be done to the table."""
+    """Return the commands that alter the table."""
     table = ("ip", "kube-proxy")
     return {
         "map flushed": [("nft", "flush", "map", *table, "service-frontends")],
@@ -79,9 +79,9 @@ def _digest(*command: str) -> Tuple[str, ...]:
 
 
 def content(mode: str, variant: str) -> Tuple[Tuple[str, ...], ...]:
-    """Everything that the mode has programmed."""
+    """Return everything that the mode has programmed."""
     if mode == "nftables":
-        # Elements are listed several to a line, in an order that may be another one after they were made anew.
+        # A line lists several elements, in an order that may differ after they were created again.
         lines = _digest("nft", "-s", "list", "table", "ip", "kube-proxy")
         return (tuple(sorted(word.strip(",") for line in lines for word in line.split())),)
     found = (_digest(f"iptables-{variant}-save"),)
@@ -93,7 +93,7 @@ def content(mode: str, variant: str) -> Tuple[Tuple[str, ...], ...]:
 
 
 def repaired(node: AgentNode, commands: Commands) -> float:
-    """Seconds until the agent has counted a repair; then everything is as before."""
+    """Return the seconds until the agent has counted a repair; then everything is as before."""
     known = node.status()["driftRepaired"]
     started = time.monotonic()
     for command in commands:

@@ -18,7 +18,7 @@ from tests.lab import system
 
 
 def parser(description: str | None, mode: str) -> argparse.ArgumentParser:
-    """The arguments; ``mode`` is the default one."""
+    """Return a parser of the common arguments; ``mode`` is the default one."""
     found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--mode", default=mode, choices=["iptables", "ipvs", "nftables"])
     found.add_argument("--variant", default="", choices=["", "nft", "legacy"], help="which iptables")
@@ -28,7 +28,7 @@ def parser(description: str | None, mode: str) -> argparse.ArgumentParser:
 
 
 def fill(node: AgentNode, services: int, endpoints: int) -> None:
-    """So many Services, each with so many endpoints."""
+    """Add so many Services, each with so many endpoints."""
     for number in range(1, services + 1):
         node.store.put(service(number))
         node.store.put(endpoint_slice(number, count=endpoints))

@@ -48,7 +48,7 @@ class Fleet:
         return self.directory / "inventory.json"
 
     def address(self, number: int) -> str:
-        """The address of a node, counted from 0."""
+        """Return the address of a node, counted from 0."""
         return f"172.30.{1 + number // 200}.{1 + number % 200}"
 
     def __enter__(self) -> Fleet:
@@ -65,7 +65,7 @@ class Fleet:
         self._end()
 
     def traffic(self, count: int) -> Tuple[int, int]:
-        """Bytes sent to the first ``count`` nodes and received from them, on the wire, since they were started."""
+        """Return the bytes sent to and received from the first ``count`` nodes, on the wire, since their start."""
         text = system.run(["ip", "-n", self.controller, "-s", "-j", "link", "show"])
         wanted = {f"p{number}" for number in range(count)}
         ports = [link["stats64"] for link in json.loads(text) if link["ifname"] in wanted]

@@ -89,7 +89,7 @@ class Memory(threading.Thread):
         self.ended = threading.Event()
 
     def run(self) -> None:
-        """Look four times a second."""
+        """Sample four times a second."""
         while not self.ended.wait(0.25):
             self.peak = max(self.peak, sum(map(_memory, self._family())) / 1024)
             self.seconds = max(self.seconds, _seconds(self.process))
@@ -108,7 +108,7 @@ class Memory(threading.Thread):
 
 
 def _memory(process: int) -> int:
-    """KiB of memory of a process, shared parts divided by their users."""
+    """Return the memory of a process in KiB, shared parts divided by their users."""
     try:
         text = Path("/proc", str(process), "smaps_rollup").read_text(encoding="ascii")
     except OSError:
@@ -118,7 +118,7 @@ def _memory(process: int) -> int:
 
 
 def _seconds(process: int) -> float:
-    """Processor seconds of a process without its children."""
+    """Return the processor seconds of a process without its children."""
     try:
         status = Path("/proc", str(process), "stat").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -219,7 +219,7 @@ def report(title: str, count: int, measured: Measured) -> None:
 
 
 def measure(directory: Path, options: argparse.Namespace) -> None:
-    """All numbers of nodes."""
+    """Measure all numbers of nodes."""
     bench = Bench(directory, options)
     sys.stdout.write(f"snapshot {bench.size / 1024:.0f} KiB, mode {options.mode}\n")
     for count in options.nodes:

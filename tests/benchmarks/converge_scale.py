@@ -80,7 +80,7 @@ class Bench:
             self.snapshot.write_bytes(gzip.compress(canonical_snapshot(objects)[0]))
 
     def module(self, name: str, **more: Any) -> List[str]:
-        """The command that runs the module with these options."""
+        """Return the command that runs the module with these options."""
         arguments: Dict[str, Any] = {
             "snapshot": str(self.snapshot),
             "node_name": node_name(3),
@@ -94,7 +94,7 @@ class Bench:
         return [sys.executable, str(path)]
 
     def fresh_node(self) -> None:
-        """Go to a network namespace that has a node's address, and the iptables variant in question in use."""
+        """Enter a network namespace that has a node's address, with the iptables variant in question in use."""
         system.unshare(system.CLONE_NEWNET)
         lines = ["link set lo up", "link add eth0 type veth peer name peer0", "address add 192.0.2.13/24 dev eth0"]
         system.ip_batch([*lines, "link set eth0 up", "link set peer0 up"])
@@ -121,7 +121,7 @@ def report(title: str, measured: Measured) -> Dict[str, float]:
 
 
 def restore_alone(bench: Bench) -> Measured:
-    """iptables-restore of the same text in an empty namespace, as its own process."""
+    """Run iptables-restore with the same text in an empty namespace, as its own process."""
     result = json.loads(timed(bench.module("rendered", state="rendered", node_addresses=["192.0.2.13"])).output)
     texts = [text for name, text in result["rendered"].items() if name.startswith("iptables-restore")]
     path = bench.directory / "rules"
@@ -131,7 +131,7 @@ def restore_alone(bench: Bench) -> Measured:
 
 
 def measure(bench: Bench) -> bool:
-    """All rounds; whether every limit is kept."""
+    """Run all rounds and return whether every limit is kept."""
     present = bench.module("present")
     empty: List[float] = []
     unchanged: List[float] = []

@@ -56,7 +56,7 @@ class Seconds(NamedTuple):
 
 
 def state(services: int, endpoints: int) -> Tuple[Servers, RealServers]:
-    """Tables of that many virtual servers with that many real servers each."""
+    """Return tables of that many virtual servers with that many real servers each."""
     servers: Servers = {}
     real_servers: RealServers = {}
     for number in range(services):
@@ -70,7 +70,7 @@ def state(services: int, endpoints: int) -> Tuple[Servers, RealServers]:
 
 
 def encoded(sock: IpvsSocket, servers: Servers, real_servers: RealServers) -> List[Tuple[bytearray, int, int]]:
-    """The sends that make the tables."""
+    """Return the messages, one item for each send, that create the tables."""
     services = messages.ServiceEncoder(sock.family_id)
     batch = [services.message(messages.NEW_SERVICE, key, value) for key, value in servers.items()]
     batch += messages.RealServerEncoder(sock.family_id).messages(messages.NEW_DEST, real_servers.items())
@@ -83,13 +83,13 @@ def encoded(sock: IpvsSocket, servers: Servers, real_servers: RealServers) -> Li
 
 
 def own_namespace() -> None:
-    """Go to a fresh network namespace; until loopback is up it knows no addresses and IPVS refuses real servers."""
+    """Enter a fresh network namespace with loopback up, without which IPVS refuses real servers."""
     system.unshare(system.CLONE_NEWNET)
     system.ip_batch(["link set lo up"])
 
 
 def replay(servers: Servers, real_servers: RealServers) -> float:
-    """Seconds for the kernel alone: bytes out, answers in."""
+    """Return the seconds of the kernel alone: bytes out, answers in."""
     own_namespace()
     with IpvsSocket() as sock:
         sends = encoded(sock, servers, real_servers)
@@ -104,7 +104,7 @@ def replay(servers: Servers, real_servers: RealServers) -> float:
 
 
 def converge(servers: Servers, real_servers: RealServers) -> Tuple[float, float, float]:
-    """Seconds for applying to an empty kernel, for observing, and for a further run that finds nothing to do."""
+    """Return the seconds of applying to an empty kernel, of observing, and of a further run without a change."""
     own_namespace()
     with IpvsSocket() as sock:
         resources = (VirtualServersResource(sock), RealServersResource(sock))
@@ -126,7 +126,7 @@ def converge(servers: Servers, real_servers: RealServers) -> Tuple[float, float,
 
 
 def measure(services: int, endpoints: int) -> Seconds:
-    """One run of each."""
+    """Measure each once."""
     servers, real_servers = state(services, endpoints)
     gc.collect()
     gc.freeze()

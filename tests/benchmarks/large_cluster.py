@@ -19,7 +19,7 @@ _NODE_PORTS = 2768
 
 
 def node_name(number: int) -> str:
-    """The name of a node of the cluster, counted from 0."""
+    """Return the name of a node of the cluster, counted from 0."""
     return f"node-{number % NODES:02}"
 
 
@@ -142,7 +142,7 @@ def _slice(number: int, name: str, namespace: str, endpoints: int, service: Dict
 
 
 def large_cluster(services: int, endpoints: int) -> List[Dict[str, Any]]:
-    """That many Services with that many endpoints each, and 20 nodes, as raw objects.
+    """Return that many Services with that many endpoints each, and 20 nodes, as raw objects.
 
     Of 20 Services one is a NodePort, one a LoadBalancer (half of them with source ranges), of 25 one has client
     affinity, of 10 one is UDP and TCP on one port.
@@ -158,6 +158,6 @@ def large_cluster(services: int, endpoints: int) -> List[Dict[str, Any]]:
 
 
 def printed(objects: List[Dict[str, Any]]) -> str:
-    """The text that kubectl prints for these objects."""
+    """Return the text that kubectl prints for these objects."""
     listed = {"apiVersion": "v1", "items": objects, "kind": "List", "metadata": {"resourceVersion": ""}}
     return json.dumps(listed, indent=4) + "\n"

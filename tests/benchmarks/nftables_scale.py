@@ -86,12 +86,12 @@ class Figures(NamedTuple):
 
 
 def address(number: int, first: int) -> str:
-    """The address with a number in a block of /8 that starts at a second octet."""
+    """Return the address with a number in a block of /8 that starts at a second octet."""
     return f"10.{first + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
 
 
 def route(number: int, endpoints: Sequence[Endpoint]) -> ServicePortInfo:
-    """A ClusterIP Service."""
+    """Return a ClusterIP Service."""
     chosen = tuple(endpoints)
     return ServicePortInfo(
         key=ServicePortName("bench", f"svc{number}", "", "TCP"),
@@ -118,7 +118,7 @@ def route(number: int, endpoints: Sequence[Endpoint]) -> ServicePortInfo:
 
 
 def routes(services: int, endpoints: int) -> List[ServicePortInfo]:
-    """So many Services with so many endpoints each, all different."""
+    """Return so many Services with so many endpoints each, all different."""
     return [
         route(number, [Endpoint(address(number * endpoints + each, 128), 8080) for each in range(endpoints)])
         for number in range(services)
@@ -126,12 +126,12 @@ def routes(services: int, endpoints: int) -> List[ServicePortInfo]:
 
 
 def contribution(one: ServicePortInfo) -> Entries:
-    """What a route contributes, by key."""
+    """Return what a route contributes, by key."""
     return {key: value for _table, key, value in service_port_entries(one, SETTINGS)}
 
 
 def sends(change: Change[Any, Any], sock: NetlinkSocket) -> List[bytes]:
-    """The bytes that make a change, one item for each call into the kernel."""
+    """Return the bytes that make a change, one item for each call into the kernel."""
     made = []
     for transaction in Planner(Encoder("IPv4")).transactions(change):
         batch = [BATCH_BEGIN, *(each.message for each in transaction.messages), BATCH_END]
@@ -140,7 +140,7 @@ def sends(change: Change[Any, Any], sock: NetlinkSocket) -> List[bytes]:
 
 
 def replay(sock: NetlinkSocket, data: Sequence[bytes]) -> float:
-    """Seconds that the kernel takes for encoded transactions."""
+    """Return the seconds that the kernel takes for encoded transactions."""
     started = clock()
     outcome = Outcome([], [])
     for each in data:
@@ -152,13 +152,13 @@ def replay(sock: NetlinkSocket, data: Sequence[bytes]) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which a share of the values lies."""
+    """Return the value below which a share of the values lies."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 def changed(one: ServicePortInfo, kind: str, turn: int) -> ServicePortInfo:
-    """A route with its last endpoint replaced, or with one more."""
+    """Return a route with its last endpoint replaced, or with one more."""
     fresh = Endpoint(address(turn, 250), 9090)
     kept = one.cluster[:-1] if kind == "replace" else one.cluster
     chosen = (*kept, fresh)
@@ -168,7 +168,7 @@ def changed(one: ServicePortInfo, kind: str, turn: int) -> ServicePortInfo:
 def one_change(
     resource: NftablesResource, table: Entries, all_service_ports: List[ServicePortInfo], kind: str, turns: int
 ) -> Tuple[List[float], List[float]]:
-    """Seconds for single changes, and for the same bytes replayed after each was undone."""
+    """Return the seconds of single changes, and of the same bytes replayed after each was undone."""
     taken, floors = [], []
     with NetlinkSocket(NETLINK_NETFILTER) as sock:
         for turn in range(turns):
@@ -210,7 +210,7 @@ def fill(resource: NftablesResource, by_key: Dict[Any, ServicePortInfo]) -> Tupl
 
 
 def measure(services: int, endpoints: int, turns: int) -> Figures:
-    """All figures for one size."""
+    """Return all figures for one size."""
     all_service_ports = routes(services, endpoints)
     by_key = {one.key: one for one in all_service_ports}
     gc.collect()

@@ -84,13 +84,13 @@ class Row(NamedTuple):
 
 
 def full_name(place: str) -> str:
-    """The name of a namespace beside the node."""
+    """Return the name of a namespace beside the node."""
     return f"knbench{os.getpid()}-{place}"
 
 
 @contextmanager
 def network() -> Iterator[Dict[str, str]]:
-    """Makes the process's own namespace the node; gives the paths of the others."""
+    """Make the process's own namespace the node, and yield the paths of the others."""
     system.unshare(system.CLONE_NEWNET)
     try:
         for place, (ours, theirs) in NAMESPACES.items():
@@ -117,7 +117,7 @@ def network() -> Iterator[Dict[str, str]]:
 
 @contextmanager
 def server(path: str) -> Iterator[None]:
-    """A process that accepts connections to all endpoints, and leaves closing them to the clients."""
+    """Run a process that accepts connections to all endpoints and leaves closing them to the clients."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -140,7 +140,7 @@ def server(path: str) -> Iterator[None]:
 
 
 def connections(path: str, target: Tuple[str, int], seconds: float) -> List[float]:
-    """Seconds that each connection took to be established, one after another. Raises OSError if one fails."""
+    """Return the seconds that each connection took, one after another. Raises OSError if one fails."""
     system.enter(path, system.CLONE_NEWNET)
     taken = []
     end = time.perf_counter() + seconds
@@ -156,7 +156,7 @@ def connections(path: str, target: Tuple[str, int], seconds: float) -> List[floa
 
 
 def traffic(paths: Dict[str, str], target: Tuple[str, int], seconds: float) -> Tuple[int, int, int]:
-    """Microseconds to connect (p50, p99) and connections per second."""
+    """Return the microseconds to connect (p50, p99) and the connections per second."""
     fork = multiprocessing.get_context("fork")
     with server(paths["server"]):
         with fork.Pool(1) as pool:
@@ -170,7 +170,7 @@ def traffic(paths: Dict[str, str], target: Tuple[str, int], seconds: float) -> T
 
 
 def kernel_memory() -> float:
-    """MiB in the caches that nf_tables allocates from, and in vmalloc."""
+    """Return the MiB in the caches that nf_tables allocates from, and in vmalloc."""
     total = 0
     for line in Path("/proc/slabinfo").read_text().splitlines():
         words = line.split()
@@ -181,14 +181,14 @@ def kernel_memory() -> float:
 
 
 def replace(resource: NftablesResource, one: ServicePortInfo) -> float:
-    """Seconds for replacing the endpoint of a Service."""
+    """Replace the endpoint of a Service and return the seconds."""
     started = time.perf_counter()
     resource.apply(difference(contribution(one), contribution(changed(one, "replace", 1))))
     return time.perf_counter() - started
 
 
 def measure(paths: Dict[str, str], services: int, endpoints: int, seconds: float) -> Row:
-    """The project's own nftables mode."""
+    """Measure the project's own nftables mode."""
     all_service_ports = routes(services, endpoints)
     target = (address(services - 1, 96), 80)
     with NftablesResource("IPv4") as resource:
@@ -205,7 +205,7 @@ def measure(paths: Dict[str, str], services: int, endpoints: int, seconds: float
 
 
 def objects_of(services: int, endpoints: int) -> Iterator[Dict[str, Any]]:
-    """The same Services for an API server: a Node, Services and EndpointSlices."""
+    """Yield the same Services for an API server: a Node, Services and EndpointSlices."""
     yield manifests.node("node1", NAMESPACES["client"][0], "10.244.1.0/24")
     for number in range(services):
         name, ports = f"svc{number}", [manifests.port(80, targetPort=8080)]
@@ -221,7 +221,7 @@ def endpoint_slice(name: str, endpoints: Sequence[str]) -> Dict[str, Any]:
 
 
 def synced() -> Tuple[int, float]:
-    """How many syncs of IPv4 kube-proxy has counted, and their seconds; (0, 0.0) before it answers."""
+    """Return how many syncs of IPv4 kube-proxy has counted, and their seconds; (0, 0.0) before it answers."""
     try:
         with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=60) as answer:
             text = answer.read().decode()
@@ -236,7 +236,7 @@ def synced() -> Tuple[int, float]:
 
 
 def wait_for_sync(process: subprocess.Popen[bytes], count: int) -> Tuple[int, float]:
-    """The counts once there are more than ``count`` syncs, and no further one within a second."""
+    """Wait until there are more than ``count`` syncs, and none for a second; return the counts."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     found = (0, 0.0)
     while time.monotonic() < deadline:
@@ -251,7 +251,7 @@ def wait_for_sync(process: subprocess.Popen[bytes], count: int) -> Tuple[int, fl
 
 
 def measure_kube_proxy(binary: str, paths: Dict[str, str], services: int, endpoints: int, seconds: float) -> Row:
-    """A kube-proxy, in the same network."""
+    """Measure a kube-proxy in the same network."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         store = Store()

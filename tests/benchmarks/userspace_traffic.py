@@ -59,7 +59,7 @@ defaults
 
 
 def _answer(address: str, port: int, bulk: bool) -> None:
-    """One process of an endpoint: echoes small requests, or sends without end."""
+    """Run one process of an endpoint: echo small requests, or send without end."""
     listener = socket.create_server((address, port), backlog=4096, reuse_port=True)
     block = bytes(1 << 20)
 
@@ -103,7 +103,7 @@ def _receive(place: Tuple[str, int], seconds: float, count: Synchronized[int]) -
 def together(
     body: Callable[[Tuple[str, int], float, Synchronized[int]], None], place: Tuple[str, int], seconds: float, many: int
 ) -> int:
-    """The sum of what many client processes count."""
+    """Return the sum of what many client processes count."""
     count: Synchronized[int] = multiprocessing.Value("q", 0)
     clients = [multiprocessing.Process(target=body, args=(place, seconds, count)) for _number in range(many)]
     for client in clients:
@@ -115,7 +115,7 @@ def together(
 
 
 def latencies(place: Tuple[str, int], seconds: float) -> List[float]:
-    """Milliseconds of small requests on one connection, sorted."""
+    """Return the milliseconds of small requests on one connection, sorted."""
     found, end = [], time.monotonic() + seconds
     with socket.create_connection(place, 10) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -149,7 +149,7 @@ def changing(node: Optional[AgentNode], services: int) -> Iterator[None]:
 
 
 def processor_seconds(process: int) -> float:
-    """Processor time of a process."""
+    """Return the processor time of a process."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return sum(int(value) for value in fields[11:13]) / os.sysconf("SC_CLK_TCK")
 
@@ -176,7 +176,7 @@ def measure(
 
 @contextlib.contextmanager
 def agent(mode: str, services: int) -> Iterator[AgentNode]:
-    """An agent in a mode, with the two Services and others."""
+    """Run an agent in a mode, with the two Services and others."""
     with tempfile.TemporaryDirectory() as scratch:
         node = AgentNode(Path(scratch), mode)
         node.store.put(service_of(SERVICE))

@@ -26,17 +26,17 @@ class RemoteError(Exception):
 
 
 class Remote:
-    """Calls go through a connected socket; arguments and results are what JSON can say."""
+    """An object at the other end of a connected socket; arguments and results are JSON values."""
 
     def __init__(self, connection: socket.socket, timeout: float) -> None:
-        """Wait until the other side is there, at most ``timeout`` seconds, which every call may take, too."""
+        """Wait at most ``timeout`` seconds, the limit of every call as well, until the other side answers."""
         self._socket = connection
         self._socket.settimeout(timeout)
         self._stream = connection.makefile("rb")
         self._receive()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """The result of a method. Raises RemoteError."""
+        """Call a method and return its result. Raises RemoteError."""
         self._socket.sendall(json.dumps([method, *arguments]).encode() + b"\n")
         return self._receive()
 
@@ -50,13 +50,13 @@ class Remote:
         return answer["result"]
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         self._stream.close()
         self._socket.close()
 
 
 def serve(reader: BinaryIO, writer: BinaryIO, target: Any) -> None:
-    """Answer calls of the target's methods until nobody is there to make them."""
+    """Answer calls of the target's methods until the other side closes the connection."""
     answer: Any = {"result": "ready"}
     while True:
         writer.write(json.dumps(answer).encode() + b"\n")
@@ -72,7 +72,7 @@ def serve(reader: BinaryIO, writer: BinaryIO, target: Any) -> None:
 
 
 def _port(name: str) -> str:
-    """The device of a virtio port."""
+    """Return the device of a virtio port."""
     for path in Path("/sys/class/virtio-ports").glob("*/name"):
         if path.read_text(encoding="ascii").strip() == name:
             return f"/dev/{path.parent.name}"

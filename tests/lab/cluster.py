@@ -104,7 +104,7 @@ class Lab:
     # ---- names
 
     def namespace(self, part: str) -> str:
-        """The host's name of the network namespace of a part: fabric, client or a namespace node."""
+        """Return the host's name for the network namespace of a part: fabric, client or a namespace node."""
         return f"kn{self.name}-{part}"
 
     @property
@@ -118,7 +118,7 @@ class Lab:
         return self.directory / "inventory.json"
 
     def node(self, name: str) -> LabNode:
-        """The node with this name."""
+        """Return the node with this name."""
         return next(node for node in self.nodes if node.name == name)
 
     # ---- life
@@ -158,7 +158,7 @@ class Lab:
             ip_batch([f"netns del {name}" for name in names])
 
     def status(self) -> Dict[str, str]:
-        """Each node's state: running or stopped."""
+        """Return the state of each node: running or stopped."""
         states = {node.name: "stopped" for node in self.nodes}
         for record in self._records():
             states[record["node"]] = "running" if _is_ours(record) else "stopped"
@@ -173,18 +173,18 @@ class Lab:
         return subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
 
     def output(self, node: str, command: str) -> str:
-        """What a shell command prints on a node; a failing command raises LabError."""
+        """Run a shell command on a node and return what it prints. Raises LabError if it fails."""
         done = self.ssh(node, command)
         if done.returncode != 0:
             raise LabError(f"{node}: {command}: {(done.stderr or done.stdout).strip()}")
         return done.stdout
 
     def ask(self, protocol: str, address: str, port: int, source: str, timeout: float = 4.0) -> Answer:
-        """One request of the outside client from one of its addresses."""
+        """Send one request from an address of the outside client."""
         return ask(protocol, address, port, source=source, namespace=self.client_path, timeout=timeout)
 
     def ask_from_pod(self, node: str, pod: str, protocol: str, address: str, port: int, count: int = 1) -> List[Answer]:
-        """Requests from a pod of a node."""
+        """Send requests from a pod of a node."""
         module = f"{shlex.quote(sys.executable)} -m tests.lab.probe"
         where = f"cd {shlex.quote(str(ROOT))} && PYTHONDONTWRITEBYTECODE=1"
         arguments = f"{protocol} {address} {port} --count {count} --namespace /run/netns/{pod}"
@@ -306,7 +306,7 @@ class Lab:
 
 
 def _is_ours(record: Dict[str, str]) -> bool:
-    """Whether the recorded process is still that node, not a later process with the same number."""
+    """Report whether the recorded process is still that node, not a later process with the same number."""
     try:
         words = Path("/proc", record["process"], "cmdline").read_bytes()
     except OSError:

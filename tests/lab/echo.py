@@ -83,7 +83,7 @@ class EchoServer:
 
     @staticmethod
     def _send(action: Handler) -> None:
-        """A peer that went away or sent rubbish concerns only itself."""
+        """Send an answer; ignore a peer that has closed its connection or sent an invalid request."""
         try:
             action()
         except (OSError, ValueError, struct.error) as error:

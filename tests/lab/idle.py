@@ -16,8 +16,8 @@ def hold_idle(
 ) -> int:
     """Keep ``count`` connections open from one IPv4 address, and open each again that the server closes.
 
-    Goes on for ``seconds``, and until ``count`` were opened. ``beat`` is called between rounds. Returns how many
-    connections were opened.
+    Return how many connections were opened, after ``seconds`` and not before ``count``. ``beat`` is called between
+    rounds.
     """
     poll = select.epoll()
     held: Dict[int, socket.socket] = {}

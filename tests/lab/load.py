@@ -7,14 +7,14 @@
 answers it with the number and the client's address as it sees it. Requests go over new TCP connections, over TCP
 connections that are kept, and over UDP, and start at a fixed rate whether or not earlier ones have been answered.
 
-Nothing is judged by how long it takes, as a busy machine may be slow. TCP tells whether it had to ask for a connection
-again, which the kernel of the other end answers at once, however busy the programs are: so a first packet was lost.
-(Only where that kernel itself is held up, as an emulated one on a busy machine, ``patient`` leaves this out.) Any
-other request is lost when there is no answer for very long.
+No request is judged by its duration, since a busy machine may be slow. TCP reports whether it repeated the request for
+a connection. The kernel at the other end answers such a request at once, however busy the programs are, so a repetition
+means that a packet was lost. (``patient`` skips this check where that kernel itself may be delayed, such as an emulated
+one on a busy machine.) Any other request is lost when there is no answer for very long.
 
-A client takes one source port after the other, so that none comes again within minutes. When IPVS forgets a
-connection, some time after its end, it deletes the connection tracking entry of whoever has its addresses and ports by
-then (kernel: ip_vs_conn_drop_conntrack), whichever mode serves.
+A client uses one source port after the other, so that none is used again within minutes. When IPVS forgets a
+connection, some time after its end, it deletes the connection tracking entry that has its addresses and ports by then
+(kernel: ip_vs_conn_drop_conntrack), whichever mode serves.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _answer(chooser: selectors.BaseSelector, sock: socket.socket, what: str) -> 
 
 
 class _Request:
-    """One request underway."""
+    """One request in progress."""
 
     def __init__(self, flow: Flow, sock: socket.socket, number: int, fresh: bool) -> None:
         self.flow = flow
@@ -181,7 +181,7 @@ class _Request:
 
 
 class _Clients:
-    """All flows in one loop. ``patient``: a connection made at a later attempt is no problem."""
+    """All flows in one loop. ``patient``: a connection may be made at a later attempt."""
 
     def __init__(self, flows: Sequence[Flow], patient: bool) -> None:
         self._patient = patient
@@ -203,7 +203,7 @@ class _Clients:
     def run(self) -> None:
         """Send until standard input ends, and print a tally for each line of it.
 
-        On ``rest`` start no more requests; on ``forgive`` what is underway no longer counts.
+        On ``rest`` start no more requests; on ``forgive`` do not count those in progress.
         """
         while True:
             now = time.monotonic()
@@ -316,7 +316,7 @@ class _Clients:
         self._end(request, keep=flow.is_kept)
 
     def _check_connection(self, request: _Request) -> None:
-        """Whether a new connection had to be asked for more than once."""
+        """Record a problem if the client had to request a new connection more than once."""
         info = request.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
         again = int(struct.unpack_from("=I", info, _TOTAL_RETRANS)[0])
         if again and request.number > self._forgiven:
@@ -395,7 +395,7 @@ class Load:
         return Tally(**json.loads(answer))
 
     def take(self, flows: int = 0, each: int = 0, timeout: float = 60.0) -> Tally:
-        """What happened since the last call; first wait until ``flows`` flows have had ``each`` more answers each."""
+        """Return what happened since the last call, after waiting for ``each`` more answers to ``flows`` flows each."""
         answers: Counter[str] = Counter()
         problems: List[str] = []
         seconds = 0.0
@@ -414,7 +414,7 @@ class Load:
             time.sleep(0.05)
 
     def settle(self, flows: int, timeout: float = 120.0) -> None:
-        """Wait until every flow works: before, neighbours are unknown to each other and something may be lost."""
+        """Wait until every flow works; until neighbours know each other, packets may be lost."""
         deadline = time.monotonic() + timeout
         while True:
             self._ask("forgive")
@@ -426,7 +426,7 @@ class Load:
                 raise RuntimeError(f"the load does not get through: {tally.answers}, {tally.problems[:5]}")
 
     def rest(self, timeout: float = LOST_SECONDS + 5) -> Tally:
-        """Start no more requests, wait for those underway, and tell what became of them."""
+        """Start no more requests, wait for those in progress, and return their tally."""
         deadline = time.monotonic() + timeout
         tally = self._ask("rest")
         problems = list(tally.problems)
@@ -447,7 +447,7 @@ class Load:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``serve``, ``ask`` or ``ask-patiently``, and what, as JSON."""
+    """Run ``serve``, ``ask`` or ``ask-patiently`` with the endpoints or flows given as JSON."""
     items = json.loads(arguments[1])
     if arguments[0] == "serve":
         serve([Endpoint(**item) for item in items])

@@ -29,7 +29,7 @@ class Namespaces:
         self.holder = Background(["unshare", "-n", "-m", "--propagation", "private", "sh", "-c", script])
 
     def enter(self, directory: Path) -> List[str]:
-        """The beginning of a command line that runs in them, in this directory."""
+        """Return the beginning of a command line that runs in the namespaces, in this directory."""
         return ["nsenter", "-t", str(self.holder.pid), "-n", "-m", f"--wd={directory}"]
 
     def execute(
@@ -51,7 +51,7 @@ class Namespaces:
 
 
 def ansible_environment(scratch: Path) -> Dict[str, str]:
-    """What ansible-playbook needs to find the collection and to write nowhere but below ``scratch``."""
+    """Return the environment in which ansible-playbook finds the collection and writes only below ``scratch``."""
     return {
         "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
         "ANSIBLE_LOCAL_TEMP": str(scratch / "local"),

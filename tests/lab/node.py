@@ -1,15 +1,14 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a laboratory node does from inside: the first process of a namespace node and of a guest with its own kernel.
+"""The inside of a laboratory node: the first process of a namespace node and of a guest with its own kernel.
 
 ``python -m tests.lab.node SPECIFICATION [NETWORK_NAMESPACE]``
 
-Both kinds of node see the host's file system as the lower layer of an overlay whose upper layer is memory, so that
-programs are there without building an image and nothing they write outlives the node. As the first process of a
-guest it loads the kernel modules that it is told to (the guest's kernel appends words of its own to the arguments,
-they are left alone); otherwise it first moves into the network namespace and makes namespaces for mounts,
-processes and host name.
+Both kinds of node see the host's file system as the lower layer of an overlay whose upper layer is memory. Programs
+need no image, and nothing they write outlives the node. The first process of a guest loads the kernel modules of its
+specification (and ignores words that the guest's kernel appends to the arguments); that of a namespace node enters the
+network namespace and creates namespaces for mounts, processes and host name.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ class Specification(NamedTuple):
     """The instructions of the host for a node, sent as JSON.
 
     ``scratch`` is a directory shared with the host, always writable: ``ready``, ``status`` and ``log`` appear
-    there. ``visible`` are directories that may lie on other file systems of the host, ``writable`` those
-    whose writes shall reach the host. ``network`` are lines for the ip tool, ``pods`` mappings
+    there. ``visible`` are directories that may be on other file systems of the host, ``writable`` those
+    whose writes reach the host. ``network`` are lines of ip(8), ``pods`` mappings
     with the keys name, address and address6. With ``command`` the node ends when
     the command ends; without, it runs sshd (``sshd``: its configuration file) and the echo servers (``echo``: their
     configuration file) until it is killed. A guest finds its modules below ``kernel``, by release, and the
     directories of the host by the file system ``shared``: hostfs (user-mode Linux) or 9p (QEMU). ``views`` are
-    directories that a guest whose root is not the host's has on other file systems, and where it shall have them,
-    with an overlay of their own.
+    directories on other file systems of a guest whose root is not the host's, and where it mounts them, each with
+    an overlay of its own.
     """
 
     hostname: str
@@ -132,7 +131,7 @@ def _bind(path: str) -> None:
 
 
 def shared_tag(number: int) -> str:
-    """What a guest of QEMU knows a shared directory by: the writable ones in order, then scratch."""
+    """Return the name by which a guest of QEMU knows a shared directory: the writable ones in order, then scratch."""
     return f"shared{number}"
 
 
@@ -252,7 +251,7 @@ def make_pods(pods: Sequence[Dict[str, str]]) -> None:
 
 
 def _gateway(pod: Dict[str, str]) -> str:
-    """The node's own address within its pod range, the first one."""
+    """Return the node's own address within its pod range, the first one."""
     return pod["address"].rsplit(".", 1)[0] + ".1"
 
 

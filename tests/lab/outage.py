@@ -48,12 +48,12 @@ class Client(threading.Thread):
             self.results.append((started, time.monotonic(), problem))
 
     def answered_since(self, moment: float) -> bool:
-        """Whether three connections in a row, begun after the moment, have been answered."""
+        """Report whether three connections in a row, begun after the moment, have been answered."""
         last = self.results[-3:]
         return len(last) == 3 and all(started > moment and not problem for started, _ended, problem in last)
 
     def outage(self, moment: float) -> float:
-        """Seconds from the moment until the last failure after it was over; 0 if there was none."""
+        """Return the seconds from the moment until the end of the last failure after it; 0 if there was none."""
         return max([ended - moment for _started, ended, problem in self.results if problem and ended > moment] + [0.0])
 
     def close(self, seconds: float = 60.0) -> None:

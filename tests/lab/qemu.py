@@ -59,7 +59,7 @@ def open_tap(namespace: str, name: str) -> int:
 
 
 def missing() -> Optional[str]:
-    """What this host lacks for QEMU nodes, as one line with the remedy; None if nothing."""
+    """Return what this host lacks for QEMU nodes, as one line with the remedy; None if nothing."""
     if os.uname().machine != "x86_64":
         return f"the emulated node is an x86_64 machine, this host is {os.uname().machine}"
     if os.geteuid() != 0:
@@ -72,8 +72,9 @@ def missing() -> Optional[str]:
 def command(
     kernel: StockKernel, memory: str, root: Sequence[str], program: Sequence[str], processors: int = 2
 ) -> List[str]:
-    """The command that starts a guest without devices. ``root``: see :data:`stock_kernel.FIRST_PROGRAM`, and variables
-    for the first program, which is ``program``.
+    """Return the command that starts a guest without devices, whose first program is ``program``.
+
+    ``root``: the words of :data:`stock_kernel.FIRST_PROGRAM`, and variables for the first program.
     """
     # The guest does not outlive the process that started it, however that ends.
     argv = ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max"]
@@ -84,12 +85,12 @@ def command(
 
 
 def share(path: str, tag: str, more: str = "") -> List[str]:
-    """Arguments that give a guest a directory of the host."""
+    """Return arguments that give a guest a directory of the host."""
     return ["-virtfs", f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap{more}"]
 
 
 def network(number: int, backend: str, mac: str) -> List[str]:
-    """Arguments that give a guest a network device. ``backend``: how QEMU finds the tap device at its other end."""
+    """Return arguments that give a guest a network device. ``backend``: how QEMU finds its tap device."""
     device = f"virtio-net-pci,netdev=net{number},mac={mac},romfile="
     return ["-netdev", f"tap,id=net{number},{backend}", "-device", device]
 
@@ -112,7 +113,7 @@ def system_of(release: Optional[str]) -> System:
 
 
 def _root_words(system: System) -> List[str]:
-    """The words for a guest whose root is that of the system, read-only."""
+    """Return the kernel's words for a guest whose root is that of the system, read-only."""
     options = "trans=virtio,version=9p2000.L,cache=loose,msize=512000,ro"
     words = ["root.type=9p", f"root.options={options}", "root.source=root"]
     if system.root:
@@ -182,7 +183,7 @@ class Machine:
         self.close()
 
     def remote(self, timeout: float) -> Remote:
-        """The object that the guest serves at its port :data:`CALLS`.
+        """Return the object that the guest serves at its port :data:`CALLS`.
 
         ``timeout``: seconds to wait for it, and for any call.
 

@@ -32,7 +32,7 @@ class Block(NamedTuple):
 
 
 def blocks(path: Path, step: int) -> List[Block]:
-    """The blocks of one step of a file ``state-MODE.txt``."""
+    """Return the blocks of one step of a file ``state-MODE.txt``."""
     found = [
         Block(int(number), name, command, text)
         for number, name, command, text in _BLOCK.findall(path.read_text(encoding="utf-8"))

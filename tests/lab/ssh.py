@@ -26,7 +26,7 @@ ENVIRONMENT: Dict[str, str] = {
 
 
 def make_keys(directory: Path, hosts: str) -> None:
-    """Keys of the user and of all hosts: ``key``, ``hostkey`` and ``known_hosts``, which has this pattern of hosts."""
+    """Create the keys of the user and of all hosts, and ``known_hosts`` with this pattern of hosts."""
     for name in ("key", "hostkey"):
         run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", str(directory / name)])
     public = (directory / "hostkey.pub").read_text(encoding="ascii")
@@ -59,7 +59,7 @@ def prepare_server(directory: Path, scratch: Path, address: str) -> Path:
 
 
 def greets(namespace: str, address: str) -> bool:
-    """Whether a server at this address, seen from a network namespace, says what it is. OSError: it is away."""
+    """Report whether a server at this address, seen from a network namespace, sends its greeting. Raises OSError."""
     with socket_inside(namespace, socket.AF_INET, socket.SOCK_STREAM) as client:
         client.settimeout(2)
         client.connect((address, 22))
@@ -67,7 +67,7 @@ def greets(namespace: str, address: str) -> bool:
 
 
 def start_namespace_node(specification: Specification, network: str) -> subprocess.Popen[bytes]:
-    """A node on the machine's own kernel, in a network namespace; what it prints goes to ``console`` in its scratch."""
+    """Start a node on the host's kernel, in a network namespace; ``console`` in its scratch gets its output."""
     scratch = Path(specification.scratch)
     specification.save(scratch / "specification.json")
     argv = [sys.executable, "-m", "tests.lab.node", str(scratch / "specification.json"), network]

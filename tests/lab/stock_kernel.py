@@ -122,7 +122,7 @@ def _fetch(cache: Path, suite: str) -> Path:
 
 
 def _modules(unpacked: Path, release: str) -> List[Path]:
-    """The files of the drivers, in the order in which they can be loaded."""
+    """Return the files of the drivers, in the order in which they can be loaded."""
     order: List[Path] = []
     for driver in DRIVERS:
         listed = run(["modprobe", "-S", release, "-d", str(unpacked), "--show-depends", driver])
@@ -135,7 +135,7 @@ def _modules(unpacked: Path, release: str) -> List[Path]:
 
 
 def _first_root(unpacked: Path, release: str) -> bytes:
-    """A cpio archive (kernel: Documentation/driver-api/early-userspace/buffer-format.rst)."""
+    """Return a cpio archive (kernel: Documentation/driver-api/early-userspace/buffer-format.rst)."""
 
     def entries() -> Iterator[Tuple[str, int, bytes]]:
         for directory in ("bin", "dev", "proc", "newroot", "modules"):

@@ -27,9 +27,9 @@ REBOOT_POWER_OFF = 0x4321FEDC
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 _OF_DEVICES = {"accept_local": 0, "arp_announce": 0, "arp_ignore": 0, "route_localnet": 0, "rp_filter": 0}
-#: Settings of a network namespace on a machine that nobody has configured, as paths below /proc/sys/net, in this order:
-#: the first sets others. A new namespace copies some from the first one, where container engines, sysctl.conf and other
-#: programs have left their own.
+#: Settings of a network namespace on an unconfigured machine, as paths below /proc/sys/net, in this order: the first
+#: changes others. A new namespace copies some from the initial one, where container engines, sysctl.conf and other
+#: programs have set their own.
 NETWORK_DEFAULTS: Dict[str, int] = {
     "ipv4/ip_forward": 0,
     "ipv6/conf/all/forwarding": 0,
@@ -41,7 +41,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LabError(Exception):
-    """The laboratory cannot do what it was asked; the text is one line for the user."""
+    """The laboratory cannot do what it should; the text is one line for the user."""
 
 
 def _check(result: int, what: str) -> None:
@@ -106,7 +106,7 @@ def forget_host_settings() -> None:
 
 @contextlib.contextmanager
 def inside(namespace: str) -> Iterator[None]:
-    """Be in the network namespace at ``namespace`` (a path) for a while."""
+    """Enter the network namespace at ``namespace`` (a path), and return to the caller's at the end of the block."""
     descriptor = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         enter(namespace, CLONE_NEWNET)
@@ -119,7 +119,7 @@ def inside(namespace: str) -> Iterator[None]:
 
 
 def socket_inside(namespace: Optional[str], family: int, kind: int) -> socket.socket:
-    """A socket that lives in the network namespace at ``namespace`` (a path; None for the own one)."""
+    """Return a socket in the network namespace at ``namespace`` (a path; None for the caller's)."""
     if namespace is None:
         return socket.socket(family, kind)
     with inside(namespace):

@@ -110,7 +110,7 @@ class Pod(NamedTuple):
 
 
 def pods_of(snapshot: Path, node: LabNode) -> List[Pod]:
-    """The pods that the snapshot's EndpointSlices place on a node, each with the union of its ports."""
+    """Return the pods that the snapshot's EndpointSlices place on a node, each with the union of its ports."""
     document = json.loads(snapshot.read_text(encoding="utf-8"))
     names: Dict[str, str] = {}
     ports: Dict[str, Set[Tuple[str, int]]] = {}
@@ -131,7 +131,7 @@ def pods_of(snapshot: Path, node: LabNode) -> List[Pod]:
 
 
 def node_network(node: LabNode, device: str, nodes: Sequence[LabNode] = NODES) -> List[str]:
-    """Lines for the ip tool that bring a node up on the fabric through ``device``."""
+    """Return the lines of ip(8) that bring a node up on the fabric through ``device``."""
     lines = [] if device == "eth0" else [f"link set {device} name eth0"]
     lines += [
         "link set eth0 up",
@@ -148,7 +148,7 @@ def node_network(node: LabNode, device: str, nodes: Sequence[LabNode] = NODES) -
 
 
 def fabric_network(nodes: Sequence[LabNode]) -> List[str]:
-    """Lines for the ip tool inside the fabric, whose ports to nodes and client exist already."""
+    """Return the lines of ip(8) for the fabric, whose ports to nodes and client exist already."""
     lines = ["link set lo up", "link add br0 type bridge", "link set br0 up", f"addr add {FABRIC}/24 dev br0"]
     lines += [f"addr add {FABRIC6}/64 dev br0 nodad", "link set client up", "addr add 203.0.113.1/24 dev client"]
     lines.append("addr add 2001:db8:113::1/64 dev client nodad")
@@ -165,7 +165,7 @@ def fabric_network(nodes: Sequence[LabNode]) -> List[str]:
 
 
 def client_network(nodes: Sequence[LabNode] = NODES) -> List[str]:
-    """Lines for the ip tool inside the client's namespace."""
+    """Return the lines of ip(8) for the client's namespace."""
     lines = ["link set lo up", "link set eth0 up"]
     for node in nodes:
         lines += [f"addr add {node.client}/24 dev eth0", f"addr add {node.stranger}/24 dev eth0"]

@@ -40,7 +40,7 @@ class Network(NamedTuple):
 
 
 def missing() -> Optional[str]:
-    """What this host lacks for user-mode Linux, as one line with the remedy; None if nothing."""
+    """Return what this host lacks for user-mode Linux, as one line with the remedy; None if nothing."""
     if os.uname().machine != "x86_64":
         return f"user-mode Linux runs on x86_64 hosts, this one is {os.uname().machine}"
     if os.geteuid() != 0:
@@ -65,7 +65,7 @@ def _compiler() -> Optional[str]:
 
 
 def _preload(directory: Path) -> Dict[str, str]:
-    """The environment that lets linux.uml run on this processor; see xstate.c."""
+    """Return the environment that lets linux.uml run on this processor; see xstate.c."""
     if not _large_register_state():
         return {}
     library = directory / "xstate.so"
@@ -78,7 +78,7 @@ def _preload(directory: Path) -> Dict[str, str]:
 
 
 def _memory_directory(megabytes: int) -> Dict[str, str]:
-    """Where linux.uml keeps the guest's memory: /dev/shm unless it is too small, as in many containers."""
+    """Return where linux.uml keeps the guest's memory: /dev/shm unless it is too small, as in many containers."""
     try:
         status = os.statvfs("/dev/shm")
         if status.f_bavail * status.f_frsize >= megabytes << 20:
@@ -96,7 +96,7 @@ def _megabytes(memory: str) -> int:
 
 
 def environment(scratch: Path, memory: str) -> Dict[str, str]:
-    """The environment for linux.uml with this much memory; what it needs besides lies in ``scratch``."""
+    """Return the environment for linux.uml with this much memory; files that it needs are in ``scratch``."""
     return {**os.environ, **_preload(scratch), **_memory_directory(_megabytes(memory))}
 
 

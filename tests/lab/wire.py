@@ -16,13 +16,13 @@ _TXT, _INTERNET = 16, 1
 
 
 def dns_query(number: int, name: str = "whoami.lab") -> bytes:
-    """A query for the TXT records of ``name`` (RFC 1035, section 4.1)."""
+    """Return a query for the TXT records of ``name`` (RFC 1035, section 4.1)."""
     labels = b"".join(bytes([len(label)]) + label.encode("ascii") for label in name.split("."))
     return _HEADER.pack(number, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack("!HH", _TXT, _INTERNET)
 
 
 def dns_response(query: bytes, text: str) -> bytes:
-    """The answer to ``query``: its question and one TXT record with ``text``."""
+    """Return the answer to ``query``: its question and one TXT record with ``text``."""
     number = struct.unpack_from("!H", query)[0]
     end = query.index(b"\0", _HEADER.size) + 5
     data = bytes([len(text)]) + text.encode("ascii")
@@ -31,6 +31,6 @@ def dns_response(query: bytes, text: str) -> bytes:
 
 
 def dns_text(response: bytes) -> str:
-    """The text of the TXT record in a response made by dns_response."""
+    """Return the text of the TXT record in a response made by dns_response."""
     end = response.index(b"\0", _HEADER.size) + 5
     return response[end + 13 :].decode("ascii")

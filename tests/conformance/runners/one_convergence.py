@@ -1,11 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One convergence of the node this runs on, told by the lab's environment: the runners ``oneshot`` and ``cleanup``.
+"""Converge the node this runs on, as the lab's environment says: the runners ``oneshot`` and ``cleanup``.
 
-Reads LAB_CONFIG (KubeProxyConfiguration), LAB_SNAPSHOT (objects), LAB_NODE, LAB_MODE and LAB_DIR (what is remembered
-between runs); LAB_NETWORK_POLICY (``1``: enforce network policies) and LAB_NETWORK_POLICY_ESTABLISHED (``keep`` or
-``cut``). Calls what the module service_proxy calls; exits 0 if the node has converged.
+The variables are LAB_CONFIG (KubeProxyConfiguration), LAB_SNAPSHOT (objects), LAB_NODE, LAB_MODE, LAB_DIR (state kept
+between runs), LAB_NETWORK_POLICY (``1``: enforce network policies) and LAB_NETWORK_POLICY_ESTABLISHED (``keep`` or
+``cut``). The functions called are those of the module service_proxy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def node_document(environment: Mapping[str, str]) -> Optional[Dict[str, Any]]:
 
 
 def main(action: str) -> int:
-    """Converge (``oneshot``) or remove everything (``cleanup``); 0 on success, 1 with one line on standard error."""
+    """Converge (``oneshot``) or remove everything (``cleanup``); return 0, or 1 with one line on standard error."""
     environment = os.environ
     try:
         configuration, warnings = load_file(environment["LAB_CONFIG"], node_source=node_document(environment))

@@ -56,12 +56,12 @@ PEERS = {
 
 
 def pod_address(pod: str, version: int) -> str:
-    """The address of pod1, pod2 or pod3."""
+    """Return the address of pod1, pod2 or pod3."""
     return POD_PREFIX[version] + str(FIRST_POD + PODS.index(pod))
 
 
 def default_source(host: str, version: int) -> str | None:
-    """The source address that a host of the lab sends from unless a flow names another; None: the kernel chooses."""
+    """Return the address that a host of the lab sends from unless a flow names another; None: the kernel chooses."""
     if host in PODS:
         return pod_address(host, version)
     if host == "client":
@@ -72,7 +72,7 @@ def default_source(host: str, version: int) -> str | None:
 
 
 def holder(address: str) -> str | None:
-    """The namespace that answers for an endpoint address; None if nobody does."""
+    """Return the namespace that answers for an endpoint address; None if none does."""
     wanted = ipaddress.ip_address(address)
     version = wanted.version
     for pod in PODS:
@@ -87,5 +87,5 @@ def holder(address: str) -> str | None:
 
 
 def join_host_port(host: str, port: int) -> str:
-    """``1.2.3.4:80`` or ``[fd00::1]:80``."""
+    """Return ``1.2.3.4:80`` or ``[fd00::1]:80``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -21,7 +21,7 @@ CASES = ("cases", "cases-extra")
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser; ``command`` names the subcommand."""
+    """Return the parser; ``command`` names the subcommand."""
     parser = argparse.ArgumentParser(prog="lab", description="Wire-level conformance lab for service proxies.")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run a proxy through the cases and compare with the recordings")
@@ -106,7 +106,7 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
         "--sync-metrics",
         metavar="URL",
         default=os.environ.get("LAB_SYNC_METRICS"),
-        help="tell the end of a pass from the proxy's metrics at this URL (in the node's namespace)",
+        help="detect the end of a pass by the proxy's metrics at this URL (in the node's namespace)",
     )
     add("--instance", default="0", help="name of this lab, to run several at once")
     add("--keep-logs", metavar="DIR", help="keep the proxy's logs")
@@ -121,7 +121,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add(
         "--no-http",
         action="store_true",
-        help="leave out health checks and metrics (always, with a runner that does not stay)",
+        help="skip health checks and metrics (always skipped with a runner that converges once)",
     )
     add("-v", "--verbose", action="store_true", help="print every difference")
     add("--board", metavar="DIR", help=argparse.SUPPRESS)  # of a worker: where cases are shared out
@@ -141,7 +141,7 @@ def _add_record(parser: argparse.ArgumentParser) -> None:
 
 
 def runner_options(arguments: argparse.Namespace) -> RunnerOptions:
-    """The runner that the arguments choose: their own, this project's agent, or this project's single convergence."""
+    """Return the chosen runner: the user's own, this project's agent, or this project's single convergence."""
     command, cleanup, oneshot = arguments.runner, arguments.runner_cleanup, arguments.oneshot
     if command is None:
         command = str(HOME / "runners" / ("agent" if arguments.agent else "oneshot"))
@@ -159,12 +159,12 @@ def runner_options(arguments: argparse.Namespace) -> RunnerOptions:
 
 
 def compared_mode(arguments: argparse.Namespace) -> str:
-    """The mode with whose recordings a run is compared."""
+    """Return the mode with whose recordings a run is compared."""
     return str(arguments.against_mode or COMPARED_WITH.get(arguments.mode, arguments.mode))
 
 
 def run_options(arguments: argparse.Namespace) -> RunOptions:
-    """How the cases are run."""
+    """Return how the cases are run."""
     runner = runner_options(arguments)
     without_http = arguments.command == "run" and (arguments.no_http or runner.oneshot)
     return RunOptions(

@@ -72,18 +72,20 @@ class Case:
     node_config: dict[str, Any] = field(default_factory=dict)
 
     def file(self, name: str) -> str:
-        """The path of a file of the case."""
+        """Return the path of a file of the case."""
         return os.path.join(self.path, name)
 
     def snapshots(self) -> list[list[Object]]:
-        """The objects as the API served them, one list for each step; for a case that was never recorded, the objects
-        of the case itself, completed as an API server would.
+        """Return the objects as the API served them, one list for each step.
+
+        For a case that was never recorded these are the case's own objects, completed as an API server would.
         """
         return snapshots_of(self)
 
     def expected(self, mode: str, behaviour: str = KUBE_PROXY) -> list[StepResult]:
-        """What the flows have to do in a mode: the recording, or else the expectation written from the specification;
-        with corrected behaviour, the corrections in it. FileNotFoundError if there is neither.
+        """Return the expected results of a mode: the recording, or else those written from the specification.
+
+        With corrected behaviour the corrections are applied. Raises FileNotFoundError if there is neither.
         """
         recording = self.file(f"observed-{mode}.json")
         path = recording if os.path.exists(recording) else self.file(f"expected-{mode}.json")
@@ -94,7 +96,7 @@ class Case:
         return corrected(steps, read_corrections(self.file(f"corrected-{mode}.json")))
 
     def zone_hint(self, number: int) -> ZoneHint:
-        """The hint of the sentinel as of a step."""
+        """Return the hint of the sentinel as of a step."""
         zones = [
             (item["metadata"].get("labels") or {}).get(ZONE_LABEL)
             for step in self.steps[: number + 1]
@@ -105,7 +107,7 @@ class Case:
         return ZoneHint(known[-1], bool(zones[-1])) if known else ZoneHint(None, False)
 
     def listeners(self) -> set[Listener]:
-        """Everything that must answer: endpoints, the sentinel, and the fabric for whatever is sent to."""
+        """Return everything that must answer: endpoints, the sentinel, and the fabric for whatever flows send to."""
         found = set(self.extra_listeners)
         for step in self.steps:
             found.update(_endpoint_listeners(step.apply))
@@ -117,7 +119,7 @@ class Case:
         return found
 
     def proxy_configuration(self, mode: str, kubeconfig: str, changes: dict[str, Any] | None) -> dict[str, Any]:
-        """The KubeProxyConfiguration of the case, with the *changes* that its steps made."""
+        """Return the KubeProxyConfiguration of the case, with the *changes* that its steps made."""
         base: dict[str, Any] = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
@@ -134,7 +136,7 @@ class Case:
         return merge(merge(base, self.config), changes)
 
     def node_configuration(self, behaviour: str, changes: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The NodeProxyConfiguration of the case, with the *changes* that its steps made; None if it needs none."""
+        """Return the NodeProxyConfiguration of the case, with the *changes* of its steps; None if it needs none."""
         settings = merge(self.node_config, changes)
         if behaviour != KUBE_PROXY:
             settings = {"behaviour": behaviour, **settings}
@@ -143,7 +145,7 @@ class Case:
         return {"apiVersion": "kubenode.proxy/v1alpha1", "kind": "NodeProxyConfiguration", **settings}
 
     def expected_seconds(self, mode: str) -> float:
-        """A rough guess of how long the case takes, to start the longest first."""
+        """Return a rough estimate of how long the case takes, to start the longest first."""
         seconds = 0.0
         for step in self.steps:
             waits = [
@@ -219,7 +221,7 @@ def _load_step(path: str, number: int, document: dict[str, Any]) -> Step:
 
 
 def find_cases(directories: Iterable[str], patterns: Sequence[str]) -> list[Case]:
-    """The cases in the directories whose names match one of the patterns, by name within each directory."""
+    """Return the cases whose names match one of the patterns, by name within each directory."""
     found = []
     for directory in directories:
         for path in sorted(glob.glob(os.path.join(directory, "*", "case.yaml"))):

@@ -41,7 +41,7 @@ GUEST_DEFAULTS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the lab; returns the exit status: 0 equal, 1 different, 2 for what cannot be run at all."""
+    """Run the lab and return the exit status: 0 equal, 1 different, 2 if it cannot run."""
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = make_parser().parse_args(words)
     commands: dict[str, Callable[[argparse.Namespace, list[str]], int]] = {
@@ -116,14 +116,15 @@ def _run_as_worker(arguments: argparse.Namespace) -> int:
 def _run_shared(
     arguments: argparse.Namespace, make_worker: Callable[[int, str], Callable[[], int]], workers: int
 ) -> int:
-    """Share the cases out. A worker that is asked to do so by another passes its board on and leaves the report
-    to whoever started it.
+    """Share the cases out among workers and report the rows.
+
+    With a board in the arguments, share that one's cases and leave the report to the process that created it.
     """
     start = time.monotonic()
     cases = _selected(arguments, compared_mode(arguments))
     board = arguments.board or tempfile.mkdtemp(prefix="kplab-board-")
     try:
-        # no more workers than cases; a shared board does not tell how many are left
+        # Start no more workers than there are cases; how many a shared board has left is unknown.
         makers = [make_worker(number, board) for number in range(1, min(workers, max(1, len(cases))) + 1)]
         if arguments.board:
             run_workers(makers, board, [], arguments.mode, lambda row: None)
@@ -163,7 +164,7 @@ def _finish(arguments: argparse.Namespace, rows: Sequence[Row], start: float) ->
 
 
 def _in_guests(arguments: argparse.Namespace, words: list[str]) -> int:
-    """The lab inside guests with a kernel of their own, among which a run is shared out."""
+    """Run the lab inside guests with a kernel of their own, among which a run is shared out."""
     inner = arguments.rest[1:] if arguments.rest[:1] == ["--"] else list(arguments.rest)
     if not inner:
         raise ValueError(
@@ -232,7 +233,7 @@ def _record(arguments: argparse.Namespace, words: list[str]) -> int:
 
 
 def _modes(arguments: argparse.Namespace, words: list[str]) -> int:
-    """Where the recordings of the other modes differ from that of mode iptables."""
+    """Print where the recordings of the other modes differ from that of mode iptables."""
     base = MODES[0]
     for case in _selected(arguments, base):
         for mode in MODES[1:]:

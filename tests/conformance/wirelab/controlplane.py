@@ -69,7 +69,7 @@ class ControlPlane:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def apply(self, item: Object) -> None:
-        """Server-side apply, then the status. RuntimeError with the API's message."""
+        """Apply an object on the server's side, then its status. Raises RuntimeError with the API's message."""
         key = key_of(item)
         item = copy.deepcopy(item)
         status = item.pop("status", None)
@@ -95,7 +95,7 @@ class ControlPlane:
                     self.delete(ObjectKey(kind, metadata.get("namespace", ""), metadata["name"]))
 
     def snapshot(self) -> list[Object]:
-        """All objects as the API serves them, normalised."""
+        """Return all objects as the API serves them, normalised."""
         found = []
         for kind in SNAPSHOT_KINDS:
             for item in self._items(kind):
@@ -122,7 +122,7 @@ class ControlPlane:
             f"Connection: close\r\nContent-Type: {content_type}\r\nContent-Length: {len(data)}\r\n\r\n"
         )
         context = ssl.create_default_context()
-        # the certificate is made anew at every start, inside a namespace that nobody else can reach
+        # The server creates its certificate at every start, in a namespace that no other program reaches.
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         plain = self.namespace.socket(socket.AF_INET, socket.SOCK_STREAM)
         plain.settimeout(30)

@@ -50,7 +50,7 @@ class Convergence:
         self.milliseconds: list[int] = []
 
     async def wait(self, number: int) -> None:
-        """Returns when the step is programmed. RunnerFailed if the proxy ends or does not get there in time."""
+        """Wait until the step is programmed. Raises RunnerFailed if the proxy ends or is too late."""
         start = time.monotonic()
         if self._options.sync_metrics:
             await self._wait_for_next_pass(await self._wait_for_sentinel(number, number), number)
@@ -64,7 +64,7 @@ class Convergence:
         await asyncio.sleep(self._options.settle * self._scale)
 
     async def _wait_for_sentinel(self, announced: int, step: int) -> dict[str, float]:
-        """Returns the passes counted, by IP family, when the sentinel was seen (with metrics only)."""
+        """Wait for the sentinel and return the passes counted by then, by IP family (with metrics only)."""
         deadline = time.monotonic() + SENTINEL_SECONDS * max(1.0, self._scale)
         passes = {}
         for family in self._case.families:
@@ -110,7 +110,7 @@ class Convergence:
         print(f"    {self._case.name} step {number}: no later pass counted", file=sys.stderr, flush=True)
 
     async def _passes(self) -> dict[str, float]:
-        """Completed passes by IP family, from the proxy's metrics."""
+        """Return the completed passes by IP family, from the proxy's metrics."""
         response = await fetch(self._senders, parse_flow(f"http node -> {self._options.sync_metrics}"), self._scale)
         body = "" if isinstance(response, str) else response.body
         return {match.group(1): float(match.group(2)) for match in _PASSES.finditer(body)}

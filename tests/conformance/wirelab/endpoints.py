@@ -38,7 +38,7 @@ class Listener(NamedTuple):
 
 
 def answer_line(outside: bool, destination: str, port: int, source: str, source_port: int) -> bytes:
-    """The line that an endpoint answers with."""
+    """Return the line that an endpoint answers with."""
     return f"{'outside' if outside else 'ep'} {destination} {port} {source} {source_port}\n".encode()
 
 
@@ -201,7 +201,7 @@ def _want_packet_info(made: socket.socket, family: int) -> None:
 
 
 def _destination(ancillary: Ancillary) -> str:
-    """The address that a datagram was for (struct in_pktinfo, struct in6_pktinfo)."""
+    """Return the address that a datagram was for (struct in_pktinfo, struct in6_pktinfo)."""
     for level, kind, data in ancillary:
         if (level, kind) == (socket.IPPROTO_IP, IP_PKTINFO):
             return socket.inet_ntop(socket.AF_INET, data[8:12])
@@ -211,7 +211,7 @@ def _destination(ancillary: Ancillary) -> str:
 
 
 def _from_address(family: int, address: str) -> Ancillary:
-    """Ancillary data that makes *address* the source of what is sent, over whatever device."""
+    """Return ancillary data that makes *address* the source of what is sent, over any device."""
     any_device = struct.pack("@I", 0)
     if family == socket.AF_INET:
         return [(socket.IPPROTO_IP, IP_PKTINFO, any_device + socket.inet_aton(address) + b"\0" * 4)]

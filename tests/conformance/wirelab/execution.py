@@ -31,8 +31,8 @@ LOG_LINE_LENGTH = 300
 
 @dataclass
 class Observation:
-    """What was seen: the results, what was programmed (if asked for), the text of the metrics (if a flow fetched it),
-    and how long a daemon took in each step.
+    """The results, the programmed state (if requested), the text of the metrics (if a flow fetched it), and how long a
+    daemon took in each step.
     """
 
     steps: list[StepResult] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Execution:
         self._seen = Observation(sync_milliseconds=self._convergence.milliseconds)
 
     async def run(self) -> Observation:
-        """RunnerFailed if the proxy fails; RuntimeError or OSError if the lab cannot be built."""
+        """Run the case. Raises RunnerFailed if the proxy fails, LabError or OSError if the lab cannot be built."""
         try:
             self._topology.build()
             for listener in sorted(self._case.listeners()):
@@ -120,7 +120,7 @@ class Execution:
             await self._convergence.wait(number)
 
     async def _flows(self, step: Step) -> list[FlowResult]:
-        """The results in the order of the case; those that can run together have run first."""
+        """Return the results in the order of the case; those that can run together have run first."""
         mode, left_out = self._options.flows_of or self._mode, self._options.leave_out
         flows = [flow for flow in step.flows if flow.wanted(mode) and flow.kind not in left_out]
         together = [flow for flow in flows if not flow.ordered]

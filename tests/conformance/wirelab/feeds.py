@@ -31,7 +31,7 @@ class Feed(Protocol):
         """Serve on 127.0.0.1 of the node."""
 
     def step(self, number: int, step: Step) -> list[Object]:
-        """Bring the state of a step about; returns the objects as served."""
+        """Serve the objects of a step and return them as served."""
 
     def touch_sentinel(self, number: int) -> list[Object] | None:
         """Change the sentinel once more, for step *number*; returns the objects if a snapshot has to follow."""

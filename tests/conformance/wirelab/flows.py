@@ -76,7 +76,7 @@ class Flow:
         return None
 
     def wanted(self, mode: str) -> bool:
-        """Does the flow belong to this mode (option ``only``)?"""
+        """Report whether the flow belongs to this mode (option ``only``)."""
         only = self.options.get("only")
         return not only or mode in only.split("+")
 
@@ -125,13 +125,13 @@ def _parse_command(plain: str, text: str) -> Flow:
 
 
 def _options(words: list[str]) -> dict[str, str]:
-    """``key=value`` words; a word alone stands for itself with an empty value."""
+    """Return ``key=value`` words as a mapping; a word without ``=`` has an empty value."""
     pairs = (word.partition("=") for word in words)
     return {key: value for key, _, value in pairs}
 
 
 def tries_for(seen: int) -> int:
-    """How many tries make it less likely than one in a million that one more equally likely endpoint was missed."""
+    """Return how many tries miss one more equally likely endpoint less often than once in a million."""
     if seen <= 1:
         return TRIES_ONE_ENDPOINT
     return min(TRIES_AT_MOST, math.ceil(-math.log(MISS_PROBABILITY) / math.log((seen + 1) / seen)))

@@ -21,17 +21,16 @@ _home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _enter(descriptor: int) -> None:
-    """Move this thread into a namespace. os.setns exists from Python 3.12 on only."""
+    """Move this thread into a namespace; os.setns exists only from Python 3.12 on."""
     if _libc.setns(descriptor, CLONE_NEWNET) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 
 
 class NetworkNamespace:
-    """A named network namespace; the lab stays outside and makes sockets inside.
+    """A named network namespace, in which a process outside creates sockets.
 
-    A socket belongs for life to the namespace it was made in, so one event loop in one process
-    can speak for every host of the lab.
+    A socket stays in the namespace it was created in, so one event loop in one process serves every host of the lab.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,7 +46,7 @@ class NetworkNamespace:
             _enter(_home)
 
     def socket(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
-        """A new non-blocking socket inside the namespace."""
+        """Return a new non-blocking socket inside the namespace."""
         with self._inside():
             made = socket.socket(family, kind, protocol)
         made.setblocking(False)
@@ -56,8 +55,8 @@ class NetworkNamespace:
     def set_sysctls(self, values: Mapping[str, object]) -> None:
         """Write ``net.*`` parameters, given as paths below /proc/sys/net.
 
-        One that this kernel has not (bridge without br_netfilter, IPv6 switched off) is passed over:
-        the lab asks for more than every kernel offers, and its own traffic shows what is missing.
+        Skip those that this kernel lacks (bridge without br_netfilter, IPv6 switched off): if one matters, the
+        traffic of the lab fails.
         """
         with self._inside():
             for path, value in values.items():

@@ -53,18 +53,18 @@ class ObjectKey(NamedTuple):
 
 
 def key_of(item: Mapping[str, Any]) -> ObjectKey:
-    """The key of an object."""
+    """Return the key of an object."""
     return ObjectKey(item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"])
 
 
 def load_yaml(path: str) -> list[Any]:
-    """The documents of a YAML file, empty ones left out."""
+    """Return the documents of a YAML file, without empty ones."""
     with open(path, encoding="utf-8") as file:
         return [document for document in yaml.load_all(file, Loader=_Loader) if document]
 
 
 def flatten(items: Iterable[Object] | None) -> list[Object]:
-    """The objects, with those of a ``List`` in its place."""
+    """Return the objects, each ``List`` replaced by its items."""
     flat: list[Object] = []
     for item in items or ():
         flat += flatten(item["items"]) if item.get("kind") == "List" else [item]
@@ -72,7 +72,7 @@ def flatten(items: Iterable[Object] | None) -> list[Object]:
 
 
 def normalise(item: Object) -> Object:
-    """A served object with what differs from one recording to the next taken out or made constant."""
+    """Return a served object without, or with constant, fields that differ from one recording to the next."""
     item = copy.deepcopy(item)
     metadata = item["metadata"]
     for name in _PASSING:
@@ -87,7 +87,7 @@ def normalise(item: Object) -> Object:
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any] | None) -> dict[str, Any]:
-    """*base* with *changes*, mappings merged at every depth, everything else replaced."""
+    """Return *base* with *changes*: mappings merged at every depth, everything else replaced."""
     merged = copy.deepcopy(dict(base))
     for key, value in (changes or {}).items():
         if isinstance(value, dict) and isinstance(merged.get(key), dict):
@@ -98,14 +98,14 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any] | None) -> dict[st
 
 
 def write_json(path: str, content: Any) -> None:
-    """Readable JSON with a newline at the end."""
+    """Write readable JSON with a newline at the end."""
     with open(path, "w", encoding="utf-8") as file:
         json.dump(content, file, indent=1)
         file.write("\n")
 
 
 def write_snapshots(path: str, snapshots: Iterable[list[Object]]) -> None:
-    """Snapshots with one object in a line, so that their differences stay readable."""
+    """Write snapshots with one object in a line, so that their differences stay readable."""
     blocks = [
         " [\n" + ",\n".join("  " + json.dumps(item, separators=(",", ":")) for item in snapshot) + "\n ]"
         for snapshot in snapshots

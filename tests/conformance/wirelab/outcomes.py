@@ -48,12 +48,12 @@ EXACT = Rules()
 
 
 def answering_endpoint(outcome: str) -> str:
-    """``10.244.1.11:8080`` of ``10.244.1.11:8080 from ADDRESS``; anything else as it is."""
+    """Return ``10.244.1.11:8080`` of ``10.244.1.11:8080 from ADDRESS``, and anything else unchanged."""
     return outcome.rsplit(" from ", 1)[0]
 
 
 def meaning(result: FlowResult, rules: Rules = EXACT) -> Any:
-    """What of a result is compared: equal meanings are equal results.
+    """Return what of a result is compared: equal meanings are equal results.
 
     For traffic: the set of answering endpoints, each with "same source" or "masqueraded", and the kinds of refusal.
     Counts are chance and do not matter. For ``sticky`` and ``many`` flows the endpoints themselves are chance as
@@ -90,8 +90,9 @@ def _seen(outcome: str, flow: Flow, sent: set[str], rules: Rules) -> tuple[str, 
 
 
 def compare(recorded: Sequence[StepResult], observed: Sequence[StepResult], rules: Rules = EXACT) -> Comparison:
-    """Flow by flow, step by step. A recorded flow that was not run is a difference; an observed one that was not
-    recorded is not looked at.
+    """Compare results flow by flow and step by step.
+
+    A recorded flow that was not run is a difference; an observed one that was not recorded is ignored.
     """
     equal, total = 0, 0
     differences: list[Difference] = []

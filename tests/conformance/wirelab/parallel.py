@@ -31,7 +31,7 @@ class Board:
         self._rows = os.path.join(directory, f"rows-{worker}")
 
     def take(self, cases: Sequence[Case]) -> Iterator[Case]:
-        """The cases that no other worker has taken, one by one, when asked for the next."""
+        """Yield, one by one, cases that no other worker has claimed."""
         for case in cases:
             try:
                 os.mkdir(os.path.join(self._directory, "taken-" + case.name))
@@ -55,7 +55,7 @@ class Supervisor:
         self._read: dict[str, int] = {}
 
     def new_rows(self) -> Iterator[Row]:
-        """Rows that were reported since the last call."""
+        """Return the rows that were reported since the last call."""
         for path in sorted(glob.glob(os.path.join(glob.escape(self._directory), "rows-*"))):
             with open(path, encoding="utf-8") as file:
                 file.seek(self._read.get(path, 0))

@@ -33,17 +33,17 @@ class Row:
         return self.error is None and self.equal == self.total
 
     def to_json(self) -> dict[str, Any]:
-        """For a report or another process."""
+        """Return JSON text."""
         return {**asdict(self), "differences": [difference._asdict() for difference in self.differences]}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Row:
-        """The reverse of :meth:`to_json`."""
+        """Return the row of a text of :meth:`to_json`."""
         differences = [Difference(**difference) for difference in content["differences"]]
         return cls(**{**content, "differences": differences})
 
     def lines(self, verbose: bool = False) -> list[str]:
-        """The row of the table with the first difference; with *verbose*, the other differences below it."""
+        """Return the row of the table with the first difference; with *verbose*, the other differences below it."""
         texts = [_describe(difference) for difference in self.differences]
         first = self.error or (texts[0] if texts else "")
         row = f"{self.case:<44} {self.equal:>3}/{self.total:<3} {self.seconds:>5.1f}s  {first}".rstrip()
@@ -79,14 +79,14 @@ class Report:
         return bool(self.rows) and self.whole_cases == len(self.rows)
 
     def summary(self) -> str:
-        """The last line of the table."""
+        """Return the last line of the table."""
         return (
             f"{self.mode}: {self.equal}/{self.total} flows equal, {self.whole_cases}/{len(self.rows)} cases,"
             f" {self.seconds:.0f}s"
         )
 
     def to_json(self) -> str:
-        """The report as JSON text."""
+        """Return JSON text."""
         return json.dumps(
             {
                 "mode": self.mode,

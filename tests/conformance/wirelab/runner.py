@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The runner: the command that stands for the proxy, started in the network namespace of the node under test."""
+"""The runner: the command that starts the proxy in the network namespace of the node under test."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Runner:
     # what the runner is given
 
     def write_snapshot(self, items: Sequence[Object]) -> None:
-        """Replace the snapshot file, by rename: whoever reads it sees the old or the new one whole."""
+        """Replace the snapshot file by renaming, so that a reader sees the old or the new one whole."""
         path = self._files["snapshot"]
         with open(path + ".tmp", "w", encoding="utf-8") as file:
             json.dump({"apiVersion": "v1", "kind": "List", "items": list(items)}, file, indent=1)
@@ -109,7 +109,7 @@ class Runner:
         return environment
 
     def _programs(self, name: str, programs: dict[str, str]) -> str:
-        """A directory for PATH with links to programs."""
+        """Create a directory for PATH with links to programs, and return it."""
         directory = os.path.join(self.directory, name)
         os.mkdir(directory)
         for program, target in programs.items():
@@ -145,7 +145,7 @@ class Runner:
         self._daemon = None
 
     def check_alive(self) -> None:
-        """RunnerFailed if the daemon has ended by itself."""
+        """Raise RunnerFailed if the daemon has ended by itself."""
         if self._daemon and self._daemon.poll() is not None:
             raise RunnerFailed(f"the proxy exited with {self._daemon.returncode}")
 
@@ -175,14 +175,14 @@ class Runner:
         return process.returncode or 0, output.decode()
 
     def output_of(self, command: str) -> str:
-        """The output of a command in the node's namespace, empty if it cannot be run."""
+        """Return the output of a command in the node's namespace, empty if it cannot be run."""
         done = subprocess.run(
             self._in_node(shlex.split(command)), env=self._environment, capture_output=True, text=True, check=False
         )
         return done.stdout
 
     def log_tail(self) -> list[str]:
-        """The last lines that the proxy wrote."""
+        """Return the last lines that the proxy wrote."""
         if not os.path.exists(self.log_file):
             return []
         with open(self.log_file, encoding="utf-8", errors="replace") as file:

@@ -27,7 +27,7 @@ def run_cases(
     save: str | None,
     on_row: Callable[[Row], None],
 ) -> list[Row]:
-    """One case after the other; *on_row* is called as soon as a case is done."""
+    """Run one case after the other; *on_row* is called as soon as a case is done."""
     rows = []
     for case in cases:
         row = run_case(case, options, rules, against, save)
@@ -37,8 +37,10 @@ def run_cases(
 
 
 def run_case(case: Case, options: RunOptions, rules: Rules, against: str, save: str | None = None) -> Row:
-    """Run a case and compare it with what is expected in the mode *against*. What was observed and programmed goes
-    below the folder *save*. Never raises for what the proxy or the case does: the row tells.
+    """Run a case, compare it with what is expected in the mode *against*, and return the row of the report.
+
+    Observations and programmed state are saved below the folder *save*. An error of the proxy or of the case is part of
+    the row.
     """
     mode = options.runner.mode
     row = Row(case.name, mode)

@@ -43,7 +43,7 @@ _CRC = _crc_table()
 
 
 def crc32c(data: bytes) -> int:
-    """CRC32c (Castagnoli), the checksum of SCTP."""
+    """Return the CRC32c (Castagnoli), the checksum of SCTP."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -51,7 +51,7 @@ def crc32c(data: bytes) -> int:
 
 
 def packet(source_port: int, destination_port: int, tag: int, chunk: bytes) -> bytes:
-    """A packet with one chunk, checksum included."""
+    """Return a packet with one chunk, checksum included."""
     data = struct.pack("!HHII", source_port, destination_port, tag, 0) + chunk
     return data[:8] + struct.pack("<I", crc32c(data)) + data[12:]
 
@@ -61,23 +61,23 @@ def _chunk(kind: int, body: bytes) -> bytes:
 
 
 def init(tag: int) -> bytes:
-    """An INIT chunk."""
+    """Return an INIT chunk."""
     return _chunk(INIT, _FIXED.pack(tag, RECEIVE_WINDOW, 1, 1, tag))
 
 
 def init_ack(tag: int, cookie: bytes) -> bytes:
-    """An INIT ACK chunk with a state cookie."""
+    """Return an INIT ACK chunk with a state cookie."""
     parameter = struct.pack("!HH", STATE_COOKIE, 4 + len(cookie)) + cookie + b"\0" * (-len(cookie) % 4)
     return _chunk(INIT_ACK, _FIXED.pack(tag, RECEIVE_WINDOW, 1, 1, tag) + parameter)
 
 
 def abort() -> bytes:
-    """An ABORT chunk without a cause."""
+    """Return an ABORT chunk without a cause."""
     return _chunk(ABORT, b"")
 
 
 def parse(data: bytes) -> Packet | None:
-    """The packet without its IP header; None if it is too short."""
+    """Return the parts of a packet without its IP header; None if it is too short."""
     if len(data) < 16:
         return None
     source_port, destination_port, tag, _checksum = struct.unpack("!HHII", data[:12])
@@ -86,17 +86,17 @@ def parse(data: bytes) -> Packet | None:
 
 
 def initiate_tag(body: bytes) -> int:
-    """The tag that the sender of an INIT wants to be answered with."""
+    """Return the tag that the sender of an INIT expects in answers."""
     return int(struct.unpack("!I", body[:4])[0])
 
 
 def cookie(body: bytes) -> bytes:
-    """The state cookie of an INIT ACK."""
+    """Return the state cookie of an INIT ACK."""
     offset = _FIXED.size
     _kind, length = struct.unpack("!HH", body[offset : offset + 4])
     return body[offset + 4 : offset + length]
 
 
 def strip_ipv4_header(data: bytes) -> bytes:
-    """Raw IPv4 sockets deliver the IP header as well, raw IPv6 sockets do not."""
+    """Return a packet without the IP header that raw IPv4 sockets, unlike raw IPv6 sockets, deliver as well."""
     return data[(data[0] & 15) * 4 :]

@@ -54,7 +54,7 @@ class Senders:
         self.open_connections: dict[str, socket.socket] = {}
 
     async def attempt(self, flow: Flow) -> Try:
-        """One try; a second one with more time if there was no answer."""
+        """Try once, and a second time with more time if there was no answer."""
         seconds = float(flow.options.get("timeout", TRY_SECONDS)) * self._scale
         async with self._slots:
             done = await self.attempt_once(flow, seconds)
@@ -63,7 +63,7 @@ class Senders:
         return done
 
     async def attempt_once(self, flow: Flow, seconds: float) -> Try:
-        """One try that waits so long for an answer."""
+        """Try once, waiting this long for an answer."""
         send: Callable[[Flow, socket.socket], Awaitable[str]]
         if flow.kind == "tcp":
             made, send = self.make_socket(flow, socket.SOCK_STREAM), self._tcp
@@ -92,7 +92,7 @@ class Senders:
         return Try(outcome, sent_from)
 
     def make_socket(self, flow: Flow, kind: int, protocol: int = 0) -> socket.socket:
-        """A socket at the source of the flow, bound as the flow says, which keeps ICMP errors for :func:`failure`."""
+        """Return a socket at the flow's source, bound as the flow says, which keeps ICMP errors for :func:`failure`."""
         family = socket.AF_INET if flow.version == 4 else socket.AF_INET6
         made = self._topology.namespaces[flow.host].socket(family, kind, protocol)
         if family == socket.AF_INET:
@@ -109,9 +109,9 @@ class Senders:
         return made
 
     async def _refusal(self, made: socket.socket, seconds: float) -> OSError | None:
-        """The error that an ICMP message brings to a socket whose packet a filter of its own host did not let out.
+        """Return the error that an ICMP message brings to a socket whose packet a filter of its own host stopped.
 
-        Sending then fails with EPERM, whether the packet was refused or dropped: only the message tells. It comes over
+        Sending fails with EPERM both for a rejected and a dropped packet; only the message differs. It arrives over
         the loopback device, mostly before send() returns, but later where ksoftirqd has been given the received packets
         because there were many of them. None if no message comes within so many seconds.
         """
@@ -185,7 +185,7 @@ class Senders:
 
 
 def failure(made: socket.socket, error: OSError) -> str:
-    """The outcome of a try that ended with an error: which ICMP message, a TCP reset, something else."""
+    """Return the outcome of a try that ended with an error: which ICMP message, a TCP reset, something else."""
     icmp = _icmp_error(made)
     if icmp:
         return "reject " + icmp
@@ -197,7 +197,7 @@ def failure(made: socket.socket, error: OSError) -> str:
 
 
 def _icmp_error(made: socket.socket) -> str | None:
-    """Type and code of the ICMP message in the socket's error queue (struct sock_extended_err)."""
+    """Return type and code of the ICMP message in the socket's error queue (struct sock_extended_err)."""
     try:
         _data, ancillary, _flags, _peer = made.recvmsg(1024, 1024, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT)
     except OSError:  # the queue is empty
@@ -213,7 +213,7 @@ def _icmp_error(made: socket.socket) -> str | None:
 
 
 def _answered(line: bytes) -> str:
-    """The outcome told by the line of an endpoint (:func:`wirelab.endpoints.answer_line`)."""
+    """Return the outcome that an endpoint's line describes (:func:`wirelab.endpoints.answer_line`)."""
     where, destination, port, source, _source_port = line.decode().split()
     if where == "outside":
         return "outside from " + source

@@ -25,17 +25,17 @@ SECOND = 500
 
 
 def service_port(number: int) -> int:
-    """The port that the service has when it announces *number*."""
+    """Return the port that the service has when it announces *number*."""
     return 1000 + number
 
 
 def endpoint_port(number: int) -> int:
-    """The port that its endpoints have then."""
+    """Return the port that its endpoints have then."""
     return 7000 + number
 
 
 def objects(number: int, families: Sequence[int], zone: str | None = None) -> list[Object]:
-    """The Service and its EndpointSlices, with hints if *zone* is given."""
+    """Return the Service and its EndpointSlices, with hints if *zone* is given."""
     names = [f"IPv{family}" for family in families]
     service = {
         "apiVersion": "v1",
@@ -81,12 +81,12 @@ def _endpoint(address: str, zone: str | None) -> Object:
 
 
 def is_sentinel(item: Object) -> bool:
-    """Is it the sentinel's Service or one of its slices?"""
+    """Report whether an object is the sentinel's Service or one of its slices."""
     return key_of(item).namespace == NAMESPACE and item["kind"] in ("Service", "EndpointSlice")
 
 
 def changed(snapshot: Sequence[Object], number: int) -> list[Object]:
-    """The snapshot with the sentinel moved to the ports of *number* and put last."""
+    """Return the snapshot with the sentinel moved to the ports of *number* and put last."""
     others = [item for item in snapshot if not is_sentinel(item)]
     own = [copy.deepcopy(item) for item in snapshot if is_sentinel(item)]
     for item in own:

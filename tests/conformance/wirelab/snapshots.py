@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def snapshots_of(case: Case) -> list[list[Object]]:
-    """One list of objects for each step of the case."""
+    """Return one list of objects for each step of the case."""
     path = case.file("snapshots.json")
     if not os.path.exists(path):
         return completed(case)
@@ -30,8 +30,9 @@ def snapshots_of(case: Case) -> list[list[Object]]:
 
 
 def completed(case: Case) -> list[list[Object]]:
-    """What an API server would make of the objects of the case: applied and deleted step by step, defaults filled in,
-    the sentinel and the service CIDRs added.
+    """Return the objects that an API server would serve in each step of the case.
+
+    Steps are applied and deleted in order, defaults filled in, the sentinel and the service CIDRs added.
     """
     cidrs: Object = {
         "apiVersion": "networking.k8s.io/v1",
@@ -56,7 +57,7 @@ def completed(case: Case) -> list[list[Object]]:
 
 
 def with_defaults(item: Object) -> Object:
-    """The object with the defaults of the API (k8s.io/api types of 1.36) filled in where it says nothing."""
+    """Return the object with the defaults of the API (k8s.io/api types of 1.36) filled in where it says nothing."""
     fill = _DEFAULTS.get(item["kind"])
     if fill:
         fill(item)

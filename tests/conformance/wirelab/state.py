@@ -26,7 +26,7 @@ _LEFT_OUT = re.compile(r"^(# |(-A|:)CNI)")
 
 
 def programmed(mode: str, title: str, output_of: Callable[[str], str]) -> list[str]:
-    """One block of text for each command of the mode, under the *title*, with the counters zeroed."""
+    """Return one block of text for each command of the mode, under the *title*, with the counters zeroed."""
     return [f"### {title}: {command}\n{_constant(output_of(command))}\n" for command in _COMMANDS[mode]]
 
 

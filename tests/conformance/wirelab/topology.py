@@ -87,7 +87,7 @@ _UP = ["link set lo up", "link set eth0 up"]
 
 
 def _cable_of_node(cable: tuple[str, str, str, str]) -> tuple[str, str, str]:
-    """The node's device, the namespace at the other end and the device there."""
+    """Return the node's device, the namespace at the other end and the device there."""
     name, device, other, other_device = cable
     return (device, other, other_device) if name == "node" else (other_device, name, device)
 
@@ -96,9 +96,9 @@ class Topology(NamespaceSet):
     """The namespaces of one lab. *instance* keeps several labs on one machine apart; *pod_network* is ``ptp``
     (a routed veth for each pod) or ``bridge`` (all pods on the bridge cni0).
 
-    With *plug* the node is a machine of its own. There is no namespace ``node`` then: for each of the node's devices
-    *plug* is called with the namespace at the other end of its cable, and has to make the named device there. The
-    machine is to be given :attr:`node_devices` in their order, :meth:`node_sysctls` and :meth:`node_lines`.
+    With *plug* the node is a machine of its own instead of a namespace. For each of its devices *plug* is called with
+    the namespace at the other end of the cable, and must create the named device there. The caller gives the machine
+    :attr:`node_devices` in their order, :meth:`node_sysctls` and :meth:`node_lines`.
     """
 
     node_devices = tuple(_cable_of_node(cable)[0] for cable in _CABLES if "node" in cable)
@@ -130,10 +130,10 @@ class Topology(NamespaceSet):
         ip_batch(lines)
 
     def node_sysctls(self) -> dict[str, str]:
-        """What the node's kernel parameters have to be, as paths below /proc/sys; its devices are eth0, eth1, ..."""
+        """Return the node's kernel parameters as paths below /proc/sys; its devices are still called eth0, eth1, ..."""
         values = self._sysctls("node")
         for number in range(len(self.node_devices)):
-            # What is set for all devices that come does not reach those that are there.
+            # The defaults apply to devices created later, not to existing ones.
             values.update({path.replace("default", f"eth{number}"): value for path, value in values.items()})
         return {f"net/{path}": str(value) for path, value in values.items()}
 

@@ -25,11 +25,11 @@ class Traffic:
         self._scale = time_scale
 
     async def run_together(self, flows: Sequence[Flow]) -> list[FlowResult]:
-        """Flows that do not depend on one another, all at once; the results in the order of the flows."""
+        """Run flows that do not depend on one another at once; return the results in the order of the flows."""
         return list(await asyncio.gather(*(self.run(flow) for flow in flows)))
 
     async def run(self, flow: Flow) -> FlowResult:
-        """A tcp, udp or sctp flow."""
+        """Run a tcp, udp or sctp flow."""
         tries = await (self._one_by_one(flow) if flow.ordered else self._many_at_once(flow))
         outcomes = Counter(done.outcome for done in tries)
         return {
@@ -39,7 +39,7 @@ class Traffic:
         }
 
     async def run_held(self, flow: Flow) -> FlowResult:
-        """Is a connection that an earlier flow left open still alive?"""
+        """Report whether a connection that an earlier flow left open still works."""
         return {"flow": flow.text, "outcomes": {await self._held(flow.name): 1}}
 
     async def _one_by_one(self, flow: Flow) -> list[Try]:
@@ -51,7 +51,7 @@ class Traffic:
         return tries
 
     async def _many_at_once(self, flow: Flow) -> list[Try]:
-        """In batches: what is seen decides how many more it takes to have seen everything."""
+        """Try in batches: the answers so far decide how many more tries see every endpoint."""
         tries: list[Try] = []
         while (missing := _tries_wanted(flow, tries) - len(tries)) > 0:
             batch = min(missing, LATER_BATCH if tries else FIRST_BATCH)

@@ -63,7 +63,7 @@ class Untranslatable(ValueError):
 
 
 def address(ipv4: str) -> str:
-    """The IPv6 counterpart of an address. Untranslatable if it is not of the lab."""
+    """Return the IPv6 counterpart of an address. Raises Untranslatable if it is not of the lab."""
     if ipv4 in _SINGLE:
         return _SINGLE[ipv4]
     prefix, _, host = ipv4.rpartition(".")
@@ -76,7 +76,7 @@ def address(ipv4: str) -> str:
 
 
 def network(ipv4: str) -> str:
-    """The IPv6 counterpart of a network or of a single address with a prefix length of 32."""
+    """Return the IPv6 counterpart of a network, or of an address with a prefix length of 32."""
     if ipv4 in NETWORKS:
         return NETWORKS[ipv4]
     host, _, bits = ipv4.partition("/")
@@ -86,7 +86,7 @@ def network(ipv4: str) -> str:
 
 
 def text(line: str) -> str:
-    """A flow or an outcome with every address in it translated, in brackets where a port follows."""
+    """Return a flow or an outcome with every address translated, in brackets where a port follows."""
 
     def translated(match: re.Match[str]) -> str:
         ipv4, bits, port = match.groups()
@@ -98,7 +98,7 @@ def text(line: str) -> str:
 
 
 def content(value: Any) -> Any:
-    """Objects and configuration, at every depth: whole addresses and networks, and the names of the families.
+    """Return objects or configuration with whole addresses and networks and the names of the families translated.
 
     What a list has already in IPv6 is not repeated.
     """

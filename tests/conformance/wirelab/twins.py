@@ -6,9 +6,9 @@
 The IPv6 twin is the case with every address translated (:mod:`.translation`): objects, flows, recording. The dual
 stack twin has both: every Service has both families, every EndpointSlice comes twice, and the flows of both are run.
 
-Left out of what is translated is what means something else with IPv6: flows to or from the loopback address (there are
-no NodePorts on ::1), the proxy's own health and metrics ports (bound to 0.0.0.0), and commands that are
-not about iptables, which becomes ip6tables.
+The twins skip what has another meaning with IPv6: flows to or from the loopback address (there are no NodePorts on
+::1), the proxy's own health and metrics ports (bound to 0.0.0.0), and commands other than those of iptables, which
+becomes ip6tables.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class TwinCase(Case):
     dual: bool = False
 
     def snapshots(self) -> list[list[Object]]:
-        """The snapshots of the original, translated or with both families."""
+        """Return the snapshots of the original, translated or with both families."""
         return [
             _both(snapshot) if self.dual else translation.content(snapshot) for snapshot in self.original.snapshots()
         ]
 
     def expected(self, mode: str, behaviour: str = KUBE_PROXY) -> list[StepResult]:
-        """What the original has to do, translated or twice."""
+        """Return what the original has to do, translated or twice."""
         steps: list[StepResult] = []
         for step in self.original.expected(mode, behaviour):
             kept = list(step["flows"]) if self.dual else []
@@ -59,8 +59,8 @@ class TwinCase(Case):
 
 
 def twins(cases: Iterable[Case], families: str) -> list[Case]:
-    """The twins (``ipv6`` or ``dual``) of the cases that have one: those for IPv4 alone, unless something in them has
-    no counterpart.
+    """Return the twins (``ipv6`` or ``dual``) of the cases for IPv4 alone, except those with parts that have no
+    counterpart.
     """
     made = []
     for case in cases:
@@ -76,7 +76,7 @@ def twins(cases: Iterable[Case], families: str) -> list[Case]:
 
 
 def make_twin(case: Case, families: str) -> Case:
-    """The twin of a case. Untranslatable if an address of it has no counterpart."""
+    """Return the twin of a case. Raises Untranslatable if an address of it has no counterpart."""
     dual = families == "dual"
     return TwinCase(
         name=case.name + SUFFIX[families],
@@ -96,7 +96,7 @@ def make_twin(case: Case, families: str) -> Case:
 
 
 def has_counterpart(flow: Flow) -> bool:
-    """Does the flow mean the same with IPv6?"""
+    """Report whether the flow means the same with IPv6."""
     if flow.kind == "cmd":
         return bool(_IPTABLES.search(flow.command))
     if any(end.startswith("127.") for end in (flow.source or "", flow.destination)):
@@ -147,7 +147,7 @@ def _translated_result(result: FlowResult, dual: bool) -> FlowResult:
 
 
 def _both(snapshot: Sequence[Object]) -> list[Object]:
-    """The objects with both families."""
+    """Return the objects with both families."""
     items: list[Object] = []
     for item in snapshot:
         if item["kind"] == "EndpointSlice" and item["addressType"] == "IPv4":
@@ -172,7 +172,7 @@ def _dual_service(item: Object) -> Object:
 
 
 def _both_values(value: Any) -> Any:
-    """Every list with what it has in IPv4 followed by its translation; a single value stays as it is."""
+    """Return every list with its IPv4 content followed by the translation; a single value is unchanged."""
     if isinstance(value, dict):
         return {key: _both_values(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -181,7 +181,7 @@ def _both_values(value: Any) -> Any:
 
 
 def _both_configuration(changes: dict[str, Any]) -> dict[str, Any]:
-    """Changes of the KubeProxyConfiguration, whose clusterCIDR is a list with commas."""
+    """Return changes of the KubeProxyConfiguration, whose clusterCIDR is a list with commas, for both families."""
     both: dict[str, Any] = _both_values(changes)
     if changes.get("clusterCIDR"):
         both["clusterCIDR"] = f"{changes['clusterCIDR']},{translation.network(changes['clusterCIDR'])}"

@@ -33,7 +33,7 @@ class Response(NamedTuple):
 
 
 async def fetch(senders: Senders, flow: Flow, time_scale: float) -> Response | str:
-    """GET the URL of the flow from its source. A text says how it failed, as an outcome does."""
+    """GET the URL of the flow from its source; return the response, or a text of the failure, as in an outcome."""
     loop = asyncio.get_running_loop()
     connection = senders.make_socket(flow, socket.SOCK_STREAM)
     request = f"GET {flow.path} HTTP/1.1\r\nHost: lab\r\nConnection: close\r\n\r\n".encode()
@@ -57,7 +57,7 @@ async def fetch(senders: Senders, flow: Flow, time_scale: float) -> Response | s
 
 
 def parse_response(raw: bytes) -> Response:
-    """A whole response, chunked or not."""
+    """Return the parts of a whole response, chunked or not."""
     head, _, body = raw.partition(b"\r\n\r\n")
     lines = head.decode(errors="replace").split("\r\n")
     pairs = (line.partition(":") for line in lines[1:])
@@ -68,7 +68,7 @@ def parse_response(raw: bytes) -> Response:
 
 
 def unchunk(body: bytes) -> bytes:
-    """The content of a chunked body (RFC 9112, 7.1)."""
+    """Return the content of a chunked body (RFC 9112, 7.1)."""
     content = b""
     while body:
         size, _, body = body.partition(b"\r\n")
@@ -80,7 +80,7 @@ def unchunk(body: bytes) -> bytes:
 
 
 async def run_http(senders: Senders, flow: Flow, time_scale: float) -> FlowResult:
-    """A flow of the kind http."""
+    """Run a flow of the kind http."""
     response = await fetch(senders, flow, time_scale)
     if isinstance(response, str):
         return {"flow": flow.text, "http": {"error": response}}
@@ -94,7 +94,7 @@ async def run_http(senders: Senders, flow: Flow, time_scale: float) -> FlowResul
 
 
 async def run_metrics(senders: Senders, flow: Flow, time_scale: float) -> tuple[FlowResult, str]:
-    """A flow of the kind metrics: the result, and the whole text for the recording."""
+    """Run a flow of the kind metrics; return the result, and the whole text for the recording."""
     response = await fetch(senders, flow, time_scale)
     text = response if isinstance(response, str) else response.body
     return {"flow": flow.text, "metrics": {} if isinstance(response, str) else describe_metrics(text)}, text

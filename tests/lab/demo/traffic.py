@@ -50,7 +50,7 @@ class Outcome(NamedTuple):
 
 
 def backends(*wanted: str, peer: Optional[str] = None) -> Check:
-    """Exactly these backends answer, each at least once; with ``peer`` they must have seen that address."""
+    """Expect answers of exactly these backends, at least one of each; with ``peer`` they must report that address."""
 
     def check(answers: List[Answer]) -> Optional[str]:
         seen = {answer.backend for answer in answers if answer.outcome == "answer"}
@@ -66,18 +66,18 @@ def backends(*wanted: str, peer: Optional[str] = None) -> Check:
 
 
 def one_backend(answers: List[Answer]) -> Optional[str]:
-    """All requests go to the same backend, as session affinity promises."""
+    """Expect all answers from one backend, as session affinity promises."""
     seen = {answer.backend for answer in answers}
     return None if len(seen) == 1 and answers[0].outcome == "answer" else "expected always the same backend"
 
 
 def nobody(*outcome: str) -> Check:
-    """No request is answered, and each ends in one of the given ways."""
+    """Expect no answer, and an end of each request in one of the given ways."""
     return lambda answers: None if {answer.outcome for answer in answers} <= set(outcome) else "expected no answer"
 
 
 def outcomes(answers: List[Answer]) -> str:
-    """Answers in words: backends with their counts, and other outcomes."""
+    """Return answers in words: backends with their counts, and other outcomes."""
     counts: Dict[str, int] = {}
     for answer in answers:
         name = answer.backend or answer.outcome

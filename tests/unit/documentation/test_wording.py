@@ -48,6 +48,8 @@ PLACES = (
     *("plugins", "roles", "playbooks", "docs", "examples", "molecule", "README.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("Makefile", ".ci", "tests/documentation", "tests/fleet", "tests/integration", "tests/kernel", "tests/modules"),
     *("tests/molecule_support", "tests/monitoring", "tests/netpol", "tests/systemd", "tests/unit"),
+    *("tests/apiserver", "tests/benchmarks", "tests/lab", "tests/conformance/README.md", "tests/conformance/runners"),
+    "tests/conformance/wirelab",
 )
 #: The programs in .ci and the Makefile have no suffix.
 KINDS = frozenset(("", ".css", ".html", ".j2", ".js", ".json", ".md", ".py", ".sh", ".yaml", ".yml"))
