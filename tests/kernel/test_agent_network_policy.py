@@ -142,3 +142,42 @@ def test_agent_and_snapshot_explain_which_rule_allows(node, tmp_path):
     snapshot.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
     again = node.run(*words, "shop/db:80/tcp", "--snapshot", str(snapshot), "--node-name", NODE)
     assert (again.returncode, again.stdout) == (0, allowed.stdout)
+
+
+def metric(node: AgentNode, name: str) -> float:
+    return node.metric(f"kubenode_proxy_network_policy_{name}")
+
+
+def test_status_metrics_and_health_show_the_state(node):
+    node.start()
+    wait_for(lambda: isolated() and granted(), 30)
+    wait_for(lambda: node.status()["networkPolicy"]["inForce"], 30)
+    shown = node.run("status", "--control", str(node.scratch / "agent.sock"))
+    assert shown.returncode == 0 and "policies:   in force: 1 policies, 1 pods" in shown.stdout
+    assert metric(node, "in_force") == 1 and metric(node, "pods") == 1 and metric(node, "refused") == 0
+    assert 'denied_packets_total{direction="ingress",namespace="shop",pod="db"} 0.0' in node.fetch("/metrics")
+    assert json.loads(node.fetch("/healthz", node.health_port))["status"]["NetworkPolicy"]["healthy"] is True
+    subprocess.run(["nft", "flush", "set", *TABLE.split(), "isolated-in4"], check=True)
+    wait_for(lambda: isolated() and metric(node, "repaired_total") >= 1, 30)
+    assert node.status()["networkPolicy"]["repaired"] >= 1
+
+
+def test_a_table_that_cannot_be_written_is_reported_until_it_is_in_force(node):
+    with subprocess.Popen(["nft", "-i"], stdin=subprocess.PIPE, text=True) as owner:
+        try:
+            # Only the process that owns a table may change it, and the table goes with the process.
+            assert owner.stdin is not None
+            owner.stdin.write(f"add table {TABLE} {{ flags owner; }}\n")
+            owner.stdin.flush()
+            wait_for(lambda: subprocess.run(["nft", "list", "table", *TABLE.split()], capture_output=True).stdout, 30)
+            node.start()
+            wait_for(lambda: metric(node, "sync_failures_total") >= 1, 30)
+            status = node.status()["networkPolicy"]
+            assert not status["inForce"] and "kubenode-network-policy" in status["error"]
+            shown = node.run("status", "--control", str(node.scratch / "agent.sock"))
+            assert shown.returncode == 4 and "policies:   not up to date" in shown.stdout
+            assert metric(node, "in_force") == 0
+        finally:
+            owner.stdin.close()
+    wait_for(lambda: isolated() and granted(), 30)
+    wait_for(lambda: node.status()["networkPolicy"]["inForce"], 30)

@@ -46,6 +46,7 @@ from .surface.health import ProxyHealth
 from .surface.http_connections import limits_of, raise_open_files
 from .surface.log import LimitedLog, Log
 from .surface.metrics import Metrics
+from .surface.policy_metrics import PolicyMetrics
 from .surface.ports import PortKeeper
 from .surface.status import AgentState, answer, status_text
 from .surface.surface import Surface
@@ -130,7 +131,10 @@ class Agent:
             losses=LossWatch(options.max_loss_percent, options.hold_loss, self.timers.clock),
             post=self._post,
         )
-        self.policy = PolicySync(self.source.view, self._handles, self.timers, log, self.limited)
+        self.policy = PolicySync(
+            self.source.view, self._handles, self.timers, log=log, limited=self.limited, health=self.health
+        )
+        self.metrics.registry.register(PolicyMetrics(self.policy.status, lambda: self.policy.pods))
         static = StaticSource(self._configuration.node_proxy.static_services.directory, log)
         self.views = Views(self.source, static, self.sync)
         self.metrics.forwarding = self.forwarding.status

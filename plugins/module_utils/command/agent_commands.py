@@ -23,7 +23,7 @@ def show_status(arguments: argparse.Namespace) -> CommandResult:
 
         return status_without_agent(arguments, str(error))
     lines = _lines_of(_status_lines, document)
-    good = document["healthy"] and not document["lastError"]
+    good = document["healthy"] and not document["lastError"] and not document.get("networkPolicy", {}).get("error")
     return CommandResult(OK if good else NOT_RUNNING, lines, document)
 
 
@@ -52,6 +52,7 @@ def _status_lines(document: Dict[str, Any]) -> List[str]:
         text = f"{forwarding['connections']} connections, {forwarding['sessions']} UDP sessions"
         lines.append(f"forwarding: {text}, {forwarding['sockets']} of {forwarding['listeners']} listeners open")
         lines += [f"            cannot listen: {line}" for line in forwarding["unbound"]]
+    lines += _policy_lines(document.get("networkPolicy") or {})
     lines.append(f"syncs:      {document['syncs']}, external changes repaired: {document['driftRepaired']}")
     if document["lastError"]:
         lines.append(f"last error: {document['lastError']}")
@@ -64,6 +65,18 @@ def _status_lines(document: Dict[str, Any]) -> List[str]:
     lines += [f"skipped:    {refusal}" for refusal in document["refused"]]
     lines += [f"conflict:   {conflict}" for conflict in document.get("conflicts", ())]
     return lines
+
+
+def _policy_lines(policy: Dict[str, Any]) -> List[str]:
+    if not policy:
+        return []
+    state = "in force" if policy["inForce"] else "not up to date"
+    counts = f"{policy['policies']} policies, {policy['pods']} pods, {policy['elements']} elements"
+    repaired = f", external changes repaired: {policy['repaired']}" if policy["repaired"] else ""
+    lines = [f"policies:   {state}: {counts}{repaired}"]
+    if policy["error"]:
+        lines.append(f"            {policy['error']}")
+    return [*lines, *(f"            {line}" for line in policy["warnings"])]
 
 
 def _lines_of(show: Callable[[Dict[str, Any]], List[str]], document: Dict[str, Any]) -> List[str]:

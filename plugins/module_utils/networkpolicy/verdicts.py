@@ -9,7 +9,7 @@ of any node. That both always agree is tested with random clusters.
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..addresses import unpacked
 from ..cluster.policy_model import (
@@ -32,7 +32,6 @@ from .budget import PolicySide
 from .owners import Address, AddressOwners
 
 _FROM, _TO = "from", "to"
-Item = TypeVar("Item")
 
 
 class Flow(NamedTuple):
@@ -178,7 +177,7 @@ class Verdicts:
         return _Match(False, f"neither {peers} nor ports match")
 
     @staticmethod
-    def _first(items: Sequence[Optional[Item]], field: str, matches: Callable[[Item], bool], everything: str) -> str:
+    def _first(items: Sequence[object], field: str, matches: Callable[[Any], bool], everything: str) -> str:
         """Return the path and text of the first item that matches, empty if none does."""
         if not items:
             return everything

@@ -61,6 +61,12 @@ class ProxyHealth:
         with self._lock:
             self._oldest_pending.setdefault(family, self._clock())
 
+    def forget(self, family: str) -> None:
+        """Forget a family that is not served any more."""
+        with self._lock:
+            self._updated.pop(family, None)
+            self._oldest_pending.pop(family, None)
+
     def node_seen(self, node: Node) -> None:
         """Record the current Node object. Do not call this for a deleted Node, whose last state remains in effect."""
         with self._lock:

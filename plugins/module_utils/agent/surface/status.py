@@ -86,6 +86,7 @@ def status_document(state: AgentState) -> Dict[str, Any]:
         "conflicts": [str(conflict) for conflict in view.state.conflicts],
         "families": families,
         "forwarding": state.forwarding.status(),
+        "networkPolicy": state.policy.status(),
     }
 
 
@@ -96,6 +97,9 @@ def status_text(state: AgentState) -> str:
         return "waiting for the API server"
     if syncer.last_error:
         return f"last sync failed: {syncer.last_error}"
+    policy_error = state.policy.status().get("error")
+    if policy_error:
+        return f"network policies: {policy_error}"
     services = max((len(family.summaries) for family in proxiers.families), default=0)
     endpoints = sum(family.summaries.totals.endpoints for family in proxiers.families)
     origin = "state of the API server"

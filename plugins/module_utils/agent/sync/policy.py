@@ -10,8 +10,10 @@ server is away or the kernel refuses a change, the table stays as it is.
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+import time
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
+from ...cluster.model import NamespacedName
 from ...configuration.sections.network_policy import CUT, NetworkPolicySettings
 from ...convergence.explanation.policy import PolicyExplainer, Resolved
 from ...convergence.handles import KernelHandles
@@ -28,16 +30,20 @@ from ...errors import KernelError, ProxyError
 from ...kernel.nftables.monitor import TableMonitor
 from ...kernel.nftables.policy_table import PolicyTableResource
 from ...networkpolicy.node_policy import NodePolicy
+from ...networkpolicy.owners import Address
 from ...rendering.networkpolicy.elements import change_of, desired_table
 from ...rendering.networkpolicy.layout import TABLE_NAME
 from ...resources import Change, apply_plan, difference, plan
 from ..source.view import ClusterView
+from ..surface.health import ProxyHealth
 from ..surface.log import LimitedLog, Log
 from ..timers import Timers
 
 RETRY_SECONDS = 2.0
 CHECK_SECONDS = 300.0
 _FAMILY = "inet"
+#: The name of network policies beside the families in the answer of /healthz.
+HEALTH = "NetworkPolicy"
 
 Addresses = Tuple[Tuple[str, str], ...]
 
@@ -45,14 +51,26 @@ Addresses = Tuple[Tuple[str, str], ...]
 class PolicySync:
     """Keeps the table of network policies in sync with a view.
 
-    ``repaired``: entries that another program had changed. ``error``: why the last attempt failed, or empty.
+    ``pods``: those of this node that a policy may be about, by address. ``health``: is unhealthy while the table is not
+    up to date for long.
     """
 
     def __init__(
-        self, view: ClusterView, handles: KernelHandles, timers: Timers, log: Log, limited: LimitedLog
+        self,
+        view: ClusterView,
+        handles: KernelHandles,
+        timers: Timers,
+        *,
+        log: Log,
+        limited: LimitedLog,
+        health: ProxyHealth,
     ) -> None:
-        self.repaired = 0
-        self.error = ""
+        self.pods: Dict[Address, NamespacedName] = {}
+        self._repaired = 0
+        self._failures = 0
+        self._error = ""
+        self._last_sync = 0.0
+        self._health = health
         self._view = view
         self._handles = handles
         self._log = log
@@ -69,6 +87,7 @@ class PolicySync:
         self._full = False
         self._suspect = False
         self._failed = False
+        self._warned: FrozenSet[str] = frozenset()
         self._retry = timers.add("retry network policies", self._try_again)
         self._check = timers.add("check network policies", self._check_everything)
 
@@ -81,6 +100,34 @@ class PolicySync:
         self._failed = False
         # A table of an earlier run, or of settings until now.
         self._remove = not settings.enabled
+        if settings.enabled:
+            # From now on, as at the start of a family: what stays pending is unhealthy.
+            self._health.updated(HEALTH)
+            self._health.queued(HEALTH)
+        else:
+            self._health.forget(HEALTH)
+            self.pods = {}
+
+    def status(self) -> Dict[str, Any]:
+        """Return the state as plain JSON values; empty if policies are not enforced.
+
+        ``inForce``: the table is that of the policies that are known. ``warnings``: policies and pods with a problem.
+        """
+        if not self._settings.enabled:
+            return {}
+        policy, objects = self._policy, self._view.state.policy
+        return {
+            "inForce": bool(self._last_sync) and not self._error,
+            "error": self._error or ("" if policy is not None else "waiting for pods, namespaces and policies"),
+            "policies": len(objects.policies) + len(objects.cluster_policies),
+            "pods": len(policy.local) if policy is not None else 0,
+            "elements": len(policy.table.rows) if policy is not None else 0,
+            "refusedPolicies": len({key for key, _direction in policy.too_large}) if policy is not None else 0,
+            "lastSync": round(self._last_sync, 3),
+            "failures": self._failures,
+            "repaired": self._repaired,
+            "warnings": policy_warnings(policy) if policy is not None else [],
+        }
 
     def explainer(self, endpoints: Sequence[Resolved]) -> PolicyExplainer:
         """Return an explainer by the state that is in force. Raises ProxyError if there is none."""
@@ -118,9 +165,14 @@ class PolicySync:
                 self._remove = False
             elif self._settings.enabled and self._known:
                 self._follow(addresses)
-            self.error = ""
+                self._last_sync = time.time()
+                self._health.updated(HEALTH)
+            self._error = ""
         except KernelError as error:
-            self.error = str(error)
+            self._error = str(error)
+            self._failures += 1
+            if self._settings.enabled:
+                self._health.queued(HEALTH)
             self._log.error("network policies cannot be programmed; the last state stays in force", error=error)
             self._failed = self._full = True
             self._retry.restart(RETRY_SECONDS)
@@ -165,6 +217,8 @@ class PolicySync:
             self._check.restart(CHECK_SECONDS)
         if self._monitor is None:
             self._monitor = TableMonitor([resource.port], TABLE_NAME)
+        self.pods = {address: key for key, local in policy.local.items() for address in local.addresses}
+        self._warn(policy)
         self._full = self._suspect = False
 
     def _cut(self, policy: NodePolicy) -> None:
@@ -182,12 +236,10 @@ class PolicySync:
     def _report(self, policy: NodePolicy, change: Change[Any, Any]) -> None:
         """Log a comparison with the kernel: a repair, if nothing else had changed."""
         if self._suspect and not self._full:
-            self.repaired += len(change)
+            self._repaired += len(change)
             if change:
                 self._limited.warning("policies", "repaired external changes of network policies", entries=len(change))
             return
-        for line in policy_warnings(policy):
-            self._log.warning(line)
         self._log.info(
             "network policies are in force",
             pods=len(policy.local),
@@ -196,6 +248,14 @@ class PolicySync:
             replaced=len(change.replaced),
             removed=len(change.removed),
         )
+
+    def _warn(self, policy: NodePolicy) -> None:
+        """Log each warning once as long as it holds."""
+        lines = policy_warnings(policy)
+        for line in lines:
+            if line not in self._warned:
+                self._log.warning(line)
+        self._warned = frozenset(lines)
 
     def _try_again(self) -> None:
         self._failed = False
