@@ -58,7 +58,7 @@ def node_object(**more: Any) -> Object:
     return manifests.node(NODE, "192.0.2.1", "10.244.1.0/24", **{"metadata": {"labels": {}}, **more})
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 10.0, pause: float = 0.01) -> float:
+def wait_for(what: Callable[[], Any], seconds: float = 60.0, pause: float = 0.01) -> float:
     """Wait until ``what()`` is true and return the seconds it took. Raises AssertionError on a timeout."""
     started = time.monotonic()
     while True:

@@ -60,7 +60,7 @@ def test_a_configured_hold_delays_an_outage_but_no_other_change(node):
     lose(node, *range(1, 12))
     wait_for(lambda: losses(node) == 1, 30.0, 0.05)
     # Changes arrive one by one, and half of the Services do not count as most of them yet.
-    wait_for(lambda: "held_back=True" in node.log or "held_back=true" in node.log, 10.0, 0.05)
+    wait_for(lambda: "held_back=True" in node.log or "held_back=true" in node.log, 60.0, 0.05)
     node.store.put(endpoint_slice(1))
     wait_for(lambda: 1 in served(), 30.0, 0.05)
     kept = served()

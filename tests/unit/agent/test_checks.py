@@ -35,7 +35,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info i
 from tests.apiserver.tls import make_certificates
 
 NAME = NamespacedName("static", "web")
-FAST = HealthCheck(interval=0.1, timeout=0.5)
+FAST = HealthCheck(interval=0.1, timeout=20.0)
 
 
 class Task:
@@ -121,7 +121,7 @@ OK, UNAUTHORIZED = b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 401 Unauthorized\r\n\r
         (UNAUTHORIZED, {"scheme": "http", "statuses": ((200, 200), (401, 403))}, ""),
         (b"SSH-2.0-OpenSSH\r\n", {"scheme": "http"}, "no HTTP answer"),
         (b"", {"scheme": "http"}, "the connection was closed without an answer"),
-        (None, {"scheme": "http"}, "no answer within 0.5 s"),
+        (None, {"scheme": "http", "timeout": 0.5}, "no answer within 0.5 s"),
     ],
 )
 def test_tcp_and_http(prober, answer, settings, error):
@@ -135,7 +135,7 @@ def test_tcp_and_http(prober, answer, settings, error):
 
 def test_tls_is_verified_by_authority_and_name(prober, certificates):
     server = Server(OK, tls(certificates))
-    check = FAST._replace(scheme="https", timeout=5.0)
+    check = FAST._replace(scheme="https")
     with contextlib.closing(server):
         trusted = check._replace(ca=str(certificates.authority))
         assert verdict(prober, Target(NAME, "127.0.0.1", server.port, trusted)).passing
@@ -163,7 +163,7 @@ def test_fall_and_rise(prober):
     target = Target(NAME, "127.0.0.1", server.port, FAST._replace(fall=3, rise=2))
     assert verdict(prober, target).passing and prober.changes.empty()
     server.close()
-    change = prober.changes.get(timeout=10)
+    change = prober.changes.get(timeout=60)
     assert (change.target, change.verdict.passing, change.verdict.failures) == (target, False, 3)
     assert change.verdict.error == "Connection refused"
     checks = change.verdict.checks
@@ -171,7 +171,7 @@ def test_fall_and_rise(prober):
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", target.port))
         again.listen(64)
-        change = prober.changes.get(timeout=10)
+        change = prober.changes.get(timeout=60)
         assert change.verdict.passing and change.verdict.checks >= checks + 2
 
 

@@ -247,7 +247,7 @@ def test_a_client_at_its_limit_loses_its_own_connections():
 
 
 def test_with_the_maximum_of_requests_others_wait():
-    limits = Limits(connections=4, per_client=4, seconds=1.0)
+    limits = Limits(connections=4, per_client=4, seconds=3.0)
     with running(limits) as found, contextlib.ExitStack() as stack:
         for _number in range(4):
             stack.enter_context(connect(found.port)).sendall(b"G")

@@ -147,8 +147,9 @@ def test_a_watch_sees_writes_through_its_selector_as_recorded(api, certificates)
 
     reader = threading.Thread(target=read)
     reader.start()
-    deadline = time.monotonic() + 5
-    while not any("watch=true" in path for path in api.requests) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while not any("watch=true" in path for path in api.requests):
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
     def write(version, line, **labels):

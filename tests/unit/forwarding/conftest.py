@@ -19,7 +19,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
 from tests.lab.ports import free_port
 
-SECONDS = 10.0
+SECONDS = 30.0
 Place = Tuple[str, int]
 
 
