@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Static Services: Service and EndpointSlice manifests in a directory of the node, served without a cluster.
 
-They are parsed and validated as objects of the cluster are. A manifest that cannot be used is refused by file, object
-and field, and does not affect the others.
+They are parsed and validated like objects of the cluster. An unusable manifest is refused by file, object and field,
+and does not affect the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .model import EndpointSlice, NamespacedName, Service
 from .parsing.objects import is_read, object_key, parse_object
 from .snapshot import parse_snapshot
 
-#: The namespace of manifests that name none.
+#: The default namespace of manifests.
 DEFAULT_NAMESPACE = "static"
 _SUFFIXES = (".yaml", ".yml", ".json")
 _MOST_BYTES = 1 << 20
@@ -31,7 +31,7 @@ Signature = Tuple[Tuple[str, int, int, int], ...]
 
 
 class StaticObjects(NamedTuple):
-    """The static Services by name, their EndpointSlices by Service and name, and what was refused."""
+    """The static Services by name, their EndpointSlices by Service and name, and the refusals."""
 
     services: Mapping[NamespacedName, Service] = {}
     slices: Mapping[NamespacedName, Mapping[str, EndpointSlice]] = {}
@@ -39,9 +39,9 @@ class StaticObjects(NamedTuple):
 
 
 def parse_static(files: Mapping[str, Sequence[Any]], refusals: Iterable[Refusal] = ()) -> StaticObjects:
-    """Return the static Services that raw objects describe, given by file; ``refusals`` are added to those found.
+    """Return the static Services of raw objects, given by file; ``refusals`` are added to those found.
 
-    An object without a namespace is in DEFAULT_NAMESPACE. Of two objects with one kind and name, the first counts.
+    An object without a namespace is in DEFAULT_NAMESPACE. Of several objects with one kind and name, the first counts.
     """
     services: Dict[NamespacedName, Service] = {}
     slices: List[Tuple[str, EndpointSlice]] = []
@@ -108,7 +108,7 @@ def _with_namespace(raw: Any) -> Any:
 
 
 def _unused(raw: Dict[str, Any]) -> Tuple[str, str]:
-    """Return the field because of which a valid object is not served, and the reason."""
+    """Return the field that prevents a valid object from being served, and the reason."""
     if not is_read(raw):
         return "apiVersion", f"{shown(raw.get('apiVersion'))} is not that of a {raw['kind']} of Kubernetes"
     if raw["kind"] == "EndpointSlice":
@@ -140,8 +140,8 @@ class StaticDirectory:
     def read(self) -> StaticObjects:
         """Read all files, in order of their names.
 
-        A file that cannot be read or parsed is refused; if an earlier read succeeded, what it had then is kept, because
-        an editor may be writing it. A directory that does not exist is empty.
+        A file that cannot be read or parsed is refused. Its objects from an earlier successful read are kept, because
+        an editor may be writing the file. A directory that does not exist is empty.
         """
         self._seen = self._signature()
         files: Dict[str, Sequence[Any]] = {}
@@ -175,7 +175,7 @@ class StaticDirectory:
         return sorted(path for path in paths if path not in self._replaced)
 
     def _signature(self) -> Signature:
-        """Return what changes with every change of a file; the error, if the directory cannot be read."""
+        """Return a value that differs after every change of a file; the error, if the directory cannot be read."""
         try:
             paths = self._paths()
         except OSError as error:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The choice of an endpoint: in turn, or the one that the client had before, and not one that has just failed."""
+"""Choice of an endpoint: in turn or by client affinity, avoiding endpoints that have just failed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FailedEndpoints:
         self._until: Dict[Endpoint, float] = {}
 
     def add(self, endpoint: Endpoint) -> None:
-        """Record a failure."""
+        """Record that a connection to the endpoint has failed."""
         self._until[endpoint] = self._clock() + self._seconds
 
     def discard(self, endpoint: Endpoint) -> None:
@@ -38,22 +38,22 @@ class FailedEndpoints:
         return len(self._until)
 
     def expire(self) -> None:
-        """Forget failures that are too old."""
+        """Forget failures older than ``seconds``."""
         now = self._clock()
         self._until = {endpoint: until for endpoint, until in self._until.items() if now < until}
 
 
 class Balancer:
-    """The turn and the affinity of one ServicePort, which all its listeners share.
+    """The position in the rotation, and the affinity, of one ServicePort; all its listeners share them.
 
-    At most ``most_clients`` clients are remembered; of more, those that connected least recently are forgotten.
+    At most ``most_clients`` clients are remembered; beyond that, those that connected least recently are forgotten.
     """
 
     def __init__(self, failed: FailedEndpoints, most_clients: int, clock: Clock) -> None:
         self._failed = failed
         self._most_clients = most_clients
         self._clock = clock
-        # Nodes that start together must not all begin with the same endpoint.
+        # Nodes that start together must not all start with the same endpoint.
         self._turn = random.randrange(1 << 16)
         self._clients: collections.OrderedDict[str, Tuple[Endpoint, float]] = collections.OrderedDict()
 

@@ -33,12 +33,12 @@ Server = Union[tcp.TcpServer, udp.UdpServer]
 
 _TICK_SECONDS = 0.2
 _IDLE_SECONDS = 5.0
-#: How often a socket that could not be opened is tried again.
+#: Seconds between attempts to open a socket that could not be opened.
 RETRY_SECONDS = 5.0
-#: Listeners that are changed at a time; connections have their turn in between.
+#: Listeners changed per round; connections are served in between.
 _CHUNK = 64
 _READY_LISTENERS = 256
-#: Python's threads hand the interpreter over after at most so many seconds (5 ms by default). While the agent renders
+#: Interval, in seconds, after which Python's threads release the interpreter (5 ms by default). While the agent renders
 #: thousands of Services, each system call of the loop may have to wait that long.
 SWITCH_SECONDS = 0.0005
 _SHOWN = 20
@@ -55,10 +55,10 @@ def _chunks(items: Iterable[Item]) -> Iterator[List[Item]]:
 
 
 class Forwarder:
-    """Listeners, and the connections through them.
+    """Own the listeners, and the connections through them.
 
-    ``limits`` may be replaced at any time. ``failed`` is called, in the loop's thread, with an exception that is a
-    defect; the connection concerned is reset.
+    ``limits`` may be replaced at any time. ``failed`` is called in the loop's thread with each unexpected exception;
+    the connection concerned is reset.
     """
 
     def __init__(self, limits: Limits, failed: Callable[[Exception], None]) -> None:
@@ -96,7 +96,7 @@ class Forwarder:
             udp.Sessions(),
             lambda endpoint: ListenerKey(UDP, *endpoint) in self._listeners,
         )
-        # Listening sockets have an epoll of their own, so that all can be left waiting at once.
+        # Listening sockets have a separate epoll, so that accepting can be suspended for all of them at once.
         self._accepting = select.epoll()
         self._paused_until = 0.0
         self._loop.watch(self._accepting.fileno(), self._accept, select.EPOLLIN)
@@ -107,15 +107,15 @@ class Forwarder:
     # ---- called by other threads
 
     def table(self) -> Dict[ListenerKey, Listener]:
-        """Return the listeners, also those whose socket cannot be opened now (see :meth:`unbound`)."""
+        """Return all listeners, including those whose socket cannot be opened now (see :meth:`unbound`)."""
         return self._listeners.copy()
 
     def unbound(self) -> Dict[ListenerKey, str]:
-        """Return the listeners whose socket cannot be opened, with the reason. They are tried again regularly."""
+        """Return the listeners whose socket cannot be opened, with the reason. Opening is retried periodically."""
         return self._unbound.copy()
 
     def apply(self, change: Change[ListenerKey, Listener]) -> None:
-        """Make a change of the table. Raises KernelError if the loop does not answer.
+        """Apply a change to the table. Raises KernelError if the loop does not answer.
 
         A socket that cannot be opened concerns only its own listener. Open connections continue when their listener
         changes, and are reset when the last listener of their address is removed, because the address is removed next.
@@ -155,7 +155,7 @@ class Forwarder:
         }
 
     def stop(self) -> None:
-        """Stop listening, let open connections end for ``drain_seconds``, reset the others and end :meth:`run`."""
+        """Stop listening, wait up to ``drain_seconds`` for open connections, reset the others and end :meth:`run`."""
         with contextlib.suppress(KernelError):
             self._loop.call(self._stop_listening)
             end = time.monotonic() + self.limits.drain_seconds
@@ -167,7 +167,7 @@ class Forwarder:
     # ---- the loop's thread
 
     def run(self, alive: Callable[[], None]) -> None:
-        """Serve until :meth:`stop`; call ``alive`` regularly."""
+        """Serve until :meth:`stop`; call ``alive`` periodically."""
         before = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_SECONDS)
         try:
@@ -243,11 +243,11 @@ class Forwarder:
         self._accepting.register(server.fileno(), select.EPOLLIN)
 
     def _close(self, key: ListenerKey, listener: Listener) -> None:
-        """Close the socket of a listener; its connections continue, and begin none to other endpoints than given."""
+        """Close the socket of a listener; its connections continue."""
         self._unbound.pop(key, None)
         server = self._servers.pop(key, None)
         if server is not None:
-            # Closing the socket would reset clients that are connected and wait to be accepted.
+            # Closing the socket would reset clients that are connected but not accepted yet.
             server.accept()
             server.listener = listener
             self._accepting.unregister(server.fileno())
@@ -275,7 +275,7 @@ class Forwarder:
 
     def _retry(self) -> None:
         for key in list(itertools.islice(self._unbound, _CHUNK)):
-            # To the end of the line, so that each has its turn.
+            # Move it to the end of the queue, so that all are tried in turn.
             self._open(key, self._listeners[key])
 
     def _evict(self, connection: tcp.Connection) -> None:

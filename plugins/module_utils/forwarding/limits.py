@@ -1,20 +1,20 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The bounds of the forwarder, so that no client, Service or endpoint can exhaust the agent."""
+"""Limits of the forwarder, so that no client, Service or endpoint can exhaust the agent."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Open files that are not the forwarder's: netlink, the API server, the HTTP server and its clients, helper programs.
+#: File descriptors used by the rest of the agent: netlink, the API server, the HTTP server and its clients, programs.
 OTHER_FILES = 2304
-#: Pipes for splice(2), each of two files; a connection that gets none is copied through a buffer.
+#: Pipes for splice(2), of two descriptors each; a connection without one is copied through a buffer.
 MOST_PIPES = 256
 
 
 class Limits(NamedTuple):
-    """The bounds; times are in seconds.
+    """The limits; times are in seconds.
 
     ``connections``: TCP connections at a time, each of which takes two open files. ``sessions``: UDP sessions at a
     time, each with one file. ``listeners``: sockets that listen. ``connect_seconds``: for one attempt to connect to an
@@ -40,7 +40,7 @@ class Limits(NamedTuple):
 
 
 def within_files(limits: Limits, files: int) -> Limits:
-    """Return the limits for a process that may open ``files`` files: a quarter each for sessions and listeners."""
+    """Return the limits for a process with ``files`` file descriptors: a quarter each for sessions and listeners."""
     left = max(64, files - OTHER_FILES - 2 * MOST_PIPES)
     return limits._replace(
         connections=min(limits.connections, left // 4),

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The event loop: epoll, work that other threads ask for, and timers, in one thread."""
+"""The event loop: epoll, work requested by other threads, and timers, in one thread."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any, Callable, Deque, Dict, List, Tuple, TypeVar
 
 from ..errors import KernelError
 
-#: Called with the events of its descriptor. Events are hints: a descriptor may have been closed and opened since.
+#: Called with the events of its descriptor. Events are hints: the descriptor may have been closed and reopened since.
 Handler = Callable[[int], None]
 Result = TypeVar("Result")
 
-#: The loop reports that it is alive at least this often, in seconds.
+#: The loop calls ``alive`` at least this often, in seconds.
 LONGEST_WAIT_SECONDS = 5.0
 _CALL_SECONDS = 15.0
 _MOST_EVENTS = 256
@@ -55,26 +55,26 @@ class Loop:
         return self.now
 
     def watch(self, number: int, handler: Handler, events: int) -> None:
-        """Call the handler when the descriptor has one of these events. Raises OSError."""
+        """Call the handler for these events of the descriptor. Raises OSError."""
         self._epoll.register(number, events)
         self._handlers[number] = handler
 
     def change(self, number: int, events: int) -> None:
-        """Wait for other events of a descriptor."""
+        """Change the events to wait for of a descriptor."""
         self._epoll.modify(number, events)
 
     def hand_over(self, number: int, handler: Handler) -> None:
-        """Call another handler for a descriptor that is being watched."""
+        """Replace the handler of a watched descriptor."""
         self._handlers[number] = handler
 
     def forget(self, number: int) -> None:
-        """Stop waiting for a descriptor, which the caller closes next."""
+        """Stop waiting for a descriptor; the caller must close it next."""
         if self._handlers.pop(number, None) is not None:
             with contextlib.suppress(OSError):
                 self._epoll.unregister(number)
 
     def again(self, work: Callable[[], None]) -> None:
-        """Run work in the next round, after the events of other descriptors have had their turn."""
+        """Run work in the next round, after the events of other descriptors were handled."""
         self._again.append(work)
 
     def every(self, seconds: float, work: Callable[[], None]) -> None:
@@ -110,7 +110,7 @@ class Loop:
         return result  # type: ignore[no-any-return]
 
     def stop(self) -> None:
-        """End :meth:`run` soon."""
+        """Make :meth:`run` return soon."""
         self._stopping = True
         self._wake()
 

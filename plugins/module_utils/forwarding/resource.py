@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The listeners of a forwarder as a resource, like the tables of the kernel."""
+"""The listeners of a forwarder as a resource, like the kernel's tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .forwarder import Forwarder
 
 
 class ListenersResource(Resource[ListenerKey, Listener]):
-    """The listeners of a family: where clients connect -> to which endpoints they are forwarded."""
+    """The listeners of a family: address and port of the clients -> endpoints."""
 
     kind = Kind.LISTENERS
 
@@ -24,7 +24,7 @@ class ListenersResource(Resource[ListenerKey, Listener]):
         self._forwarder = forwarder
 
     def observe(self) -> Dict[ListenerKey, Listener]:
-        """Return the listeners, also those whose socket cannot be opened for now."""
+        """Return all listeners, including those whose socket cannot be opened now."""
         return {key: item for key, item in self._forwarder.table().items() if family_of(key.address) == self.family}
 
     def apply(self, change: Change[ListenerKey, Listener]) -> None:
@@ -32,5 +32,5 @@ class ListenersResource(Resource[ListenerKey, Listener]):
         self._forwarder.apply(change)
 
     def describe(self, key: ListenerKey, value: Listener) -> List[str]:
-        """Return one line in words."""
+        """Return a one-line description."""
         return [listener_line(key, value)]

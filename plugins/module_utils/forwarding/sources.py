@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The clients of the forwarder: which may connect, and whose connections end first when there are too many."""
+"""Clients of the forwarder: which may connect, and whose connections are closed first at the limit."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..addresses import IPV4, IPV6, address_bits, packed, parse_network
 
 Item = TypeVar("Item", bound=Hashable)
 
-#: A connection that has been silent for so long, in seconds, may be ended to make room for any client.
+#: Connections silent for this long, in seconds, may be closed for any client.
 PRESSED_SECONDS = 60.0
 _SHARE = 128
 
 
 @functools.lru_cache(maxsize=4096)
 def _prefixes(sources: Tuple[str, ...]) -> Dict[str, Dict[int, Set[int]]]:
-    """Return the first bits of the ranges, by family and by how many bits these are not."""
+    """Return the prefixes of the ranges, by family and by the number of bits after the prefix."""
     found: Dict[str, Dict[int, Set[int]]] = {IPV4: {}, IPV6: {}}
     for network in map(parse_network, sources):
         if network is not None:
@@ -30,10 +30,10 @@ def _prefixes(sources: Tuple[str, ...]) -> Dict[str, Dict[int, Set[int]]]:
 
 
 def is_allowed(sources: Tuple[str, ...], client: str) -> bool:
-    """Return whether source ranges admit a client (a canonical address); none admit all.
+    """Return whether source ranges admit a client (a canonical address); without ranges all clients are admitted.
 
-    The cost does not grow with the number of ranges, of which the owner of a Service may give tens of thousands: every
-    datagram, too, is judged here.
+    The cost does not depend on the number of ranges, of which the owner of a Service may give tens of thousands: every
+    datagram is checked here, too.
     """
     if not sources:
         return True
@@ -46,7 +46,7 @@ def is_allowed(sources: Tuple[str, ...], client: str) -> bool:
 
 
 class Sources(Generic[Item]):
-    """Connections by client. ``evict`` ends one and removes it; ``active`` returns when it last moved anything."""
+    """Connections by client. ``evict`` closes and removes one; ``active`` returns when it last transferred data."""
 
     def __init__(
         self, evict: Callable[[Item], None], active: Callable[[Item], float], clock: Callable[[], float]
@@ -65,12 +65,12 @@ class Sources(Generic[Item]):
             yield from list(items)
 
     def add(self, client: str, item: Item) -> None:
-        """Count a connection."""
+        """Count a connection of the client."""
         self._clients.setdefault(client, set()).add(item)
         self._count += 1
 
     def remove(self, client: str, item: Item) -> None:
-        """Stop counting a connection that has ended."""
+        """Stop counting a closed connection."""
         items = self._clients.get(client)
         if items is not None and item in items:
             items.discard(item)
@@ -79,11 +79,11 @@ class Sources(Generic[Item]):
                 del self._clients[client]
 
     def admit(self, client: str, most: int) -> bool:
-        """Return whether a client may have one more connection when there may be ``most`` of them.
+        """Return whether a client may open another connection if at most ``most`` are allowed.
 
-        Where there are too many, the client with the most connections loses those that have been silent longest: if
-        the new client has fewer, or if they have been silent for PRESSED_SECONDS. So one client can never keep others
-        out.
+        At the limit, the client with the most connections loses those that have been silent longest, provided that the
+        new client has fewer, or that they have been silent for PRESSED_SECONDS. So no single client can keep the
+        others out.
         """
         if self._count < most:
             return True

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """splice(2): move bytes between a socket and a pipe without copying them to this process.
 
-Python has ``os.splice`` since 3.10; before, the function of the C library is called. If it has none either, connections
-are copied through a buffer.
+Python has ``os.splice`` since 3.10; on older versions the function of the C library is called. If that is missing as
+well, connections are copied through a buffer.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Callable, List, Optional
 _MOVE, _NONBLOCK = 1, 2
 _FLAGS = _MOVE | _NONBLOCK
 _F_SETPIPE_SZ = 1031
-#: A half of a connection holds at most so many bytes in its pipe.
+#: The maximum number of bytes that a half of a connection holds in its pipe.
 _PIPE_BYTES = 1 << 18
 
-#: Moves at most so many bytes from one descriptor to another and returns their number, 0 at the end. Raises OSError.
+#: Move up to a number of bytes between descriptors and return how many were moved, 0 at the end. Raises OSError.
 Splice = Callable[[int, int, int], int]
 
 
@@ -58,7 +58,7 @@ def _of_c_library() -> Optional[Splice]:
 
 
 def find_splice() -> Optional[Splice]:
-    """Return splice(2), or None if this system has none or does not allow it between sockets and pipes."""
+    """Return splice(2), or None if the system lacks it or does not allow it between sockets and pipes."""
     found = _of_python() or _of_c_library()
     return found if found is not None and _works(found) else None
 
@@ -82,7 +82,7 @@ def _works(splice: Splice) -> bool:
 
 
 class Pipe:
-    """A pipe that does not block. ``size``: bytes to ask for at a time."""
+    """A non-blocking pipe. ``size``: bytes to request per call."""
 
     __slots__ = ("read_end", "size", "write_end")
 
@@ -91,7 +91,7 @@ class Pipe:
         try:
             self.size = fcntl.fcntl(self.write_end, _F_SETPIPE_SZ, _PIPE_BYTES)
         except OSError as error:
-            # Without CAP_SYS_RESOURCE, pipes of one user are limited in size and in sum.
+            # Without CAP_SYS_RESOURCE, the kernel limits the size of a pipe and the sum of a user's pipes.
             if error.errno not in (errno.EPERM, errno.EBUSY):
                 self.close()
                 raise
@@ -104,7 +104,7 @@ class Pipe:
 
 
 class Pipes:
-    """Pipes to borrow; at most ``most`` exist, and ``spare`` unused ones are kept for the next connections."""
+    """A pool of pipes; at most ``most`` exist, and ``spare`` unused ones are kept for the next connections."""
 
     def __init__(self, most: int, spare: int = 16) -> None:
         self._most = most
@@ -114,11 +114,11 @@ class Pipes:
 
     @property
     def lent(self) -> int:
-        """The number of pipes in use."""
+        """Return the number of pipes in use."""
         return self._made - len(self._spare)
 
     def borrow(self) -> Optional[Pipe]:
-        """Return an empty pipe, or None if there are too many or the system has no more."""
+        """Return an empty pipe, or None if the pool or the system has no more."""
         if self._spare:
             return self._spare.pop()
         if self._made >= self._most:
@@ -131,7 +131,7 @@ class Pipes:
         return pipe
 
     def give_back(self, pipe: Pipe, empty: bool) -> None:
-        """Take a pipe back. One that is not ``empty`` is closed."""
+        """Return a pipe to the pool. One that is not ``empty`` is closed."""
         if empty and len(self._spare) < self._keep:
             self._spare.append(pipe)
         else:

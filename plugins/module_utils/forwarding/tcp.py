@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""TCP: listening sockets, and connections that are carried to an endpoint and back.
+"""TCP: listening sockets, and connections forwarded to an endpoint.
 
-Sockets are registered once, edge-triggered, for all their events; each end remembers whether it can be read and
-written. A half of a connection is read only when all that was read before has been written, so a slow reader stops the
+Sockets are registered once, edge-triggered, for all their events; each end remembers whether it is readable and
+writable. A half of a connection is read only when everything read before has been written, so a slow reader stops the
 writer through TCP's own flow control, and a half holds at most one buffer or one pipe of bytes.
 """
 
@@ -31,25 +31,25 @@ _WRITABLE = _OUT | select.EPOLLHUP | select.EPOLLERR
 _ENDED = _HUP | select.EPOLLHUP | select.EPOLLERR
 _EVENTS = _IN | _OUT | _HUP | select.EPOLLET
 BUFFER_BYTES = 1 << 16
-#: A half that has moved so many bytes is spliced from then on; a pipe is not worth its system calls for less.
+#: Bytes after which a half is spliced; for fewer a pipe is not worth its system calls.
 _BULK_BYTES = 1 << 18
-#: Bytes that one half may move before other descriptors have their turn.
+#: Bytes that one half may transfer before other descriptors are served.
 _TURN_BYTES = 1 << 21
 _ACCEPTS = 32
 _BACKLOG = 4096
-#: How long to wait before accepting again after the system ran out of files or memory, in seconds.
+#: Seconds to wait before accepting again after the system ran out of files or memory.
 PAUSE_SECONDS = 0.2
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _RESET = struct.pack("=ii", 1, 0)
-#: A peer that has vanished is noticed after 10 minutes of silence and 5 probes, a minute apart.
+#: A vanished peer is detected after 10 minutes of silence and 5 probes, a minute apart.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 600), (socket.TCP_KEEPINTVL, 60), (socket.TCP_KEEPCNT, 5))
 
 
 class Shared(NamedTuple):
-    """What all TCP connections share.
+    """State shared by all TCP connections.
 
-    ``buffer``: all are copied through it, one after the other. ``connecting``: those that wait for an endpoint, in the
-    order in which their attempts began. ``is_listener`` returns whether an endpoint is a listener of the forwarder.
+    ``buffer``: the copy buffer, used by one connection at a time. ``connecting``: connections that wait for an
+    endpoint, in the order of their attempts. ``is_listener`` returns whether an endpoint is one of the listeners.
     """
 
     loop: Loop
@@ -64,7 +64,7 @@ class Shared(NamedTuple):
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Have the kernel probe a silent peer, and send small segments at once."""
+    """Enable TCP keepalive, and send small segments at once."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -72,14 +72,14 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 def reset(sock: socket.socket) -> None:
-    """Close a connected socket with a reset instead of an orderly end."""
+    """Close a connected socket with a reset instead of a FIN."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     sock.close()
 
 
 class _End:
-    """One end of a connection: its socket, and what it can do without blocking. ``ended``: its peer sends no more."""
+    """One end of a connection: its socket and readiness. ``ended``: the peer has sent its FIN."""
 
     __slots__ = ("ended", "number", "readable", "sock", "writable")
 
@@ -108,7 +108,7 @@ class _Half:
 
 
 class Connection:
-    """A client's connection and the one to its endpoint. ``active``: when something last moved."""
+    """A client's connection and the one to its endpoint. ``active``: when data was last transferred."""
 
     __slots__ = ("_queued", "_tried", "active", "client", "client_end", "endpoint", "endpoint_end", "halves", "server")
 
@@ -125,13 +125,13 @@ class Connection:
 
     @property
     def half_closed(self) -> bool:
-        """Whether one side has ended its half."""
+        """Return whether one side has closed its half."""
         return any(half.finished for half in self.halves)
 
     # ---- connecting
 
     def connect(self) -> None:
-        """Begin to connect to the next endpoint; without one left, reset the client."""
+        """Start to connect to the next endpoint; if none is left, reset the client."""
         server, shared = self.server, self.server.shared
         while len(self._tried) < shared.limits().attempts:
             endpoint = server.balancer.choose(server.listener, self.client, self._tried)
@@ -139,7 +139,7 @@ class Connection:
                 break
             self._tried.append(endpoint)
             if shared.is_listener(endpoint):
-                # A Service whose endpoint is a Service would forward to itself without end.
+                # A Service whose endpoint is another Service could forward to itself in a loop.
                 continue
             try:
                 self._begin(endpoint)
@@ -169,14 +169,14 @@ class Connection:
             raise
 
     def _connected(self, mask: int) -> None:
-        """Continue when the connection to the endpoint is made, or try another endpoint."""
+        """Continue once the connection to the endpoint is established, or try another endpoint."""
         end, endpoint, loop = self.endpoint_end, self.endpoint, self.server.shared.loop
         if end is None or endpoint is None or not mask & (_OUT | _ENDED):
             return
         number = end.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number == 0:
             try:
-                # On loopback, a connection to a port without a listener may happen to connect to itself.
+                # On loopback, a connection to a port without a listener can connect to itself.
                 if end.sock.getpeername() == end.sock.getsockname():
                     number = errno.ECONNREFUSED
             except OSError as error:
@@ -197,7 +197,7 @@ class Connection:
         self._pump()
 
     def give_up(self) -> None:
-        """Abandon the attempt to connect, and try another endpoint."""
+        """Abandon the connection attempt, and try another endpoint."""
         end, endpoint = self.endpoint_end, self.endpoint
         self.server.shared.connecting.pop(self, None)
         if end is not None and endpoint is not None:
@@ -229,7 +229,7 @@ class Connection:
             end.ended = True
         self._pump()
         if mask & select.EPOLLERR and any(half.read_all and half.source is end for half in self.halves):
-            # Reset after its orderly end; no read will report it any more.
+            # The peer sent a reset after its FIN; no read will report it any more.
             self.abort()
 
     def _again(self) -> None:
@@ -254,7 +254,7 @@ class Connection:
             shared.loop.again(self._again)
 
     def _move(self, half: _Half) -> bool:
-        """Move bytes of one half until it would block; return whether it used up its turn. Raises OSError."""
+        """Transfer bytes of one half until it would block; return whether its quota is used up. Raises OSError."""
         if half.finished:
             return False
         left = _TURN_BYTES
@@ -275,7 +275,7 @@ class Connection:
         return True
 
     def _read(self, half: _Half) -> int:
-        """Read once, and write as much of it as possible; return the number of bytes."""
+        """Read once, and write as much of it as possible; return the number of bytes read."""
         shared, source = self.server.shared, half.source
         if half.pipe is None and half.moved >= _BULK_BYTES and shared.splice is not None:
             half.pipe = shared.pipes.borrow()
@@ -303,12 +303,12 @@ class Connection:
             if sent < count:
                 half.held = bytes(shared.buffer[sent:count])
             elif count < size and not source.ended:
-                # Nothing more was there; the next bytes, or the end, are a new event.
+                # The socket was drained; further bytes, or the end, cause a new event.
                 source.readable = False
         return count
 
     def _write(self, half: _Half) -> bool:
-        """Write what the half holds; return whether all of it was written."""
+        """Write the bytes that the half holds; return whether all were written."""
         shared, sink = self.server.shared, half.sink
         try:
             if half.in_pipe and half.pipe is not None and shared.splice is not None:
@@ -329,7 +329,7 @@ class Connection:
             self.endpoint_end.sock.close()
 
     def abort(self) -> None:
-        """Reset both sides, as a failure of the other one."""
+        """Reset both sides, as if the other side had failed."""
         self._forget()
         reset(self.client_end.sock)
         if self.endpoint_end is not None:
@@ -399,7 +399,7 @@ class TcpServer:
             except OSError as error:
                 if error.errno in _EXHAUSTED:
                     return False
-                # The client is gone already, or the network reported an error of its connection (accept(2)).
+                # The client is already gone, or the network reported an error of its connection (accept(2)).
                 continue
             client = address[0]
             if not is_allowed(self.listener.sources, client):
@@ -419,7 +419,7 @@ class TcpServer:
         return True
 
     def gone(self, connection: Connection) -> None:
-        """Forget a connection that has ended."""
+        """Forget a closed connection."""
         if connection in self.connections:
             self.connections.discard(connection)
             self.shared.connecting.pop(connection, None)
@@ -436,7 +436,7 @@ class TcpServer:
 
 
 def expire_attempts(shared: Shared) -> None:
-    """Give up attempts to connect that take too long."""
+    """Abandon connection attempts that take too long."""
     late = shared.loop.now - shared.limits().connect_seconds
     due = []
     for connection in shared.connecting:
@@ -448,7 +448,7 @@ def expire_attempts(shared: Shared) -> None:
 
 
 def expire_idle(connections: Iterable[Connection], shared: Shared) -> None:
-    """End connections that have been silent too long."""
+    """Close connections that have been silent too long."""
     limits, now = shared.limits(), shared.loop.now
     for connection in list(connections):
         allowed = limits.half_closed_seconds if connection.half_closed else limits.idle_seconds

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""UDP: listening sockets, and sessions: a client of one listener, with a socket of its own towards an endpoint.
+"""UDP: listening sockets, and sessions: a client of one listener, with a separate socket to an endpoint.
 
-UDP has no end, so a session ends when nothing was sent for a while, sooner if the endpoint never answered. As with
-connection tracking, datagrams of one session go to one endpoint as long as the ServicePort has it.
+UDP has no end of a connection, so a session ends after a time without datagrams, sooner if the endpoint never
+answered. As with connection tracking, datagrams of one session go to one endpoint as long as the ServicePort has it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .loop import Loop
 from .sources import is_allowed
 
 _DATAGRAMS = 64
-#: Room for bursts in the receive buffer of a listener; the kernel allows at most net.core.rmem_max.
+#: Receive buffer of a listener, in bytes, for bursts; the kernel allows at most net.core.rmem_max.
 _RECEIVE_BYTES = 1 << 21
 
 
 class Shared(NamedTuple):
-    """What all UDP listeners share; see ``tcp.Shared``. ``sessions``: all sessions."""
+    """State shared by all UDP listeners; see ``tcp.Shared``. ``sessions``: all sessions."""
 
     loop: Loop
     limits: Callable[[], Limits]
@@ -38,7 +38,7 @@ class Shared(NamedTuple):
 
 
 class Session:
-    """A client's session: its socket towards the endpoint. ``answered``: the endpoint has sent something."""
+    """A client's session: its socket to the endpoint. ``answered``: the endpoint has sent a datagram."""
 
     __slots__ = ("active", "address", "answered", "client", "endpoint", "server", "sock")
 
@@ -58,7 +58,7 @@ class Session:
             raise
 
     def send(self, datagram: memoryview) -> bool:
-        """Send a datagram to the endpoint; return False if that has refused the last one (ICMP port unreachable)."""
+        """Send a datagram to the endpoint; return False if it has refused the last one (ICMP port unreachable)."""
         server = self.server
         self.active = server.shared.loop.now
         server.shared.sessions.touch(self)
@@ -78,7 +78,7 @@ class Session:
             except BlockingIOError:
                 break
             except OSError:
-                # The endpoint has refused a datagram. The client sends again, and that one goes elsewhere.
+                # The endpoint has refused a datagram. The client's next one is sent to another endpoint.
                 self.fail()
                 return
             self.server.answer(shared.buffer[:size], self.address)
@@ -95,7 +95,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """End the session."""
+        """Close the session."""
         shared = self.server.shared
         shared.loop.forget(self.sock.fileno())
         shared.sessions.remove(self)
@@ -104,7 +104,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions, of both kinds the longest silent one first: those that were answered, and those that were not."""
+    """All sessions in two queues, longest silent first: those that were answered, and those that were not."""
 
     def __init__(self) -> None:
         self._new: collections.OrderedDict[Session, None] = collections.OrderedDict()
@@ -121,7 +121,7 @@ class Sessions:
         self._new[session] = None
 
     def touch(self, session: Session) -> None:
-        """Record that the session has moved a datagram."""
+        """Record that the session has transferred a datagram."""
         table = self._of(session)
         if session in table:
             table.move_to_end(session)
@@ -133,18 +133,18 @@ class Sessions:
         self._streams[session] = None
 
     def remove(self, session: Session) -> None:
-        """Remove a session that has ended."""
+        """Remove a closed session."""
         self._of(session).pop(session, None)
 
     def oldest(self) -> Optional[Session]:
-        """Return the session to end if there are too many: the longest silent one, first of those never answered."""
+        """Return the session to close at the limit: the longest silent one, preferably never answered."""
         for table in (self._new, self._streams):
             if table:
                 return next(iter(table))
         return None
 
     def expire(self, now: float, limits: Limits) -> None:
-        """End sessions that have been silent too long."""
+        """Close sessions that have been silent too long."""
         for table, seconds in ((self._new, limits.udp_seconds), (self._streams, limits.udp_stream_seconds)):
             due: List[Session] = []
             for session in table:
@@ -188,7 +188,7 @@ class UdpServer:
             except BlockingIOError:
                 return True
             except OSError:
-                # A client has refused an answer.
+                # A client has refused a datagram of an endpoint.
                 continue
             if not is_allowed(self.listener.sources, address[0]):
                 shared.totals.refused_sources += 1
@@ -246,16 +246,16 @@ class UdpServer:
             self.shared.totals.dropped += 1
 
     def keep_only(self, endpoints: Tuple[Endpoint, ...]) -> None:
-        """End the sessions whose endpoint the ServicePort no longer has."""
+        """Close the sessions whose endpoint the ServicePort no longer has."""
         for session in list(self.sessions.values()):
             if session.endpoint not in endpoints:
                 session.close()
 
     def close_listener(self) -> None:
-        """Stop listening and end all sessions, whose answers could not be sent any more."""
+        """Stop listening and close all sessions, whose answers could no longer be sent."""
         self.keep_only(())
         self._socket.close()
 
     def abort(self) -> None:
-        """End all sessions."""
+        """Close all sessions."""
         self.keep_only(())

@@ -23,7 +23,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(blocks: Iterable[Block], most: Optional[int] = None) -> List[Piece]:
-    """Return the pieces that are in any block, in order; neighbours have different blocks.
+    """Return the pieces covered by any block, in order; adjacent pieces have different blocks.
 
     Raises TooManyRows if there are more than ``most``, each counted once for every block that contains it.
     """

@@ -1,12 +1,12 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which policies are refused first if all of them together need more elements than the table may have.
+"""Order in which policies are refused if all of them together need more elements than the table may have.
 
-The ranges and selectors of all policies cut the addresses of the cluster into classes, and each pod has an element for
-every class that its policies grant something: their number is a product, to which many small policies contribute. So
-namespaces are ordered by what their own policies would need by themselves, and a namespace with one large policy, or
-with many that are alike, does not lose anything to one whose policies multiply.
+The ranges and selectors of all policies divide the addresses of the cluster into classes, and each pod has an element
+for every class to which its policies grant something: the number is a product, to which many small policies contribute.
+So namespaces are ordered by the need of their own policies alone, and a namespace with one large policy, or with many
+similar ones, does not lose anything to one whose policies multiply.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .owners import addresses_of, counts
 
 #: A policy and one of its directions.
 PolicySide = Tuple[NamespacedName, str]
-#: More independent rules make more classes than there can be of anything.
+#: More independent rules result in more classes than any table can hold.
 _MOST_RULES = 40
 
 
 class _Need(NamedTuple):
-    """What decides how many elements rules need: those with peers, ends of ranges, ranges of ports."""
+    """The numbers that determine how many elements rules need: rules with peers, ends of ranges, ranges of ports."""
 
     rules: int
     ends: int
@@ -36,7 +36,7 @@ class _Need(NamedTuple):
     addresses: int
 
     def elements(self, pods: int) -> int:
-        """Return how many elements there are at most if no other rules exist. ``pods``: of the cluster."""
+        """Return the maximum number of elements if no other rules exist. ``pods``: of the cluster."""
         classes = min(1 << min(self.rules, _MOST_RULES), self.ends + (pods if self.selects_pods else 0))
         return classes * (self.addresses + self.ports) + self.ends
 
@@ -64,7 +64,7 @@ def _together(needs: Iterable[_Need]) -> _Need:
 
 
 def order_of_refusal(objects: PolicyObjects, node_name: str) -> List[PolicySide]:
-    """Return the NetworkPolicies that select pods of a node, by direction, those that are refused first in front."""
+    """Return the NetworkPolicies that select pods of a node, by direction; the first is refused first."""
     local: Dict[str, List[Pod]] = {}
     for pod in objects.pods.values():
         if pod.node_name == node_name and counts(pod):
@@ -74,7 +74,7 @@ def order_of_refusal(objects: PolicyObjects, node_name: str) -> List[PolicySide]
         addresses = sum(len(addresses_of(pod)) for pod in _selected(policy, local.get(key.namespace, [])))
         for direction in DIRECTIONS if addresses else ():
             rules = compile_rules(policy.rules(direction)) if direction in policy.directions else ()
-            # One that is too large by itself is refused anyway.
+            # A policy that is too large by itself is refused anyway.
             if rules and not excess(rules):
                 needs.setdefault(key.namespace, {})[key, direction] = _need(rules, addresses)
     pods = len(objects.pods)
@@ -91,5 +91,5 @@ def _selected(policy: NetworkPolicy, pods: Iterable[Pod]) -> List[Pod]:
 
 
 def named(refused: Iterable[PolicySide], most: int) -> Dict[PolicySide, str]:
-    """Return the reason for each policy that is refused because of the number of elements."""
+    """Return the reason for each policy refused because of the number of elements."""
     return dict.fromkeys(refused, f"a part in more than {most} elements that all policies together would need")

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Policies in the form in which they are evaluated: each rule with its peers taken apart and its ports merged."""
+"""Policies in evaluable form: each rule with its peers by kind and its ports merged."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def digest(*parts: bytes) -> bytes:
 
 
 class Block:
-    """The addresses of one family that the ipBlocks of one rule contain, as intervals that do not touch.
+    """The addresses of one family in the ipBlocks of one rule, as intervals that neither overlap nor touch.
 
-    Compared by ``digest``, which is cheap however many intervals there are.
+    Compared by ``digest``, whose cost does not depend on the number of intervals.
     """
 
     __slots__ = ("digest", "family", "intervals")
@@ -48,14 +48,14 @@ class Block:
 
 
 class NamedPort(NamedTuple):
-    """A port that a rule gives by name; protocol 0 is any protocol in which the pod has the name."""
+    """A port that a rule gives by name; protocol 0 means any protocol for which the pod has the name."""
 
     protocol: int
     name: str
 
 
 class CompiledRule(NamedTuple):
-    """A rule. ``every_peer``: the source or destination does not matter. ``ports``: those given by number."""
+    """A rule. ``every_peer``: it matches any source or destination. ``ports``: those given by number."""
 
     every_peer: bool
     pods: Tuple[PodPeer, ...]
@@ -71,7 +71,7 @@ class CompiledRule(NamedTuple):
 
 
 def compile_rule(rule: PolicyRule) -> CompiledRule:
-    """Return a rule in the form in which it is evaluated."""
+    """Compile a rule."""
     pods = dict.fromkeys(peer for peer in rule.peers if isinstance(peer, PodPeer))
     blocks = [peer for peer in rule.peers if isinstance(peer, BlockPeer)]
     ports, names = _ports(rule.ports)
@@ -86,7 +86,7 @@ def compile_rule(rule: PolicyRule) -> CompiledRule:
 
 
 def compile_rules(rules: Iterable[Optional[PolicyRule]]) -> Tuple[CompiledRule, ...]:
-    """Return the rules that can match anything. Rules of a NetworkPolicy with the same ports become one."""
+    """Compile the rules that can match anything. Rules of a NetworkPolicy with the same ports become one."""
     merged: Dict[Optional[Tuple[PolicyPort, ...]], PolicyRule] = {}
     for rule in rules:
         if rule is None:
@@ -96,7 +96,7 @@ def compile_rules(rules: Iterable[Optional[PolicyRule]]) -> Tuple[CompiledRule, 
             continue
         before = merged.get(key)
         if before is not None:
-            # A rule without peers is for every peer, which a union with others must remain.
+            # A rule without peers matches every peer, and so does its union with others.
             every = not before.peers or not rule.peers
             rule = PolicyRule(() if every else before.peers + rule.peers, before.ports)
         merged[key] = rule
@@ -162,7 +162,7 @@ def _selector_text(selector: Optional[LabelSelector]) -> str:
 
 
 def peer_digest(peer: PodPeer) -> bytes:
-    """Return a hash of a peer's meaning."""
+    """Return a hash of what a peer matches."""
     parts = (peer.namespace, _selector_text(peer.namespaces), _selector_text(peer.pods))
     return digest(*(part.encode("utf-8", "surrogatepass") for part in parts))
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The rows of one family: classes of peers, pieces of address space, and what subjects grant to classes."""
+"""The rows of one family: classes of peers, pieces of the address space, and grants of subjects to classes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FamilyTables:
         self._block_uses: Dict[Block, int] = {}
         self._blocks_changed = False
         self._subjects: Dict[Subject, Set[Address]] = {}
-        #: The subjects that have rules for a peer or block, and those that grant something to classes of neither.
+        #: The subjects with rules for a peer or block, and those with grants to classes that match neither.
         self._users: Dict[Part, Set[Subject]] = {}
         self._wide: Set[Subject] = set()
         self._order: Dict[Subject, int] = {}
@@ -47,7 +47,7 @@ class FamilyTables:
     # ---- blocks
 
     def use_blocks(self, blocks: List[Block], count: int) -> None:
-        """Add to the number of uses of blocks; those of the other family are skipped."""
+        """Change the use count of blocks; those of the other family are skipped."""
         for block in blocks:
             if block.family == self.family:
                 before = self._block_uses.get(block, 0)
@@ -57,7 +57,7 @@ class FamilyTables:
                     del self._block_uses[block]
 
     def cut(self) -> bool:
-        """Cut the address space again if other blocks are in use; return whether it changed. Raises TooManyRows."""
+        """Divide the address space again if the blocks in use changed; return whether they did. Raises TooManyRows."""
         if not self._blocks_changed:
             return False
         self._blocks_changed = False
@@ -80,7 +80,7 @@ class FamilyTables:
     def classify(self, address: Address, content: Content) -> None:
         """Set the class of a pod's address; ``content`` lacks the blocks.
 
-        A pod that only its blocks match needs no entry: its address is in a piece of that class.
+        A pod that only blocks match needs no entry: its address is in a piece of that class.
         """
         before = self.class_of.pop(address, None)
         if content.peers or content.ports:
@@ -123,7 +123,7 @@ class FamilyTables:
                     self._grant(subject, number, content, self._subjects[subject])
 
     def _concerned(self, content: Content) -> List[Subject]:
-        """Return the subjects that may grant something to a class, in the order in which they came."""
+        """Return the subjects that may grant something to a class, in order of their creation."""
         found = set(self._wide)
         parts: List[Part] = [*content.peers, *content.blocks]
         for part in parts:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Judges connections by the rows of a node's policies, as the table in the kernel does with their first packets."""
+"""Evaluation of connections by the rows of a node's policies, as the kernel's table does for their first packets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ValueOf = Callable[[int], object]
 
 
 class Judge:
-    """Judges packets by rows. ``value_of``: the content of port sets and outcomes by number."""
+    """Evaluate packets by rows. ``value_of``: returns the content of port sets and outcomes by number."""
 
     def __init__(self, rows: PolicyRows, families: Callable[[Address], FamilyTables], value_of: ValueOf) -> None:
         self._rows = rows.rows
@@ -26,7 +26,7 @@ class Judge:
         self._value_of = value_of
 
     def is_policed(self, address: Address) -> bool:
-        """Return whether any policy is about the pod of this node that has an address."""
+        """Return whether any policy selects the pod of this node that has an address."""
         return any((POLICED, side, address) in self._rows for side in ("in", "out"))
 
     def allows(self, source: Address, destination: Address, protocol: int, port: int) -> bool:

@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What one policy may cost: beyond that its grants are refused, so that no policy takes others with it.
+"""Limits of one policy: beyond them its grants are refused, so that no policy affects others.
 
-The pods that it selects stay isolated, since the opposite would let everything in.
+The pods that it selects stay isolated, since the opposite would allow all traffic.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import List, Sequence, Tuple
 
 from .compiled import CompiledRule
 
-#: Peers that select namespaces and give no label that a pod must have: each is compared with every pod.
+#: Peers that select namespaces without requiring a label of the pod: each is compared with every pod.
 MOST_WIDE_PEERS = 1_000
-#: Ranges of addresses, each counted once for every rule whose ranges contain it; of one policy, and of all together.
+#: Address ranges, counted once for every rule whose ranges contain them; of one policy, and of all together.
 MOST_PIECES = 1_000_000
 #: Rules for some peers, with different ports. Each may make a class of peers, for which every selected pod of the node
 #: has an entry.
 MOST_RULES = 1_000
-#: Ranges of ports of all rules.
+#: Port ranges of all rules.
 MOST_PORTS = 100_000
-#: Elements of the table that depend on what policies say, of all policies together.
+#: Elements of the table that depend on the content of policies, of all policies together.
 MOST_ROWS = 250_000
 
 
 def excess(rules: Sequence[CompiledRule]) -> str:
-    """Return what a policy has too much of in one direction, or an empty text."""
+    """Return which limit a policy exceeds in one direction, or an empty text."""
     wide = {peer for rule in rules for peer in rule.pods if peer.namespaces is not None and not peer.pods.anchor}
     if len(wide) > MOST_WIDE_PEERS:
         return f"{len(wide)} selectors that any pod may match, more than {MOST_WIDE_PEERS}"
@@ -42,11 +42,11 @@ def excess(rules: Sequence[CompiledRule]) -> str:
 
 
 def _pieces(rules: Sequence[CompiledRule]) -> int:
-    """Return the number of pieces that the ranges cut each other into, counted for each rule that has them."""
+    """Return the number of pieces into which the ranges divide each other, counted for each rule that has them."""
     bounds: List[Tuple[int, int]] = []
     for rule in rules:
         for block in rule.blocks:
-            # The families must not meet: IPv6 is counted above all numbers of IPv4.
+            # Keep the families apart: IPv6 is counted above all numbers of IPv4.
             base = 0 if block.family == "IPv4" else 1 << 129
             for first, last in block.intervals:
                 bounds += [(base + first, 1), (base + last + 1, -1)]

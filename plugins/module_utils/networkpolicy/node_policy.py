@@ -1,9 +1,9 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The policies of one node within a budget: as many of them as the table may hold, the others refused by name.
+"""The policies of one node within a budget: as many as the table may hold, the others refused by name.
 
-What they mean is in :mod:`.policy_state`. Refused policies allow nothing, and their pods stay isolated.
+:mod:`.policy_state` evaluates them. Refused policies allow nothing, and their pods stay isolated.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .owners import Address, AddressOwners
 from .policy_state import LocalPod, PolicyState
 from .rows import PolicyRows, TooManyRows
 
-#: The part of all policies, one in this many, that may be refused although it would fit.
+#: The share of all policies, one in this many, that may be refused although it would fit.
 _FINENESS = 16
 
 
 class NodePolicy:
     """The rows of one node.
 
-    ``node_name``: whose pods are judged. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
-    ``most_rows``: how many elements there may be that depend on what policies say.
+    ``node_name``: the node whose pods are selected. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
+    ``most_rows``: the maximum number of elements that depend on the content of policies.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class NodePolicy:
 
     @property
     def owners(self) -> AddressOwners:
-        """Return which pods the addresses belong to."""
+        """Return the owners of addresses."""
         return self._state.owners
 
     @property
@@ -68,14 +68,14 @@ class NodePolicy:
         return {**self._state.too_large, **named(self._refused, self._most_rows)}
 
     def judge(self) -> Judge:
-        """Return a judge by the rows as they are."""
+        """Return a judge that uses the current rows."""
         return self._state.judge()
 
     def update(self, changes: PolicyChanges) -> None:
-        """Follow changes of the objects.
+        """Apply changes of the objects.
 
-        Policies that were refused for the number of elements remain so until :meth:`reconsider`. If policies that
-        changed now need too many, they are refused; if pods did, the policies are chosen again.
+        Policies that were refused for the number of elements remain so until :meth:`reconsider`. If changed policies
+        need too many, they are refused; if changed pods do, the policies are chosen again.
         """
         gone = changes.policies - self._objects.policies.keys()
         self._refused = frozenset(item for item in self._refused if item[0] not in gone)
@@ -87,7 +87,7 @@ class NodePolicy:
             self._replace(self._made(self._refused | changed) if changed else None)
 
     def set_node_addresses(self, addresses: Iterable[Address]) -> None:
-        """Adopt the addresses of the node, which no pod can have."""
+        """Apply the addresses of the node, which no pod can have."""
         self._node_addresses = list(addresses)
         try:
             self._state.set_node_addresses(self._node_addresses)
@@ -127,7 +127,7 @@ class NodePolicy:
         """Return a state that fits, with few policies refused, in their order."""
         order: List[PolicySide] = order_of_refusal(self._objects, self._node_name)
         found: Optional[PolicyState] = None
-        # More policies never need fewer elements. Each try takes seconds, so of many policies some are refused in vain.
+        # More policies never need fewer elements. An attempt takes seconds, so some policies may be refused in vain.
         low, high = 0, len(order)
         while low < high and (found is None or high - low > len(order) // _FINENESS):
             middle = (low + high) // 2
@@ -137,7 +137,7 @@ class NodePolicy:
             else:
                 found, high = state, middle
         if found is None:
-            # ClusterNetworkPolicies, which are the administrator's, are not refused.
+            # ClusterNetworkPolicies belong to the administrator and are not refused.
             self._refused = frozenset(order)
             found = self._build(self._refused, None)
         return found

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Numbers of classes, port sets and outcomes: hashes of their content, so that every run finds the same ones."""
+"""Numbers of classes, port sets and outcomes: hashes of their content, so that every run assigns the same ones."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def content_digest(content: Content) -> bytes:
 
 
 def value_digest(value: Hashable) -> bytes:
-    """Return a hash of a value that its text identifies."""
+    """Return a hash of a value that is identified by its text."""
     return digest(repr(value).encode())
 
 
 class Numbers(Generic[Value]):
-    """Counted numbers of values. If two values have the same hash, the second gets the next free number.
+    """Reference-counted numbers of values. If two values have the same hash, the second gets the next free number.
 
     ``high``: numbers have the bit that separates port sets and outcomes from classes. ``touched``: numbers that were
     given to a value or became free; the caller empties it.
@@ -45,7 +45,7 @@ class Numbers(Generic[Value]):
         self._high = PORT_SET_BIT if high else 0
 
     def acquire(self, value: Value) -> int:
-        """Return the number of a value, with one more use."""
+        """Return the number of a value, and count one more use."""
         number = self._numbers.get(value)
         if number is None:
             number = self._free(int.from_bytes(self._hashed(value)[:4], "big"))
@@ -58,7 +58,7 @@ class Numbers(Generic[Value]):
 
     def _free(self, start: int) -> int:
         low = start & (PORT_SET_BIT - 1)
-        # 0 is no class, all ones are shown by nft as "root", and one number has a meaning of its own.
+        # 0 means no class, nft shows all ones as "root", and one number has a special meaning.
         while low in (0, PORT_SET_BIT - 1) or low | self._high in self.values or low | self._high == EVERYTHING_ID:
             low = (low + 1) & (PORT_SET_BIT - 1)
         return low | self._high
@@ -68,7 +68,7 @@ class Numbers(Generic[Value]):
         return self._uses[number] == 1
 
     def release(self, number: int) -> bool:
-        """Take back one use of a number; return whether it was the last one, after which the number is free."""
+        """Drop one use of a number; return whether it was the last one, after which the number is free."""
         self._uses[number] -= 1
         if self._uses[number]:
             return False

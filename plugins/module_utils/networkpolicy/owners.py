@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which pod an address belongs to: never the union of several, if objects of more than one live pod have it."""
+"""The pod that owns an address; exactly one, even if several live pods claim the address."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Address = bytes
 
 
 def counts(pod: Optional[Pod]) -> bool:
-    """Return whether policies see a pod: it has not ended and is not on the host's network."""
+    """Return whether policies apply to a pod: it has not ended and is not on the host's network."""
     return pod is not None and not pod.ended and not pod.host_network
 
 
 def addresses_of(pod: Optional[Pod]) -> Tuple[Address, ...]:
-    """Return the addresses that a pod claims; none if policies do not see it."""
+    """Return the addresses that a pod claims; none if policies do not apply to it."""
     if pod is None or not counts(pod):
         return ()
     return tuple(raw for raw in map(packed, pod.addresses) if raw is not None)
@@ -44,7 +44,7 @@ class AddressOwners:
         self._node_addresses: AbstractSet[Address] = frozenset(node_addresses)
 
     def replace(self, before: Optional[Pod], now: Optional[Pod]) -> Set[Address]:
-        """Replace one version of a pod by another, and return the addresses whose owner is different now."""
+        """Replace one version of a pod by another, and return the addresses whose owner changed."""
         touched: Dict[Address, None] = {}
         if before is not None:
             touched = dict.fromkeys(addresses_of(before))
@@ -60,21 +60,21 @@ class AddressOwners:
         return {address for address in touched if self._decide(address)}
 
     def set_node_addresses(self, addresses: Iterable[Address]) -> Set[Address]:
-        """Adopt the node's addresses, and return those whose owner is different now."""
+        """Apply the node's addresses, and return those whose owner changed."""
         before, self._node_addresses = self._node_addresses, frozenset(addresses)
         return {address for address in before ^ self._node_addresses if self._decide(address)}
 
     def owners_of(self, pod: Optional[Pod]) -> Set[NamespacedName]:
-        """Return the pods that have the addresses that a pod claims."""
+        """Return the pods that own the addresses that a pod claims."""
         found = (self.owners.get(address) for address in addresses_of(pod))
         return {owner.key for owner in found if owner is not None}
 
     def owned_by(self, pod: Optional[Pod]) -> FrozenSet[Address]:
-        """Return the addresses that a pod claims and has."""
+        """Return the addresses that a pod both claims and owns."""
         return frozenset(address for address in addresses_of(pod) if self.owners.get(address) is pod)
 
     def refused(self) -> FrozenSet[Tuple[Address, NamespacedName]]:
-        """Return the addresses of the node that pods claim, with these pods."""
+        """Return the node's addresses that pods claim, with these pods."""
         return frozenset((address, key) for address in self._node_addresses for key in self._claims.get(address, ()))
 
     def _decide(self, address: Address) -> bool:

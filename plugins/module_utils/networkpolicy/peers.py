@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which pods are which peers: the pod peers in use, indexed so that only likely ones are compared with a pod."""
+"""Matching of pods to the pod peers in use, indexed so that only likely peers are compared with a pod."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Label = Optional[Tuple[str, str]]
 
 
 class PeerEntry:
-    """A pod peer in use, compared by identity. ``members``: the pods that are matched by it."""
+    """A pod peer in use, compared by identity. ``members``: the pods that it matches."""
 
     __slots__ = ("digest", "members", "peer", "uses")
 
@@ -27,7 +27,7 @@ class PeerEntry:
 
 
 class Content(NamedTuple):
-    """What a class of peers has in common: the pod peers and blocks that match it, and port names that rules use."""
+    """The identity of a class of peers: the pod peers and blocks that match it, and port names that rules use."""
 
     peers: FrozenSet[PeerEntry] = frozenset()
     blocks: FrozenSet[Block] = frozenset()
@@ -38,7 +38,7 @@ class Content(NamedTuple):
 
 
 class PodPeers:
-    """The pod peers in use. ``new`` and ``gone``: those that came and went since they were last cleared."""
+    """The pod peers in use. ``new`` and ``gone``: those added and removed since they were last cleared."""
 
     def __init__(self, namespaces: Mapping[str, Namespace]) -> None:
         self.new: Dict[PeerEntry, None] = {}
@@ -50,7 +50,7 @@ class PodPeers:
         self._selected: Dict[str, Dict[PeerEntry, bool]] = {}
 
     def acquire(self, peer: PodPeer) -> PeerEntry:
-        """Return the entry of a peer, with one more use."""
+        """Return the entry of a peer, and count one more use."""
         entry = self._entries.get(peer)
         if entry is None:
             entry = self._entries[peer] = PeerEntry(peer)
@@ -62,13 +62,13 @@ class PodPeers:
         return entry
 
     def release(self, entry: PeerEntry) -> None:
-        """Take back one use of an entry."""
+        """Drop one use of an entry."""
         entry.uses -= 1
         if not entry.uses:
             self.gone[entry] = None
 
     def settle(self) -> Tuple[List[PeerEntry], List[PeerEntry]]:
-        """Drop peers without uses, and return the peers that came and those that went since the last call."""
+        """Drop unused peers, and return the peers added and those removed since the last call."""
         gone = [entry for entry in self.gone if not entry.uses]
         new = [entry for entry in self.new if entry.uses]
         for entry in gone:
@@ -89,7 +89,7 @@ class PodPeers:
         self._selected.pop(name, None)
 
     def selects_namespace(self, entry: PeerEntry, name: str) -> bool:
-        """Return whether a peer is about pods of a namespace; one without Namespace object has unknown labels."""
+        """Return whether a peer selects a namespace; the labels of one without a Namespace object are unknown."""
         selector = entry.peer.namespaces
         if selector is None:
             return entry.peer.namespace == name

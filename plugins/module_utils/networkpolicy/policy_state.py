@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What policies mean on one node, kept up to date object by object at a cost of what changes.
+"""Evaluation of the policies on one node, updated object by object at a cost proportional to the change.
 
-It turns Pods, Namespaces and policies of the cluster into the rows that this node needs (see :mod:`.rows`): who is
-isolated, which class a peer has, and what pods of the node may exchange with peers of a class.
+Pods, Namespaces and policies of the cluster become the rows that this node needs (see :mod:`.rows`): which pods are
+isolated, the class of each peer, and what pods of the node may exchange with peers of a class.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .rows import ISOLATED, POLICED, SELF, PolicyRows
 from .subjects import NETWORK_POLICY, Subject, SubjectKey
 from .values import GrantValues
 
-#: With more pods to look at than one in this many, all are checked once instead of searching for each new peer.
+#: If more pods than one in this many are affected, all are checked once instead of searching for each new peer.
 _MANY = 4
 
 
@@ -39,7 +39,7 @@ _NO_CONTENT = Content()
 
 
 class _Work(NamedTuple):
-    """What an update has to look at: pods as peers, pods of this node as subjects, and addresses."""
+    """The pending work of an update: pods as peers, pods of this node as subjects, and addresses."""
 
     pods: Set[NamespacedName]
     local: Set[NamespacedName]
@@ -55,7 +55,7 @@ class LocalPod(NamedTuple):
 
 
 class PolicyState:
-    """The rows of one node, as long as they fit: if TooManyRows is raised, the state is of no use any more.
+    """The rows of one node. If TooManyRows is raised, the state is incomplete and must not be used.
 
     ``node_name``: whose pods are judged. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
     ``refused``: policies whose rules are omitted in a direction. ``most_rows``: see :class:`.PolicyRows`.
@@ -99,7 +99,7 @@ class PolicyState:
         )
 
     def update(self, changes: PolicyChanges) -> None:
-        """Follow changes of the objects. Raises TooManyRows."""
+        """Apply changes of the objects. Raises TooManyRows."""
         work = _Work(set(), set(), set())
         self._follow_namespaces(changes.namespaces, work)
         self._follow_pods(changes.pods, work)
@@ -109,7 +109,7 @@ class PolicyState:
             self._forget_compiled()
 
     def set_node_addresses(self, addresses: Iterable[Address]) -> None:
-        """Adopt the addresses of the node, which no pod can have. Raises TooManyRows."""
+        """Apply the addresses of the node, which no pod can have. Raises TooManyRows."""
         before = dict(self.owners.owners)
         moved = self.owners.set_node_addresses(addresses)
         pods = [owners.get(address) for address in moved for owners in (before, self.owners.owners)]
@@ -117,7 +117,7 @@ class PolicyState:
         self._refresh(_Work(keys, set(keys), moved))
 
     def judge(self) -> Judge:
-        """Return a judge by the rows as they are."""
+        """Return a judge that uses the current rows."""
         return Judge(self.table, lambda address: self.families[family_of_address(address)], self._values.value)
 
     # ---- what changed
@@ -184,7 +184,7 @@ class PolicyState:
             tables.settle()
 
     def _refresh_local(self, keys: Set[NamespacedName]) -> None:
-        """Find the subjects of pods of this node again."""
+        """Determine the subjects of pods of this node again."""
         before = self._pairs(keys)
         judged = {address for key in keys if key in self.local for address in self.local[key].addresses}
         for key in keys:
@@ -194,8 +194,8 @@ class PolicyState:
             if pod is not None and owned:
                 self.local[key] = LocalPod(pod, owned, tuple(self._subjects_of(pod)))
                 judged |= owned
-        # An address may pass from one pod to another of the same subject. New subjects come before old ones go, so that
-        # what both use is not dropped in between.
+        # An address may move from one pod to another of the same subject. New subjects are added before old ones are
+        # removed, so that objects used by both are not dropped in between.
         now = self._pairs(keys)
         for subject, address in sorted(now - before, key=_pair_key):
             subject.addresses[family_of_address(address)].add(address)
@@ -206,12 +206,12 @@ class PolicyState:
             self._mark(address)
 
     def _pairs(self, keys: Iterable[NamespacedName]) -> Set[Tuple[Subject, Address]]:
-        """Return the subjects of some pods of this node with each of their addresses."""
+        """Return the subjects of some pods of this node, paired with each of their addresses."""
         found = (self.local[key] for key in keys if key in self.local)
         return {(subject, address) for local in found for subject in local.subjects for address in local.addresses}
 
     def _mark(self, address: Address) -> None:
-        """Set the rows that say in which directions the packets of an address are judged."""
+        """Set the rows that select the directions in which policies apply to an address."""
         rows = self.table
         owner = self.owners.owners.get(address)
         local = self.local.get(owner.key) if owner is not None else None
@@ -269,7 +269,7 @@ class PolicyState:
         return selector.matches(namespace.labels) and policy.subject.pods.matches(pod.labels)
 
     def _rules(self, policy: Union[NetworkPolicy, ClusterNetworkPolicy], direction: str) -> Tuple[CompiledRule, ...]:
-        """Return the compiled rules of a policy, the same objects as long as the policy is the same object."""
+        """Return the compiled rules of a policy; the same policy object gives the same rules."""
         key = (id(policy), direction)
         found = self._compiled.get(key)
         if found is None or found[0] is not policy:
@@ -342,7 +342,7 @@ class PolicyState:
             dirty.update(key for key, pod in self._pods.items() if any(port.name in names for port in pod.ports))
 
     def _describe(self, key: NamespacedName) -> None:
-        """Find out which peers a pod is, and which of its port names are used."""
+        """Determine which peers match a pod, and which of its port names are used."""
         pod = self._pods.get(key)
         before = self._contents.pop(key, _NO_CONTENT)
         content = _NO_CONTENT

@@ -27,7 +27,7 @@ class PortSet(NamedTuple):
         return self.everything or bool(self.ranges)
 
     def contains(self, protocol: int, port: int) -> bool:
-        """Return whether a packet is in the set. ``port`` does not matter for protocols without ports."""
+        """Return whether a packet is in the set. ``port`` is ignored for protocols without ports."""
         return self.everything or any(
             number == protocol and first <= port <= last for number, first, last in self.ranges
         )
@@ -59,7 +59,7 @@ def union(ranges: Iterable[Range]) -> PortSet:
 
 
 class Outcome(NamedTuple):
-    """What the rules of one tier decide: ports accepted and denied; all others are passed to the next tier.
+    """The decision of the rules of one tier: ports accepted and denied; all others are passed to the next tier.
 
     ``others``: the action for protocols without ports, empty to pass.
     """
@@ -82,7 +82,7 @@ class Outcome(NamedTuple):
 
 
 def first_match(rules: Sequence[Tuple[str, PortSet]]) -> Outcome:
-    """Return what rules, (action, ports) in their order, decide: for each port the first one that has it."""
+    """Return the decision of rules, (action, ports) in order: for each port the first rule that contains it."""
     found: Dict[str, List[Range]] = {ACCEPT: [], DENY: []}
     for number in PROTOCOL_NAMES:
         undecided: List[Tuple[int, int]] = [(0, LAST_PORT)]
@@ -105,7 +105,7 @@ def first_match(rules: Sequence[Tuple[str, PortSet]]) -> Outcome:
 def _divided(
     ranges: Sequence[Tuple[int, int]], wanted: Sequence[Tuple[int, int]]
 ) -> Tuple[List[Tuple[int, int]], List[Tuple[int, int]]]:
-    """Return the parts of ranges that are in the wanted ones, and those that are not; all of them are sorted."""
+    """Return the parts of ranges inside the wanted ones, and those outside; all of them are sorted."""
     inside: List[Tuple[int, int]] = []
     outside: List[Tuple[int, int]] = []
     for first, last in ranges:

@@ -1,13 +1,13 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The rows that a node's policies amount to, with a record of what changed; independent of how they are programmed.
+"""The rows that a node's policies evaluate to, with a journal of changes; independent of how they are programmed.
 
 ==================================================  ==================================================================
 row                                                 value
 ==================================================  ==================================================================
 ``(ISOLATED, side, address)``                       True: a NetworkPolicy isolates this pod of the node
-``(POLICED, side, address)``                        True: some policy, of whichever API, is about this pod
+``(POLICED, side, address)``                        True: some policy, of either API, selects this pod
 ``(SELF, address)``                                 True: a pod of this node
 ``(CLASS, address)``                                class number of a pod of the cluster
 ``(BLOCK, first, last)``                            class number of a range of addresses that no pod entry refines
@@ -30,16 +30,16 @@ ISOLATED, POLICED, SELF, CLASS, BLOCK = "isolated", "policed", "self", "class", 
 ANY, GRANT, PORTS = "any", "grant", "ports"
 TIER_GRANT, TIER_PORTS, TIER_OTHERS = "tier grant", "tier ports", "tier others"
 
-#: Class numbers are below this bit; port sets and outcomes have it, so that one is never taken for the other.
+#: Class numbers are below this bit; port sets and outcomes have it, so that they cannot be confused.
 PORT_SET_BIT = 1 << 31
 #: The port set of rules without ports.
 EVERYTHING_ID = PORT_SET_BIT | 1
-#: The class of peers that are of no class.
+#: The class of peers that match no class.
 NO_CLASS = 0
 
 Row = Tuple[Any, ...]
 
-#: Rows whose number depends on what policies say, and not only on the pods of the node and the cluster.
+#: Rows whose number depends on the content of policies, and not only on the pods of the node and the cluster.
 _BOUNDED = frozenset((BLOCK, ANY, GRANT, PORTS, TIER_GRANT, TIER_PORTS))
 
 
@@ -57,7 +57,7 @@ ABSENT = _Absent()
 class PolicyRows:
     """All rows. ``journal``: for each row that changed, its value before (ABSENT if it did not exist).
 
-    ``most``: how many rows there may be whose number depends on what policies say; None for any number.
+    ``most``: the maximum number of rows that depend on the content of policies; None for any number.
     """
 
     def __init__(self, most: Optional[int] = None) -> None:
@@ -85,7 +85,7 @@ class PolicyRows:
                 self._left += 1
 
     def succeed(self, earlier: PolicyRows) -> None:
-        """Take the place of other rows: the journal is the difference to what they were when it was last popped."""
+        """Replace other rows: the journal becomes the difference from their state when it was last popped."""
         before = dict(earlier.rows)
         for row, value in earlier.journal.items():
             if value is ABSENT:
@@ -95,6 +95,6 @@ class PolicyRows:
         self.journal = {row: before.get(row, ABSENT) for row in (*before, *self.rows)}
 
     def pop_journal(self) -> Dict[Row, Any]:
-        """Return the rows that differ from their state at the last call, with the values of then."""
+        """Return the rows that differ from their state at the last call, with their earlier values."""
         journal, self.journal = self.journal, {}
         return {row: before for row, before in journal.items() if self.rows.get(row, ABSENT) != before}

@@ -20,12 +20,12 @@ from .ports import EVERYTHING, NOTHING, PROTOCOL_NUMBERS, Outcome, PortSet, Rang
 #: The tier of NetworkPolicies, between those of cluster policies.
 NETWORK_POLICY = ""
 Grant = Union[PortSet, Outcome]
-#: What a rule can have peers by.
+#: The parts of a rule that match peers.
 Part = Union[Block, PeerEntry]
 
 
 def resolve(names: Iterable[NamedPort], ports: Iterable[ContainerPort]) -> List[Range]:
-    """Return the numbers that ports of a pod give to names."""
+    """Return the ports that a pod defines for names."""
     return [
         (PROTOCOL_NUMBERS[port.protocol], port.port, port.port)
         for name in names
@@ -61,7 +61,7 @@ class Subject:
         self.granted: Dict[str, Dict[int, int]] = {IPV4: {}, IPV6: {}}
         self.blocks: List[Block] = []
         self.names: Set[str] = set()
-        #: Keeps the rules alive, by whose identity the subject is known.
+        #: Keeps alive the rules whose identity is part of the key.
         self.compiled = tuple(rules)
         self._peers = peers
         self._rules: List[_Rule] = []
@@ -75,12 +75,12 @@ class Subject:
 
     @property
     def parts(self) -> Tuple[Part, ...]:
-        """Return the peers and blocks that rules have, each once."""
+        """Return the distinct peers and blocks of the rules."""
         return (*self._by_peer, *self._by_block)
 
     @property
     def is_wide(self) -> bool:
-        """Return whether something may be granted to a class that none of the peers and blocks matches."""
+        """Return whether something may be granted to a class that matches none of the peers and blocks."""
         return bool(self.default()) or bool(self.names and self._every)
 
     def _add(self, number: int, rule: CompiledRule) -> None:
@@ -107,7 +107,7 @@ class Subject:
                 self._peers.release(entry)
 
     def _of_every_peer(self) -> PortSet:
-        """Return the ports that NetworkPolicies open to every peer, by number."""
+        """Return the ports that NetworkPolicies allow for every peer, by number."""
         if self.tier != NETWORK_POLICY:
             return NOTHING
         return self._union(frozenset(self._every))
@@ -137,7 +137,7 @@ class Subject:
         return matched
 
     def grant(self, content: Content) -> Grant:
-        """Return what is granted to peers of a class, besides what is granted to every peer."""
+        """Return what is granted to peers of a class, in addition to what is granted to every peer."""
         matched = self._matched(content)
         if self.tier != NETWORK_POLICY:
             return self._outcome(matched, content)
@@ -151,7 +151,7 @@ class Subject:
         return ports if ports.everything or not ranges else union([*ports.ranges, *ranges])
 
     def default(self) -> Grant:
-        """Return what a tier of cluster policies decides about peers without a class."""
+        """Return a cluster policy tier's decision for peers without a class."""
         return self._outcome(set(), Content()) if self.tier != NETWORK_POLICY else NOTHING
 
     def _outcome(self, matched: Set[int], content: Content) -> Outcome:

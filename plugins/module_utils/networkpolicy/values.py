@@ -21,7 +21,7 @@ class GrantValues:
         self._numbers: Numbers[Any] = Numbers(value_digest, high=True)
 
     def acquire(self, value: Any) -> int:
-        """Return the number of a port set or outcome, with one more use."""
+        """Return the number of a port set or outcome, and count one more use."""
         if isinstance(value, PortSet) and value.everything:
             return EVERYTHING_ID
         number = self._numbers.acquire(value)
@@ -31,7 +31,7 @@ class GrantValues:
         return number
 
     def release(self, number: int) -> None:
-        """Take back one use of a number."""
+        """Drop one use of a number."""
         if number == EVERYTHING_ID:
             return
         value = self._numbers.values[number]

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which rule of which policy decides about a connection, for explanations.
+"""The rule of the policy that decides about a connection, for explanations.
 
-The rows say whether a packet passes, but not because of which policy. Here the rules are walked one by one, for a pod
-of any node. That both always agree is tested with random clusters.
+The rows give the verdict of a packet, but not the policy behind it. This module evaluates the rules one by one, for a
+pod of any node. Tests with random clusters check that both always agree.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FROM, _TO = "from", "to"
 
 
 class Flow(NamedTuple):
-    """What one side of a connection sees of it: the other end's address, the protocol (tcp, ...) and its port."""
+    """A connection as one side sees it: the other end's address, the protocol (tcp, ...) and its port."""
 
     peer: Address
     protocol: str
@@ -57,14 +57,14 @@ class SideVerdict(NamedTuple):
 
 
 class _Match(NamedTuple):
-    """Whether a rule matches: by which peer and port, or why not."""
+    """Whether a rule matches: the matching peer and port, or the reason why not."""
 
     matches: bool
     text: str
 
 
 class Verdicts:
-    """Walks the rules that concern a pod.
+    """Evaluate the rules that apply to a pod.
 
     ``too_large``: policies that allow nothing in a direction, with the reason.
     """
@@ -82,7 +82,7 @@ class Verdicts:
         self._too_large = too_large
 
     def side(self, direction: str, own: Address, flow: Flow) -> SideVerdict:
-        """Return what the side of the pod that has an address decides. ``direction``: Ingress or Egress."""
+        """Return the decision for the side whose pod has an address. ``direction``: Ingress or Egress."""
         pod = self._owners.owners[own]
         decided = self._tier(ADMIN, direction, pod, flow)
         if decided is not None:
@@ -128,7 +128,7 @@ class Verdicts:
     # ---- ClusterNetworkPolicy
 
     def _tier(self, tier: str, direction: str, pod: Pod, flow: Flow) -> Optional[SideVerdict]:
-        """Return what a tier decides, or None if it passes the packet."""
+        """Return a tier's decision, or None if it passes the packet."""
         for policy in self._cluster_selecting(tier, pod):
             for number, rule in enumerate(policy.rules(direction)):
                 found = self._match(rule, direction, pod, flow)
@@ -178,7 +178,7 @@ class Verdicts:
 
     @staticmethod
     def _first(items: Sequence[object], field: str, matches: Callable[[Any], bool], everything: str) -> str:
-        """Return the path and text of the first item that matches, empty if none does."""
+        """Return the path and text of the first matching item, or an empty text."""
         if not items:
             return everything
         for number, item in enumerate(items):
@@ -207,7 +207,7 @@ def _is_port(port: PolicyPort, target: Optional[Pod], flow: Flow) -> bool:
 
 
 def _hint(rule: PolicyRule, owner: Optional[Pod]) -> str:
-    """Return what users overlook most often about peers."""
+    """Return a hint about the most frequent mistakes with peers."""
     selectors = [peer for peer in rule.peers if isinstance(peer, PodPeer)]
     if owner is None:
         return ", which is not a pod" if selectors and len(selectors) == len(rule.peers) else ""

@@ -1,4 +1,4 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Health checks of endpoints from the node: what is checked, the attempts, and what follows from their results."""
+"""Health checks of endpoints from the node: the selection of targets, the attempts, and the effect of their results."""

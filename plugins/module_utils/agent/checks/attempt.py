@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One attempt to check an endpoint, without blocking: connect, TLS, and the status line of an HTTP answer."""
+"""One non-blocking check of an endpoint: connect, TLS handshake, and the status line of an HTTP answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Target(NamedTuple):
-    """What is checked: an address and port that an endpoint of a Service has, and how."""
+    """The target of a check: an endpoint's address and port, and the kind of check."""
 
     service: NamespacedName
     address: str
@@ -32,13 +32,13 @@ class Target(NamedTuple):
 
 
 class TlsContexts:
-    """TLS settings by the file of the certificates of authorities; a file that has changed is read again."""
+    """TLS contexts by CA file; a changed file is read again."""
 
     def __init__(self) -> None:
         self._contexts: Dict[str, Tuple[Tuple[int, int], ssl.SSLContext]] = {}
 
     def get(self, ca: str) -> ssl.SSLContext:
-        """Return the settings; without a file no certificate is verified. Raises OSError (ssl.SSLError is one)."""
+        """Return the context of a CA file; without one no certificate is verified. Raises OSError (or ssl.SSLError)."""
         status = os.stat(ca) if ca else None
         version = (status.st_mtime_ns, status.st_ino) if status is not None else (0, 0)
         known = self._contexts.get(ca)
@@ -59,7 +59,7 @@ class Failed(Exception):
 
 
 class Attempt:
-    """A check in progress. ``events``: what its descriptor is to be watched for. Raises Failed if it fails at once."""
+    """A check in progress. ``events``: the events to wait for. The constructor raises Failed on an early failure."""
 
     def __init__(self, target: Target, contexts: TlsContexts) -> None:
         self.target = target
@@ -80,7 +80,7 @@ class Attempt:
         self.socket.close()
 
     def advance(self) -> bool:
-        """Continue now that the descriptor is ready; return whether the check has passed. Raises Failed."""
+        """Continue when the descriptor is ready; return whether the check has passed. Raises Failed."""
         try:
             while True:
                 step = self._phase
@@ -101,7 +101,7 @@ class Attempt:
         except OSError as error:
             raise Failed(error.strerror or str(error)) from error
         except ValueError as error:
-            # What Python cannot encode as a host name (a label that is too long) or as a path.
+            # Python cannot encode the host name (a label is too long) or the path.
             raise Failed(str(error)) from error
         return False
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What follows from health checks: endpoints that fail are served no more, and their connections are ended."""
+"""The effect of health checks: failing endpoints are no longer served, and their connections are closed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REPORTED = 20
 class Checks:
     """The health checks of the node. Only the main thread calls its methods; ``deliver`` puts changes into its inbox.
 
-    The thread of the checks is started with the first Service that asks for them.
+    The thread of the checks is started with the first Service that requests them.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Checks:
             self._apply(view, name)
 
     def _report(self, unchecked: Tuple[str, ...]) -> None:
-        """Log why Services are not checked, a few lines at a time: every tenant may ask for checks."""
+        """Log why Services are not checked, a few lines at a time: any tenant may request checks."""
         known = set(self.unchecked)
         new = [line for line in unchecked if line not in known]
         for line in new[:_REPORTED]:
@@ -95,7 +95,7 @@ class Checks:
         self.unchecked = unchecked
 
     def changed(self, view: ClusterView, change: VerdictChange) -> None:
-        """Follow a target that fails or passes again."""
+        """Apply the new verdict of a target."""
         target, verdict = change
         name = target.service
         # The Service may have been deleted since :meth:`follow` was last called.
@@ -126,7 +126,7 @@ class Checks:
         view.set_failing(name, Failing(reasons, self.settings.panic_percent))
 
     def end_connections(self, view: ClusterView, families: Sequence[Proxier]) -> None:
-        """End the connections that lead to endpoints which have failed since the last call, now that they are removed.
+        """Close the connections to endpoints that have failed since the last call and are no longer served.
 
         The Services work without it, so a failure is only logged.
         """
@@ -144,7 +144,7 @@ class Checks:
                 if not left or endpoint.ip != address or port not in (0, endpoint.port):
                     continue
                 try:
-                    # In this order: with the connections of IPVS their tracking entries end, too.
+                    # In this order: closing IPVS connections also deletes their conntrack entries.
                     ended = end_connections(proxier.family, (address, endpoint.port), frontends, info.node_port)
                     proxier.drop_draining(info, endpoint)
                 except KernelError as error:
@@ -179,12 +179,12 @@ class Checks:
         return found
 
     def count(self) -> Tuple[int, int]:
-        """Return how many targets pass and fail."""
+        """Return the numbers of passing and of failing targets."""
         failing = len(self._failing)
         return len(self._targets) - failing, failing
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._prober.stop()
 
 

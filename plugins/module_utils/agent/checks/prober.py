@@ -16,16 +16,16 @@ from ..supervision import Task
 from ..timers import monotonic
 from .attempt import Attempt, Failed, Target, TlsContexts
 
-#: At most this part of an interval is added to it at random, so that the nodes of a cluster do not check in step.
+#: The maximum random addition to an interval, as a share of it, so that the nodes of a cluster do not check in step.
 JITTER = 0.1
 _LONGEST_WAIT_SECONDS = 10.0
 
 
 class Verdict(NamedTuple):
-    """What the checks of a target have led to, and what the last one said.
+    """The results of a target's checks.
 
-    ``passing``: whether the target is to be used. ``failures``: failed checks in a row. ``checks``: number of all that
-    have ended.
+    ``passing``: whether the target may be used. ``failures``: failed checks in a row. ``checks``: number of finished
+    checks.
     """
 
     passing: bool = True
@@ -35,14 +35,14 @@ class Verdict(NamedTuple):
 
 
 class VerdictChange(NamedTuple):
-    """A target that passes now and did not before, or the other way round."""
+    """A target whose verdict has changed."""
 
     target: Target
     verdict: Verdict
 
 
 class _Checked:
-    """A target with the results so far, and when its next check is due."""
+    """A target with its results, and the time of its next check."""
 
     def __init__(self, due: float) -> None:
         self.due = due
@@ -52,7 +52,7 @@ class _Checked:
         self._passed = 0
 
     def record(self, check_fall: int, check_rise: int, error: str) -> bool:
-        """Record the result of a check, without ``error`` if it has passed; return whether the verdict has turned.
+        """Record the result of a check, without ``error`` if it has passed; return whether the verdict has changed.
 
         A new target counts as passing, and fails with its first failed check.
         """
@@ -93,7 +93,7 @@ class Prober:
         self._stop = False
 
     def follow(self, targets: Iterable[Target]) -> None:
-        """Check these targets from now on; the results of those that were checked before are kept."""
+        """Replace the targets; the results of targets that were checked before are kept."""
         with self._lock:
             self._wanted = set(targets)
         self.interrupt()
@@ -104,7 +104,7 @@ class Prober:
             return dict(self._verdicts)
 
     def stop(self) -> None:
-        """End the thread soon."""
+        """Stop the thread soon."""
         self._stop = True
         self.interrupt()
 
@@ -115,7 +115,7 @@ class Prober:
             os.write(self._write, b"\0")
 
     def run(self, task: Task) -> None:
-        """Check until stopped."""
+        """Run checks until stopped."""
         checked: Dict[Target, _Checked] = {}
         contexts = TlsContexts()
         with selectors.DefaultSelector() as selector:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which endpoints of which Services are checked."""
+"""Selection of the endpoints to check."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Places = Dict[Target, Set[Tuple[str, int]]]
 
 
 class Chosen(NamedTuple):
-    """What is checked, and for each Service whose endpoints are not all checked the reason, in one line."""
+    """The targets to check, and a one-line reason for each Service whose endpoints are not all checked."""
 
     targets: Tuple[Target, ...]
     unchecked: Tuple[str, ...]
 
 
 def places_of(state: ClusterState, name: NamespacedName) -> Places:
-    """Return the targets of a Service with what fails if they fail: an endpoint's address and port, or port 0 for all.
+    """Return a Service's targets with the endpoint's address and port that depend on each; port 0 means all ports.
 
-    Only TCP ports can be checked, unless the check has a port of its own.
+    Only TCP ports can be checked, unless the check has a separate port.
     """
     service = state.services.get(name)
     found: Places = {}
@@ -48,7 +48,7 @@ def places_of(state: ClusterState, name: NamespacedName) -> Places:
 def choose(
     state: ClusterState, names: Iterable[NamespacedName], settings: HealthChecks, own_addresses: Collection[str]
 ) -> Chosen:
-    """Return what is checked of these Services: static ones first, then others by name, up to the maximum.
+    """Return the targets of these Services: static ones first, then others by name, up to the maximum.
 
     A Service of the cluster is checked if its namespace is listed, and never at loopback, link-local or own addresses
     of the node, nor with a CA file: its owner must not make the agent connect to what only the node can reach.

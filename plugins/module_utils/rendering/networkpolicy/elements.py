@@ -19,7 +19,7 @@ Entry = Tuple[Key, Value]
 
 
 def static_entries(options: Options) -> Dict[Key, Value]:
-    """Return the table without data."""
+    """Return the table without elements."""
     found: Dict[Key, Value] = {layout.TABLE.key: True}
     found.update({ObjectKey("set", name): value for name, value in layout.sets(options).items()})
     chains = layout.chains(options, rows.EVERYTHING_ID)
@@ -36,13 +36,13 @@ def _port_key(number: bytes, protocol: int, port: int) -> bytes:
 
 
 def _port_range(number: int, protocol: int, first: int, last: int) -> bytes:
-    """Return the key of a range: all its parts are in the order of the network (see ``layout``)."""
+    """Return the key of a range; all its parts are in network byte order (see ``layout``)."""
     raw = number.to_bytes(4, "big")
     return _port_key(raw, protocol, first) + _port_key(raw, protocol, last)
 
 
 class Elements:
-    """Renders rows with the options of one table."""
+    """Render rows with the options of one table."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -108,7 +108,7 @@ def desired_table(found: Mapping[Row, Any], options: Options) -> Dict[Key, Value
 
 
 def change_of(journal: Mapping[Row, Any], found: Mapping[Row, Any], options: Options) -> Change[Key, Value]:
-    """Return the change of the table for rows that changed. ``journal``: their values before; ``found``: all rows."""
+    """Return the table's change for changed rows. ``journal``: their values before; ``found``: all rows."""
     change: Change[Key, Value] = Change()
     entries = Elements(options).entries
     for row, before in journal.items():

@@ -1,12 +1,12 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The table of network policies without its data: sets, maps, and constant rules, whatever policies there are.
+"""The table of network policies without its elements: sets, maps, and constant rules, independent of the policies.
 
-A packet is judged where its addresses are those of the pods, after destination and before source NAT, in this order:
-the class of the peer is looked up by its address; class and pod give a port set; and the port set has the port or not.
-``meta priority`` carries the intermediate result from one lookup to the next: it is the only scratch register whose use
-the nft program can list. It is set to 0 before a packet leaves a chain.
+A packet is evaluated after destination NAT and before source NAT, where its addresses are those of the pods: the class
+of the peer is looked up by its address; class and pod give a port set; and the port set contains the port or not.
+``meta priority`` carries the intermediate result from one lookup to the next: it is the only scratch register whose
+use the nft program can list. It is set to 0 before a packet leaves a chain.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ NO_LOG = -1
 
 
 class Options(NamedTuple):
-    """What the rules depend on.
+    """The settings on which the rules depend.
 
     ``tiers``: ClusterNetworkPolicies are enforced. ``cut``: connections are cut when they are no longer allowed, so a
     TCP connection must not be picked up in its middle. ``log_group``: NFLOG group of denied packets, or NO_LOG.
@@ -74,7 +74,7 @@ class Options(NamedTuple):
 
 
 def number(family: str) -> str:
-    """Return the digit that ends the names of objects of a family."""
+    """Return the digit that ends the names of a family's objects."""
     return "6" if family == IPV6 else "4"
 
 
@@ -126,7 +126,7 @@ _RETURN = [*_RESET, x.verdict("return")]
 
 
 def _own(family: str, side: str, word: int = 0) -> Expression:
-    """Load the address of the pod that is judged."""
+    """Load the address of the selected pod."""
     return (x.source_address if side == "out" else x.destination_address)(family, word)
 
 
@@ -139,12 +139,12 @@ def _ports_key() -> Expressions:
 
 
 def _ranges_key() -> Expressions:
-    """Load the key of a set of ranges, in which nft keeps all parts in the order of the network."""
+    """Load the key of a set of ranges, in which nft keeps all parts in network byte order."""
     return [x.meta(x.META_PRIORITY), x.network_order(), *x.protocol_and_port(1)]
 
 
 def _granted(everything: int) -> List[Rule]:
-    """Return the rules that let a packet pass if the port set in the priority has it."""
+    """Return the rules that accept a packet if the port set in the priority contains it."""
     whole = [x.meta(x.META_PRIORITY), x.compare(class_bytes(everything))]
     return [
         x.rule(whole, _RETURN),
@@ -154,7 +154,7 @@ def _granted(everything: int) -> List[Rule]:
 
 
 def class_bytes(value: int) -> bytes:
-    """Return a class, port set or outcome as it is in a register."""
+    """Return a class, port set or outcome as stored in a register."""
     return x.host_word(value)
 
 
@@ -168,7 +168,7 @@ def _classify(family: str, side: str) -> List[Rule]:
 
 
 def _by_class(family: str, side: str, grants: str) -> Rule:
-    """Return the rule that replaces the class in the priority by what it is granted."""
+    """Return the rule that replaces the class in the priority by its grant."""
     key = [*x.of_family(family), x.meta(x.META_PRIORITY), _own(family, side, 1)]
     return x.rule(key, x.map_lookup(grants), _SET_PRIORITY)
 
@@ -178,7 +178,7 @@ def _drop_name(family: str, side: str) -> str:
 
 
 def _policy_chain(family: str, side: str, options: Options, everything: int) -> ChainValue:
-    """Return the chain that judges packets of isolated pods by NetworkPolicies: it returns if they are allowed."""
+    """Return the chain that evaluates NetworkPolicies for isolated pods; it returns if the packet is allowed."""
     own = [*x.of_family(family), _own(family, side)]
     drop = x.verdict(f"goto {_drop_name(family, side)}")
     rules: List[Rule] = []
@@ -203,7 +203,7 @@ def _to_itself(family: str) -> Tuple[Expressions, Expression]:
 
 
 def _half_open(drop: Expression) -> Rule:
-    """Drop a TCP packet that would begin a connection without being its first one."""
+    """Drop a TCP packet that would start a connection without being its first one."""
     tcp = [x.meta(x.META_L4PROTO), x.compare(bytes((_TCP,)))]
     flags = x.payload(x.TRANSPORT_HEADER, _TCP_FLAGS_OFFSET, 1)
     masked = x.bitwise(bytes((_FIN_SYN_RST_ACK,)), b"\0")
@@ -211,7 +211,7 @@ def _half_open(drop: Expression) -> Rule:
 
 
 def _tiers_chain(family: str, side: str, options: Options) -> ChainValue:
-    """Return the chain that judges packets of pods with policies of any API; it returns if they are allowed."""
+    """Return the chain that evaluates policies of any API for selected pods; it returns if the packet is allowed."""
     drop = x.verdict(f"goto {_drop_name(family, side)}")
     admin, baseline = TIERS
     judge = x.verdict(f"goto {name('policy', family, side)}")
@@ -264,7 +264,7 @@ def _always_accepted() -> List[Rule]:
 
 
 def _judged(family: str, side: str, options: Options) -> Rule:
-    """Return the rule that has packets of policed pods judged."""
+    """Return the rule that sends packets of selected pods to the policy chains."""
     which, chain = (POLICED, "tiers") if options.tiers else (ISOLATED, "policy")
     listed = [*x.of_family(family), _own(family, side), x.lookup(name(which, family, side))]
     return x.rule(listed, x.verdict(f"jump {name(chain, family, side)}"))

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The table of network policies in the syntax of the nft program: for users to read, and for ``nft -f`` to load."""
+"""The table of network policies in the syntax of the nft program, for users and for ``nft -f``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SETS = sets(Options(tiers=True))
 
 
 def _range_text(value: SetValue, raw: bytes) -> str:
-    """Return ``10.0.0.0-10.0.0.255``; parts of a concatenation that are single values are written once."""
+    """Return ``10.0.0.0-10.0.0.255``; single values in a concatenation are written once."""
     half = len(raw) // 2
     first, last = raw[:half], raw[half:]
     texts: List[str] = []
@@ -31,19 +31,19 @@ def _range_text(value: SetValue, raw: bytes) -> str:
 
 def _range_end(part: str, raw: bytes) -> str:
     if part == CLASSID:
-        # In a set of ranges it is in the order of the network.
+        # In a set of ranges it is in network byte order.
         return f"{int.from_bytes(raw[:2], 'big'):x}:{int.from_bytes(raw[2:], 'big'):x}"
     return concatenation_text((part,), raw)
 
 
 def element_text(set_name: str, raw: bytes, value: Value) -> str:
-    """Return an element as it is written between the braces of ``elements = { }``."""
+    """Return an element in the form in which ``elements = { }`` lists it."""
     definition = _SETS.get(set_name)
     if definition is None:
-        # Of a set that another program made: what its key means is not known.
+        # In a set of another program the meaning of the key is unknown.
         return f"0x{raw.hex()}"
     if not raw:
-        # The element of another program that matches what no other one does.
+        # The catch-all element of another program.
         key = "*"
     else:
         key = _range_text(definition, raw) if definition.is_interval else concatenation_text(definition.key, raw)

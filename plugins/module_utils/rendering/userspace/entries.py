@@ -4,7 +4,7 @@
 """The entries that one ServicePort contributes to the tables of userspace mode.
 
 Traffic policies and endpoints are those of every mode. A listener exists at each address and port of the ServicePort,
-also without endpoints: ``explain`` shows it, and the loss of all endpoints is a replaced value like any other change.
+even without endpoints: ``explain`` shows it, and the loss of all endpoints is a replaced value like any other change.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def chosen_endpoints(info: ServicePortInfo, only_local: bool) -> Sequence[Endpoi
 
 
 def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]:
-    """Return what the ServicePort contributes: (table, key, value) triples. A key may occur more than once."""
+    """Return the ServicePort's entries as (table, key, value) triples. A key may occur more than once."""
     if refusal(info):
         return []
     entries: List[Entry] = []
@@ -97,10 +97,10 @@ def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]
 
 
 def _restricted(value: Listener, sources: Sources, address: str, facts: NodeFacts) -> Listener:
-    """Return a listener at an external address that serves allowed sources only; where there are none, it refuses.
+    """Return a listener at an external address that serves only allowed sources; without any, it refuses all clients.
 
-    A connection of the node itself to an address that it holds comes from that same address, so that one is allowed if
-    a range has the node.
+    The node's own connections to an address that it holds come from that same address, so it is allowed if a range
+    contains the node.
     """
     if sources is None:
         return value

@@ -18,7 +18,7 @@ from .model import ADDRESSES, DEVICE, DEVICES, LISTENERS, Listener, ListenerKey
 
 
 def listener_line(key: ListenerKey, value: Listener) -> str:
-    """Return a listener as users read it; no program has a syntax for it."""
+    """Return a readable line for a listener; no program has a syntax for it."""
     words = [f"listen {key.protocol} {address_and_port(key.address, key.port)}"]
     if value.sources:
         words.append(f"from {','.join(value.sources)}")
@@ -30,7 +30,7 @@ def listener_line(key: ListenerKey, value: Listener) -> str:
 
 
 class UserspaceRendering(Rendering[NodeFacts]):
-    """Tables: the device, the addresses on it, and the listeners. A connection is forwarded by the agent itself."""
+    """Tables: the device, its addresses, and the listeners. The agent itself forwards connections."""
 
     name = "userspace"
     tables = (DEVICES, ADDRESSES, LISTENERS)
@@ -39,7 +39,7 @@ class UserspaceRendering(Rendering[NodeFacts]):
     refused_with = "TCP reset, or for UDP ICMP port unreachable"
 
     def settings_in_use(self, settings: DataplaneSettings) -> DataplaneSettings:
-        """See the base class. Which addresses the node itself has decides which are bound to the device."""
+        """See the base class. The node's own addresses decide which addresses are bound to the device."""
         chosen = tuple(sorted(set(settings.node_port_addresses)))
         owned = tuple(("", address) for address in sorted(node_facts(settings).owned))
         return settings._replace(node_addresses=owned, node_port_addresses=chosen)
