@@ -43,7 +43,7 @@ def make_certificates(directory: Path, addresses: Sequence[str] = ("127.0.0.1",)
 def make_server_certificate(
     directory: Path, authority: Path, addresses: Sequence[str], names: Sequence[str] = ("localhost",)
 ) -> Certificates:
-    """A server certificate of the authority that :func:`make_certificates` made, for these addresses and names."""
+    """Create a server certificate by the authority of :func:`make_certificates`, for these addresses and names."""
     directory.mkdir(parents=True, exist_ok=True)
     certificate, key, request = directory / "server.crt", directory / "server.key", directory / "server.csr"
     extensions = directory / "names"
