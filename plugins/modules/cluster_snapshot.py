@@ -50,6 +50,21 @@ options:
     description: Whether the snapshot is for hosts outside the cluster only. It need not contain any Node then.
     type: bool
     default: false
+  network_policies:
+    description:
+      - Whether the snapshot has to contain Pods, Namespaces and NetworkPolicies, for nodes that enforce them.
+      - Of Pods only the fields are kept that policies depend on.
+      - The account then needs the right to list them in all namespaces.
+    type: bool
+    default: false
+    version_added: 1.0.0
+  cluster_network_policies:
+    description:
+      - Whether the snapshot has to contain ClusterNetworkPolicies as well, if O(network_policies=true).
+      - A cluster that does not know them has none.
+    type: bool
+    default: false
+    version_added: 1.0.0
   ignore_findings:
     description:
       - Names of findings to ignore, as for O(kubenode.proxy.service_proxy#module:ignore_findings). A cluster state
@@ -129,6 +144,10 @@ from ansible.module_utils.basic import AnsibleModule
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.objects import is_read, object_key
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot import read_snapshot, write_snapshot
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.network_policy import (
+    NetworkPolicySettings,
+    policy_resources,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import API_SOURCES, api_spec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import text_difference
@@ -141,9 +160,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.findings 
 def snapshot(module: AnsibleModule) -> Dict[str, Any]:
     """Read the cluster, write the file if its content differs, and return the result."""
     path, source = module.params["snapshot_file"], module.params["source_file"]
-    objects = read_snapshot(source) if source else read_cluster_objects(module)
+    policies, cluster_policies = module.params["network_policies"], module.params["cluster_network_policies"]
+    others = policy_resources(NetworkPolicySettings(enabled=policies, cluster_policies=cluster_policies))
+    objects = read_snapshot(source) if source else read_cluster_objects(module, others)
     kinds = {object_key(raw).kind for raw in objects if is_read(raw)}
-    findings = completeness_findings(kinds, module.params["outside_hosts"])
+    findings = completeness_findings(kinds, module.params["outside_hosts"], policies)
     for warning in judge(findings, module.params["ignore_findings"]):
         module.warn(warning)
     result: Dict[str, Any] = {"snapshot_file": path}
@@ -171,6 +192,8 @@ def main() -> None:
             "group": {"type": "str"},
             "diff_lines": {"type": "int", "default": 200},
             "outside_hosts": {"type": "bool", "default": False},
+            "network_policies": {"type": "bool", "default": False},
+            "cluster_network_policies": {"type": "bool", "default": False},
             "ignore_findings": {"type": "list", "elements": "str", "default": []},
             **api_spec(),
         },

@@ -201,3 +201,32 @@ def test_from_output_of_kubectl(controller):
     assert cut["failed"] and cut["error_kind"] == "snapshot" and "truncated" in cut["msg"]
     assert nowhere["failed"] and "/nonexistent/cluster.json: cannot be written" in nowhere["msg"]
     assert both["failed"] and "mutually exclusive" in both["msg"]
+
+
+def test_pods_and_policies_are_read_on_request_only_and_pruned(controller, api):
+    api.store.put(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"namespace": "shop", "name": "db", "labels": {"app": "db"}, "annotations": {"secret": "x"}},
+            "spec": {"nodeName": "node1", "containers": [{"name": "c", "env": [{"name": "PASSWORD", "value": "x"}]}]},
+            "status": {"phase": "Running", "podIPs": [{"ip": "10.244.1.5"}]},
+        }
+    )
+    api.store.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop", "labels": {"a": "b"}}})
+    policy = {"metadata": {"namespace": "shop", "name": "deny"}, "spec": {"podSelector": {}}}
+    api.store.put({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", **policy})
+    target = controller.scratch / "cluster.json.gz"
+    options = {"kubeconfig": str(controller.scratch / "kubeconfig"), "snapshot_file": str(target)}
+    without, with_policies = controller.play({MODULE: options}, {MODULE: {**options, "network_policies": True}})
+    assert not {"Pod", "Namespace", "NetworkPolicy"} & set(without["counts"])
+    counts = with_policies["counts"]
+    assert (counts["Pod"], counts["Namespace"], counts["NetworkPolicy"]) == (1, 1, 1)
+    assert without["counts"].items() <= counts.items()
+    (pod,) = [item for item in objects_of(target) if item["kind"] == "Pod"]
+    assert pod["metadata"]["labels"] == {"app": "db"} and "PASSWORD" not in json.dumps(pod) and "secret" not in str(pod)
+    assert not any("clusternetworkpolicies" in path for path in api.requests)
+    (refused,) = controller.play(
+        {MODULE: {"snapshot_file": str(target), "network_policies": True, "source_file": str(SNAPSHOT)}}
+    )
+    assert refused.get("failed") and "no Pod" in refused["msg"]

@@ -20,9 +20,9 @@ from ..cluster.api import NODES, SERVICE_CIDRS, ApiClient
 from ..cluster.connection import ApiConnection
 from ..configuration.load import load_given
 from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
+from ..configuration.sections.network_policy import policy_resources
 from ..configuration.validate import in_mode
 from ..convergence.handles import KernelHandles
-from ..convergence.policy import policy_resources
 from ..convergence.request import Request
 from ..convergence.runtime.lock import AGENT, ConvergenceLock
 from ..errors import KernelError, ProxyError

@@ -18,6 +18,7 @@ from ..cluster.state import ClusterState
 from ..cluster.static import StaticDirectory
 from ..configuration.load import load_given
 from ..configuration.model import KubeProxyConfiguration
+from ..configuration.sections.network_policy import policy_resources
 from ..configuration.validate import in_mode
 from ..convergence.explanation.explain import ExplainedFamily, desired_family, explain, explanation_document
 from ..convergence.explanation.policy import PolicyExplainer, service_endpoints, service_target
@@ -26,7 +27,7 @@ from ..convergence.history.converged import converge, inspect
 from ..convergence.modes.choose import choose_mode
 from ..convergence.modes.mode import Mode
 from ..convergence.node import NodeView, family_context, view_node
-from ..convergence.policy import node_policy, policy_options, policy_resources
+from ..convergence.policy import node_policy, policy_options
 from ..convergence.request import Report, Request
 from ..errors import ProxyError
 from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult, change_lines

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, Iterable, List, Tuple
 
 from ..addresses import FAMILIES, packed, unpacked
-from ..cluster.api import CLUSTER_NETWORK_POLICIES, NAMESPACES, NETWORK_POLICIES, PODS, ResourceType
 from ..cluster.state import ClusterState
 from ..configuration.sections.network_policy import CUT, NetworkPolicySettings
 from ..kernel.conntrack.connections import Connection, cut_connections
@@ -21,14 +20,6 @@ from .handles import KernelHandles
 
 _NAMED_CLAIMS = 5
 _NAMED_POLICIES = 20
-
-
-def policy_resources(settings: NetworkPolicySettings) -> Tuple[ResourceType, ...]:
-    """Return the collections that policies depend on; none if they are not enforced."""
-    if not settings.enabled:
-        return ()
-    found = (PODS, NAMESPACES, NETWORK_POLICIES)
-    return (*found, CLUSTER_NETWORK_POLICIES) if settings.cluster_policies else found
 
 
 def policy_options(settings: NetworkPolicySettings) -> Options:

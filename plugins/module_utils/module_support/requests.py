@@ -11,6 +11,7 @@ from ..cluster.state import ClusterState
 from ..cluster.static import StaticDirectory, StaticObjects, parse_static
 from ..configuration.load import LoadedConfiguration, load, load_file
 from ..configuration.model import MODES, KubeProxyConfiguration
+from ..configuration.sections.network_policy import policy_resources
 from ..convergence.request import Request
 from .sources import cluster_state, has_source
 
@@ -55,7 +56,7 @@ def engine_request(module: AnsibleModule, source: str) -> Tuple[Request, Tuple[s
     wanted = source == "required" or (source == "optional" and has_source(module))
     cluster = ClusterState()
     if wanted:
-        cluster = cluster_state(module)
+        cluster = cluster_state(module, policy_resources(configuration.node_proxy.network_policy))
         cluster.set_static(_static_services(parameters, configuration))
     request = Request(
         cluster=cluster,

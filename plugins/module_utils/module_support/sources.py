@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, List
+from typing import TYPE_CHECKING, Any, List, Sequence
 
-from ..cluster.api import list_objects
+from ..cluster.api import ResourceType, list_objects
 from ..cluster.connection import ApiConnection
 from ..cluster.snapshot import read_snapshot
 from ..cluster.state import ClusterState
@@ -22,10 +22,10 @@ _NO_SERVER = "kubeconfig, context or host, or K8S_AUTH_KUBECONFIG or KUBECONFIG 
 _DEFAULT_KUBECONFIG = os.path.join("~", ".kube", "config")
 
 
-def read_cluster_objects(module: AnsibleModule) -> List[Any]:
+def read_cluster_objects(module: AnsibleModule, others: Sequence[ResourceType] = ()) -> List[Any]:
     """Read all objects that a service proxy needs from the API server that the options or the environment name.
 
-    Raises ConfigurationError if neither names one, ApiError if it cannot be read.
+    ``others``: further collections. Raises ConfigurationError if neither names one, ApiError if it cannot be read.
     """
     chosen = api_parameters(module.params, os.environ)
     has_default = os.environ.get("KUBERNETES_SERVICE_HOST") or os.path.exists(os.path.expanduser(_DEFAULT_KUBECONFIG))
@@ -38,7 +38,7 @@ def read_cluster_objects(module: AnsibleModule) -> List[Any]:
     if chosen["api_key"]:
         # Ansible hides a token in the options automatically, but not one from the environment.
         module.no_log_values.add(chosen["api_key"])
-    return list_objects(ApiConnection(**chosen), module.params["api_timeout"])
+    return list_objects(ApiConnection(**chosen), module.params["api_timeout"], others)
 
 
 def has_source(module: AnsibleModule) -> bool:
@@ -47,10 +47,10 @@ def has_source(module: AnsibleModule) -> bool:
     return given or has_api_source(api_parameters(module.params, os.environ))
 
 
-def cluster_state(module: AnsibleModule) -> ClusterState:
+def cluster_state(module: AnsibleModule, others: Sequence[ResourceType] = ()) -> ClusterState:
     """Read the cluster state from the source that the options name.
 
-    Raises ConfigurationError, SnapshotError, ApiError.
+    ``others``: further collections to read from an API server. Raises ConfigurationError, SnapshotError, ApiError.
     """
     if module.params["snapshot"] is not None:
         return ClusterState.from_objects(read_snapshot(module.params["snapshot"]))
@@ -61,4 +61,4 @@ def cluster_state(module: AnsibleModule) -> ClusterState:
             "no source of the cluster state: give snapshot (a file), cluster_state (a few objects), "
             f"or an API server with {_NO_SERVER}"
         )
-    return ClusterState.from_objects(read_cluster_objects(module))
+    return ClusterState.from_objects(read_cluster_objects(module, others))

@@ -14,7 +14,7 @@ import time
 from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from ...cluster.model import NamespacedName
-from ...configuration.sections.network_policy import CUT, NetworkPolicySettings
+from ...configuration.sections.network_policy import CUT, NetworkPolicySettings, policy_resources
 from ...convergence.explanation.policy import PolicyExplainer, Resolved
 from ...convergence.handles import KernelHandles
 from ...convergence.policy import (
@@ -22,7 +22,6 @@ from ...convergence.policy import (
     node_policy,
     policy_options,
     policy_removal_stages,
-    policy_resources,
     policy_warnings,
     raw_addresses,
 )

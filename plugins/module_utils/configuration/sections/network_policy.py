@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Tuple
 
+from ...cluster.api import CLUSTER_NETWORK_POLICIES, NAMESPACES, NETWORK_POLICIES, PODS, ResourceType
 from ...cluster.fields import shown
 from ..field import HONOURED, Field
 from ..reader import Section
@@ -29,6 +30,14 @@ class NetworkPolicySettings(NamedTuple):
     established_connections: str = KEEP
     log_denied: bool = False
     log_group: int = _DEFAULT_GROUP
+
+
+def policy_resources(settings: NetworkPolicySettings) -> Tuple[ResourceType, ...]:
+    """Return the collections that policies depend on; none if they are not enforced."""
+    if not settings.enabled:
+        return ()
+    found = (PODS, NAMESPACES, NETWORK_POLICIES)
+    return (*found, CLUSTER_NETWORK_POLICIES) if settings.cluster_policies else found
 
 
 FIELDS: Tuple[Field, ...] = (
