@@ -131,7 +131,7 @@ def test_an_unattended_run_refuses_a_loss_once(tmp_path):
     assert report.changed and any("two consecutive runs found it: 11 of the 12" in item for item in report.warnings)
 
 
-def test_on_a_full_disk_a_loss_is_refused_and_what_two_runs_found_is_applied(tmp_path, monkeypatch):
+def test_on_a_full_disk_a_loss_is_refused_and_a_loss_found_by_two_runs_is_applied(tmp_path, monkeypatch):
     """Only the record of a refusal depends on the disk; without it the next run refuses again."""
     run(tmp_path, "nftables", cluster(12, 12))
     with monkeypatch.context() as full:

@@ -211,7 +211,7 @@ def test_commands_run_as_printed(shell, page):
 
 
 @pytest.mark.full
-def test_playbooks_name_what_exists(shell):
+def test_playbooks_name_existing_modules_and_roles(shell):
     """Check modules, roles and keywords in a single run, since starting Ansible takes longest."""
     for number, block in enumerate(playbook_blocks()):
         (shell.directory / f"example-{number}.yml").write_text(block.text, encoding="utf-8")

@@ -88,7 +88,7 @@ def differences(seed: int) -> list[str]:
 
 
 def _explained(policy: NodePolicy, cluster: ClusterState, packet: Packet, tiers: bool) -> bool:
-    """Whether the explanation says that this node lets a packet pass."""
+    """Return whether the explanation says that this node lets a packet pass."""
     verdicts = Verdicts(cluster.policy, policy.owners, tiers, policy.too_large)
     ends = [(EGRESS, packet.source, packet.destination), (INGRESS, packet.destination, packet.source)]
     for direction, own, peer in ends:

@@ -40,6 +40,6 @@ def start(tmp_path_factory, request):
 @pytest.fixture(scope="module")
 def cluster(node):
     """Provide the cluster of the module's node, on a real API server if the environment names one."""
-    found = Cluster(node.scratch, [node.name], real=True)
-    yield found
-    found.close()
+    module_cluster = Cluster(node.scratch, [node.name], real=True)
+    yield module_cluster
+    module_cluster.close()

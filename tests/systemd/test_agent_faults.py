@@ -83,9 +83,9 @@ def _prepare(node: Node, variant: str) -> Member:
 @pytest.fixture(scope="module")
 def members(start):
     """Provide the nodes by variant, before anything is installed."""
-    found = {variant: _prepare(start(variant), variant) for variant in CONFIGURATIONS}
-    yield found
-    for member in found.values():
+    by_variant = {variant: _prepare(start(variant), variant) for variant in CONFIGURATIONS}
+    yield by_variant
+    for member in by_variant.values():
         member.cluster.close()
 
 

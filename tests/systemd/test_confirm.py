@@ -29,12 +29,12 @@ http.server.ThreadingHTTPServer(("0.0.0.0", {port}), http.server.SimpleHTTPReque
 
 @pytest.fixture(scope="module")
 def node(start):
-    found = start("confirm")
-    found.write("/srv/server.py", SERVER.format(port=MANAGEMENT_PORT))
-    found.run("systemd-run", "--unit=management", "python3", "/srv/server.py")
-    found.run("iptables", "-A", "INPUT", "-p", "tcp", "--dport", "9", "-j", "DROP")
-    wait_for("the management port", lambda: reachable(found))
-    return found
+    container = start("confirm")
+    container.write("/srv/server.py", SERVER.format(port=MANAGEMENT_PORT))
+    container.run("systemd-run", "--unit=management", "python3", "/srv/server.py")
+    container.run("iptables", "-A", "INPUT", "-p", "tcp", "--dport", "9", "-j", "DROP")
+    wait_for("the management port", lambda: reachable(container))
+    return container
 
 
 @pytest.fixture(autouse=True)

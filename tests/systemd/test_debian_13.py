@@ -64,9 +64,9 @@ with socket.create_connection(("10.96.0.10", 80), 5) as sock:
 
 @pytest.fixture(scope="module")
 def node(start):
-    found = start("debian13", release="13", project=True)
-    start_pod(found)
-    return found
+    container = start("debian13", release="13", project=True)
+    start_pod(container)
+    return container
 
 
 def test_programs_are_those_of_debian_13(node):

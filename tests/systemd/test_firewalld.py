@@ -26,17 +26,17 @@ EVENTS = (("firewall-cmd", "--reload"), ("systemctl", "restart", "firewalld"))
 
 @pytest.fixture(scope="module")
 def node(start):
-    found = start("firewalld")
-    start_pod(found)
-    found.run("sysctl", "-q", "-w", "net.ipv4.ip_forward=1")
-    found.run("systemctl", "unmask", "firewalld")
-    found.run("systemctl", "start", "firewalld")
-    wait_for_firewalld(found)
+    container = start("firewalld")
+    start_pod(container)
+    container.run("sysctl", "-q", "-w", "net.ipv4.ip_forward=1")
+    container.run("systemctl", "unmask", "firewalld")
+    container.run("systemctl", "start", "firewalld")
+    wait_for_firewalld(container)
     # Rules to keep beside the package's defaults.
-    found.run("firewall-cmd", "--permanent", "--add-port=4443/tcp")
-    found.run("firewall-cmd", "--permanent", "--add-masquerade")
-    found.run("firewall-cmd", "--reload")
-    return found
+    container.run("firewall-cmd", "--permanent", "--add-port=4443/tcp")
+    container.run("firewall-cmd", "--permanent", "--add-masquerade")
+    container.run("firewall-cmd", "--reload")
+    return container
 
 
 def wait_for_firewalld(node: Node) -> None:

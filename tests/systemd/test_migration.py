@@ -145,9 +145,9 @@ def by_the_agent(node: Node) -> bool:
 
 @pytest.fixture(scope="module")
 def fleet(start, tmp_path_factory):
-    found = Fleet(tmp_path_factory.mktemp("fleet"), [start(f"migrate-{letter}") for letter in "abc"])
-    yield found
-    found.close()
+    nodes = Fleet(tmp_path_factory.mktemp("fleet"), [start(f"migrate-{letter}") for letter in "abc"])
+    yield nodes
+    nodes.close()
 
 
 @pytest.fixture(scope="module")

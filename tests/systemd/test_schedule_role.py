@@ -97,11 +97,11 @@ def reschedule(node, variables):
 def test_timer_runs_the_convergence_and_metrics_report_it(node, scheduled):
     assert node.unit(TIMER, "ActiveState", "UnitFileState") == {"ActiveState": "active", "UnitFileState": "enabled"}
     # The first run is a minute after boot: it may have ended already, or must be awaited.
-    found = wait_for("the first run", lambda: metrics(node), 90)
-    assert found["success"] == 1
-    assert found['changed_entries{kind="added"}'] > 10
-    assert found["refused_objects"] == 0
-    assert 0 < found["duration_seconds"] < 60
+    gauges = wait_for("the first run", lambda: metrics(node), 90)
+    assert gauges["success"] == 1
+    assert gauges['changed_entries{kind="added"}'] > 10
+    assert gauges["refused_objects"] == 0
+    assert 0 < gauges["duration_seconds"] < 60
     assert f"--to-destination {POD}:8080" in node.output("iptables-save", "-t", "nat")
 
 
@@ -132,8 +132,8 @@ def test_no_change_then_a_change_then_a_refused_object(node, scheduled, snapshot
     bad["spec"]["ports"][0]["port"] = 99999
     snapshot(*Cluster.first_services(), service("api", "10.96.0.20"), endpoint_slice("api", ["10.244.1.7"]), bad)
     run_now(node)
-    found = metrics(node)
-    assert found['changed_entries{kind="added"}'] > 0 and found["refused_objects"] == 1 and found["success"] == 1
+    gauges = metrics(node)
+    assert gauges['changed_entries{kind="added"}'] > 0 and gauges["refused_objects"] == 1 and gauges["success"] == 1
     assert "--to-destination 10.244.1.7:8080" in node.output("iptables-save", "-t", "nat")
 
 
@@ -141,10 +141,10 @@ def test_failed_run_is_reported_and_the_dataplane_is_kept(node, scheduled):
     before = metrics(node)
     node.run("mv", "/srv/snapshot.json", "/srv/away")
     assert run_now(node, check=False) != 0
-    found = metrics(node)
-    assert found["success"] == 0 and "refused_objects" not in found
-    assert found["last_success_timestamp_seconds"] == before["last_success_timestamp_seconds"]
-    assert found["last_run_timestamp_seconds"] > before["last_run_timestamp_seconds"]
+    gauges = metrics(node)
+    assert gauges["success"] == 0 and "refused_objects" not in gauges
+    assert gauges["last_success_timestamp_seconds"] == before["last_success_timestamp_seconds"]
+    assert gauges["last_run_timestamp_seconds"] > before["last_run_timestamp_seconds"]
     assert f"--to-destination {POD}:8080" in node.output("iptables-save", "-t", "nat")
     node.run("mv", "/srv/away", "/srv/snapshot.json")
 
@@ -157,9 +157,9 @@ def test_check_reports_the_drift_and_changes_nothing(node, scheduled, variables)
     assert dataplane(node) != rules
     flushed = dataplane(node)
     run_now(node)
-    found = metrics(node)
+    gauges = metrics(node)
     # A chain that exists without its rules counts as one to replace.
-    assert found["success"] == 1 and found['changed_entries{kind="replaced"}'] > 0
+    assert gauges["success"] == 1 and gauges['changed_entries{kind="replaced"}'] > 0
     assert dataplane(node) == flushed
     reschedule(node, variables)
     assert dataplane(node) == rules
@@ -189,9 +189,9 @@ def test_absent_leaves_nothing(node, before, scheduled, variables):
 @pytest.fixture(scope="module")
 def repository(node, tmp_path_factory):
     install_ansible(node)
-    found = Repository(tmp_path_factory.mktemp("repository"))
-    yield found
-    found.close()
+    served = Repository(tmp_path_factory.mktemp("repository"))
+    yield served
+    served.close()
 
 
 @pytest.fixture(scope="module")
@@ -218,8 +218,8 @@ def pull_variables(repository):
 
 @pytest.mark.full
 def test_ansible_pull_converges_the_node(node, pulled, cluster):
-    found = metrics(node)
-    assert found["success"] == 1 and found["failed_tasks"] == 0
+    gauges = metrics(node)
+    assert gauges["success"] == 1 and gauges["failed_tasks"] == 0
     assert "--to-destination 10.244.1.31:8080" in node.output("iptables-save", "-t", "nat")
     run_now(node)
     assert metrics(node)["changed_tasks"] == 0
@@ -240,8 +240,8 @@ def test_ansible_pull_applies_a_pushed_commit(node, pulled, repository):
     repository.push({"proxy.yml": playbook.replace("mode: iptables", "mode: carrier pigeons")})
     rules = dataplane(node)
     assert run_now(node, check=False) != 0
-    found = metrics(node)
-    assert found["success"] == 0 and found["failed_tasks"] == 1
+    gauges = metrics(node)
+    assert gauges["success"] == 0 and gauges["failed_tasks"] == 1
     assert dataplane(node) == rules
 
 

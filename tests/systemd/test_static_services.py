@@ -122,7 +122,7 @@ def test_a_failing_agent_delays_kubelet_by_at_most_ten_seconds(node, installed):
 
 @pytest.fixture(scope="module")
 def behind_the_address(node):
-    """An API server whose certificate contains the address."""
+    """Provide an API server whose certificate contains the address."""
     certificates = make_certificates(node.scratch / "behind", (BRIDGE, KUBELET_ADDRESS))
     server = ApiServer(Store(), certificates, TOKEN, ("0.0.0.0", 0))
     yield server

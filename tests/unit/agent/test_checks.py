@@ -77,12 +77,12 @@ class Server:
 @pytest.fixture
 def prober():
     changes = queue.Queue()
-    found = Prober(changes.put)
-    found.changes = changes
-    thread = threading.Thread(target=found.run, args=(Task(),))
+    started = Prober(changes.put)
+    started.changes = changes
+    thread = threading.Thread(target=started.run, args=(Task(),))
     thread.start()
-    yield found
-    found.stop()
+    yield started
+    started.stop()
     thread.join(10)
     assert not thread.is_alive()
 

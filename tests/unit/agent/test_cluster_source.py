@@ -113,7 +113,7 @@ def test_patience_counts_from_the_first_request(cache, serving, seconds):
     assert bench.source.patience_ends() == bench.now + cluster_source.PARTIAL_PATIENCE_SECONDS
 
 
-def test_the_copy_on_disk_fills_only_what_the_server_has_not_listed(cache):
+def test_the_copy_on_disk_provides_only_kinds_the_server_has_not_listed(cache):
     bench = Bench(cache)
     bench.source.start("n1", serving=False)
     bench.source.use_cache()

@@ -141,7 +141,7 @@ def test_link_local_addresses_of_pod_interfaces_are_ignored():
         assert in_use(before) == in_use(after), mode
 
 
-def test_the_cost_of_an_address_is_what_depends_on_it():
+def test_the_cost_of_an_address_depends_only_on_its_users():
     """An address costs one element in nftables, one chain in iptables, its virtual and real servers in IPVS."""
     state = cluster(30)
     cidrs = ("192.0.2.0/24",)

@@ -167,7 +167,7 @@ def test_every_request_gets_its_answer_and_the_next_one_too(request_bytes, start
         assert found.server.alive
 
 
-def test_a_request_may_come_byte_by_byte_and_the_answer_be_read_slowly():
+def test_a_request_may_arrive_byte_by_byte_and_the_answer_be_read_slowly():
     with running() as found, connect(found.port) as sock:
         for number in range(len(GET)):
             sock.sendall(GET[number : number + 1])

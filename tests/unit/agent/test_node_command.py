@@ -433,7 +433,7 @@ def test_completion_is_valid_shell_and_knows_commands_and_options():
         ({"services": 0.0, "nodes": 12.0}, "running for 40 s, healthy", "services: watching"),
     ],
 )
-def test_status_says_for_how_long_the_api_server_has_been_away(lost, first, services):
+def test_status_reports_the_length_of_an_api_server_outage(lost, first, services):
     document = {
         "agent": "running",
         "uptimeSeconds": 40.0,

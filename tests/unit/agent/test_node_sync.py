@@ -18,10 +18,10 @@ IPVS = {"mode": "ipvs", "ipvs": {"syncPeriod": "20s"}}
 
 @pytest.fixture
 def bench(monkeypatch):
-    found = SyncBench(monkeypatch)
-    found.put(service("web", 1))
-    found.sync.sync(first=True)
-    return found
+    synced = SyncBench(monkeypatch)
+    synced.put(service("web", 1))
+    synced.sync.sync(first=True)
+    return synced
 
 
 def names(bench):
@@ -140,14 +140,14 @@ def test_leftovers_that_cannot_be_removed_are_no_failure(bench, monkeypatch):
 
 
 def test_removal_of_another_modes_draining_real_servers_is_retried(bench, monkeypatch):
-    found = iter([node_leftovers(0, 2), node_leftovers(2, 0)])
-    monkeypatch.setattr(node, "remove_leftovers", lambda _proxiers, _handles: next(found))
+    leftovers = iter([node_leftovers(0, 2), node_leftovers(2, 0)])
+    monkeypatch.setattr(node, "remove_leftovers", lambda _proxiers, _handles: next(leftovers))
     bench.sync.clean_up()
     bench.now += node.DRAIN_SECONDS
     bench.timers.run()
     assert "real servers of ipvs mode are kept" in bench.text.getvalue()
     assert "removed leftovers of another mode" in bench.text.getvalue()
-    assert next(found, None) is None
+    assert next(leftovers, None) is None
 
 
 def node_leftovers(removed, draining):

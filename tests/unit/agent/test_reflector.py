@@ -102,9 +102,9 @@ class Setup:
 
 @pytest.fixture
 def setup(tmp_path):
-    found = Setup(tmp_path)
-    yield found
-    found.close()
+    followed = Setup(tmp_path)
+    yield followed
+    followed.close()
 
 
 def test_lists_then_follows_every_kind_of_event(setup):

@@ -55,9 +55,9 @@ class Counting:
 
 @pytest.fixture
 def server():
-    found = HttpServer(Supervisor(Log(io.StringIO())), LimitedLog(Log(io.StringIO())))
-    yield Counting(found)
-    found.stop()
+    running = HttpServer(Supervisor(Log(io.StringIO())), LimitedLog(Log(io.StringIO())))
+    yield Counting(running)
+    running.stop()
 
 
 @pytest.fixture

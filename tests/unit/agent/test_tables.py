@@ -190,7 +190,7 @@ def test_each_service_port_is_rendered_once_on_either_side_of_the_limit(limit):
 
 
 @pytest.mark.parametrize("limit", [10, 10**6])
-def test_services_that_come_in_parts_are_rendered_once_if_the_totals_are_given(limit):
+def test_services_that_arrive_in_parts_are_rendered_once_if_the_totals_are_given(limit):
     state, rendering = full_state(40), Counting()
     settings = SETTINGS._replace(large_cluster_endpoints=limit)
     tables = DesiredTables(rendering, settings)

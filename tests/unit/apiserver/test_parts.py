@@ -67,7 +67,7 @@ def test_an_object_is_found_in_its_own_namespace(store: Store) -> None:
         get(store, None)
 
 
-def test_pages_lead_through_a_namespace_at_one_version(store: Store) -> None:
+def test_pages_cover_a_namespace_at_one_version(store: Store) -> None:
     place = Place(SERVICE, "shop", "")
     query = {"limit": "2"}
     first = page(store, place, query, predicate(place, query))
@@ -82,14 +82,14 @@ def test_pages_lead_through_a_namespace_at_one_version(store: Store) -> None:
 
 
 @pytest.mark.parametrize("query", [{"fieldSelector": "spec.clusterIP!=None"}, {"fieldSelector": "nonsense"}])
-def test_a_field_that_cannot_be_selected_by_is_a_bad_request(query: Dict[str, str]) -> None:
+def test_an_unsupported_field_selector_is_a_bad_request(query: Dict[str, str]) -> None:
     with pytest.raises(Failure) as caught:
         predicate(EVERYWHERE, query, {"spec.clusterIP"})
     assert (caught.value.code, caught.value.body["reason"]) == (400, "BadRequest")
 
 
 def watched(store: Store, query: Dict[str, str], ended: List[bool]) -> List[Tuple[str, Any]]:
-    """Return the events of a watch of one namespace that is ended as soon as it has sent what there is."""
+    """Return the events of a watch of one namespace that ends once it has sent the existing events."""
     place = Place(SERVICE, "shop", "")
     events = watch_events(
         store, SERVICE, query, predicate(place, query), is_ended=lambda: ended[0], bookmark_seconds=60.0

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test the test API server as the conformance laboratory uses it: selectors, snapshots, plain HTTP."""
+"""Test the test API server as the conformance lab uses it: selectors, snapshots, plain HTTP."""
 
 from __future__ import annotations
 

@@ -346,7 +346,7 @@ def test_an_invalid_expiry_is_refused(expiry):
         credentials.headers()
 
 
-def test_a_real_plugin_gets_its_environment_and_what_it_asks_of_the_cluster(server, certificates, tmp_path):
+def test_a_real_plugin_gets_its_environment_and_the_requested_cluster_fields(server, certificates, tmp_path):
     program = tmp_path / "plugin"
     program.write_text(
         textwrap.dedent(

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The table of what each field of a KubeProxyConfiguration does here agrees with the code, and warns in time."""
+"""The table of the effects of each KubeProxyConfiguration field agrees with the code and with the warnings."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ENGINE = ROOT / "plugins" / "module_utils"
 PACKAGE = ENGINE / "configuration"
 FIELDS = {field.name: field for field in effects.FIELDS}
 NODE_FIELDS = {field.name: field for field in node_proxy.FIELDS}
-# Names that other objects have as well: only reads from the right object count.
+# Attribute names that other objects have as well: only reads from the right object count.
 COMMON = {"format", "kubeconfig", "min", "mode", "scheduler"}
 
 
 def reads(path):
-    """(name of the object, attribute) of each attribute that a file reads."""
+    """Yield (name of the object, attribute) for each attribute that a file reads."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             owner = node.value
@@ -35,14 +35,14 @@ def reads(path):
 
 @pytest.fixture(scope="module")
 def used():
-    """What the engine reads outside the package ``configuration``."""
+    """Provide the attributes that the engine reads outside the package ``configuration``."""
     files = [path for path in ENGINE.rglob("*.py") if PACKAGE not in path.parents]
     return {read for path in files for read in reads(path)}
 
 
 @pytest.fixture(scope="module")
 def derived():
-    """Properties and methods of the model by attribute that they read, over any number of steps."""
+    """Provide the model's properties and methods by the attributes that they read, directly or indirectly."""
     tree = ast.parse((PACKAGE / "model.py").read_text(encoding="utf-8"))
     (model,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "KubeProxyConfiguration")
     found = {}
@@ -148,7 +148,7 @@ def test_the_fields_without_effect_are_these():
 
 
 @pytest.mark.parametrize("name", VAIN)
-def test_a_field_without_effect_is_warned_of(name):
+def test_a_field_without_effect_gives_a_warning(name):
     (warning,) = load(nested(name, VAIN[name])).warnings
     assert warning == f"KubeProxyConfiguration: {name}: has no effect here: {FIELDS[name].text}"
 
@@ -180,7 +180,7 @@ def test_gates_at_their_default_and_locked_ones_need_no_warning():
     assert load({"featureGates": dict(feature_gates.DEFAULTS)}).warnings == ()
 
 
-# What kubeadm writes for a cluster of Kubernetes 1.37 beside the fields of 1.36, and fields that no version has yet.
+# kubeadm's configuration for a cluster of Kubernetes 1.37 beside the fields of 1.36, and unknown fields.
 def test_configurations_of_later_versions_load():
     configuration, warnings = load(
         {
@@ -215,5 +215,5 @@ def test_configurations_of_later_versions_load():
         ({"mode": "ipvs", "ipvs": {"syncPeriod": "2m"}, "configSyncPeriod": "1m"}, 60.0),
     ],
 )
-def test_how_often_everything_is_checked(fields, seconds):
+def test_interval_of_the_complete_check(fields, seconds):
     assert load(fields).configuration.check_period == seconds

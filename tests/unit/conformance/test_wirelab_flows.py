@@ -18,7 +18,7 @@ def test_a_transport_flow_has_source_address_target_and_options():
     assert flow.options["gap"] == "0.5"
 
 
-def test_an_ipv6_target_stands_in_brackets():
+def test_an_ipv6_target_is_in_brackets():
     flow = parse_flow("tcp pod1 -> [fd00:10:96::101]:80")
     assert (flow.destination, flow.port, flow.version, flow.source) == ("fd00:10:96::101", 80, 6, None)
 

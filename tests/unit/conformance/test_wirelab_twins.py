@@ -45,7 +45,7 @@ def test_hosts_of_the_lab_keep_their_place():
     assert holder(translation.address("10.244.3.99")) == "peer3"
 
 
-def test_networks_and_what_has_no_counterpart():
+def test_networks_and_addresses_without_a_counterpart():
     assert translation.network("10.244.0.0/16") == "fd00:10:244::/48"
     assert translation.network("203.0.113.20/32") == "2001:db8:113::20/128"
     for unknown in ("203.0.113.0/28", "192.168.0.0/24"):

@@ -27,9 +27,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs imp
 
 @pytest.fixture
 def history(tmp_path) -> store.History:
-    found = store.History(str(tmp_path / "history"))
-    found.save(NodeState())
-    return found
+    states = store.History(str(tmp_path / "history"))
+    states.save(NodeState())
+    return states
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def place(tmp_path, monkeypatch) -> str:
 
 @pytest.fixture
 def waiting(history, place) -> pending.Pending:
-    found = pending.Pending(
+    change = pending.Pending(
         saved_state=1,
         armed=time.monotonic(),
         timeout=600.0,
@@ -52,8 +52,8 @@ def waiting(history, place) -> pending.Pending:
         history_directory=history.directory,
         state_directory="/run/x",
     )
-    assert pending.write(found, b"engine", place) == f"{place}/revert.pyz"
-    return found
+    assert pending.write(change, b"engine", place) == f"{place}/revert.pyz"
+    return change
 
 
 def test_a_pending_change_is_stored_and_readable_only_for_root(waiting, place):
@@ -131,20 +131,20 @@ class Systemctl:
 
 @pytest.fixture
 def systemctl(monkeypatch):
-    """Pretend that systemd booted this machine; return the recorded calls of systemctl."""
+    """Provide a function that replaces systemctl, on a machine that appears to be booted by systemd."""
 
-    def install(found: Systemctl) -> Systemctl:
+    def install(fake: Systemctl) -> Systemctl:
         monkeypatch.setattr(units, "why_not_systemd", lambda: "")
-        monkeypatch.setattr(units, "systemctl", found)
-        return found
+        monkeypatch.setattr(units, "systemctl", fake)
+        return fake
 
     return install
 
 
 def test_a_rejected_change_is_reverted_at_once_by_the_unit_of_the_timer(waiting, systemctl):
-    found = systemctl(Systemctl())
+    fake = systemctl(Systemctl())
     assert confirm.reject(1) == "the node rolls back to state 1 now; kubenode-proxy-revert.service logs the result"
-    assert found.asked == [("start", "--no-block", "kubenode-proxy-revert.service")]
+    assert fake.asked == [("start", "--no-block", "kubenode-proxy-revert.service")]
     assert pending.read() == waiting, "the decision is the unit's"
 
 
@@ -162,11 +162,11 @@ def test_without_systemd_a_rejected_change_waits_for_its_timeout(waiting, monkey
 
 
 def test_rejecting_another_change_reverts_nothing(waiting, systemctl):
-    found = systemctl(Systemctl())
+    fake = systemctl(Systemctl())
     assert confirm.reject(2) == ""
     assert pending.claim(pending.REVERTING)
     assert confirm.reject(1) == "the change after state 1 is being reverted"
-    assert pending.claim(pending.REVERTING) is False and not found.asked
+    assert pending.claim(pending.REVERTING) is False and not fake.asked
 
 
 def test_the_program_reverts_nothing_after_a_rollback(waiting, place, history, tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ NAMES = (ADDRESS, "127.0.0.1")
 
 
 class TlsServer:
-    """Accepts TLS connections at a loopback address and closes them."""
+    """A server that accepts TLS connections at a loopback address and closes them."""
 
     def __init__(self, address: str, certificates: Certificates, port: int = 0) -> None:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -72,7 +72,7 @@ def another(tmp_path_factory) -> Certificates:
 
 @pytest.fixture
 def lacking(tmp_path_factory, good) -> Iterator[TlsServer]:
-    """A server of the same authority whose certificate lacks the address."""
+    """Provide a server of the same authority whose certificate lacks the address."""
     directory = tmp_path_factory.mktemp("lacking")
     server = TlsServer("127.0.0.3", make_server_certificate(directory, good.authority, ("127.0.0.3",)))
     yield server
@@ -81,7 +81,7 @@ def lacking(tmp_path_factory, good) -> Iterator[TlsServer]:
 
 @pytest.fixture
 def servers(good) -> Iterator[List[TlsServer]]:
-    """Two API servers, and the address that leads to them."""
+    """Provide two API servers, and the address that is redirected to them."""
     found = [TlsServer("127.0.0.1", good), TlsServer("127.0.0.2", good), TlsServer(ADDRESS, good)]
     yield found
     for server in found:
@@ -89,7 +89,7 @@ def servers(good) -> Iterator[List[TlsServer]]:
 
 
 class Files:
-    """A kubeconfig, its record, and a store as the module has it."""
+    """A kubeconfig, its record, and a store, as the module has them."""
 
     def __init__(
         self, directory: Path, authority: Path, server: str = "https://192.0.2.11:6443", more: str = ""
@@ -164,7 +164,7 @@ def test_the_server_is_written_once_and_restored_exactly(tmp_path, files, server
     assert files.restore() is None
 
 
-def test_each_missing_name_is_named_and_nothing_is_changed(tmp_path, files, lacking, servers):
+def test_each_missing_name_is_reported_and_nothing_is_changed(tmp_path, files, lacking, servers):
     before = everything_below(tmp_path)
     with pytest.raises(ApiError) as raised:
         files.point([servers[0], lacking, servers[-1]])
@@ -246,7 +246,7 @@ def test_a_server_that_another_program_has_written_is_kept(files, servers):
     assert not files.backup.exists() and not files.record.exists()
 
 
-def test_a_file_that_kubeadm_writes_again_is_pointed_again(files, servers):
+def test_a_file_rewritten_by_kubeadm_is_changed_again(files, servers):
     files.point(servers)
     files.path.write_text(files.text.replace("192.0.2.11", "192.0.2.12"))
     files.point(servers)
@@ -296,7 +296,7 @@ def test_json_is_changed_in_place(text):
         ("current-context: c\ncontexts: [{name: c, context: {cluster: k}}]\nclusters: 7\n", "has no server"),
     ],
 )
-def test_files_that_are_no_kubeconfig(text, reason):
+def test_files_that_are_not_a_kubeconfig_are_refused(text, reason):
     with pytest.raises(ConfigurationError, match=reason):
         server_field(text, "k")
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test that all users of the connection tracking table read it alike: interrupted dumps, kernels without filters."""
+"""All users of the conntrack table read it in the same way: interrupted dumps, kernels without filters."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def entry(client_port: int, protocol: int) -> bytes:
 
 
 class Kernel:
-    """Both netlink sockets: answers each dump with the next of ``dumps`` and records what is to be deleted.
+    """A stand-in for both netlink sockets that answers each dump with the next of ``dumps`` and records deletions.
 
     ``interrupted``: how many dumps it marks as interrupted. ``refusal``: the error that refuses a filter, or 0.
     """

@@ -59,14 +59,14 @@ def test_pure_computations_run_in_parallel_with_all_but_the_emulated_node(tmp_pa
     assert {"load"} in moments and all(moment == {"load"} for moment in moments if "load" in moment)
 
 
-def test_what_is_left_of_it_uses_both_processors(tmp_path, monkeypatch):
+def test_remaining_computations_use_both_processors(tmp_path, monkeypatch):
     _status, moments = made(tmp_path, monkeypatch, "lint", "sanity", "monitoring")
     assert max(map(len, moments)) <= 2
     assert steps.has_room("sanity", ["lint"], ["sanity", "monitoring"])
     assert not steps.has_room("monitoring", ["lint", "sanity"], ["monitoring"])
 
 
-def test_what_needs_the_built_collection_waits_for_it(tmp_path, monkeypatch):
+def test_steps_that_need_the_built_collection_wait_for_it(tmp_path, monkeypatch):
     _status, moments = made(tmp_path, monkeypatch, "importer", "cores", "build", "lint")
     assert not any("build" in moment and moment & {"importer", "cores"} for moment in moments)
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""All policies together have a budget: what does not fit is refused by name, and its pods stay isolated."""
+"""All policies together have a budget: those beyond it are refused by name, and their pods stay isolated."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def policy(namespace, name, ranges, port, selector=None):
 
 
 def multiplying(count):
-    """Policies of one tenant that are small, and whose ranges cut each other into thousands of classes."""
+    """Return small policies of one tenant whose ranges divide each other into thousands of classes."""
     chosen = random.Random(5)
     return [
         policy(
@@ -58,7 +58,7 @@ def multiplying(count):
     ]
 
 
-#: One policy of many ranges, which needs few elements, and one that everything in it concerns.
+#: A policy of many ranges that needs few elements, and one that matches every address.
 OTHERS = [
     policy("shop", "blocklist", [f"198.{number >> 8}.{number & 255}.0/28" for number in range(400)], 443),
     policy("shop", "anywhere", ["0.0.0.0/0"], 80),
@@ -83,7 +83,7 @@ def allowed(found, destination, port, source="198.0.7.1"):
 
 
 def follow(state, found, before, *events):
-    """Apply events as an agent does; the table that follows the changes is the one of the rows."""
+    """Apply events as an agent does, and check that the updated table equals the one of the rows."""
     for item, gone in events:
         state.delete(item) if gone else state.upsert(item)
     found.update(state.policy.pop_changes())
@@ -114,7 +114,7 @@ def test_policies_that_multiply_are_refused_by_name_and_others_are_kept():
         assert allowed(found, "10.244.1.3", number, source) == (name not in refused)
 
 
-def test_the_choice_is_the_same_in_every_run_and_whatever_the_order():
+def test_the_choice_is_the_same_in_every_run_and_any_order():
     items = [*multiplying(40), *OTHERS]
     _state, first = made(*items)
     _state, second = made(*reversed(items))
@@ -128,7 +128,7 @@ def test_with_enough_room_nothing_is_refused():
 
 @pytest.fixture
 def full():
-    """A node with policies that just fit."""
+    """Provide a node with policies that just fit."""
     fits = 1
     while made(*multiplying(fits + 1), *OTHERS)[1].too_large == {}:
         fits += 1
@@ -136,7 +136,7 @@ def full():
     return state, found, multiplying(fits + 3)[fits:]
 
 
-def test_a_policy_for_which_there_is_no_room_is_refused_and_gets_it_later(full):
+def test_a_policy_beyond_the_budget_is_refused_and_admitted_later(full):
     state, found, more = full
     table = desired_table(found.table.rows, OPTIONS)
     assert found.too_large == {}
@@ -144,7 +144,7 @@ def test_a_policy_for_which_there_is_no_room_is_refused_and_gets_it_later(full):
     refused = {key for key, _direction in found.too_large}
     assert refused == {NamespacedName("tenant", item["metadata"]["name"]) for item in more[:2]}
     assert not allowed(found, "10.244.1.3", more[0]["spec"]["ingress"][0]["ports"][0]["port"])
-    # A pod that comes now is isolated like the others.
+    # A pod added now is isolated like the others.
     table = follow(state, found, table, (pod("tenant", "late", "10.244.1.50"), False))
     assert not allowed(found, "10.244.1.50", 22) and allowed(found, "10.244.1.101", 443)
     refused = {key for key, _direction in found.too_large}
@@ -155,7 +155,7 @@ def test_a_policy_for_which_there_is_no_room_is_refused_and_gets_it_later(full):
     assert found.too_large == {} and found.table.rows == NodePolicy("node1", state.policy, most_rows=MOST).table.rows
 
 
-def test_pods_for_which_there_is_no_room_are_isolated(full):
+def test_pods_beyond_the_budget_are_isolated(full):
     state, found, _more = full
     table = desired_table(found.table.rows, OPTIONS)
     follow(state, found, table, *((pod("tenant", f"n{n}", f"10.244.1.{n}"), False) for n in range(40, 60)))

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Explanations name the rule that decides, or what isolates; that they are right is shown by the random clusters."""
+"""Explanations name the rule that decides, or the isolating policies; random clusters check that they are right."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def text(*args, why_not=False, **more):
     return "\n".join(connection_lines(explained(*args, **more), why_not))
 
 
-def test_what_is_allowed_names_the_rule_on_both_ends():
+def test_an_allowed_connection_names_the_rule_on_both_ends():
     shown = text("shop/web", "shop/db:5432/tcp")
     assert shown.startswith("shop/web -> shop/db:5432/tcp: allowed")
     assert "10.244.2.11 -> 10.244.1.12:5432/tcp: allowed" in shown
@@ -98,7 +98,7 @@ def test_what_is_allowed_names_the_rule_on_both_ends():
     assert "element inet kubenode-network-policy grants-in4" in shown
 
 
-def test_what_is_denied_names_the_policies_that_isolate_and_on_request_the_nearest_misses():
+def test_a_denied_connection_names_the_isolating_policies_and_the_nearest_misses_on_request():
     document = explained("shop/web", "shop/db:8443/tcp")
     assert not document["allowed"]
     shown = "\n".join(connection_lines(document, why_not=False))
@@ -192,7 +192,7 @@ def test_ends_that_do_not_exist_are_errors(source, destination, said):
         ("", True),
     ],
 )
-def test_a_wrong_end_is_refused(given, destination):
+def test_an_invalid_end_is_refused(given, destination):
     with pytest.raises(ConfigurationError):
         parse_end(given, destination)
 
@@ -208,6 +208,6 @@ def test_a_wrong_end_is_refused(given, destination):
         ("shop/db/icmp", "shop/db/icmp"),
     ],
 )
-def test_an_end_reads_back_what_it_shows(given, shown):
+def test_the_text_of_an_end_can_be_parsed(given, shown):
     found = parse_end(given, destination=True)
     assert str(found) == shown and parse_end(shown, destination=True) == found

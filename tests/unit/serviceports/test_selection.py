@@ -24,7 +24,7 @@ NODE, ZONE = "node-a", "a"
 
 
 def endpoint(number: int, text: str) -> Endpoint:
-    """Return an endpoint out of words: local, unready, terminating (still serving), gone (terminating, not serving),
+    """Return an endpoint from words: local, unready, terminating (still serving), gone (terminating, not serving),
     zone:X for a zone hint and node:X for a node hint.
     """
     words = text.split()
