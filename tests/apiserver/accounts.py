@@ -59,7 +59,7 @@ def _failure(code: int, reason: str, message: str) -> Answer:
 
 
 class Accounts:
-    """The objects by path. ``node_uid`` gives the uid of the Node of a name, empty if there is none.
+    """ServiceAccounts and their objects. ``node_uid`` returns the uid of a named Node, empty if there is none.
 
     ``binds_nodes``: whether tokens can be bound to Nodes (1.31 and later); ``has_requests``: whether there are
     TokenRequests at all (1.22 and later). ``late``: how many reads of a Secret see it without its token. ``writes``:

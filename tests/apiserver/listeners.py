@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""HTTP servers of the tests that answer each connection in a thread of its own, with TLS or without."""
+"""HTTP servers with a thread for each connection, with TLS or without."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .tls import Certificates
 
 
 class PlainServer(http.server.ThreadingHTTPServer):
-    """Answers over plain HTTP, on an address or on a socket that listens already."""
+    """A server over plain HTTP, on an address or on a socket that listens already."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -31,7 +31,7 @@ class PlainServer(http.server.ThreadingHTTPServer):
 
 
 class TlsServer(PlainServer):
-    """Answers over TLS."""
+    """A server over TLS."""
 
     def __init__(
         self,

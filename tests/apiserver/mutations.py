@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Answers of an API server made wrong at random: in their JSON, their HTTP and their connection. Repeatable by seed."""
+"""Answers of an API server with random faults in their JSON, HTTP or connection, repeatable by seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Tuple
 from .store import KINDS, Compacted, Store
 from .wire import Answer, broken, chunked, failure, head, response, silent
 
-#: Values that stand in the place of others; as JSON text, so that some are no JSON that Python would write.
+#: Values that replace others, as JSON text: some are texts that Python's encoder never writes.
 _TEXTS = (
     *("null", "true", "false", "0", "-1", "1.5", '""', "[]", "{}", "[[]]", '[{"name":5}]', "NaN", "-Infinity", "1e999"),
     *('"text"', '"\\ud800"', '"\\u0000\\u001b[31m"', '"%s"' % ("x" * 5000), '"10.96.0.0"', '"999999999999999999999"'),

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Places of objects in the test API server: which collection or object a path names."""
+"""Places of objects in the test API server: the collection or object that a path names."""
 
 from __future__ import annotations
 

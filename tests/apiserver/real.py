@@ -31,7 +31,7 @@ _OF_A_HOP = {"host", "authorization", "connection", "transfer-encoding", "conten
 
 
 class RealStore:
-    """Objects at a real API server: what :class:`tests.apiserver.store.Store` does for tests that only write."""
+    """The objects of a real API server, with the methods of :class:`tests.apiserver.store.Store` that write."""
 
     def __init__(self, kubeconfig: str) -> None:
         self._client = ApiClient(ApiConnection(kubeconfig=kubeconfig))

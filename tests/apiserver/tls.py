@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A certificate authority, a server certificate and a kubeconfig for the test API server, made with openssl."""
+"""A certificate authority, a server certificate and a kubeconfig for the test API server, created by openssl."""
 
 from __future__ import annotations
 

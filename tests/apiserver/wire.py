@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An API server without a network or real time: each request is answered by a function with bytes as on the wire.
+"""An API server without a network or real time: a function answers each request with bytes as on the wire.
 
 The bytes go through http.client and everything above it. Time is a number that waiting moves on.
 """
@@ -53,7 +53,7 @@ class _Stream(io.RawIOBase):
 
 
 class _Socket:
-    """As much of a socket as http.client uses."""
+    """The methods of a socket that http.client calls."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -81,7 +81,7 @@ class _Socket:
 
 
 class Wire:
-    """Dials connections that ``answer`` answers, by the target of each request; ``sent`` is the last one as a whole."""
+    """Connections whose requests ``answer`` answers by their target. ``sent``: the last request as a whole."""
 
     def __init__(self, clock: Clock, answer: Callable[[str], Answer]) -> None:
         self.clock = clock

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes through the test API server: create, replace, patch and delete single objects, and what a real one refuses."""
+"""Writes through the test API server: create, replace, patch and delete objects, with the failures of a real one."""
 
 from __future__ import annotations
 

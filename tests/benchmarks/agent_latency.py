@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long the agent takes from an event of the API server to the kernel, and what it costs when nothing happens.
+"""Measure the agent's time from an event of the API server to the kernel, and its cost while nothing happens.
 
     unshare -n python -m tests.benchmarks.agent_latency --mode iptables --variant nft --services 100,1000,5000
     python -m tests.lab.uml --memory 2G -- python -m tests.benchmarks.agent_latency --mode ipvs --services 100,1000,5000

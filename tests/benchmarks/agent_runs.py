@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What benchmarks of the agent share: their arguments, and a node with the agent for each number of Services."""
+"""Common parts of the agent's benchmarks: arguments, and a node with the agent for each number of Services."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a client notices when one of three API servers behind a static Service fails, beside haproxy, in one run.
+"""Measure what a client notices when one of three API servers behind a static Service fails, beside haproxy.
 
 Run as root from the top of the repository; works in a network namespace of its own and leaves nothing behind:
 

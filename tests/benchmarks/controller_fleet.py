@@ -29,7 +29,7 @@ SYSCTLS = {"net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1"}
 
 
 class Fleet:
-    """Nodes with these names; a context manager. ``directory`` is for keys, the inventory and what the nodes share."""
+    """Nodes with these names; a context manager. ``directory`` has keys, the inventory and the nodes' shared files."""
 
     def __init__(self, directory: Path, names: Sequence[str]) -> None:
         self.directory = directory

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What it costs the controller to converge many nodes by playbook.
+"""Measure what it costs the controller to converge many nodes by playbook.
 
 ``python -m tests.benchmarks.controller_scale --nodes 1 10 50 [--services 1000] [--tasks]``
 
@@ -78,7 +78,7 @@ class Measured(NamedTuple):
 
 
 class Memory(threading.Thread):
-    """Watches the memory of a process, its descendants and what has become this process's child by adoption."""
+    """The memory of a process, its descendants and the orphans that this process has adopted."""
 
     def __init__(self, process: int, others: Sequence[int]) -> None:
         super().__init__(daemon=True)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long a convergence of a large cluster takes through the module service_proxy, from empty and without change.
+"""Measure convergences of a large cluster through the module service_proxy, from empty and without change.
 
 ``python -m tests.lab.uml -- python -m tests.benchmarks.converge_scale --mode ipvs``
 ``unshare -n python -m tests.benchmarks.converge_scale --mode iptables [--variant legacy]``
@@ -42,7 +42,7 @@ RESTORE_LIMIT = 1.5
 
 
 class Measured(NamedTuple):
-    """One run of a program: seconds by the clock, seconds of processor time, what it printed."""
+    """One run of a program: elapsed seconds, seconds of processor time, output."""
 
     wall: float
     processor: float

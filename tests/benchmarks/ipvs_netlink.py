@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long virtual and real servers take from empty, compared with a replay of the same bytes, encoded beforehand.
+"""Measure virtual and real servers from empty, compared with a replay of the same bytes, encoded beforehand.
 
 ``python -m tests.lab.uml -- python -m tests.benchmarks.ipvs_netlink [--runs 10]``
 
@@ -47,7 +47,7 @@ RealServers = Dict[RealServerKey, RealServer]
 
 
 class Seconds(NamedTuple):
-    """What one run took: encoding and sending tables, replay of encoded bytes, observation, a run without change."""
+    """Seconds of one run: encoding and sending tables, replay of encoded bytes, observation, a run without change."""
 
     converged: float
     replayed: float

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How nftables mode scales, each figure beside its floor: the kernel's time for the same bytes, encoded beforehand.
+"""Measure how nftables mode scales, beside the floor: the kernel's time for the same bytes, encoded beforehand.
 
 Run as root from the top of the repository; works in a network namespace of its own and leaves nothing behind:
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What nftables mode costs connections and the kernel's memory, beside no proxy and, if given, beside kube-proxy.
+"""Measure what nftables mode costs connections and kernel memory, beside no proxy and, if given, beside kube-proxy.
 
 Run as root from the top of the repository; works in network namespaces of its own and leaves nothing behind:
 

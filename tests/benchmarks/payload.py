@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The program that Ansible sends to a node for one task, built as Ansible builds it, to be run and timed by itself.
+"""Build the program that Ansible sends to a node for one task, as Ansible does, to run and time it by itself.
 
 ``python -m tests.benchmarks.payload MODULE FILE < OPTIONS`` (in JSON)
 """

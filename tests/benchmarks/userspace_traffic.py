@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the agent forwards in userspace mode, beside nftables mode, haproxy, and no proxy at all, in one run.
+"""Measure the agent's forwarding in userspace mode, beside nftables mode, haproxy, and no proxy, in one run.
 
 Run as root from the top of the repository; works in a network namespace of its own and leaves nothing behind:
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Helper processes that run beside a test: ready once constructed, or the test fails at once with their words."""
+"""Helper processes of tests: ready once constructed, or the test fails at once with their output."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Calls of an object's methods from outside its machine, one line of JSON each.
+"""Call an object's methods from outside its machine, by one line of JSON each.
 
 ``python -m tests.lab.calls PORT MODULE CLASS [JSON ARGUMENTS]`` makes the object and answers at the virtio port of
 that name; :class:`Remote` is the object for those outside.

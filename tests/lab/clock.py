@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class Clock:
-    """Return seconds when called; ``now`` can be set."""
+    """A function that returns the time in seconds; tests set ``now``."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now

@@ -22,7 +22,7 @@ _MOST_GUESTS = 64
 
 
 class Pin(NamedTuple):
-    """What pins a command: words to put before it, and the descriptors that it has to inherit."""
+    """The words that precede a pinned command, and the descriptors that it must inherit."""
 
     words: List[str]
     descriptors: Tuple[int, ...]

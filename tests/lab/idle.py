@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A client that holds a server's connections without ever asking anything."""
+"""A client that holds connections to a server open and never sends a request."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The smallest node: a network and a mount namespace that a process keeps alive, and Ansible run for it."""
+"""The smallest node: a network and a mount namespace that a process keeps alive, and Ansible's environment for it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Namespaces:
     def execute(
         self, command: Sequence[str], directory: Path, text: str = "", more: Dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program in them, with this standard input and ``more`` in its environment."""
+        """Run a program in the namespaces, with this standard input and ``more`` in its environment."""
         return subprocess.run(
             [*self.enter(directory), *command],
             input=text,
@@ -46,7 +46,7 @@ class Namespaces:
         )
 
     def close(self) -> None:
-        """End them."""
+        """End the namespaces."""
         self.holder.close()
 
 

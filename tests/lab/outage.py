@@ -12,28 +12,28 @@ from typing import List, Tuple
 
 from . import system
 
-# A connection that the node cannot deliver is given up after this time, and tried again.
+# The client gives up a connection that the node does not deliver after this time, and tries again.
 CONNECT_SECONDS = 0.2
-# One that was made while rules were missing may get no answer.
+# A connection that was made while rules were missing may get no answer.
 ANSWER_SECONDS = 2.0
 
 
 class Client(threading.Thread):
-    """Connects to an address and port from a network namespace, with a pause of some milliseconds, until closed.
+    """A thread that connects to an address and port from a network namespace every few milliseconds, until closed.
 
-    ``says``: what it sends first, if anything; then it waits for the first byte, or for the end of the connection.
+    ``says``: what it sends first, if anything. It then waits for the first byte or the end of the connection.
     """
 
     def __init__(self, namespace: str, address: str, port: int = 80, says: bytes = b"") -> None:
         super().__init__(daemon=True)
         self._namespace, self._address, self._says = namespace, (address, port), says
         self._end = threading.Event()
-        #: Of each connection: when it was begun and ended (time.monotonic), and what was wrong, if anything.
+        #: For each connection: its beginning and end (time.monotonic), and the problem, if any.
         self.results: List[Tuple[float, float, str]] = []
         self.start()
 
     def run(self) -> None:
-        """Ask until the end."""
+        """Connect until closed."""
         system.enter(self._namespace, system.CLONE_NEWNET)
         while not self._end.wait(0.01):
             started = time.monotonic()
@@ -57,6 +57,6 @@ class Client(threading.Thread):
         return max([ended - moment for _started, ended, problem in self.results if problem and ended > moment] + [0.0])
 
     def close(self, seconds: float = 60.0) -> None:
-        """End it, within so many seconds."""
+        """End the thread, within so many seconds."""
         self._end.set()
         self.join(seconds)

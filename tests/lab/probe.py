@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask a virtual address who answers.
+"""Ask a virtual address which backend answers.
 
 ``python -m tests.lab.probe PROTOCOL ADDRESS PORT [--count N] [--source ADDRESS] [--namespace PATH]`` prints one
 JSON list. PROTOCOL is TCP, UDP, DNS-UDP or DNS-TCP.
@@ -24,7 +24,7 @@ PROTOCOLS = ("TCP", "UDP", "DNS-UDP", "DNS-TCP")
 
 
 class Answer(NamedTuple):
-    """What became of one request: ``answer``, ``refused`` or ``timeout``; who answered and which peer it saw."""
+    """A request's outcome: ``answer``, ``refused`` or ``timeout``, the backend that answered, and the peer it saw."""
 
     outcome: str
     backend: str = ""

@@ -96,7 +96,7 @@ def network(number: int, backend: str, mac: str) -> List[str]:
 
 
 class System(NamedTuple):
-    """What a guest runs: a kernel, and a root file system, or None for the host's; its Python, and the search path."""
+    """The system of a guest: kernel, root file system (None for the host's), its Python, and the search path."""
 
     kernel: StockKernel
     root: Optional[Path]

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What kube-proxy 1.36 had programmed when a conformance case was recorded, and loading it into a node again."""
+"""The state that kube-proxy 1.36 had programmed when a conformance case was recorded, loaded into a node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Run = Callable[[Sequence[str], Optional[str]], str]
 
 
 class Block(NamedTuple):
-    """What one command printed in one step of a case: the step's number and name, the command, its output."""
+    """The output of one command in one step of a case: the step's number and name, the command, its output."""
 
     step: int
     name: str

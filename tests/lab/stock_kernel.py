@@ -69,7 +69,7 @@ exec $bb switch_root /newroot "$@"
 
 
 class StockKernel(NamedTuple):
-    """Where the kernel's files are: its release, the image, ``lib/modules`` and the first root file system."""
+    """A kernel's release and files: the image, ``lib/modules`` and the first root file system."""
 
     release: str
     image: Path

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What echo servers and probes say to each other: a line of text, or on port 53 a DNS message.
+"""The messages between echo servers and probes: a line of text, or on port 53 a DNS message.
 
 An answer is ``BACKEND PEER``: the name of the pod that answered and the address that it saw.
 """

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The address plan of the lab: who has which address, for both IP families.
+"""The address plan of the lab, for both IP families.
 
 The last part of an IPv4 address and of its IPv6 counterpart read the same: 203.0.113.10 and
 2001:db8:113::10, 10.244.1.11 and fd00:10:244:1::11.

@@ -175,6 +175,6 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
         sync_metrics=arguments.sync_metrics,
         keep_logs=arguments.keep_logs,
         want_state=arguments.command == "record" or bool(arguments.save),
-        leave_out=("http", "metrics") if without_http else (),
+        skipped_kinds=("http", "metrics") if without_http else (),
         flows_of=arguments.mode if arguments.command != "run" else compared_mode(arguments),
     )

@@ -39,7 +39,7 @@ class ZoneHint(NamedTuple):
 
 @dataclass
 class Step:
-    """One state of the cluster and what is sent in it. See the README for the meaning of each part."""
+    """One state of the cluster and its flows. See the README for the meaning of each part."""
 
     name: str
     apply: list[Object]

@@ -72,8 +72,10 @@ def _selected(arguments: argparse.Namespace, mode: str | None = None) -> list[Ca
     return [case for case in cases if mode is None or mode in case.modes]
 
 
-def _rules(arguments: argparse.Namespace, leave_out: Sequence[str] = ()) -> Rules:
-    return Rules(strict=arguments.strict, loose=arguments.loose, any_source=arguments.any_source, leave_out=leave_out)
+def _rules(arguments: argparse.Namespace, skipped_kinds: Sequence[str] = ()) -> Rules:
+    return Rules(
+        strict=arguments.strict, loose=arguments.loose, any_source=arguments.any_source, skipped_kinds=skipped_kinds
+    )
 
 
 def _run(arguments: argparse.Namespace, words: list[str]) -> int:
@@ -96,7 +98,7 @@ def _run_here(arguments: argparse.Namespace) -> int:
     rows = run_cases(
         _selected(arguments, against),
         options,
-        _rules(arguments, tuple(options.leave_out)),
+        _rules(arguments, tuple(options.skipped_kinds)),
         against,
         arguments.save,
         _printer(arguments),
@@ -109,7 +111,7 @@ def _run_as_worker(arguments: argparse.Namespace) -> int:
     against = compared_mode(arguments)
     board = Board(arguments.board, arguments.instance)
     for case in board.take(_longest_first(_selected(arguments, against), against)):
-        run_cases([case], options, _rules(arguments, tuple(options.leave_out)), against, arguments.save, board.done)
+        run_cases([case], options, _rules(arguments, tuple(options.skipped_kinds)), against, arguments.save, board.done)
     return 0
 
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Waiting for a daemon: when has it programmed a step completely?
+"""Wait until a daemon has programmed a step completely.
 
 A proxy may program its services one after the other, so the sentinel can answer while the rest is still to come.
 Therefore the sentinel is changed once more: when that shows, the pass in which the first change was seen is over. Where

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What answers in the lab: every endpoint, and the fabric for everything that the proxy left alone.
+"""The servers of the lab: every endpoint, and the fabric for everything that the proxy does not redirect.
 
 An answer is one line, ``ep|outside ADDRESS PORT SOURCE SOURCE-PORT``: which address and port the packet was for when it
 arrived, and where it came from.
@@ -30,7 +30,7 @@ Ancillary = list[tuple[int, int, bytes]]
 
 
 class Listener(NamedTuple):
-    """Something that must answer."""
+    """An address and port that must answer."""
 
     host: str
     protocol: str

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Running one case: build the network, start the proxy, take step after step, send the flows."""
+"""Run one case: build the network, start the proxy, and send the flows of each step."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ class Execution:
 
     async def _flows(self, step: Step) -> list[FlowResult]:
         """Return the results in the order of the case; those that can run together have run first."""
-        mode, left_out = self._options.flows_of or self._mode, self._options.leave_out
-        flows = [flow for flow in step.flows if flow.wanted(mode) and flow.kind not in left_out]
+        mode, skipped = self._options.flows_of or self._mode, self._options.skipped_kinds
+        flows = [flow for flow in step.flows if flow.wanted(mode) and flow.kind not in skipped]
         together = [flow for flow in flows if not flow.ordered]
         results = dict(zip(map(id, together), await self._traffic.run_together(together)))
         for flow in flows:

@@ -78,7 +78,7 @@ class RecordedFeed:
 
 
 class ControlPlaneFeed:
-    """Applies the objects of the case to a control plane. *recorded* collects what it made of them."""
+    """A real control plane with the objects of the case. *recorded* collects what it serves."""
 
     server = f"https://127.0.0.1:{API_PORT}"
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Flows: one line of text that says what is sent and how often.
+"""Flows: each is a line of text about what is sent and how often.
 
 tcp|udp|sctp SOURCE[/ADDRESS] -> DESTINATION:PORT [options]
 held NAME

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Network namespaces of a lab, and sockets made inside them."""
+"""Network namespaces of a lab, and sockets inside them."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ SNAPSHOT_KINDS = ("Node", "ServiceCIDR", "Service", "EndpointSlice")
 
 
 class ObjectKey(NamedTuple):
-    """What identifies an object; *namespace* is empty for objects of the cluster."""
+    """The identity of an object; *namespace* is empty for objects of the cluster."""
 
     kind: str
     namespace: str

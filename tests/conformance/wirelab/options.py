@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the command line decides about running cases."""
+"""The settings of a run, from the command line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RunOptions:
 
     *instance* keeps labs that run at once apart. *time_scale* multiplies every wait. *settle*: seconds between the
     convergence of a daemon and the traffic. *sync_metrics*: where a daemon counts its passes, if it does.
-    *want_state*: keep what was programmed. *leave_out*: kinds of flows that are not run.
+    *want_state*: keep what was programmed. *skipped_kinds*: kinds of flows that are not run.
     *flows_of*: the mode whose flows are run, where a flow belongs to some modes only; that of the runner if empty.
     """
 
@@ -46,5 +46,5 @@ class RunOptions:
     sync_metrics: str | None = None
     keep_logs: str | None = None
     want_state: bool = False
-    leave_out: Collection[str] = ()
+    skipped_kinds: Collection[str] = ()
     flows_of: str = ""

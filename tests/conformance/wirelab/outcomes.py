@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What of a result is compared, and the comparison of two runs of a case."""
+"""The meaning of a result, and the comparison of two runs of a case by it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Rules(NamedTuple):
     *strict*: the exact source address that the endpoint saw, instead of whether it was masqueraded.
     *loose*: one way of refusing is as good as another.
     *any_source*: the source address that the endpoint saw does not matter.
-    *leave_out*: kinds of flows that are not compared.
+    *skipped_kinds*: kinds of flows that are not compared.
     """
 
     strict: bool = False
     loose: bool = False
     any_source: bool = False
-    leave_out: Collection[str] = ()
+    skipped_kinds: Collection[str] = ()
 
 
 EXACT = Rules()
@@ -101,7 +101,7 @@ def compare(recorded: Sequence[StepResult], observed: Sequence[StepResult], rule
         for result in observed[number]["flows"] if number < len(observed) else ():
             unmatched.setdefault(result["flow"], []).append(result)
         for expected in step["flows"]:
-            if expected["flow"].split(" ")[0] in rules.leave_out:
+            if expected["flow"].split(" ")[0] in rules.skipped_kinds:
                 continue
             total += 1
             same_text = unmatched.get(expected["flow"])

@@ -48,7 +48,7 @@ class Board:
 
 
 class Supervisor:
-    """The shared directory, seen by who started the workers."""
+    """The shared directory, seen by the process that started the workers."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Recording what a proxy does: the flows' outcomes, what it programmed, and the objects as the API served them."""
+"""Record a proxy: the flows' outcomes, the state it programmed, and the objects as the API served them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ BRIEF_LENGTH = 150
 
 @dataclass
 class Row:
-    """One case: flows equal and compared, how long it took, what differs, and why it could not be run, if so."""
+    """One case: flows equal and compared, its duration and differences, and the error if it could not be run."""
 
     case: str
     mode: str

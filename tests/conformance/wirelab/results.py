@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The shapes of what is observed, as the recordings have them."""
+"""The types of observations, as the recordings have them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 
 class FlowResult(TypedDict, total=False):
-    """What one flow did. ``flow`` is always there, and one of ``outcomes``, ``http``, ``cmd`` and ``metrics``."""
+    """The result of a flow: ``flow``, and one of ``outcomes``, ``http``, ``cmd`` and ``metrics``."""
 
     flow: str
     sent: list[str]

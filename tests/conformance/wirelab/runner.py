@@ -31,7 +31,7 @@ _SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/usr/local/sbin"
 
 
 class RunnerFailed(RuntimeError):
-    """The proxy did not do what the lab waited for."""
+    """The proxy failed, or did not finish a step in time."""
 
 
 class Runner:

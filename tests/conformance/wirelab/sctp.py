@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""As much of SCTP as a service proxy can be seen by (RFC 9260), over raw sockets.
+"""The parts of SCTP that show what a service proxy does (RFC 9260), over raw sockets.
 
 An INIT is answered by an INIT ACK whose state cookie carries the answer of the endpoint, or by an ABORT. No SCTP
 in the kernel is needed on either side.

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sending: one try of a TCP, UDP or SCTP flow, and what became of it.
+"""Senders: one try of a TCP, UDP or SCTP flow, and its outcome.
 
 An outcome is a text: ``10.244.1.11:8080 from 10.244.1.1``, ``outside from 203.0.113.10``, ``reject icmp 3/3``,
 ``reject icmp6 1/4``, ``reject rst``, ``reject abort``, ``reset``, ``drop``, ``error NAME``.
@@ -37,14 +37,14 @@ DROP = "drop"
 
 
 class Try(NamedTuple):
-    """What became of one try, and the source address that it was sent from (None: not known)."""
+    """The outcome of one try, and the source address it was sent from (None: unknown)."""
 
     outcome: str
     sent_from: str | None
 
 
 class Senders:
-    """Makes the tries. *time_scale* multiplies every wait (slow machines)."""
+    """The senders of one lab. *time_scale* multiplies every wait (slow machines)."""
 
     def __init__(self, topology: Topology, time_scale: float = 1.0) -> None:
         self._topology = topology

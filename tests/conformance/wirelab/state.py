@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a proxy programmed, as text for reading; it is never compared."""
+"""The state that a proxy programmed, as text for readers; it is never compared."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The network of the lab, out of network namespaces.
+"""The network of the lab, built of network namespaces.
 
 ``node`` is the node under test, ``pod1`` .. ``pod3`` its pods; ``peer`` and ``peer3`` are two other nodes, each
 together with its pods; ``fabric`` is the router between them; ``client`` holds hosts outside of the cluster.

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Traffic: repeats a flow as often as its options and what is seen so far ask for, and counts the outcomes."""
+"""Traffic: repeat a flow as often as its options and the outcomes so far require, and count the outcomes."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _IPTABLES = re.compile(r"\biptables\b")
 
 @dataclass(kw_only=True)
 class TwinCase(Case):
-    """A case made from another one. *dual*: that other one as well as its translation."""
+    """A case derived from another one. *dual*: the other one together with its translation."""
 
     original: Case
     dual: bool = False

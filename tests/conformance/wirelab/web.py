@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Flows that ask over HTTP: health checks (status, headers, body) and metrics (names, types, labels)."""
+"""Flows over HTTP: health checks (status, headers, body) and metrics (names, types, labels)."""
 
 from __future__ import annotations
 

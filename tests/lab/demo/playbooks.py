@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Playbooks of the demonstration, started in the background so that the next step need not wait."""
+"""Playbooks of the demonstration, started in the background so that the next step does not wait."""
 
 from __future__ import annotations
 

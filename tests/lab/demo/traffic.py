@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the demonstration asks the converged nodes, and what must come back."""
+"""The requests of the demonstration to the converged nodes, and the answers that they must get."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Check = Callable[[List[Answer]], Optional[str]]
 
 
 class Request(NamedTuple):
-    """One line of the demonstration: what is asked, how often, and a check that returns what is wrong or None."""
+    """One line of the demonstration: a request, how often it is sent, and a check that returns a fault or None."""
 
     title: str
     protocol: str
@@ -42,7 +42,7 @@ class Request(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came back, in words, and what is wrong with it."""
+    """The answers in words, and what is wrong with them."""
 
     request: Request
     words: str

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A steady load of requests from namespace to namespace, each of them judged.
+"""A steady load of requests between namespaces, each of which is judged.
 
 :class:`Load` runs two processes: one has all endpoints, the other all clients. A request is a number; an endpoint
 answers it with the number and the client's address as it sees it. Requests go over new TCP connections, over TCP

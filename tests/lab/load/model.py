@@ -39,7 +39,7 @@ class Flow(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """What answers: a place, tcp or udp, an address to listen on (empty for all) and a port."""
+    """A server: its place, tcp or udp, the address to listen on (empty for all) and the port."""
 
     place: str
     protocol: str
@@ -48,7 +48,7 @@ class Endpoint(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """What became of requests since the last tally: answers by flow, problems in words, seconds, requests waiting.
+    """The results of requests since the last tally: answers by flow, problems in words, seconds, requests waiting.
 
     ``complete``: every flow that was waited for has had its answers.
     """

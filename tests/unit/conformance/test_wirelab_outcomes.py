@@ -96,7 +96,7 @@ def test_the_same_flow_twice_is_compared_in_order():
 def test_kinds_can_be_excluded():
     flows = [traffic(POD, [], "drop"), {"flow": "http node -> http://1.2.3.4:5/", "http": {"status": 200}}]
     comparison = compare(
-        [{"step": "s", "flows": flows}], [{"step": "s", "flows": flows[:1]}], Rules(leave_out=("http",))
+        [{"step": "s", "flows": flows}], [{"step": "s", "flows": flows[:1]}], Rules(skipped_kinds=("http",))
     )
     assert (comparison.equal, comparison.total, comparison.differences) == (1, 1, [])
 
