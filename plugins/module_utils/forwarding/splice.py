@@ -114,7 +114,7 @@ class Pipes:
 
     @property
     def lent(self) -> int:
-        """Return the number of pipes in use."""
+        """The number of pipes in use."""
         return self._made - len(self._spare)
 
     def borrow(self) -> Optional[Pipe]:

@@ -125,7 +125,7 @@ class Connection:
 
     @property
     def half_closed(self) -> bool:
-        """Return whether one side has closed its half."""
+        """Whether one side has closed its half."""
         return any(half.finished for half in self.halves)
 
     # ---- connecting

@@ -45,17 +45,14 @@ BANNED = {
 }
 
 PLACES = (
-    *("plugins", "roles", "playbooks", "docs", "examples", "molecule", "README.md", "CONTRIBUTING.md", "SECURITY.md"),
-    *("Makefile", ".ci", "tests/documentation", "tests/fleet", "tests/integration", "tests/kernel", "tests/modules"),
-    *("tests/molecule_support", "tests/monitoring", "tests/netpol", "tests/systemd", "tests/unit"),
-    *("tests/apiserver", "tests/benchmarks", "tests/lab", "tests/conformance/README.md", "tests/conformance/runners"),
-    "tests/conformance/wirelab",
+    *("plugins", "roles", "playbooks", "docs", "examples", "molecule", "tests", ".ci", "Makefile"),
+    *("README.md", "CONTRIBUTING.md", "SECURITY.md"),
 )
 #: The programs in .ci and the Makefile have no suffix.
 KINDS = frozenset(("", ".css", ".html", ".j2", ".js", ".json", ".md", ".py", ".sh", ".yaml", ".yml"))
 
-#: Files that are not prose of this project: this list itself.
-EXCLUDED = ("tests/unit/documentation/test_wording.py",)
+#: Files that are not prose of this project: recorded answers of a real API server, and this list itself.
+EXCLUDED = ("tests/data/", "tests/unit/documentation/test_wording.py")
 #: Names that are data: a conformance case, which its recordings name too.
 NAMES = ("foreign-rules",)
 
@@ -84,7 +81,7 @@ def test_no_file_has_a_banned_phrase():
     found = []
     for path in files():
         name = path.relative_to(ROOT).as_posix()
-        if path.suffix in KINDS and path.is_file() and name not in EXCLUDED:
+        if path.suffix in KINDS and path.is_file() and not name.startswith(EXCLUDED):
             found += [f"{name}:{hit} ({BANNED[hit.partition(': ')[2]]})" for hit in banned_phrases(path.read_text())]
     assert not found, "\n".join(["write it in plain English:", *found])
 
@@ -98,4 +95,4 @@ def test_the_check_finds_a_phrase_across_lines_and_comments(phrase):
 
 def test_excluded_names_and_files_exist():
     assert all((ROOT / "tests/conformance/cases" / name).is_dir() for name in NAMES)
-    assert all((ROOT / path).is_file() for path in EXCLUDED)
+    assert all((ROOT / path).exists() for path in EXCLUDED)
