@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Assignment of an address and port that several Services claim to one of them.
 
-In kube-proxy the result is arbitrary (contract, section 12), so anyone who may write spec.externalIPs could take over
+In kube-proxy the result is arbitrary, so anyone who may write spec.externalIPs could take over
 the cluster IP of another tenant (CVE-2020-8554). Here a cluster IP wins over a load balancer address, and that over an
 external IP; then the older Service wins, and finally the first by namespace and name. Node ports are also assigned by
 age.
@@ -43,7 +43,7 @@ class Claim(NamedTuple):
 
 
 class _Claimant(NamedTuple):
-    """A Service that makes a claim; the smallest one wins, so a static one first."""
+    """A Service that makes a claim. The order of the fields is the rule: the smallest claimant gets the address."""
 
     of_cluster: bool
     kind: int

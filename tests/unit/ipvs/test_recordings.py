@@ -52,7 +52,7 @@ def settings_of(step: Step, family: str, pod_cidrs: Tuple[str, ...]) -> Dataplan
             if any(network.contains(address) for network in networks)
         ),
         node_addresses=NODE_ADDRESSES[family],
-        scheduler=step.config.get("ipvs", {}).get("scheduler", ""),
+        scheduler=step.config.get("ipvs", {}).get("scheduler") or "rr",
     )
 
 

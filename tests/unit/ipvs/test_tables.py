@@ -242,10 +242,10 @@ def test_affinity_is_persistence_on_every_server():
     assert set(tables[model.VIRTUAL_SERVERS].values()) == {model.VirtualServer("rr", model.PERSISTENT, 10800, 32)}
 
 
-@pytest.mark.parametrize(("scheduler", "flags"), [("", 0), ("rr", 0), ("sh", 0), ("mh", 0x10)])
+@pytest.mark.parametrize(("scheduler", "flags"), [("rr", 0), ("sh", 0), ("mh", 0x10)])
 def test_schedulers(scheduler, flags):
     tables = render(route(), settings=SETTINGS._replace(scheduler=scheduler))
-    assert list(tables[model.VIRTUAL_SERVERS].values()) == [model.VirtualServer(scheduler or "rr", flags, 0, 32)]
+    assert list(tables[model.VIRTUAL_SERVERS].values()) == [model.VirtualServer(scheduler, flags, 0, 32)]
 
 
 def test_an_address_is_shared_by_ports_and_removed_with_the_last():

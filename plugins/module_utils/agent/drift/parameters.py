@@ -47,5 +47,6 @@ def repair_parameters(wanted: Mapping[str, Wanted]) -> RepairedParameters:
             except KernelError as error:
                 found.refused.append(str(error))
             else:
+                # A parameter that the kernel does not have is an addition, which apply() refuses.
                 found.repaired[key] = change.replaced[key]
     return found

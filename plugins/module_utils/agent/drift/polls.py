@@ -18,7 +18,7 @@ _SHORTEST_INTERVAL = 1.2
 _NOTIFIED_INTERVAL = 10.0
 # If nothing else detects external changes, reading and comparing contents may take 5 % of a CPU. Otherwise it only
 # finds changes that the other means missed, and may take 0.05 %.
-_ALONE, _BESIDE = (20.0, 15.0), (2000.0, 60.0)
+_WITHOUT_NOTIFICATIONS, _WITH_NOTIFICATIONS = (20.0, 15.0), (2000.0, 60.0)
 # After our own changes everything is compared, which costs about ten times as much as reading the content.
 _VERIFY_SECONDS, _LONGEST_VERIFY_SECONDS, _VERIFY_FACTOR = 5.0, 60.0, 1000.0
 
@@ -106,7 +106,7 @@ class PollWatch(Watch):
 
     def _pause(self) -> float:
         """Return the seconds between two reads."""
-        factor, longest = _BESIDE if self._notified() else _ALONE
+        factor, longest = _WITH_NOTIFICATIONS if self._notified() else _WITHOUT_NOTIFICATIONS
         return min(factor * self._cost, longest)
 
     def _compare(self, now: float, found: Dict[str, str]) -> None:

@@ -52,7 +52,7 @@ class DriftWatch:
         self._closing = ExitStack()
         self._due: Dict[Watch, float] = {}
         self._suspects: Dict[str, str] = {}
-        self._ripe = 0.0
+        self._settled_at = 0.0
         names = [family.family for family in families]
         if subsystems.nftables:
             self._watches.append(nftables_watch(families))
@@ -75,8 +75,8 @@ class DriftWatch:
 
         outline = self._closing.enter_context(closing(ServersOutline()))
         self._watches.append(PollWatch("IPVS", families, read=ServersContent(), outline=outline, notified=notified))
-        content, numbers = (sets_digest(handles, families, header_only) for header_only in (False, True))
-        self._watches.append(PollWatch("ipsets", families, read=content, outline=numbers, notified=notified))
+        content, headers = (sets_digest(handles, families, header_only) for header_only in (False, True))
+        self._watches.append(PollWatch("ipsets", families, read=content, outline=headers, notified=notified))
 
     def _watch_chains(self, families: Sequence[Proxier]) -> None:
         resources = [stage.resource for family in families for stage in family.stages]
@@ -96,7 +96,7 @@ class DriftWatch:
         """Return the seconds until :meth:`look` should be called even if nothing becomes readable."""
         times = list(self._due.values())
         if self._suspects:
-            times.append(self._ripe)
+            times.append(self._settled_at)
         times += [now for watch in self._watches if watch.interval and watch not in self._due]
         return max(0.0, min(times) - now) if times else float("inf")
 
@@ -113,11 +113,11 @@ class DriftWatch:
             if watch.interval:
                 self._due[watch] = now + watch.interval
         if fresh and not self._suspects:
-            self._ripe = now + _SETTLE_SECONDS
+            self._settled_at = now + _SETTLE_SECONDS
         for family, reason in fresh.items():
             self._suspects.setdefault(family, reason)
         addresses, self._addresses.changed = self._addresses.changed, False
-        if not self._suspects or now < self._ripe:
+        if not self._suspects or now < self._settled_at:
             return DriftReport({}, addresses)
         ripe, self._suspects = self._suspects, {}
         return DriftReport(ripe, addresses)

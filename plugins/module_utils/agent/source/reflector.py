@@ -211,7 +211,7 @@ class Reflector:
             client.close()
 
     def _forget_version(self) -> None:
-        """Have the next cycle list the collection in any version."""
+        """Have the next cycle list the most recent state of the collection, without a resourceVersion."""
         self._version = self._minimum = ""
 
     def _give(self, batch: Batch) -> None:
@@ -325,6 +325,7 @@ class Reflector:
                 if self._ending.is_set():
                     return
         except Expired:
+            # 410 Gone. The client itself handles it in lists, which it restarts.
             self._forget_version()
         except (InvalidAnswer, WatchFailed):
             self._forget_version()

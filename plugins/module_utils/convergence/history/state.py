@@ -1,7 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The state of a node: all that any mode, of this project or of kube-proxy, may have programmed, as observed."""
+"""The state of a node: all that any mode, of this project or of kube-proxy, may have programmed, as observed.
+
+``form`` has its file format, and ``store`` reads and writes the files.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The choice of the mode that a node runs in: the only place that knows modes by name."""
+"""The choice of the mode that a node runs in: the only place that maps a name to a Mode object."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _may_forward(request: Request) -> bool:
 
 
 def _automatic(request: Request) -> ChosenMode:
-    # What this process may not do looks like what the node lacks.
+    # Otherwise a right that this process lacks would be reported as a feature that the kernel lacks.
     judge(rights_findings(capabilities()), request.ignore_findings)
     reasons: List[str] = []
     for mode in _PREFERRED:

@@ -1,7 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The frame of all input of ``iptables-restore``: one transaction per table, and no line that injects another one."""
+"""Frame the input of ``iptables-restore``: one transaction (``*TABLE`` to ``COMMIT``) per table, no injected lines.
+
+The lines of a service proxy's tables are written by :func:`tables.restore_text`; ``kernel.xtables.restore`` runs the
+program.
+"""
 
 from __future__ import annotations
 

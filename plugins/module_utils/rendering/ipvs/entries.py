@@ -113,7 +113,7 @@ def node_facts(settings: DataplaneSettings) -> NodeFacts:
         node_ips = owned
     return NodeFacts(
         settings.family,
-        settings.scheduler or "rr",
+        settings.scheduler,
         frozenset(owned),
         tuple(dict.fromkeys(node_ips)),
         settings.node_ip,
@@ -218,9 +218,9 @@ class _Contribution:
     def restrict(self, address: str, number: int, sources: Sequence[str]) -> None:
         """Restrict an address and port to sources.
 
-        A connection of the node to one of its addresses has that address itself as its source, so it is accepted by
-        that source if a range covers the node. For kube-proxy it is otherwise dropped on its way out by that source,
-        whatever ranges say of others.
+        A connection of the node to one of these addresses has that address as its source, which no range names, so
+        the address itself becomes an allowed source if a range contains the node's IP. Otherwise kube-proxy drops the
+        connection in OUTPUT by that source, even if a range contains the address.
         """
         info, facts = self.info, self.facts
         element = f"{address},{info.protocol}:{number}"

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which endpoints the virtual servers of one ServicePort get, by its traffic policies.
+"""Assign the selected endpoints of one ServicePort (``serviceports.selection``) to its virtual servers.
 
 A virtual server has one list of real servers for all clients. With externalTrafficPolicy Local, connections
 from inside the node reach all endpoints and those from outside only local ones, so one of the two has to go to another
