@@ -194,6 +194,7 @@ ifneq ($(FULL),)
 	$(WIRE) run --mode iptables --iptables nft --families ipv6 --jobs 6
 	$(WIRE) run --mode nftables --families dual --jobs 6
 endif
+	$(PYTEST) -q -n 2 $(if $(FULL),,-m "not full") tests/netpol
 # One case at a time in each guest: a kernel's list of one namespace's virtual servers is affected by other namespaces.
 	$(WIRE) uml --jobs 2 -- run --mode ipvs $(call cases,$(IPVS)) --jobs 1
 	$(WIRE) uml --jobs 2 -- run --mode ipvs $(call cases,$(IPVS_TWINS)) --jobs 1 --families ipv6

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Network policies with real packets: the cases, in the modes that need no IPVS, and the table in the kernel."""
+"""Network policies in the kernel: the table, its repair, open connections and counters; cases are in tests/netpol."""
 
 from __future__ import annotations
 
@@ -18,28 +18,9 @@ from tests.netpol.network import Network
 from tests.netpol.running import Node, run_case
 from tests.netpol.wire import Wire
 
-#: One case for each area; FULL=1 runs all.
-QUICK = (
-    "address-reused",
-    "cnp-egress",
-    "cnp-tiers",
-    "default-deny-egress",
-    "ip-block",
-    "named-ports-egress",
-    "node-port-source",
-    "odd-objects",
-    "own-node",
-    "policy-comes-and-goes",
-    "replies-and-errors",
-    "to-itself",
-)
 #: The directory of the package module_utils.
 ENGINE = Path(__file__).resolve().parents[2] / "plugins"
 TABLE = "inet kubenode-network-policy"
-
-
-def marked(name):
-    return name if name in QUICK else pytest.param(name, marks=pytest.mark.full)
 
 
 @pytest.fixture
@@ -54,31 +35,6 @@ def lab(tmp_path):
     yield made
     for network in opened:
         network.destroy()
-
-
-@pytest.mark.parametrize("name", [marked(name) for name in cases.names()])
-def test_a_case_with_nftables(lab, name):
-    network, node = lab("nftables")
-    assert asyncio.run(run_case(name, network, node)) == []
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in ("node-port-source", "service-is-transparent") else pytest.param(name, marks=pytest.mark.full)
-        for name in cases.names()
-    ],
-)
-def test_a_case_with_iptables(lab, name):
-    network, node = lab("iptables")
-    assert asyncio.run(run_case(name, network, node)) == []
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", cases.names())
-def test_a_case_with_pods_on_a_bridge(lab, name):
-    network, node = lab("nftables", bridge=True)
-    assert asyncio.run(run_case(name, network, node)) == []
 
 
 async def surviving_connections(network, node, how):

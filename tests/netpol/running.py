@@ -32,9 +32,10 @@ class Node:
     """The node under test, converged by ``oneshot``. ``directory`` keeps the runner's state."""
 
     def __init__(self, network: Network, directory: Path, mode: str, **environment: str) -> None:
-        self._namespace = network.full_name("node1")
-        self._directory = directory
-        self._environment = {
+        self.network = network
+        self.namespace = network.full_name("node1")
+        self.directory = directory
+        self.environment = {
             **os.environ,
             "LAB_CONFIG": str(directory / "config.yaml"),
             "LAB_SNAPSHOT": str(directory / "snapshot.json"),
@@ -50,7 +51,7 @@ class Node:
     def converge(self, objects: Iterable[dict[str, Any]], **environment: str) -> str:
         """Converge to these objects and return the standard error output."""
         snapshot = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
-        (self._directory / "snapshot.json").write_text(json.dumps(snapshot), encoding="utf-8")
+        (self.directory / "snapshot.json").write_text(json.dumps(snapshot), encoding="utf-8")
         return self._run("oneshot", environment)
 
     def clean_up(self) -> str:
@@ -60,15 +61,15 @@ class Node:
     def inside(self, *command: str) -> str:
         """Run a command in the node's namespace and return its output."""
         done = subprocess.run(
-            ["ip", "netns", "exec", self._namespace, *command], capture_output=True, text=True, check=False
+            ["ip", "netns", "exec", self.namespace, *command], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
 
     def _run(self, runner: str, environment: dict[str, str]) -> str:
         done = subprocess.run(
-            ["ip", "netns", "exec", self._namespace, str(RUNNERS / runner)],
-            env={**self._environment, **environment},
+            ["ip", "netns", "exec", self.namespace, str(RUNNERS / runner)],
+            env={**self.environment, **environment},
             capture_output=True,
             text=True,
             check=False,

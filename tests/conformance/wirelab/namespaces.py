@@ -38,7 +38,7 @@ class NetworkNamespace:
         self._descriptor = os.open(NETNS_DIRECTORY + name, os.O_RDONLY | os.O_CLOEXEC)
 
     @contextmanager
-    def _inside(self) -> Iterator[None]:
+    def inside(self) -> Iterator[None]:
         _enter(self._descriptor)
         try:
             yield
@@ -47,7 +47,7 @@ class NetworkNamespace:
 
     def socket(self, family: int, kind: int, protocol: int = 0) -> socket.socket:
         """Return a new non-blocking socket inside the namespace."""
-        with self._inside():
+        with self.inside():
             made = socket.socket(family, kind, protocol)
         made.setblocking(False)
         return made
@@ -58,7 +58,7 @@ class NetworkNamespace:
         Skip those that this kernel lacks (bridge without br_netfilter, IPv6 switched off): if one matters, the
         traffic of the lab fails.
         """
-        with self._inside():
+        with self.inside():
             for path, value in values.items():
                 try:
                     with open("/proc/sys/net/" + path, "w", encoding="ascii") as parameter:
