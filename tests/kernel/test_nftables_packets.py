@@ -28,6 +28,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info i
     ServicePortName,
 )
 from tests.lab.background import Background
+from tests.lab.system import inside, ip_batch
 
 FAMILIES = ("IPv4", "IPv6")
 # Frontends that drop packets, which takes seconds to detect.
@@ -109,14 +110,13 @@ class Network:
         self._run("sysctl", "-qw", "net.ipv6.conf.default.accept_dad=0")
         places = {"l": ["L"], "p": ["P"], "r": ["R"], "x": ["X", "XB"]}
         self.place = {name: place for place, names in places.items() for name in names}
-        for number, (place, names) in enumerate(places.items()):
-            self._attach(place, names, number)
+        for place, names in places.items():
+            self._attach(place, names)
         self._run("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
         # The tests count ICMP errors, so rate limiting must not suppress any.
         self._run("sysctl", "-qw", "net.ipv4.icmp_ratemask=0")
         Path("/proc/sys/net/ipv6/icmp/ratemask").write_text("\n", encoding="ascii")
-        for names in NAMES.values():
-            self._run("ip", "address", "add", names["N2"], "dev", "lo")
+        ip_batch([f"address add {names['N2']} dev lo" for names in NAMES.values()])
         for place in ("l", "r"):
             for family in FAMILIES:
                 self._serve(place, family)
@@ -125,31 +125,24 @@ class Network:
     def _run(*words: str) -> None:
         subprocess.run(words, check=True, capture_output=True)
 
-    def _attach(self, place: str, names: List[str], number: int) -> None:
+    def _attach(self, place: str, names: List[str]) -> None:
         space = f"{self.prefix}-{place}"
-        self._run("ip", "netns", "add", space)
-        self._run("ip", "netns", "exec", space, "sysctl", "-qw", "net.ipv6.conf.default.accept_dad=0")
-        self._run("ip", "link", "add", f"v{place}", "type", "veth", "peer", "name", "eth0", "netns", space)
-        inside = ("ip", "-n", space)
-        self._run(*inside, "link", "set", "lo", "up")
-        self._run(*inside, "link", "set", "eth0", "up")
-        self._run("ip", "link", "set", f"v{place}", "up")
+        ip_batch([f"netns add {space}"])
+        with inside(f"/run/netns/{space}"):
+            Path("/proc/sys/net/ipv6/conf/default/accept_dad").write_text("0", encoding="ascii")
+        ip_batch([f"link add v{place} type veth peer name eth0 netns {space}", f"link set v{place} up"])
+        far, near = ["link set lo up", "link set eth0 up"], []
         for family in FAMILIES:
             own = NAMES[family]
-            six = ["nodad"] if family == "IPv6" else []
-            bits = "128" if six else "32"
-            for name in names:
-                self._run(*inside, "address", "add", f"{own[name]}/{bits}", "dev", "eth0", *six)
-            self._run("ip", "address", "add", f"{own['N']}/{bits}", "dev", f"v{place}", *six)
-            version = "-6" if six else "-4"
-            self._run(*inside, version, "route", "add", own["N"], "dev", "eth0")
-            self._run(*inside, version, "route", "add", "default", "via", own["N"], "dev", "eth0")
-            for name in names:
-                self._run("ip", version, "route", "add", own[name], "dev", f"v{place}", "src", own["N"])
-        if place == "x":
-            for family in FAMILIES:
-                version = "-6" if family == "IPv6" else "-4"
-                self._run("ip", version, "route", "add", "default", "via", NAMES[family]["X"], "dev", "vx", "onlink")
+            bits, nodad = ("128", " nodad") if family == "IPv6" else ("32", "")
+            far += [f"address add {own[name]}/{bits} dev eth0{nodad}" for name in names]
+            far += [f"route add {own['N']} dev eth0", f"route add default via {own['N']} dev eth0"]
+            near.append(f"address add {own['N']}/{bits} dev v{place}{nodad}")
+            near += [f"route add {own[name]} dev v{place} src {own['N']}" for name in names]
+            if place == "x":
+                near.append(f"route add default via {own['X']} dev vx onlink")
+        ip_batch(far, space)
+        ip_batch(near)
 
     def _serve(self, place: str, family: str) -> None:
         number = 10 if family == "IPv6" else 2
@@ -162,8 +155,7 @@ class Network:
     def close(self) -> None:
         for server in self.servers:
             server.close()
-        for place in set(self.place.values()):
-            self._run("ip", "netns", "delete", f"{self.prefix}-{place}")
+        ip_batch([f"netns delete {self.prefix}-{place}" for place in set(self.place.values())])
 
     def outcomes(
         self, family: str, flows: Sequence[Tuple[str, str, int, str]], tries: int = 16, at_once: int = 24
