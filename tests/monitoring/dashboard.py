@@ -229,6 +229,17 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
                 ),
             ),
             Panel(
+                "API servers",
+                "How often an agent began to use another API server, and how many servers the agents know.",
+                (
+                    (
+                        f"sum(increase({selected('kubenode_proxy_api_server_changes_total')}[$__rate_interval]))",
+                        "changes",
+                    ),
+                    (f"min({selected('kubenode_proxy_api_servers')})", "known, at least"),
+                ),
+            ),
+            Panel(
                 "Local policy without local endpoints",
                 "The largest number of ports with endpoints, none of which is local although the policy is Local.",
                 (

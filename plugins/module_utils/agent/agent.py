@@ -11,13 +11,13 @@ threads only wait for the network or the disk, and wake the loop through a pipe.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
 from typing import Callable, Dict, Optional, Set
 
 from ..cluster.api import NODES, SERVICE_CIDRS, ApiClient
-from ..cluster.connection import ApiConnection
 from ..configuration.load import load_given
 from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ..configuration.sections.network_policy import policy_resources
@@ -33,10 +33,12 @@ from .checks.prober import VerdictChange
 from .fatal import Fatal
 from .forwarding import Forwarding
 from .options import AgentOptions, command_line_flags
+from .source.api_servers import ApiServers, Candidate
 from .source.cluster_source import ClusterSource
 from .source.inbox import Inbox
 from .source.keeper import CacheKeeper
 from .source.reflector import Batch
+from .source.server_check import ServerCheck
 from .source.static_source import LOOK_SECONDS, StaticSource
 from .source.token import TokenKeeper
 from .supervision import Supervisor
@@ -61,6 +63,8 @@ LOCK_SECONDS = 30.0
 #: When to report to the service manager that the agent is ready although the API server has not answered.
 READY_PATIENCE_SECONDS = 10.0
 CACHE_SECONDS = 30.0
+#: The time limit to connect to one of several API servers.
+CONNECT_SECONDS = 5.0
 #: How often to look whether the cluster is known while only static Services are served.
 CLUSTER_PAUSE_SECONDS = 0.5
 
@@ -90,6 +94,9 @@ class Agent:
         self._handles = KernelHandles(self.systemd.progress, self.forwarding)
         self._unsupported_selectors: Set[str] = set()
         self._api_warnings: Set[str] = set()
+        self.servers = ApiServers(log)
+        self._name_servers(self._configuration)
+        self.server_check = ServerCheck(self._connect, lambda: self.servers.several, self._leave_server)
         self.token = TokenKeeper(options.token, self._connect, log)
         self.events = EventPoster(self._connect, os.uname().nodename, log)
         self.source = ClusterSource(
@@ -150,6 +157,8 @@ class Agent:
             counted = self.metrics.checked_endpoints.labels(name)
             counted.set_function(lambda number=number: float(self.checks.count()[number]))
         self.metrics.api_connected.set_function(lambda: float(self.source.connected))
+        self.metrics.api_servers.set_function(lambda: float(self.servers.count()))
+        self.metrics.api_server_changes = lambda: self.servers.changes
         self.metrics.cache_age.set_function(self.source.keeper.age)
         self._save_timer = self.timers.add("save the cluster state", self._save)
         self._suppressed = self.timers.add("report suppressed lines", self._report_suppressed)
@@ -184,18 +193,32 @@ class Agent:
     def _connect(self, expect: Callable[[float], None], timeout: float = 30.0) -> ApiClient:
         """Return a client, for use by one thread; it calls ``expect`` with the seconds that each request may take."""
         kubeconfig = self.options.kubeconfig or self.configuration.client_connection.kubeconfig
+        server = self.servers.current()
         client = ApiClient(
-            ApiConnection(kubeconfig=kubeconfig or None),
+            server.connection(kubeconfig or None),
             timeout,
             unsupported=self._unsupported_selectors,
             expect=expect,
-            observe=self.metrics.observe_request,
+            observe=functools.partial(self._observe_request, server),
+            failed=functools.partial(self.servers.failed, server),
+            connect_timeout=min(timeout, CONNECT_SECONDS) if self.servers.several else None,
         )
+        self.servers.opened(server, client.host)
         for warning in client.warnings:
             if warning not in self._api_warnings:
                 self._api_warnings.add(warning)
                 self.log.warning(warning)
         return client
+
+    def _observe_request(self, server: Candidate, method: str, host: str, code: str, seconds: Optional[float]) -> None:
+        self.metrics.observe_request(method, host, code, seconds)
+        if code.isdecimal() and int(code) < 500:
+            self.servers.answered(server)
+
+    def _leave_server(self, url: str) -> None:
+        """End the requests to an API server that has failed; called from the thread that checks it."""
+        for reflector in tuple(self.source.reflectors):
+            reflector.leave(url)
 
     # ---- life
 
@@ -218,6 +241,7 @@ class Agent:
                 self.source.start(self.node_name, serving, policies)
                 if self.options.token:
                     self.supervisor.start("token", self.token.run, self.token.interrupt)
+                self.supervisor.start("api-server-check", self.server_check.run, self.server_check.interrupt)
                 self._static_timer.start(LOOK_SECONDS)
                 if serving or not self._serve_static_first():
                     self._await_cluster()
@@ -323,6 +347,7 @@ class Agent:
     def _end(self) -> None:
         self.systemd.stopping()
         self.token.stop()
+        self.server_check.stop()
         self.checks.stop()
         self.sync.stop_watching()
         self.policy.close()
@@ -358,6 +383,7 @@ class Agent:
                 self.checks.changed(self.views.current, item)
             elif isinstance(item, ControlRequest):
                 item.reply(answer(self._state(), item.question))
+        self.servers.learn(self.source.view.state)
 
     def _apply(self, batch: Batch) -> None:
         view = self.source.view
@@ -411,6 +437,7 @@ class Agent:
             forwarding=self.forwarding,
             checks=self.checks,
             policy=self.policy,
+            servers=self.servers,
         )
 
     def _send_ready(self) -> None:
@@ -431,6 +458,10 @@ class Agent:
 
     def _name_node(self, configuration: KubeProxyConfiguration) -> str:
         return node_name(self.options.node_name or configuration.hostname_override, os.uname().nodename)
+
+    def _name_servers(self, configuration: KubeProxyConfiguration) -> None:
+        settings = configuration.node_proxy.api_servers
+        self.servers.configure(settings.alternatives, settings.discover)
 
     def _request(self, configuration: KubeProxyConfiguration) -> Request:
         return Request(
@@ -477,6 +508,7 @@ class Agent:
         self.policy.configure(configuration.node_proxy.network_policy, name)
         self.source.follow_others(policy_resources(configuration.node_proxy.network_policy))
         self._configuration = configuration
+        self._name_servers(configuration)
         self._configure_log(configuration)
         self.checks.settings = configuration.node_proxy.health_checks
         self._follow_checks(everything=True)

@@ -13,7 +13,7 @@ import time
 import urllib.parse
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, TypeVar
 
-from ..errors import ApiError
+from ..errors import ApiError, ProxyError
 from .access.transport import Answer, Dial, Patience, Transport, TransportError
 from .answers import (
     FAILURE_BYTES,
@@ -48,7 +48,7 @@ _LONGEST_PAUSE_SECONDS = 5.0
 _WATCH_GRACE_SECONDS = 15.0
 #: Timeout of a whole answer, as a multiple of the timeout of its first byte.
 _WHOLE_ANSWER_FACTOR = 10.0
-_BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN, _GONE = 400, 401, 403, 410
+_BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN, _GONE, _INTERNAL_ERROR = 400, 401, 403, 410, 500
 
 Item = TypeVar("Item")
 
@@ -112,7 +112,9 @@ class ApiClient:
 
     ``unsupported``: paths of collections whose field selector the server does not support; clients may share the set,
     so that each server is asked only once. ``expect`` is called before each request with an upper limit of its duration
-    in seconds. ``observe`` is called after each request. ``dial`` and ``clock`` replace the network and the clock.
+    in seconds. ``observe`` is called after each request. ``failed`` is called with the reason when the server does not
+    work, and returns whether another one should be used from now on. ``connect_timeout``: seconds to connect, if they
+    differ. ``dial`` and ``clock`` replace the network and the clock.
 
     Must not be used by several threads concurrently, except for :meth:`interrupt`. The constructor raises
     ConfigurationError or ApiError if the connection's options cannot be used.
@@ -127,6 +129,8 @@ class ApiClient:
         unsupported: Optional[Set[str]] = None,
         expect: Callable[[float], None] = lambda seconds: None,
         observe: Observer = lambda method, host, code, seconds: None,
+        failed: Callable[[str], bool] = lambda reason: False,
+        connect_timeout: Optional[float] = None,
         dial: Optional[Dial] = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -138,6 +142,8 @@ class ApiClient:
         self._unsupported = set() if unsupported is None else unsupported
         self._expect = expect
         self._observe = observe
+        self._failed = failed
+        self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self.host = self._access.server
         self.warnings = self._access.warnings
 
@@ -148,6 +154,26 @@ class ApiClient:
     def interrupt(self) -> None:
         """Abort the current request; may be called from any thread."""
         self._transport.interrupt()
+
+    def report(self, error: ProxyError) -> bool:
+        """Report an error of a request; return whether another API server should be used from now on.
+
+        That is so for what another server of the same cluster may do better: a connection that fails, an answer that
+        is not one of an API server, or a status from 500 on.
+        """
+        code = error.code if isinstance(error, ApiStatusError) else _INTERNAL_ERROR
+        return isinstance(error, ApiError) and code >= _INTERNAL_ERROR and self._failed(str(error))
+
+    def ready(self) -> None:
+        """Raise ApiError unless the server answers ``/readyz`` with a status below 500.
+
+        401 and 403 are the answers to clients that may not read it.
+        """
+        answer = self._request("GET", "/readyz", {}, "check", patience=self._patience)
+        if answer.status >= _INTERNAL_ERROR:
+            raise self._failure(
+                answer.status, status_of(beginning(self._pieces(answer, "check"), FAILURE_BYTES)), "check"
+            )
 
     def list(
         self,
@@ -263,7 +289,9 @@ class ApiClient:
         purpose = f"watch {resource.name}"
         total = timeout_seconds + _WATCH_GRACE_SECONDS
         silence = total if read_timeout is None else read_timeout
-        answer = self._request("GET", resource.path, query, purpose, patience=Patience(self._timeout, silence, total))
+        answer = self._request(
+            "GET", resource.path, query, purpose, patience=Patience(self._connect_timeout, silence, total)
+        )
         self._raise_for_status(answer, purpose)
         return self._events(answer, resource.kind, purpose)
 
@@ -302,7 +330,7 @@ class ApiClient:
 
     @property
     def _patience(self) -> Patience:
-        return Patience(self._timeout, self._timeout, self._timeout * _WHOLE_ANSWER_FACTOR)
+        return Patience(self._connect_timeout, self._timeout, self._timeout * _WHOLE_ANSWER_FACTOR)
 
     def _pieces(self, answer: Answer, purpose: str) -> Iterator[bytes]:
         try:

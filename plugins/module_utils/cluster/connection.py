@@ -31,8 +31,9 @@ class ApiConnection(NamedTuple):
 
     ``kubeconfig``: path of the file. ``context``: name in it. ``host``: URL of the server. ``api_key``: bearer token.
     ``ca_cert``, ``client_cert``, ``client_key``: paths of PEM files. ``validate_certs``: verify the server's
-    certificate. Without ``kubeconfig``, ``context`` and ``host``, the ServiceAccount of the pod is used; outside a pod,
-    the user's default kubeconfig.
+    certificate. ``server_name``: the name in the server's certificate, unless the kubeconfig has ``tls-server-name``;
+    by default the host of the URL. Without ``kubeconfig``, ``context`` and ``host``, the ServiceAccount of the pod is
+    used; outside a pod, the user's default kubeconfig.
     """
 
     kubeconfig: Optional[str] = None
@@ -43,6 +44,7 @@ class ApiConnection(NamedTuple):
     client_cert: Optional[str] = None
     client_key: Optional[str] = None
     validate_certs: Optional[bool] = None
+    server_name: Optional[str] = None
 
 
 class Access(NamedTuple):
@@ -222,6 +224,8 @@ def _with_options(access: Access, connection: ApiConnection) -> Access:
         access = access._replace(authority=b"", authority_file=connection.ca_cert)
     if connection.validate_certs is not None:
         access = access._replace(verify=connection.validate_certs, warnings=())
+    if connection.server_name and not access.server_name:
+        access = access._replace(server_name=connection.server_name)
     if connection.api_key or connection.client_cert or connection.client_key:
         given = access.credentials.certificate() or ClientCertificate()
         if connection.client_cert:

@@ -38,6 +38,11 @@ def _status_lines(document: Dict[str, Any]) -> List[str]:
         f"mode:       {document['mode'] or 'not chosen yet'} ({document['modeReason'] or 'waiting for the cluster'})",
         f"behaviour:  {document['behaviour']}",
     ]
+    servers = document.get("apiServers", ())
+    for server in servers if len(servers) > 1 else ():
+        state = "in use" if server["inUse"] else "known"
+        error = f", last error: {server['lastError']}" if server["lastError"] else ""
+        lines.append(f"API server: {server['server']}: {state}, named by the {server['from']}{error}")
     for name, state in document["apiServer"].items():
         seconds = f" (for {lost[name]:.0f} s)" if lost.get(name) else ""
         lines.append(f"API server: {name}: {state}{seconds}")

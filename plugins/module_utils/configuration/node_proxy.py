@@ -16,7 +16,8 @@ from typing import Any, Mapping, NamedTuple, Tuple
 from ..cluster.fields import shown
 from .field import Field
 from .reader import Findings, Section
-from .sections import behaviour, health_checks, network_policy, service_policy, static_services, userspace
+from .sections import api_servers, behaviour, health_checks, network_policy, service_policy, static_services, userspace
+from .sections.api_servers import ApiServerSettings
 from .sections.behaviour import BehaviourSettings
 from .sections.health_checks import HealthChecks
 from .sections.network_policy import NetworkPolicySettings
@@ -35,6 +36,7 @@ class NodeProxyConfiguration(NamedTuple):
     service_policy: ServicePolicySettings = ServicePolicySettings()
     static_services: StaticServices = StaticServices()
     health_checks: HealthChecks = HealthChecks()
+    api_servers: ApiServerSettings = ApiServerSettings()
     userspace: UserspaceSection = UserspaceSection()
     network_policy: NetworkPolicySettings = NetworkPolicySettings()
 
@@ -44,6 +46,7 @@ FIELDS: Tuple[Field, ...] = (
     *service_policy.FIELDS,
     *static_services.FIELDS,
     *health_checks.FIELDS,
+    *api_servers.FIELDS,
     *userspace.FIELDS,
     *network_policy.FIELDS,
 )
@@ -63,6 +66,7 @@ def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyC
         userspace=userspace.read(root.section("userspace")),
         network_policy=network_policy.read(root.section("networkPolicy")),
         health_checks=health_checks.read(root.section("healthChecks")),
+        api_servers=api_servers.read(root.section("apiServers")),
     )
     root.finish()
     return configuration

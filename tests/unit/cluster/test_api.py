@@ -27,6 +27,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiEr
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
+from tests.apiserver.wire import Answer
 
 
 def service(name, labels=None, cluster_ip="10.96.0.1"):
@@ -271,3 +272,37 @@ def test_every_request_is_observed(server, connection):
         ("GET", host, "<error>"),
     ]
     assert seen[2][3] is None and all(0.0 <= item[3] < 10.0 for item in seen if item is not seen[2])
+
+
+@pytest.mark.parametrize(
+    ("error", "elsewhere"),
+    [
+        (ApiError("refused"), True),
+        (ApiStatusError("broken", 500), True),
+        (ApiStatusError("overloaded", 503), True),
+        (ApiStatusError("gateway", 504), True),
+        (ApiStatusError("too many requests", 429), False),
+        (ApiStatusError("not allowed", 403), False),
+        (Expired("too old", 410), False),
+        (ConfigurationError("no file"), False),
+    ],
+)
+def test_errors_that_another_server_may_not_have_are_reported(connection, error, elsewhere):
+    reported = []
+    client = ApiClient(connection, failed=lambda reason: not reported.append(reason))
+    assert client.report(error) is elsewhere
+    assert reported == ([str(error)] if elsewhere else [])
+
+
+@pytest.mark.parametrize("status", [200, 401, 403, 404, 500, 503])
+def test_a_server_is_ready_unless_its_status_is_500_or_higher(server, client, status):
+    server.wrong = lambda path: answer_with(status) if path == "/readyz" else None
+    if status < 500:
+        client.ready()
+    else:
+        with pytest.raises(ApiStatusError, match=f"check: the server answered {status}"):
+            client.ready()
+
+
+def answer_with(status):
+    return Answer(f"HTTP/1.1 {status} Status\r\nContent-Length: 2\r\n\r\nok".encode())

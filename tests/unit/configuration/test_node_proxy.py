@@ -102,3 +102,26 @@ def test_data_replaces_the_document_of_the_file():
     assert load({"mode": "ipvs"}, node_source={"unknown": 1}).warnings == (
         'NodeProxyConfiguration: unknown field "unknown"',
     )
+
+
+def test_api_servers():
+    text = "apiServers: {servers: [192.0.2.1, '192.0.2.1:443', 'fd00:0::1', '[fd00::2]:7443', api.example.com]}"
+    settings = load(f"{FIRST}---\n{SECOND}{text}\n").configuration.node_proxy.api_servers
+    assert settings.alternatives == (
+        ("192.0.2.1", 6443),
+        ("192.0.2.1", 443),
+        ("fd00::1", 6443),
+        ("fd00::2", 7443),
+        ("api.example.com", 6443),
+    )
+    assert settings.discover
+
+
+@pytest.mark.parametrize(
+    "server", ["", "https://192.0.2.1", "192.0.2.1:0", "a b", "192.0.2.1:65536", "[fd00::1]", "-a"]
+)
+def test_invalid_api_servers(server):
+    assert problem(f"{FIRST}---\n{SECOND}apiServers: {{servers: [ok, {json.dumps(server)}]}}\n") == (
+        f"NodeProxyConfiguration: apiServers.servers[1]: {json.dumps(server)} is not of the form ADDRESS, NAME, "
+        "ADDRESS:PORT or [ADDRESS]:PORT"
+    )

@@ -71,6 +71,24 @@ def written(directory: Path, variables):
             {"service_proxy_configuration": KUBE_PROXY, "service_proxy_node_configuration": NODE},
             ("nftables", NODE),
         ),
+        (
+            {
+                "agent_configuration": KUBE_PROXY,
+                "agent_node_configuration": {**NODE, "apiServers": {"discover": False}},
+                "service_proxy_api_servers": ["192.0.2.11", "192.0.2.12:6444", "fd00::1", "[fd00::2]:6444"],
+                "service_proxy_api_port": 7443,
+            },
+            (
+                "nftables",
+                {
+                    **NODE,
+                    "apiServers": {
+                        "discover": False,
+                        "servers": ["[192.0.2.11]:7443", "192.0.2.12:6444", "[fd00::1]:7443", "[fd00::2]:6444"],
+                    },
+                },
+            ),
+        ),
     ],
 )
 def test_the_documents_come_from_the_variables_or_the_file(tmp_path, variables, expected):

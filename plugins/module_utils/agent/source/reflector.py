@@ -219,8 +219,15 @@ class Reflector:
         if not self._ending.is_set():
             self._hand_on(batch)
 
+    def leave(self, server: str) -> None:
+        """Abort a request to this server (URL), which has failed; may be called from any thread."""
+        client = self._client
+        if client is not None and client.host == server:
+            client.interrupt()
+
     def _failed(self, task: Task, error: ProxyError) -> None:
-        if not isinstance(error, ApiStatusError) or error.code == _UNAUTHORIZED:
+        elsewhere = self._client is not None and not self._ending.is_set() and self._client.report(error)
+        if elsewhere or not isinstance(error, ApiStatusError) or error.code == _UNAUTHORIZED:
             # Read kubeconfig and certificates again, because they may be the cause.
             self._disconnect()
         self.connected = False

@@ -102,6 +102,18 @@ class CountedElsewhere:
         yield found
 
 
+class ServerChanges:
+    """How often the agent has begun to use another API server."""
+
+    def __init__(self, read: Callable[[], int]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the counter with its current value."""
+        name, text = "kubenode_proxy_api_server_changes_total", "Times that another API server was chosen"
+        yield prometheus_client.core.CounterMetricFamily(name, text, value=self._read())
+
+
 _FORWARDING_GAUGES = (
     ("connections", "connections", "TCP connections that are open in userspace mode"),
     ("sessions", "sessions", "UDP sessions that are open in userspace mode"),
@@ -159,6 +171,8 @@ class Metrics:
         #: The state of the forwarder; empty where no mode uses it.
         self.forwarding: Callable[[], Mapping[str, Any]] = dict
         self.registry.register(Forwarded(self._forwarding_now))
+        #: How often the agent has begun to use another API server.
+        self.api_server_changes: Callable[[], int] = int
         #: Connections that the HTTP server closed before an answer, by reason.
         self.http_closed: Callable[[], Mapping[str, int]] = dict
         self._kube_proxy()
@@ -320,6 +334,12 @@ class Metrics:
         self.api_connected = self._gauge(
             "kubenode_proxy_api_connected", "1 while all watches of the API server are open"
         )
+
+        self.api_servers = self._gauge("kubenode_proxy_api_servers", "API servers that the agent knows")
+        self.registry.register(ServerChanges(self._server_changes_now))
+
+    def _server_changes_now(self) -> int:
+        return self.api_server_changes()
 
     def _service_levels(self) -> None:
         self.slis = prometheus_client.CollectorRegistry()

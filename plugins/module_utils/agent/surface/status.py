@@ -18,6 +18,7 @@ from ...errors import ProxyError
 from ...packaging.identity import identity
 from ..checks.checks import Checks
 from ..forwarding import Forwarding
+from ..source.api_servers import ApiServers
 from ..source.cluster_source import ClusterSource
 from ..source.view import ClusterView
 from ..sync.node import NodeSync
@@ -40,6 +41,7 @@ class AgentState(NamedTuple):
     forwarding: Forwarding
     checks: Checks
     policy: PolicySync
+    servers: ApiServers
 
 
 def status_document(state: AgentState) -> Dict[str, Any]:
@@ -73,6 +75,7 @@ def status_document(state: AgentState) -> Dict[str, Any]:
             for reflector in reflectors
         },
         "apiServerLostSeconds": {reflector.resource.name: round(reflector.lost_for, 1) for reflector in reflectors},
+        "apiServers": state.servers.status(),
         "startedFromCache": state.source.from_cache,
         "staticServices": {str(key): item.static for key, item in sorted(view.state.static_services.items())},
         "checks": state.checks.status(),
