@@ -26,6 +26,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.errors import Prefl
 from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import cluster_state
 from tests.conformance.wirelab.cases import Case, load_case
 from tests.lab import recorded
+from tests.lab.system import ip_batch
 
 CASES = Path(__file__).resolve().parents[1] / "conformance" / "cases"
 # Every kind of rule: affinity, source ranges, rejects, policies, health check ports, SCTP, unusual modes.
@@ -76,11 +77,11 @@ def run(command: Sequence[str], text: Optional[str] = None) -> str:
 def make_node() -> None:
     """Give the test's namespace the addresses of the recorded node."""
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1", encoding="ascii")
+    lines = []
     for device, addresses in ADDRESSES.items():
-        run(["ip", "link", "add", device, "type", "veth", "peer", "name", f"{device}x"])
-        run(["ip", "link", "set", device, "up"])
-        for address in addresses:
-            run(["ip", "address", "add", address, "dev", device, *(["nodad"] if ":" in address else [])])
+        lines += [f"link add {device} type veth peer name {device}x", f"link set {device} up"]
+        lines += [f"address add {address} dev {device}{' nodad' if ':' in address else ''}" for address in addresses]
+    ip_batch(lines)
 
 
 def load_recorded(case: Case, mode: str, variant: str) -> None:
