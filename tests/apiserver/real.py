@@ -48,7 +48,7 @@ class RealStore:
         """Create or replace an object. Raises ApiError."""
         item = copy.deepcopy(item)
         metadata = item["metadata"]
-        # The server gives these.
+        # The server sets these.
         for field in ("uid", "resourceVersion"):
             metadata.pop(field, None)
         collection = self._collection(item["kind"], metadata.get("namespace", ""))

@@ -17,7 +17,7 @@ _EMPTY: Dict[str, Object] = {
     "Service": {"spec": {}, "status": {"loadBalancer": {}}},
     "EndpointSlice": {"addressType": "", "endpoints": None, "ports": None},
 }
-# How long a watch waits at most before it asks again whether it has been ended.
+# Longest wait of a watch before it checks whether the caller has ended it.
 _WAIT_SECONDS = 5.0
 
 

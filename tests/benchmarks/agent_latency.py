@@ -87,7 +87,7 @@ def measure(node: AgentNode, services: int, endpoints: int, changes: int) -> dic
         prepare = table_changed() if node.kernel_variant == "legacy" else notified()
     time.sleep(1.5)
     seconds = []
-    # No Service twice, so that each change takes an endpoint away.
+    # No Service twice, so that each change removes an endpoint.
     for change, number in enumerate(random.Random(1).sample(range(1, services + 1), changes)):
         done = prepare(number)
         started = time.monotonic()

@@ -132,7 +132,7 @@ def main() -> int:
     parser.add_argument("--without-tap", action="store_true", help="ipvs: no netlink monitoring device")
     arguments = parser.parse_args()
     if arguments.without_tap:
-        # What has the name but is of another kind is left alone.
+        # The agent keeps a device of that name that is of another kind.
         system.ip_batch(["link add kube-nlmon0 type dummy"])
     variant = arguments.variant or ("legacy" if arguments.mode == "ipvs" else "")
     make: Dict[str, Callable[[], Dict[str, Commands]]] = {

@@ -44,7 +44,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.snapshot im
 
 PR_SET_CHILD_SUBREAPER = 36
 PLAYS = {"from empty": "converge", "without change": "converge", "verify": "verify"}
-#: As in examples/inventory-1000/ansible.cfg, except for what is about the screen.
+#: The settings of examples/inventory-1000/ansible.cfg, except those of the output.
 CONFIGURATION = """\
 [defaults]
 forks = {forks}
@@ -250,7 +250,7 @@ def main(arguments: Sequence[str]) -> int:
     if os.geteuid() != 0:
         sys.stderr.write("error: network namespaces need root\n")
         return 2
-    # The ssh clients that Ansible leaves in the background shall become children of this process.
+    # Adopt the ssh clients that Ansible leaves in the background.
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         sys.stderr.write("error: this process cannot adopt others\n")
         return 2

@@ -61,7 +61,7 @@ SETTINGS = DataplaneSettings(
     service_cidrs=("10.96.0.0/12",),
 )
 clock = time.perf_counter
-#: How often the whole table is programmed, and replayed: the fastest of each counts, since others use the machine too.
+#: How often the whole table is programmed and replayed; the fastest run counts, since other programs use the machine.
 FILLS = 3
 Entries = Dict[Any, Any]
 

@@ -146,7 +146,7 @@ def connections(path: str, target: Tuple[str, int], seconds: float) -> List[floa
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         with socket.socket() as sock:
-            # Closed with a reset, so that no TIME_WAIT uses up ports.
+            # Close with a reset, so that no port stays in TIME_WAIT.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             sock.settimeout(10)
             started = time.perf_counter()

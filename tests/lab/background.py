@@ -14,7 +14,7 @@ from typing import Callable, Mapping, Optional, Sequence, Union
 
 from tests.lab.system import LabError
 
-#: What holds when the process with this id is ready.
+#: Reports whether the process with this id is ready.
 Condition = Callable[[int], bool]
 _POLL_SECONDS = 0.02
 
@@ -101,7 +101,7 @@ class Background:
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
-                # What was still to be written has no reader.
+                # No process reads the rest of the input.
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
         self._errors.close()

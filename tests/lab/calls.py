@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     """Serve until killed."""
     port, module, name = arguments[:3]
     target = getattr(importlib.import_module(module), name)(*(json.loads(text) for text in arguments[3:]))
-    # The port can be opened once only.
+    # The port can be opened only once.
     descriptor = os.open(_port(port), os.O_RDWR | os.O_CLOEXEC)
     with open(descriptor, "rb", closefd=False) as reader, open(descriptor, "wb") as writer:
         serve(reader, writer, target)

@@ -19,7 +19,7 @@ from tests.lab.system import run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = ROOT / ".cache" / "debian-root"
-# What the tests execute on a node, and the tests themselves.
+# Packages of the programs that the tests execute on a node, and of the tests themselves.
 PACKAGES = (
     *("iproute2", "iptables", "nftables", "ipset", "ipvsadm", "conntrack", "kmod", "procps", "hostname", "curl"),
     *("python3", "python3-yaml", "python3-prometheus-client", "python3-pytest", "netbase", "openssl"),

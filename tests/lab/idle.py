@@ -27,7 +27,7 @@ def hold_idle(
         while time.monotonic() < end or opened < count:
             for _turn in range(min(200, count - len(held))):
                 sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-                # The port is chosen with the destination known, so that there are enough of them.
+                # Choosing the port when the destination is known leaves enough of them.
                 sock.setsockopt(socket.IPPROTO_IP, 24, 1)  # IP_BIND_ADDRESS_NO_PORT
                 sock.bind((source, 0))
                 sock.connect_ex(server)
@@ -35,7 +35,7 @@ def hold_idle(
                 poll.register(sock.fileno(), select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR)
                 opened += 1
             for number, _mask in poll.poll(0.01, 1000):
-                # Not by closing alone: a child that is being started may still hold the connection.
+                # Closing is not enough: a child that is being started may still hold the connection.
                 poll.unregister(number)
                 held.pop(number).close()
             beat()

@@ -14,7 +14,7 @@ from tests.lab.background import Background
 from tests.lab.system import NETWORK_DEFAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What modules may write to on a node; hidden behind empty directories in memory.
+#: Directories that modules may write to on a node, hidden behind empty ones in memory.
 HIDDEN = ("/etc/modules-load.d", "/etc/sysctl.d", "/run", "/var/lib")
 
 

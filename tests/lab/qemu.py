@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # linux/if_tun.h
 _TUNSETIFF = 0x400454CA
 _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
-# In emulation the mitigations are costly and needless, and waiting for idle processors takes seconds.
+# In emulation the mitigations are slow and useless, and RCU's waits for idle processors take seconds.
 _KERNEL = ("console=ttyS0", "quiet", "panic=-1", "mitigations=off", "rcupdate.rcu_expedited=1", "net.ifnames=0")
 CALLS = "calls"
 
@@ -53,7 +53,7 @@ def open_tap(namespace: str, name: str) -> int:
         descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
         flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
         fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
-        # A guest that is held up for a moment, as on a busy machine, loses nothing.
+        # A guest that stops for a moment, as on a busy machine, must not lose packets.
         ip_batch([f"link set {name} txqueuelen 10000"])
     return descriptor
 
@@ -242,7 +242,7 @@ def run_in_qemu(
         boot,
         argv,
         hostname="qemu",
-        # What a program compiles stays in the guest's memory, so that the next one need not compile it again.
+        # Bytecode is kept in the guest's memory, so that the next program need not compile it again.
         environment={"PATH": chosen.path, "PYTHONDONTWRITEBYTECODE": "", **(environment or {})},
         modules=modules,
         writable=writable,

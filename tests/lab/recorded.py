@@ -9,11 +9,11 @@ import re
 from pathlib import Path
 from typing import Callable, List, NamedTuple, Optional, Sequence
 
-# The recorded kernel had nfacct counters, which few have. A rule that drops is there without them as well; all others
-# with a counter stand before one that does the same.
+# The recorded kernel had nfacct counters, which few have. Without them kube-proxy creates rules that drop without their
+# counter, and omits all others with a counter, which only count.
 _COUNTED_DROP = re.compile(r" -m nfacct --nfacct-name +\S+(?= -j DROP$)", re.MULTILINE)
 _COUNTED = re.compile(r"^-A [^\n]* -m nfacct --nfacct-name [^\n]*\n", re.MULTILINE)
-# Only nat and filter were recorded; iptables mode makes this chain in mangle as well, and nothing else there.
+# Only nat and filter were recorded; iptables mode creates this chain in mangle as well, and nothing else there.
 _CANARY = "*mangle\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n"
 _BLOCK = re.compile(r"^### (\d+) ([^:]*): ([^\n]*)\n(.*?)(?=^### |\Z)", re.DOTALL | re.MULTILINE)
 _TOOL_SIZES = re.compile(r" bucketsize \d+")
@@ -46,7 +46,7 @@ def load(path: Path, run: Run, variant: str = "nft", step: int = 0) -> None:
     ``variant``: the iptables to use, nft or legacy. Existing objects with other names are kept.
     """
     recorded = blocks(path, step)
-    # Sets are there before the chains that match them, chains before the servers behind them.
+    # Load sets before the chains that match them, and chains before the servers behind them.
     order = {"ipset": 0, "iptables-save": 1, "ip6tables-save": 1, "nft": 1, "ipvsadm": 2, "ip": 3}
     for block in sorted(recorded, key=lambda block: order[block.command.split()[0]]):
         program = block.command.split()[0]

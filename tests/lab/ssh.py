@@ -16,7 +16,7 @@ from .node import Specification
 from .system import run, socket_inside
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Environment of what runs on a node.
+#: Environment of the programs on a node.
 ENVIRONMENT: Dict[str, str] = {
     "PYTHONPATH": str(ROOT),
     "PYTHONDONTWRITEBYTECODE": "1",

@@ -26,16 +26,16 @@ CACHE = ROOT / ".cache" / "stock-kernel"
 SUITES = {"12": "bookworm", "13": "trixie"}
 PACKAGES = ("linux-image-amd64", "busybox-static")
 DRIVERS = ("virtio_pci", "virtio_net", "virtio_blk", "virtio_console", "9pnet_virtio", "9p", "overlay", "ext4")
-# Of the 400 MB of modules, those of networks, of the file systems above, and what they depend on.
+# Of the 400 MB of modules, those of networks and of the file systems above, and their dependencies.
 KEPT = (
     "modules.*", "kernel/net", "kernel/lib", "kernel/crypto", "kernel/arch/x86/crypto", "kernel/drivers/virtio",
     "kernel/drivers/net/*.ko*", "kernel/drivers/block/virtio_blk.ko*", "kernel/drivers/char/virtio_console.ko*",
     "kernel/fs/9p", "kernel/fs/netfs", "kernel/fs/fscache", "kernel/fs/overlayfs", "kernel/fs/ext4", "kernel/fs/jbd2",
     "kernel/fs/mbcache.ko*",
 )  # fmt: skip
-# The kernel's command line says what the root is (root.type, root.options, root.source), which directories of the host
-# are mounted where in it (share.TAG: what changes; view.TAG: what does not change meanwhile, read-only), and after two
-# dashes the first program; variables on it are that one's environment.
+# The kernel's command line names the root (root.type, root.options, root.source), the directories of the host that are
+# mounted in it (share.TAG: changing ones; view.TAG: read-only ones that do not change meanwhile), and after two dashes
+# the first program, whose environment are the variables on the command line.
 FIRST_PROGRAM = """\
 #!/bin/busybox sh
 bb=/bin/busybox

@@ -141,7 +141,7 @@ def stop(process: int) -> None:
                 os.killpg(process, 0)
             except ProcessLookupError:
                 return
-            # Where it was started by another process, that one or init takes note of its end.
+            # If another process started the guest, that one or init reaps it.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(process, os.WNOHANG)
             time.sleep(0.05)

@@ -51,7 +51,7 @@ def main(action: str) -> int:
                 mode=environment.get("LAB_MODE", ""),
                 state="present" if present else "absent",
                 state_directory=os.path.join(environment["LAB_DIR"], "kubenode-proxy"),
-                # A case is a few objects, and its next step may take all of them away.
+                # A case has few objects, and its next step may delete all of them.
                 whole_cluster=False,
                 max_loss_percent=100.0,
             )

@@ -27,13 +27,13 @@ CLIENT_HOSTS = (10, 20, 30, 200)
 
 CLUSTER_CIDR = {4: "10.244.0.0/16", 6: "fd00:10:244::/48"}
 SERVICE_CIDR = {4: "10.96.0.0/12", 6: "fd00:10:96::/112"}
-# What the fabric sends to the node under test: cluster IPs, load balancer addresses, external IPs
+# Networks that the fabric routes to the node under test: cluster IPs, load balancer addresses, external IPs
 # and the pods of the node.
 ROUTED_TO_NODE = {
     4: (SERVICE_CIDR[4], "198.51.100.0/24", "192.0.2.0/24", "10.244.1.0/24"),
     6: (SERVICE_CIDR[6], "2001:db8:51::/64", "2001:db8:2::/64", "fd00:10:244:1::/64"),
 }
-# What of the traffic from the node the fabric forwards; it answers everything else itself.
+# Destinations of traffic from the node that the fabric forwards; it answers everything else itself.
 FORWARDED_FROM_NODE = {
     4: ("172.18.0.0/24", "172.19.0.0/24", "203.0.113.0/24", CLUSTER_CIDR[4]),
     6: ("fd00:172:18::/64", "fd00:172:19::/64", "2001:db8:113::/64", CLUSTER_CIDR[6], "fe80::/10", "ff00::/8"),

@@ -129,7 +129,7 @@ class Case:
             "clusterCIDR": ",".join(CLUSTER_CIDR[family] for family in self.families),
             "healthzBindAddress": "0.0.0.0:10256",
             "metricsBindAddress": "0.0.0.0:10249",
-            # conntrack sysctls are the machine's, not the namespace's
+            # The sysctls of conntrack belong to the machine, not to the namespace.
             "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         }
         base.update({name: {"minSyncPeriod": "50ms"} for name in MODES})

@@ -28,7 +28,7 @@ from .web import fetch
 SENTINEL_SECONDS = 30
 SENTINEL_TRY_SECONDS = 0.4
 SENTINEL_PAUSE = 0.05
-# Tries after which a second endpoint that is still served would have been seen.
+# Tries after which a second endpoint that is still served would have answered.
 ZONE_TRIES = 13
 METRICS_SECONDS = 15
 METRICS_PAUSE = 0.2
@@ -106,7 +106,7 @@ class Convergence:
             if all(now.get(family, 0.0) > count for family, count in before.items()):
                 return
             await asyncio.sleep(METRICS_PAUSE * self._scale)
-        # not an error: a proxy that had nothing left to do makes no further pass
+        # This is no error: a proxy that has nothing left to do makes no further pass.
         print(f"    {self._case.name} step {number}: no later pass counted", file=sys.stderr, flush=True)
 
     async def _passes(self) -> dict[str, float]:

@@ -96,7 +96,7 @@ class Endpoints:
         self._loop.add_reader(readable.fileno(), callback)
         self._watched.append(readable)
 
-    # TCP: the answer as soon as the connection stands, then an echo
+    # TCP: the answer as soon as the connection is established, then an echo
 
     def _listen_tcp(self, listener: Listener, family: int) -> None:
         server = self._bound(listener, family, socket.SOCK_STREAM)
@@ -107,7 +107,7 @@ class Endpoints:
         while True:
             try:
                 connection, peer = await self._loop.sock_accept(server)
-            except OSError:  # the client was faster to give up
+            except OSError:  # The client has closed the connection already.
                 await asyncio.sleep(0.01)
                 continue
             connection.setblocking(False)
@@ -120,11 +120,11 @@ class Endpoints:
             while data := await self._loop.sock_recv(connection, 4096):
                 await self._loop.sock_sendall(connection, data)
         except OSError:
-            return  # the client is gone, and that is for the sender to report
+            return  # The client has closed the connection; its sender reports why.
         finally:
             connection.close()
 
-    # UDP: the sender's nonce, then the answer, from the address that was asked
+    # UDP: the sender's nonce, then the answer, from the address that the request was for
 
     def _listen_udp(self, listener: Listener, family: int) -> None:
         server = self._bound(listener, family, socket.SOCK_DGRAM)
@@ -138,7 +138,7 @@ class Endpoints:
                 answer = data.split(b" ")[0] + b" " + answer_line(outside, destination, listener.port, peer[0], peer[1])
                 server.sendmsg([answer], _from_address(family, destination), 0, peer)
             except OSError:
-                return  # an ICMP error for an earlier answer; the sender sees the loss
+                return  # An ICMP error for an earlier answer; the sender reports the loss.
 
         self._watch(server, readable)
 
@@ -160,7 +160,7 @@ class Endpoints:
                 data, ancillary, _flags, peer = server.recvmsg(4096, 256)
                 destination = _destination(ancillary)
                 if family == socket.AF_INET:
-                    # the address in the header: packet info names the address of the device for a forwarded one
+                    # Read the header: for a forwarded packet, packet info has the address of the device.
                     destination = socket.inet_ntoa(data[16:20])
                     data = sctp.strip_ipv4_header(data)
                 answer = _answer_init(data, ports, outside, destination, peer[0])

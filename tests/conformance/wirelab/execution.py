@@ -88,14 +88,14 @@ class Execution:
     async def _step(self, number: int, step: Step) -> None:
         reconfigured = bool(step.config or step.node_config)
         if reconfigured or not number:
-            # only then: kube-proxy exits when its configuration file changes
+            # Write it only after the stop: kube-proxy exits when its configuration file changes.
             self._changes = merge(self._changes, step.config)
             self._node_changes = merge(self._node_changes, step.node_config)
             self._runner.write_configuration(self._changes, self._node_changes)
         for command in step.commands:
             status, output = await self._runner.shell(command)
             if status:
-                # a variant of iptables may lack what the command removes or lists; the flows show what matters
+                # A variant of iptables may lack what the command removes or lists; the flows show what matters.
                 _log(f"    exec {command!r} exited with {status}: {output.strip()}")
         if step.stop or step.restart or reconfigured:
             self._runner.stop(signal.SIGKILL if step.kill else signal.SIGTERM)

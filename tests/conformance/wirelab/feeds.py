@@ -60,7 +60,7 @@ class RecordedFeed:
         self._api = ApiServer(self._store, None, listener=listener)
 
     def step(self, number: int, step: Step) -> list[Object]:
-        # the sentinel last, as when it was recorded
+        # Put the sentinel last, as in the recordings.
         self._current = sorted(
             self._snapshots[number], key=lambda item: item["metadata"].get("namespace") == sentinel.NAMESPACE
         )

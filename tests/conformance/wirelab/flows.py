@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass, field
 
 TRANSPORTS = ("tcp", "udp", "sctp")
-# Kinds and options that make a flow run alone and in its order: they look at what an earlier one left.
+# Kinds and options of flows that run alone and in their order, since they depend on earlier ones.
 _ORDERED_KINDS = ("held", "http", "metrics", "cmd")
 _ORDERED_OPTIONS = ("seq", "sport", "open", "sticky", "ordered")
 
@@ -114,7 +114,7 @@ def parse_flow(text: str) -> Flow:
 
 
 def _parse_command(plain: str, text: str) -> Flow:
-    # the command itself keeps its blanks
+    # The command keeps its blanks.
     command = text.strip()[len("cmd") :].strip()
     options: dict[str, str] = {}
     match = _COMMAND_OPTIONS.search(command)

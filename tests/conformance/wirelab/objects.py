@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 Object = dict[str, Any]
-# libyaml is ten times as fast, where PyYAML was built with it
+# libyaml is ten times as fast, if PyYAML was built with it.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _PASSING = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")

@@ -80,11 +80,11 @@ def _seen(outcome: str, flow: Flow, sent: set[str], rules: Rules) -> tuple[str, 
     if " from " not in outcome:
         return (outcome.split(" ")[0] if rules.loose else outcome,)
     endpoint, source = outcome.rsplit(" from ", 1)
-    # which endpoint it is, and so which source it sees, is chance for these
+    # For these the endpoint, and so the source that it sees, is random.
     if rules.strict and not rules.any_source and not flow.by_chance:
         return endpoint, source
     if rules.any_source or (flow.by_chance and flow.host == "node"):
-        # masquerading towards another node leaves the address of the node
+        # Traffic masqueraded towards another node has the address of the node.
         return endpoint, "answered"
     return endpoint, "same source" if source in sent else "masqueraded"
 

@@ -104,7 +104,7 @@ class Runner:
         if self._options.iptables != "system":
             before_path.append(self._programs("variant", iptables_variant(self._options.iptables)))
         environment["PATH"] = ":".join([*before_path, environment.get("PATH", _SYSTEM_PATH)])
-        # one lock for the whole machine would make labs that run at once wait for one another
+        # With one lock for the whole machine, labs that run at once would wait for each other.
         environment["XTABLES_LOCKFILE"] = os.path.join(self.directory, "xtables.lock")
         return environment
 

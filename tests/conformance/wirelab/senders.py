@@ -28,7 +28,7 @@ IP_RECVERR, IPV6_RECVERR = 11, 25
 ORIGIN_ICMP, ORIGIN_ICMP6 = 2, 3
 
 TRY_SECONDS = 0.9
-# The second try of what looks dropped waits longer, so that a busy machine is not mistaken for a firewall.
+# A second try after no answer waits longer, so that a busy machine does not look like a firewall.
 SECOND_TRY_FACTOR = 2
 AT_ONCE, AT_ONCE_SLOW = 60, 24
 FULL_QUEUE_PAUSE = 0.05
@@ -74,7 +74,7 @@ class Senders:
         sent_from = None
         try:
             if flow.kind != "tcp":
-                # no packet yet: this fixes the source address and lets ICMP errors find the socket
+                # This sends no packet yet; it fixes the source address and lets ICMP errors find the socket.
                 made.connect((flow.destination, flow.port if flow.kind == "udp" else 0))
                 sent_from = made.getsockname()[0]
             outcome = await asyncio.wait_for(send(flow, made), seconds)
@@ -99,7 +99,7 @@ class Senders:
             made.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)
         else:
             made.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVERR, 1)
-        # raw sockets have no ports; the SCTP sender writes its own into the packet
+        # Raw sockets have no ports; the SCTP sender writes its own into the packet.
         port = 0 if kind == socket.SOCK_RAW else flow.source_port
         if port:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -34,7 +34,7 @@ from .namespaces import NETNS_DIRECTORY, NamespaceSet, pod_links
 
 VERSIONS = (4, 6)
 ROUTERS = ("node", "fabric", "peer", "peer3")
-# The fabric marks what it answers for addresses that are not its own, and sends it back to the node.
+# The fabric marks its answers from addresses that are not its own, and sends them back to the node.
 OUTSIDE_MARK = 1
 TABLE_ANSWER_ALL = 110
 TABLE_BACK_TO_NODE = 120
@@ -42,13 +42,13 @@ TABLE_BACK_TO_NODE = 120
 _EVERYWHERE = {
     "ipv4/conf/all/rp_filter": 0,
     "ipv4/conf/default/rp_filter": 0,
-    # Refusals are counted one by one, so none may be rate limited away. An empty mask limits no type of ICMPv6;
-    # the kernel takes an empty line for one, but not an empty text.
+    # Rejections are counted one by one, so rate limiting must not suppress any. An empty mask limits no type of ICMPv6;
+    # the kernel accepts an empty line for it, but not an empty text.
     "ipv4/icmp_ratemask": 0,
     "ipv4/icmp_ratelimit": 0,
     "ipv6/icmp/ratelimit": 0,
     "ipv6/icmp/ratemask": "\n",
-    # addresses must be usable at once
+    # Addresses must be usable at once.
     "ipv6/conf/all/accept_dad": 0,
     "ipv6/conf/default/accept_dad": 0,
     "ipv6/conf/default/dad_transmits": 0,
@@ -67,13 +67,13 @@ _ON_OTHER_ROUTERS = {
     "bridge/bridge-nf-call-iptables": 0,
     "bridge/bridge-nf-call-ip6tables": 0,
 }
-# The fabric both forwards towards the node and answers what comes back from it for the same address:
-# early demultiplexing would hand forwarded packets to its own sockets.
+# The fabric both forwards packets to the node and answers packets from it for the same address. Early demultiplexing
+# would give forwarded packets to its own sockets.
 _ON_FABRIC = {"ipv4/ip_early_demux": 0, "ipv4/tcp_early_demux": 0, "ipv4/udp_early_demux": 0}
 _WITH_BRIDGE = {"bridge/bridge-nf-call-iptables": 1, "bridge/bridge-nf-call-ip6tables": 1}
 
-# (namespace, device) at both ends of every cable. On a node with a kernel of its own the devices are eth0 and so on
-# before they get their names, so those that keep them come first.
+# (namespace, device) at both ends of every cable. On a node with a kernel of its own the devices are called eth0 and so
+# on until they are renamed, so those that keep these names come first.
 _CABLES = (
     ("node", "eth0", "fabric", "n-eth0"),
     ("node", "eth1", "fabric", "n-eth1"),

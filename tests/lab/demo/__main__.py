@@ -36,7 +36,7 @@ RULES = {
     "nftables": "nft list tables",
     "ipvs": "iptables-legacy-save 2>/dev/null; ipset -n list; ipvsadm -Sn; ip -br link show type dummy; true",
 }
-# What each mode programs for the Service shop/web, and a line that must be there.
+# A command that shows what each mode programs for the Service shop/web, and a line that it must print.
 SHOWN: Dict[str, Tuple[str, str, str]] = {
     "iptables": ("iptables-save -t nat | grep shop/web", "the rules of the Service shop/web", "KUBE-SVC-"),
     "nftables": (
@@ -158,7 +158,7 @@ class Demonstration:
         if run is None:
             return False
         self._print(f"{run.recap}\n{run.seconds:.1f} s")
-        # The second run works while the kernels and their traffic are shown.
+        # The second run is in progress while the kernels and their traffic are shown.
         self._again = self._others("converge")
         return self._expect(all(run.changed.get(name) for name in self._names), "the convergence changed nothing")
 

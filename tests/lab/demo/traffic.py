@@ -17,11 +17,11 @@ LOCAL_LOAD_BALANCER = "198.51.100.20"
 DNS, WEB, API, CART = "10.96.0.10", "10.96.10.1", "10.96.10.4", "10.96.10.5"
 CHECKOUT, PAYMENTS, NO_ENDPOINTS = "10.96.10.7", "10.96.10.8", "10.96.10.11"
 API6 = "fd00:10:96::4"
-# Requests until every backend has been met: one of three is missed with a probability of one in ten million.
+# Requests that reach every backend: they miss one of three with a probability of one in ten million.
 ENOUGH = 40
-# Requests without an answer after which a Service is taken for dead.
+# Requests without an answer after which a Service counts as unreachable.
 PATIENCE = 2
-# Requests in flight at a time: some wait for a time-out.
+# Requests at a time, some of which wait for a timeout.
 AT_ONCE = 6
 
 Check = Callable[[List[Answer]], Optional[str]]

@@ -20,7 +20,7 @@ from tests.lab.load.model import LOST_SECONDS, Flow, Tally, family_of
 from tests.lab.system import socket_inside
 
 _TICK_SECONDS = 0.002
-# No more than this many at once, so that a machine that cannot keep up does less instead of failing.
+# Most requests at once, so that a machine that cannot keep up sends fewer instead of failing.
 _MOST_OPEN = 256
 _BEHIND_SECONDS = 0.1
 # linux/tcp.h: struct tcp_info begins with 8 bytes, then 32 bit fields; tcpi_total_retrans is the 24th of them.
@@ -120,7 +120,7 @@ class Clients:
         sock.setblocking(False)
         self._bind(sock, flow)
         if not flow.is_udp:
-            # Close with a reset: a masqueraded port that meets one in TIME_WAIT would count as lost.
+            # Close with a reset: a request whose masqueraded port is in TIME_WAIT would count as lost.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._kept[flow] += 1
