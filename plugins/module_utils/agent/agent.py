@@ -17,7 +17,8 @@ import signal
 import time
 from typing import Callable, Dict, Optional, Set
 
-from ..cluster.api import NODES, SERVICE_CIDRS, ApiClient
+from ..cluster.api import ApiClient
+from ..cluster.resource_types import NODES, SERVICE_CIDRS
 from ..configuration.load import load_given
 from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ..configuration.sections.network_policy import policy_resources

@@ -32,8 +32,7 @@ from .answers import (
     whole,
 )
 from .connection import ApiConnection, resolve
-from .parsing.endpoint_slice import HEADLESS_LABEL
-from .parsing.service import SERVICE_PROXY_NAME_LABEL
+from .resource_types import CLUSTER_NETWORK_POLICIES, ENDPOINT_SLICES, NODES, SERVICE_CIDRS, SERVICES, ResourceType
 from .snapshot import with_kind
 
 PAGE_SIZE = 500
@@ -67,32 +66,6 @@ class Expired(ApiStatusError):
 
 class WatchFailed(ApiStatusError):
     """The server ended a watch with an event of type ERROR: the collection must be listed again."""
-
-
-class ResourceType(NamedTuple):
-    """A collection of objects: its path on the server, plural name, kind, and default selectors."""
-
-    path: str
-    name: str
-    kind: str
-    label_selector: str = ""
-    field_selector: str = ""
-
-
-SERVICES = ResourceType(
-    "/api/v1/services", "services", "Service", f"!{SERVICE_PROXY_NAME_LABEL}", "spec.clusterIP!=None"
-)
-ENDPOINT_SLICES = ResourceType(
-    "/apis/discovery.k8s.io/v1/endpointslices", "endpointslices", "EndpointSlice", f"!{HEADLESS_LABEL}"
-)
-NODES = ResourceType("/api/v1/nodes", "nodes", "Node")
-SERVICE_CIDRS = ResourceType("/apis/networking.k8s.io/v1/servicecidrs", "servicecidrs", "ServiceCIDR")
-PODS = ResourceType("/api/v1/pods", "pods", "Pod")
-NAMESPACES = ResourceType("/api/v1/namespaces", "namespaces", "Namespace")
-NETWORK_POLICIES = ResourceType("/apis/networking.k8s.io/v1/networkpolicies", "networkpolicies", "NetworkPolicy")
-CLUSTER_NETWORK_POLICIES = ResourceType(
-    "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies", "clusternetworkpolicies", "ClusterNetworkPolicy"
-)
 
 
 class ListResult(NamedTuple):

@@ -23,6 +23,7 @@ from ..rendering.userspace.model import TCP, UDP, Listener, ListenerKey
 from ..resources import Change
 from . import tcp, udp
 from .balancing import Balancer, FailedEndpoints
+from .half import BUFFER_BYTES, Means
 from .limits import MOST_PIPES, Limits, Totals
 from .loop import Loop
 from .sources import Sources
@@ -75,15 +76,13 @@ class Forwarder:
         self._failures = FailedEndpoints(limits.avoid_seconds, self._loop.clock)
         self._pipes = Pipes(MOST_PIPES)
         self._connections: Sources[tcp.Connection] = Sources(self._evict, lambda item: item.active, self._loop.clock)
-        buffer = memoryview(bytearray(tcp.BUFFER_BYTES))
+        buffer = memoryview(bytearray(BUFFER_BYTES))
         self._tcp = tcp.Shared(
             loop=self._loop,
             limits=lambda: self.limits,
             totals=self.totals,
             failed=self._failures,
-            pipes=self._pipes,
-            splice=find_splice(),
-            buffer=buffer,
+            means=Means(self.totals, self._pipes, find_splice(), buffer),
             connecting={},
             is_listener=lambda endpoint: ListenerKey(TCP, *endpoint) in self._listeners,
         )

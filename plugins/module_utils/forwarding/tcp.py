@@ -4,107 +4,51 @@
 """TCP: listening sockets, and connections forwarded to an endpoint.
 
 Sockets are registered once, edge-triggered, for all their events; each end remembers whether it is readable and
-writable. A half of a connection is read only when everything read before has been written, so a slow reader stops the
-writer through TCP's own flow control, and a half holds at most one buffer or one pipe of bytes.
+writable.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import select
 import socket
-import struct
 from typing import Callable, Collection, Dict, Iterable, List, NamedTuple, Optional, Set
 
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from .balancing import Balancer, FailedEndpoints
+from .half import End, Half, Means
 from .limits import Limits, Totals
 from .loop import Loop
+from .sockets import bound_socket, keep_alive, open_socket, reset
 from .sources import Sources, is_allowed
-from .splice import Pipe, Pipes, Splice
 
 _IN, _OUT, _HUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
 _READABLE = _IN | _HUP | select.EPOLLHUP | select.EPOLLERR
 _WRITABLE = _OUT | select.EPOLLHUP | select.EPOLLERR
 _ENDED = _HUP | select.EPOLLHUP | select.EPOLLERR
 _EVENTS = _IN | _OUT | _HUP | select.EPOLLET
-BUFFER_BYTES = 1 << 16
-#: Bytes after which a half is spliced; for fewer a pipe is not worth its system calls.
-_BULK_BYTES = 1 << 18
-#: Bytes that one half may transfer before other descriptors are served.
-_TURN_BYTES = 1 << 21
 _ACCEPTS = 32
 _BACKLOG = 4096
 #: Seconds to wait before accepting again after the system ran out of files or memory.
 PAUSE_SECONDS = 0.2
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_RESET = struct.pack("=ii", 1, 0)
-#: A vanished peer is detected after 10 minutes of silence and 5 probes, a minute apart.
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 600), (socket.TCP_KEEPINTVL, 60), (socket.TCP_KEEPCNT, 5))
 
 
 class Shared(NamedTuple):
     """State shared by all TCP connections.
 
-    ``buffer``: the copy buffer, used by one connection at a time. ``connecting``: connections that wait for an
-    endpoint, in the order of their attempts. ``is_listener`` returns whether an endpoint is one of the listeners.
+    ``means``: what their bytes are transferred with. ``connecting``: connections that wait for an endpoint, in the
+    order of their attempts. ``is_listener`` returns whether an endpoint is one of the listeners.
     """
 
     loop: Loop
     limits: Callable[[], Limits]
     totals: Totals
     failed: FailedEndpoints
-    pipes: Pipes
-    splice: Optional[Splice]
-    buffer: memoryview
+    means: Means
     connecting: Dict[Connection, None]
     is_listener: Callable[[Endpoint], bool]
-
-
-def keep_alive(sock: socket.socket) -> None:
-    """Enable TCP keepalive, and send small segments at once."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE:
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def reset(sock: socket.socket) -> None:
-    """Close a connected socket with a reset instead of a FIN."""
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-    sock.close()
-
-
-class _End:
-    """One end of a connection: its socket and readiness. ``ended``: the peer has sent its FIN."""
-
-    __slots__ = ("ended", "number", "readable", "sock", "writable")
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.number = sock.fileno()
-        self.readable = True
-        self.writable = True
-        self.ended = False
-
-
-class _Half:
-    """One direction: bytes read from ``source`` and not yet written to ``sink``, in ``held`` or in ``pipe``."""
-
-    __slots__ = ("finished", "held", "in_pipe", "moved", "pipe", "read_all", "sink", "source")
-
-    def __init__(self, source: _End, sink: _End) -> None:
-        self.source = source
-        self.sink = sink
-        self.held = b""
-        self.pipe: Optional[Pipe] = None
-        self.in_pipe = 0
-        self.moved = 0
-        self.read_all = False
-        self.finished = False
 
 
 class Connection:
@@ -115,10 +59,10 @@ class Connection:
     def __init__(self, server: TcpServer, sock: socket.socket, client: str) -> None:
         self.server = server
         self.client = client
-        self.client_end = _End(sock)
+        self.client_end = End(sock)
         self.endpoint: Optional[Endpoint] = None
-        self.endpoint_end: Optional[_End] = None
-        self.halves: Collection[_Half] = ()
+        self.endpoint_end: Optional[End] = None
+        self.halves: Collection[Half] = ()
         self.active = server.shared.loop.now
         self._tried: List[Endpoint] = []
         self._queued = False
@@ -151,14 +95,13 @@ class Connection:
         self.abort()
 
     def _begin(self, endpoint: Endpoint) -> None:
-        family = socket.AF_INET6 if ":" in endpoint[0] else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        sock = open_socket(endpoint[0], socket.SOCK_STREAM)
         try:
             keep_alive(sock)
             number = sock.connect_ex(endpoint)
             if number not in (0, errno.EINPROGRESS):
                 raise OSError(number, os.strerror(number))
-            self.endpoint, self.endpoint_end = endpoint, _End(sock)
+            self.endpoint, self.endpoint_end = endpoint, End(sock)
             self.active = self.server.shared.loop.now
             self.server.shared.connecting[self] = None
             self.server.shared.loop.watch(sock.fileno(), self._connected, _EVENTS)
@@ -191,7 +134,7 @@ class Connection:
         end.readable = bool(mask & _READABLE)
         end.ended = bool(mask & _ENDED)
         client = self.client_end
-        self.halves = (_Half(client, end), _Half(end, client))
+        self.halves = (Half(client, end), Half(end, client))
         loop.hand_over(end.number, self._endpoint_ready)
         loop.watch(client.number, self._client_ready, _EVENTS)
         self._pump()
@@ -220,7 +163,7 @@ class Connection:
         if self.endpoint_end is not None:
             self._ready(self.endpoint_end, mask)
 
-    def _ready(self, end: _End, mask: int) -> None:
+    def _ready(self, end: End, mask: int) -> None:
         if mask & _READABLE:
             end.readable = True
         if mask & _WRITABLE:
@@ -243,7 +186,7 @@ class Connection:
         more = False
         try:
             for half in self.halves:
-                more = self._move(half) or more
+                more = half.move(shared.means) or more
         except OSError:
             self.abort()
             return
@@ -252,73 +195,6 @@ class Connection:
         elif more and not self._queued:
             self._queued = True
             shared.loop.again(self._again)
-
-    def _move(self, half: _Half) -> bool:
-        """Transfer bytes of one half until it would block; return whether its quota is used up. Raises OSError."""
-        if half.finished:
-            return False
-        left = _TURN_BYTES
-        while left > 0:
-            if half.in_pipe or half.held:
-                if not half.sink.writable or not self._write(half):
-                    return False
-            elif half.read_all:
-                # The other side may have reset the connection by now, which its own half reports.
-                with contextlib.suppress(OSError):
-                    half.sink.sock.shutdown(socket.SHUT_WR)
-                half.finished = True
-                return False
-            elif not half.source.readable:
-                return False
-            else:
-                left -= self._read(half)
-        return True
-
-    def _read(self, half: _Half) -> int:
-        """Read once, and write as much of it as possible; return the number of bytes read."""
-        shared, source = self.server.shared, half.source
-        if half.pipe is None and half.moved >= _BULK_BYTES and shared.splice is not None:
-            half.pipe = shared.pipes.borrow()
-        try:
-            if half.pipe is not None and shared.splice is not None:
-                size = half.pipe.size
-                count = half.in_pipe = shared.splice(source.number, half.pipe.write_end, size)
-            else:
-                size = BUFFER_BYTES
-                count = source.sock.recv_into(shared.buffer)
-        except (BlockingIOError, InterruptedError):
-            source.readable = False
-            return 0
-        half.moved += count
-        shared.totals.bytes += count
-        if not count:
-            half.read_all = True
-        elif half.pipe is None:
-            sent = 0
-            if half.sink.writable:
-                try:
-                    sent = half.sink.sock.send(shared.buffer[:count])
-                except BlockingIOError:
-                    half.sink.writable = False
-            if sent < count:
-                half.held = bytes(shared.buffer[sent:count])
-            elif count < size and not source.ended:
-                # The socket was drained; further bytes, or the end, cause a new event.
-                source.readable = False
-        return count
-
-    def _write(self, half: _Half) -> bool:
-        """Write the bytes that the half holds; return whether all were written."""
-        shared, sink = self.server.shared, half.sink
-        try:
-            if half.in_pipe and half.pipe is not None and shared.splice is not None:
-                half.in_pipe -= shared.splice(half.pipe.read_end, sink.number, half.in_pipe)
-            else:
-                half.held = half.held[sink.sock.send(half.held) :]
-        except BlockingIOError:
-            sink.writable = False
-            return False
-        return True
 
     # ---- the end
 
@@ -338,9 +214,7 @@ class Connection:
     def _forget(self) -> None:
         shared = self.server.shared
         for half in self.halves:
-            if half.pipe is not None:
-                shared.pipes.give_back(half.pipe, half.in_pipe == 0)
-                half.pipe = None
+            half.release(shared.means)
         if self.halves:
             shared.loop.forget(self.client_end.number)
         if self.endpoint_end is not None:
@@ -370,19 +244,18 @@ class TcpServer:
         self.balancer = balancer
         self.connections: Set[Connection] = set()
         self._everyone = everyone
-        family = socket.AF_INET6 if ":" in key.address else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self._socket = bound_socket(key.address, key.port, socket.SOCK_STREAM, self._prepare)
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            # Accepted sockets inherit these options.
-            keep_alive(self._socket)
-            self._socket.bind((key.address, key.port))
             self._socket.listen(_BACKLOG)
         except OSError:
             self._socket.close()
             raise
+
+    @staticmethod
+    def _prepare(sock: socket.socket) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted sockets inherit these options.
+        keep_alive(sock)
 
     def fileno(self) -> int:
         """Return the descriptor of the listening socket."""

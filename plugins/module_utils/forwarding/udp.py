@@ -18,6 +18,7 @@ from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from .balancing import Balancer, FailedEndpoints
 from .limits import Limits, Totals
 from .loop import Loop
+from .sockets import bound_socket, open_socket
 from .sources import is_allowed
 
 _DATAGRAMS = 64
@@ -48,8 +49,7 @@ class Session:
         self.endpoint = endpoint
         self.answered = False
         self.active = server.shared.loop.now
-        family = socket.AF_INET6 if ":" in endpoint[0] else socket.AF_INET
-        self.sock = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self.sock = open_socket(endpoint[0], socket.SOCK_DGRAM)
         try:
             self.sock.connect(endpoint)
             server.shared.loop.watch(self.sock.fileno(), self._readable, select.EPOLLIN)
@@ -164,16 +164,11 @@ class UdpServer:
         self.shared = shared
         self.balancer = balancer
         self.sessions: Dict[Tuple[str, int], Session] = {}
-        family = socket.AF_INET6 if ":" in key.address else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            if family == socket.AF_INET6:
-                self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
-            self._socket.bind((key.address, key.port))
-        except OSError:
-            self._socket.close()
-            raise
+        self._socket = bound_socket(key.address, key.port, socket.SOCK_DGRAM, self._prepare)
+
+    @staticmethod
+    def _prepare(sock: socket.socket) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
 
     def fileno(self) -> int:
         """Return the descriptor of the socket."""

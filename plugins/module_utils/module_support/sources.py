@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, List, Sequence
 
-from ..cluster.api import ResourceType, list_objects
+from ..cluster.api import list_objects
 from ..cluster.connection import ApiConnection
+from ..cluster.resource_types import ResourceType
 from ..cluster.snapshot import read_snapshot
 from ..cluster.state import ClusterState
 from ..errors import ConfigurationError

@@ -16,8 +16,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.cluste
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.keeper import CacheKeeper
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Batch
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import NETWORK_POLICIES
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import write_cache
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import NETWORK_POLICIES
 
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
 SERVICE = {

@@ -18,13 +18,13 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision i
     Supervisor,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import (
     NODES,
     SERVICE_CIDRS,
     SERVICES,
-    ApiClient,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig

@@ -21,8 +21,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision i
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster import api
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.exec_plugin import ExecPlugin, ExecSettings
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import SERVICES, ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import Access, ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import SERVICES
 from tests.apiserver.wire import Answer, Wire, broken, chunked, failure, head, response, silent
 from tests.lab.clock import Clock
 

@@ -21,14 +21,14 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflec
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView, small
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Backoff
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import (
     ENDPOINT_SLICES,
     NODES,
     SERVICE_CIDRS,
     SERVICES,
-    ApiClient,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from tests.apiserver.mutations import events_of, mutated, page_of
 from tests.apiserver.store import Compacted, Store

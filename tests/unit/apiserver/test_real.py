@@ -9,8 +9,9 @@ import threading
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import NODES, SERVICES, ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import NODES, SERVICES
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError
 from tests.apiserver.real import Gate, RealStore
 from tests.apiserver.server import ApiServer

@@ -24,8 +24,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.prox
     is_excepted,
     parse_proxy,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import NODES, SERVICES, ApiClient
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import ApiClient
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection, resolve
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import NODES, SERVICES
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store

@@ -12,16 +12,18 @@ import threading
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import (
-    ENDPOINT_SLICES,
-    NODES,
-    SERVICE_CIDRS,
-    SERVICES,
     ApiClient,
     ApiStatusError,
     Expired,
     list_objects,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.connection import ApiConnection
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.resource_types import (
+    ENDPOINT_SLICES,
+    NODES,
+    SERVICE_CIDRS,
+    SERVICES,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
 from tests.apiserver.server import ApiServer

@@ -58,7 +58,8 @@ def digest_of_all(sock: socket.socket) -> None:
 def test_a_half_ends_on_its_own_and_every_byte_arrives(start, endpoint, monkeypatch, way):
     running = start()
     if way == "no splice":
-        running.forwarder._tcp = running.forwarder._tcp._replace(splice=None)
+        shared = running.forwarder._tcp
+        running.forwarder._tcp = shared._replace(means=shared.means._replace(splice=None))
     elif way == "no pipe":
         monkeypatch.setattr(running.forwarder._pipes, "_most", 0)
     key = running.listen(endpoint(digest_of_all).place)
@@ -321,14 +322,14 @@ def test_running_out_of_descriptors_only_delays(start, endpoint, monkeypatch):
 def test_a_defect_costs_one_connection(start, endpoint, monkeypatch):
     running = start()
     key = running.listen(endpoint().place)
-    real = tcp.Connection._move
+    real = tcp.Connection._pump
 
-    def broken(self, half):
+    def broken(self):
         if self.client == "127.0.0.66":
             raise ValueError("a defect")
-        return real(self, half)
+        return real(self)
 
-    monkeypatch.setattr(tcp.Connection, "_move", broken)
+    monkeypatch.setattr(tcp.Connection, "_pump", broken)
     assert_reset(running, key, "127.0.0.66")
     with running.connect(key) as sock:
         sock.sendall(b"x")

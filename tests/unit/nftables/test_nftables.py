@@ -12,8 +12,8 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.attributes import parse_attributes
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import messages
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.decoding import parse_expression
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.messages import Encoder, expression_bytes
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.observation import parse_expression
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Planner, Transaction
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables import balancing, layout
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables import expressions as x

@@ -9,16 +9,16 @@ import contextlib
 import random
 from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence
 
-from ...cluster.api import (
+from ...cluster.api import ApiClient
+from ...cluster.parsing.objects import object_key
+from ...cluster.resource_types import (
     CLUSTER_NETWORK_POLICIES,
     ENDPOINT_SLICES,
     NODES,
     SERVICE_CIDRS,
     SERVICES,
-    ApiClient,
     ResourceType,
 )
-from ...cluster.parsing.objects import object_key
 from ..supervision import Supervisor, Task
 from ..surface.log import Log
 from ..timers import monotonic

@@ -288,7 +288,7 @@ class NodeSync:
     def _refresh_gauges(self) -> None:
         if self.proxiers is not None:
             for family in self.proxiers.families:
-                self.syncer.count_rules(self.proxiers, family)
+                self.syncer.measures.count_rules(self.proxiers, family)
 
     def _refresh_addresses(self) -> None:
         """Apply changes of the node's addresses and of ServiceCIDRs; program only what depends on them."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ...cluster.claims import Conflict
 from ...cluster.model import NamespacedName
@@ -25,6 +25,7 @@ from ..surface.surface import Surface
 from .losses import LossWatch
 from .proxier import Proxier, SyncResult
 from .setup import Proxiers
+from .sync_metrics import FULL, PARTIAL, SyncMetrics
 
 #: What a new node needs first: access to the API server, and name resolution.
 FIRST_SERVICES = (
@@ -32,7 +33,7 @@ FIRST_SERVICES = (
     NamespacedName("kube-system", "kube-dns"),
     NamespacedName("kube-system", "coredns"),
 )
-FULL, PARTIAL, COLD = "full", "partial", "cold"
+COLD = "cold"
 
 
 class SyncOutcome(NamedTuple):
@@ -91,10 +92,10 @@ class Syncer:
         self.drift_repaired = 0
         self._health = health
         self._metrics = metrics
+        self.measures = SyncMetrics(metrics)
         self.surface = surface
         self._log = log
         self._limited = limited
-        self._longest = 0.0
         self._conflicts: Tuple[Conflict, ...] = ()
         self.losses = losses or LossWatch(50.0, 0.0, time.monotonic)
         self._held: Set[NamespacedName] = set()
@@ -183,7 +184,7 @@ class Syncer:
                     family.full() if number == 0 else family.partial()
                 except KernelError as error:
                     self._log.error("sync failed", family=family.family, kind=COLD, error=error)
-                    self._count_failure(proxy, family, FULL, error)
+                    self.measures.count_failure(proxy, family, FULL, error)
                     return set()
                 finally:
                     self._filling[family.family] = self._filling.get(family.family, 0.0) + time.monotonic() - began
@@ -214,7 +215,7 @@ class Syncer:
                 succeeded = False
                 if suspicion:
                     self._unrepaired[family.family] = suspicion
-                self._count_failure(proxy, family, kind, error)
+                self.measures.count_failure(proxy, family, kind, error)
                 self._family_failed(family, str(error))
                 continue
             failed += self.surface.sync_service_health(family)
@@ -244,7 +245,7 @@ class Syncer:
         filling = self._filling.pop(family.family, 0.0)
         seconds = time.monotonic() - started + filling
         conntrack = self._clean_conntrack(family)
-        self._measure(proxy, family, FULL if filling else kind, seconds, result)
+        self.measures.measure(proxy, family, FULL if filling else kind, seconds, result)
         self._health.updated(family.family)
         changed = result.added + result.replaced + result.removed
         if changed or kind == FULL or conntrack:
@@ -320,49 +321,6 @@ class Syncer:
             self._metrics.conntrack_duration.labels(family.family).observe(seconds)
             self._metrics.conntrack_deleted.labels(family.family).inc(deleted)
         return deleted
-
-    def _measure(self, proxy: Proxiers, family: Proxier, kind: str, seconds: float, result: SyncResult) -> None:
-        metrics, name = self._metrics, family.family
-        metrics.sync_duration.labels(name).observe(seconds)
-        if proxy.mode.measures_kinds:
-            by_kind = metrics.full_sync_duration if kind == FULL else metrics.partial_sync_duration
-            by_kind.labels(name).observe(seconds)
-        metrics.last_sync.labels(name).set_to_current_time()
-        totals = family.summaries.totals
-        metrics.no_local_endpoints.labels("internal", name).set(totals.no_local_internal)
-        metrics.no_local_endpoints.labels("external", name).set(totals.no_local_external)
-        for stage in family.stages:
-            rows = family.tables.desired.get(stage.resource.kind)
-            if rows is not None:
-                metrics.table_entries.labels(stage.resource.kind, stage.resource.family).set(len(rows))
-        self._longest = max([self._longest, *result.seconds.values()])
-        metrics.longest_kernel_call.set(self._longest)
-        if kind == FULL:
-            self.count_rules(proxy, family)
-        self._count_written(proxy, family, kind, result)
-
-    def count_rules(self, proxy: Proxiers, family: Proxier) -> None:
-        """Update the gauge of iptables rules; it costs O(cluster), so it is not done with every sync."""
-        for table, rules in proxy.mode.rule_counts(family.tables.desired).items():
-            self._metrics.iptables_rules.labels(table, family.family).set(rules)
-
-    def _count_written(self, proxy: Proxiers, family: Proxier, kind: str, result: SyncResult) -> None:
-        """Set the gauges of the rules that the last sync wrote; a full sync counts all rules."""
-        written: Mapping[str, Mapping[Any, Any]] = family.tables.desired
-        if kind != FULL:
-            written = {
-                item.resource.kind: {
-                    **item.change.added,
-                    **{key: new for key, (_old, new) in item.change.replaced.items()},
-                }
-                for item in result.changes
-            }
-        for table, rules in proxy.mode.rule_counts(written).items():
-            self._metrics.iptables_rules_last.labels(table, family.family).set(rules)
-
-    def _count_failure(self, proxy: Proxiers, family: Proxier, kind: str, error: ProxyError) -> None:
-        for name in proxy.mode.failure_counters(error, kind == PARTIAL):
-            getattr(self._metrics, name).labels(family.family).inc()
 
     def _family_failed(self, family: Proxier, error: str) -> None:
         self.last_error = error

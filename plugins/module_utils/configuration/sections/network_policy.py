@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Tuple
 
-from ...cluster.api import CLUSTER_NETWORK_POLICIES, NAMESPACES, NETWORK_POLICIES, PODS, ResourceType
 from ...cluster.fields import shown
+from ...cluster.resource_types import CLUSTER_NETWORK_POLICIES, NAMESPACES, NETWORK_POLICIES, PODS, ResourceType
 from ..field import HONOURED, Field
 from ..reader import Section
 

@@ -26,7 +26,7 @@ from .attributes import (
     NFTA_SET_ELEM_LIST_SET,
     NFTA_TABLE_NAME,
 )
-from .observation import parse_data
+from .decoding import parse_data
 
 _HEAD = 4
 

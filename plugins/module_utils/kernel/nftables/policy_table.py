@@ -11,7 +11,7 @@ from ...rendering.networkpolicy.layout import TABLE
 from ...rendering.networkpolicy.text import describe, element_text
 from ...rendering.nftables.objects import SET_CONCAT, Key
 from ...resources import Kind
-from .observation import ranges
+from .decoding import ranges
 from .raw import RawTableResource, key_and_data
 from .raw_reading import RawSet
 from .resource import NftablesResource

@@ -32,7 +32,7 @@ from .attributes import (
     NFTA_SET_ID,
     NFTA_TABLE_NAME,
 )
-from .observation import parse_data, parse_expression, parse_hook
+from .decoding import parse_data, parse_expression, parse_hook
 from .raw_reading import RawChain, RawKey, RawReader, RawSet, RawTable, RawValue, StatefulKey
 
 _NEW_OBJECT = messages.SUBSYSTEM | 18

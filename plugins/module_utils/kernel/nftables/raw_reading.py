@@ -86,7 +86,7 @@ from .attributes import (
     NFTA_TABLE_NAME,
     NFTA_TABLE_USERDATA,
 )
-from .observation import added_up
+from .decoding import added_up
 
 _GET_OBJECT = messages.SUBSYSTEM | 19
 _HEAD = 4

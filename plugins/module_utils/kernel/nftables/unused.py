@@ -18,7 +18,7 @@ from ...rendering.nftables.own_names import is_own
 from ...resources import Change, Kind, Resource
 from ..netlink.attributes import parse_attributes
 from .attributes import NFTA_DYNSET_SET_NAME, NFTA_IMMEDIATE_DATA, NFTA_LOOKUP_SET, NFTA_SET_ELEM_DATA
-from .observation import parse_data, parse_expression
+from .decoding import parse_data, parse_expression
 from .raw import RawTableResource, rule_expressions
 from .raw_reading import RawChain, RawKey, RawSet, RawTable, RawValue
 from .resource import NftablesResource

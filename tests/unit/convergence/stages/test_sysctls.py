@@ -12,6 +12,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.
     localhost_node_ports,
     wanted_sysctls,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.generic.sysctls import profile_of
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import node_facts
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctl_profile import wanted_values
 
@@ -32,7 +33,7 @@ OPTIONS = {
 
 def at_boot(configuration, **options):
     """Return the module's parameters for a configuration on this machine."""
-    return wanted_values(sysctls._profile({**OPTIONS, "configuration": configuration, **options}, node_facts().cores))
+    return wanted_values(profile_of({**OPTIONS, "configuration": configuration, **options}, node_facts().cores))
 
 
 @pytest.mark.parametrize(

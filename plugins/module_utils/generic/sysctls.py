@@ -1,0 +1,155 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The logic of the module ``sysctls``: kernel parameters from explicit values and from a profile of the proxy."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from ..configuration.conntrack import conntrack_maximum
+from ..configuration.load import load
+from ..convergence.stages.sysctls import localhost_node_ports, profile_settings
+from ..errors import ConfigurationError, ProxyError
+from ..kernel import facts, modules, sysctl_profile, sysctls
+from ..kernel.files import FilesResource
+from ..resources import PlannedChange, difference
+
+# The memory per entry depends on the kernel's build; 320 bytes is the usual size of struct nf_conn with extensions.
+_ENTRY_BYTES = 320
+
+
+class SysctlPlan(NamedTuple):
+    """The planned changes, and the other parts of the result."""
+
+    planned: List[PlannedChange]
+    running: Dict[str, str]
+    explanations: List[Dict[str, str]]
+    unchanged_here: Dict[str, str]
+    warnings: List[str]
+
+
+def _conntrack(options: Mapping[str, Any], cores: int) -> Tuple[sysctl_profile.ConntrackProfile, str]:
+    for name, value in options.items():
+        if value < 0:
+            raise ConfigurationError(f"profile.conntrack.{name}: {value} is negative")
+    maximum = conntrack_maximum(options["max_per_core"], options["min"], cores)
+    profile = sysctl_profile.ConntrackProfile(
+        maximum=maximum,
+        tcp_established_seconds=options["tcp_established_timeout"] or None,
+        tcp_close_wait_seconds=options["tcp_close_wait_timeout"] or None,
+        udp_seconds=options["udp_timeout"] or None,
+        udp_stream_seconds=options["udp_stream_timeout"] or None,
+        be_liberal=options["tcp_be_liberal"],
+    )
+    return profile, _reason(maximum, options["max_per_core"], options["min"], cores)
+
+
+def _reason(maximum: Optional[int], per_core: int, least: int, cores: int) -> str:
+    """Explain how the size of the table was computed and how much memory it takes; empty if it is not changed."""
+    if maximum is None:
+        return ""
+    need, have = maximum * _ENTRY_BYTES >> 20, facts.memory_bytes() >> 20
+    return (
+        f"{per_core} per core x {cores} cores, at least {least} (a full table takes about {need} of {have} MiB memory)"
+    )
+
+
+def profile_of(options: Mapping[str, Any], cores: int) -> Dict[str, sysctl_profile.Setting]:
+    """Return the profile of a configuration, overridden by the other options of ``profile``."""
+    version = facts.kernel_version(facts.kernel_release())
+    loaded = load(options["configuration"] or {}, options["mode"] or "").configuration
+    settings = profile_settings(loaded, version, cores, localhost_node_ports(loaded))
+    given = {name: options[name] for name in ("strict_arp", "route_localnet") if options[name] is not None}
+    if options["conntrack"]:
+        given["conntrack"], reason = _conntrack(options["conntrack"], cores)
+    else:
+        reason = _reason(settings.conntrack.maximum, loaded.conntrack.max_per_core, loaded.conntrack.min, cores)
+    return sysctl_profile.profile(
+        settings._replace(
+            **given,
+            estimation=options["estimation"],
+            bridge_netfilter=options["bridge_netfilter"],
+            netdev_max_backlog=options["netdev_max_backlog"],
+            reserved_node_ports=options["reserved_node_ports"] or "",
+            ipv6=facts.ipv6_supported(),
+            maximum_reason=reason,
+        )
+    )
+
+
+def _explicit(values: Mapping[str, Any]) -> Dict[str, Optional[str]]:
+    """Return the option ``values`` with canonical keys; None means not to change the parameter."""
+    chosen: Dict[str, Optional[str]] = {}
+    for key, value in values.items():
+        name = sysctls.canonical_key(str(key))
+        if isinstance(value, (dict, list)):
+            raise ConfigurationError(f"sysctl {name}: the value must be text or a number")
+        if name in chosen:
+            raise ConfigurationError(f"sysctl {name}: given twice")
+        chosen[name] = None if value is None else sysctls.canonical_value(name, value)
+    return chosen
+
+
+def _missing_in_check_mode(change_added: Mapping[str, str]) -> List[str]:
+    """Return a warning for each missing key whose kernel module can be loaded; raise ProxyError for other keys."""
+    release = facts.kernel_release()
+    warnings = []
+    for key, value in change_added.items():
+        name = sysctls.provider(key)
+        if name is None or name in modules.present_modules([name], release):
+            raise sysctls.missing_key(key, value)
+        if name in modules.available_modules(release):
+            warnings.append(f"sysctl {key}: needs the kernel module {name}, which is not loaded yet")
+        else:
+            raise sysctls.missing_key(key, value)
+    return warnings
+
+
+def plan_present(parameters: Mapping[str, Any], cores: int, check_mode: bool, path: str) -> SysctlPlan:
+    """Return the changes after which the node has the parameters of the options ``values`` and ``profile``.
+
+    ``cores``: by which the connection tracking table is sized. ``path``: the file for the next boot, or empty.
+    ``check_mode``: parameters of kernel modules that could be loaded are warnings. Raises ProxyError, also for a
+    parameter that cannot be changed unless ``unchangeable`` is ``warn``.
+    """
+    chosen = profile_of(parameters["profile"], cores) if parameters["profile"] else {}
+    wanted = sysctl_profile.wanted_values(chosen)
+    for key, value in _explicit(parameters["values"]).items():
+        wanted.pop(key, None)
+        if value is not None:
+            wanted[key] = value
+        if key in chosen:
+            why = "left alone, as requested in values" if value is None else "as given in values"
+            chosen[key] = sysctl_profile.Setting(value, why)
+    resource = sysctls.SysctlsResource(wanted)
+    running = resource.observe()
+    desired = sysctls.resolve(wanted, running)
+    change = difference(running, desired)
+    warnings = _missing_in_check_mode(change.added) if check_mode else []
+    blocked = sysctls.unchangeable(change.replaced)
+    unchanged_here: Dict[str, str] = {}
+    for key, reason in blocked.items():
+        old, new = change.replaced[key]
+        message = f"sysctl {key}: is {old}, wanted {new}: {reason}"
+        if parameters["unchangeable"] == "fail":
+            raise ProxyError(f"{message}, or leave it with unchangeable=warn (in the role: kernel_unchangeable)")
+        warnings.append(message)
+        unchanged_here[key] = reason
+        del change.replaced[key]
+    planned = [PlannedChange(resource, change)]
+    if path:
+        files = FilesResource([path])
+        existing = files.observe()
+        persistent = sysctls.persistent_values(wanted, running, existing.get(path, ""))
+        content = sysctls.sysctl_file(persistent, {key: setting.why for key, setting in chosen.items()})
+        planned.append(PlannedChange(files, difference(existing, {path: content})))
+        warnings += sysctls.boot_conflicts(path, content)
+    after = {**running, **change.added, **{key: new for key, (_old, new) in change.replaced.items()}}
+    return SysctlPlan(planned, after, sysctl_profile.explanations(chosen), unchanged_here, warnings)
+
+
+def plan_absent(path: str) -> SysctlPlan:
+    """Return the removal of the file for the next boot; the running values are kept. Raises KernelError."""
+    files = FilesResource([path])
+    return SysctlPlan([PlannedChange(files, difference(files.observe(), {}))], {}, [], {}, [])

@@ -1,0 +1,243 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Decode what nf_tables reports: expressions, sets, hooks and elements as values of the resource table."""
+
+from __future__ import annotations
+
+import struct
+import time
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, TypeVar
+
+from ...rendering.nftables.expressions import IGNORED, OPTIONAL, SCHEMA
+from ...rendering.nftables.objects import (
+    DATA_TYPE_NAMES,
+    HOOKS,
+    SET_EVAL,
+    SET_MAP,
+    SET_TIMEOUT,
+    VERDICT,
+    BaseHook,
+    Expression,
+    SetValue,
+)
+from ..netlink.attributes import attribute_text, each_attribute, parse_attributes
+from . import messages
+from .attributes import (
+    NFTA_CHAIN_HOOK,
+    NFTA_CHAIN_POLICY,
+    NFTA_CHAIN_TYPE,
+    NFTA_DATA_VALUE,
+    NFTA_DATA_VERDICT,
+    NFTA_EXPR_DATA,
+    NFTA_EXPR_NAME,
+    NFTA_HOOK_HOOKNUM,
+    NFTA_HOOK_PRIORITY,
+    NFTA_NAT_FLAGS,
+    NFTA_NAT_REG_ADDR_MAX,
+    NFTA_NAT_REG_ADDR_MIN,
+    NFTA_NAT_REG_PROTO_MAX,
+    NFTA_NAT_REG_PROTO_MIN,
+    NFTA_SET_DATA_TYPE,
+    NFTA_SET_DESC,
+    NFTA_SET_DESC_SIZE,
+    NFTA_SET_ELEM_DATA,
+    NFTA_SET_ELEM_FLAGS,
+    NFTA_SET_ELEM_KEY,
+    NFTA_SET_ELEM_KEY_END,
+    NFTA_SET_EXPR,
+    NFTA_SET_EXPRESSIONS,
+    NFTA_SET_FLAGS,
+    NFTA_SET_KEY_TYPE,
+    NFTA_SET_TIMEOUT,
+    NFTA_VERDICT_CHAIN,
+    NFTA_VERDICT_CODE,
+)
+
+_U32 = struct.Struct(">I")
+_INCOMPLETE_ATTEMPTS = 20
+_RESIZE_SECONDS = 0.05
+#: A set with so few elements fits into one datagram of a dump, which the kernel reads atomically.
+_FEW_ELEMENTS = 300
+
+_NAT_RANGES = ((NFTA_NAT_REG_ADDR_MIN, NFTA_NAT_REG_ADDR_MAX), (NFTA_NAT_REG_PROTO_MIN, NFTA_NAT_REG_PROTO_MAX))
+
+Element = TypeVar("Element")
+Data = TypeVar("Data")
+
+
+def u32(found: Dict[int, memoryview], kind: int, default: int = 0) -> int:
+    """Return a number of 32 bits in network order, or ``default`` without such an attribute."""
+    return int(_U32.unpack(found[kind])[0]) if kind in found else default
+
+
+def verdict_text(found: Dict[int, memoryview]) -> str:
+    """Return ``drop``, ``goto CHAIN`` and so on, from the attributes of NFTA_DATA_VERDICT."""
+    code = struct.unpack(">i", found[NFTA_VERDICT_CODE])[0]
+    word = messages.VERDICT_NAMES.get(code, f"verdict {code}")
+    return f"{word} {attribute_text(found[NFTA_VERDICT_CHAIN])}" if NFTA_VERDICT_CHAIN in found else word
+
+
+def parse_data(raw: memoryview) -> Any:
+    """Return bytes, or the text of a verdict, from NFTA_DATA attributes."""
+    found = parse_attributes(raw, 0, len(raw))
+    verdict = found.get(NFTA_DATA_VERDICT)
+    if verdict is not None:
+        return verdict_text(parse_attributes(verdict, 0, len(verdict)))
+    return bytes(found.get(NFTA_DATA_VALUE, b""))
+
+
+def _attribute_value(kind: str, raw: memoryview) -> Any:
+    if kind == "text":
+        return attribute_text(raw)
+    if kind == "data":
+        return parse_data(raw)
+    return int.from_bytes(raw, "big")
+
+
+def parse_expression(raw: memoryview) -> Expression:
+    """Parse one expression to the form in which this project writes it, without defaults and repetitions."""
+    outer = parse_attributes(raw, 0, len(raw))
+    name = attribute_text(outer[NFTA_EXPR_NAME])
+    inner = outer.get(NFTA_EXPR_DATA, memoryview(b""))
+    schema = SCHEMA.get(name, {})
+    values: Dict[int, Any] = {}
+    for number, part in each_attribute(inner, 0, len(inner)):
+        if (name, number) in IGNORED:
+            continue
+        kind = schema.get(number)
+        value = bytes(part) if kind is None else _attribute_value(kind, part)
+        if (kind is None and not any(value)) or ((name, number) in OPTIONAL and not value):
+            continue
+        values[number] = value
+    if name == "nat":
+        _normalise_nat(values)
+    return Expression(name, tuple(sorted(values.items())))
+
+
+def _normalise_nat(values: Dict[int, Any]) -> None:
+    """Remove the upper end of a range of one, and the flags 1 and 2, which only repeat what the registers imply."""
+    for lower, upper in _NAT_RANGES:
+        if values.get(upper) == values.get(lower):
+            values.pop(upper, None)
+    values[NFTA_NAT_FLAGS] = values.get(NFTA_NAT_FLAGS, 0) & ~0x3
+    if not values[NFTA_NAT_FLAGS]:
+        del values[NFTA_NAT_FLAGS]
+
+
+def rule_comment(found: Dict[int, memoryview], kind: int) -> str:
+    """Return the comment in the user data of a rule, as nft writes it; empty if there is none."""
+    raw = bytes(found.get(kind, b""))
+    position = 0
+    while position + 2 <= len(raw):
+        tag, size = raw[position], raw[position + 1]
+        if tag == 0:
+            return raw[position + 2 : position + 2 + size].rstrip(b"\x00").decode(errors="replace")
+        position += 2 + size
+    return ""
+
+
+def type_names(number: int) -> Tuple[str, ...]:
+    """Return the parts of a concatenated type; a part without a name here is ``type-N``."""
+    names: List[str] = []
+    while number:
+        part = number & 0x3F
+        names.append(DATA_TYPE_NAMES.get(part, f"type-{part}"))
+        number >>= 6
+    return tuple(reversed(names))
+
+
+def parse_set(found: Dict[int, memoryview]) -> SetValue:
+    """Parse the definition of a set."""
+    flags = u32(found, NFTA_SET_FLAGS)
+    data: Any = None
+    if flags & SET_MAP:
+        number = u32(found, NFTA_SET_DATA_TYPE)
+        data = (VERDICT,) if number == messages.DATA_TYPE_VERDICT else type_names(number)
+    dynamic = bool(flags & SET_EVAL)
+    description = found.get(NFTA_SET_DESC, memoryview(b""))
+    size = u32(parse_attributes(description, 0, len(description)), NFTA_SET_DESC_SIZE) if dynamic else 0
+    timeout = int.from_bytes(found.get(NFTA_SET_TIMEOUT, b""), "big")
+    if flags & SET_TIMEOUT and timeout:
+        flags &= ~SET_TIMEOUT
+    key = type_names(u32(found, NFTA_SET_KEY_TYPE))
+    return SetValue(
+        key=key,
+        data=data,
+        dynamic=dynamic,
+        timeout=timeout,
+        size=size,
+        flags=flags & ~(SET_MAP | SET_EVAL),
+        counted=NFTA_SET_EXPR in found or NFTA_SET_EXPRESSIONS in found,
+    )
+
+
+def parse_hook(found: Dict[int, memoryview]) -> Optional[BaseHook]:
+    """Return the hook of a chain, or None."""
+    raw = found.get(NFTA_CHAIN_HOOK)
+    if raw is None:
+        return None
+    hook = parse_attributes(raw, 0, len(raw))
+    number = u32(hook, NFTA_HOOK_HOOKNUM)
+    name = HOOKS[number] if number < len(HOOKS) else f"hook-{number}"
+    priority = struct.unpack(">i", hook[NFTA_HOOK_PRIORITY])[0]
+    policy = u32(found, NFTA_CHAIN_POLICY, 1)
+    return BaseHook(attribute_text(found[NFTA_CHAIN_TYPE]), name, priority, policy)
+
+
+def added_up(
+    dump: Callable[[], Iterable[Tuple[Element, Data]]], count: Optional[int], uncounted: Optional[Element] = None
+) -> Dict[Element, Data]:
+    """Return all elements of a set, in the order received. ``count``: their number, if the kernel reports it.
+
+    ``uncounted``: the element that the kernel does not count, if the set has it.
+
+    While the kernel resizes a hash table, which continues for a while after a large load, a dump silently lacks
+    elements. An element that was seen once exists: so dumps are merged until they are complete or, if the kernel
+    reports no number, until two large ones in a row add nothing new.
+    """
+    found = dict(dump())
+    for _attempt in range(_INCOMPLETE_ATTEMPTS):
+        if len(found) - (uncounted in found) == count or (count is None and len(found) < _FEW_ELEMENTS):
+            return found
+        before = len(found)
+        if count is not None:
+            time.sleep(_RESIZE_SECONDS)
+        found.update(dump())
+        if len(found) == before and count is None:
+            return found
+    return found
+
+
+def _joined(bounds: List[Tuple[bytes, bool, Any]]) -> Iterator[Tuple[bytes, Any]]:
+    """Yield ranges from the elements where they begin and end: (key, whether it begins there, data)."""
+    # At the same key one range ends before the next begins.
+    ordered = sorted(bounds, key=lambda bound: bound[:2])
+    for position, (key, begins, data) in enumerate(ordered):
+        if begins:
+            following = ordered[position + 1][0] if position + 1 < len(ordered) else b""
+            size = len(key)
+            last = (int.from_bytes(following, "big") - 1).to_bytes(size, "big") if following else b"\xff" * size
+            yield key + last, data
+
+
+def ranges(elements: Iterable[memoryview], concatenated: bool) -> Dict[bytes, Any]:
+    """Return the ranges in encoded elements: first and last key, joined, to True, verdict or data.
+
+    ``concatenated``: the key has several fields; where it has one, the beginning and the end of a range are apart.
+    """
+    found: Dict[bytes, Any] = {}
+    bounds: List[Tuple[bytes, bool, Any]] = []
+    for raw in elements:
+        parts = parse_attributes(raw, 0, len(raw))
+        key = parse_data(parts[NFTA_SET_ELEM_KEY]) if NFTA_SET_ELEM_KEY in parts else messages.CATCH_ALL
+        data = parse_data(parts[NFTA_SET_ELEM_DATA]) if NFTA_SET_ELEM_DATA in parts else True
+        # The element for all other keys has none.
+        if concatenated or not key:
+            last = parse_data(parts[NFTA_SET_ELEM_KEY_END]) if NFTA_SET_ELEM_KEY_END in parts else key
+            found[key + last] = data
+        else:
+            flags = u32(parts, NFTA_SET_ELEM_FLAGS)
+            bounds.append((key, not flags & messages.ELEMENT_INTERVAL_END, data))
+    found.update(_joined(bounds))
+    return found
