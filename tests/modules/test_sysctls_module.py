@@ -23,7 +23,7 @@ def test_values_are_written_once_and_predicted_by_check_mode(node):
     for line in (f"{FORWARD} = 1", f"{LOCALNET} = 1", "net.ipv4.tcp_rmem = 4096\t131072\t6000000", "-rw-r--r--"):
         assert line in runs.after
     headers = [entry["before_header"] for entry in runs.first["diff"]]
-    assert headers == ["sysctls (before)", f"{OWN} (before)"]
+    assert headers == ["sysctls", OWN]
     assert f"{FORWARD} = 0\n" in runs.first["diff"][0]["before"]
     assert f"{FORWARD} = 1\n" in runs.first["diff"][0]["after"]
     assert runs.first["sysctls"] == {FORWARD: "1", LOCALNET: "1", "net.ipv4.tcp_rmem": "4096 131072 6000000"}

@@ -41,8 +41,8 @@ def _text(lines: Sequence[str], limit: int) -> str:
 def difference_entry(name: str, before: Sequence[str], after: Sequence[str], limit: int) -> Dict[str, str]:
     """Return one entry of a result's ``diff``: two texts of at most ``limit`` lines each, with headers."""
     return {
-        "before_header": f"{name} (before)",
-        "after_header": f"{name} (after)",
+        "before_header": name,
+        "after_header": name,
         "before": _text(before, limit),
         "after": _text(after, limit),
     }

@@ -90,7 +90,7 @@ def test_modules_sysctls_and_virtual_servers(node):
         ]
     )
     assert (runs.first["virtual_servers"], runs.first["real_servers"]) == (3, 4)
-    entry = next(entry for entry in runs.first["diff"] if entry["after_header"] == "IPv4 real servers (after)")
+    entry = next(entry for entry in runs.first["diff"] if entry["after_header"] == "IPv4 real servers")
     assert "-a -t 192.0.2.10:443 -r 10.0.0.21:8443 -m -w 3\n" in entry["after"] and entry["before"] == ""
 
 
