@@ -11,6 +11,7 @@ of the file says what became of the change.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shlex
@@ -19,8 +20,8 @@ import stat
 import subprocess
 from typing import List, NamedTuple, Sequence, Tuple
 
-from ..convergence.history.units import start_timer, why_not_systemd
-from ..errors import HistoryError
+from ..convergence.history.units import start_timer, stop_timer, why_not_systemd
+from ..errors import HistoryError, KernelError
 from ..kernel.xtables.variant import XtablesVariant
 
 DIRECTORY = "/run/kubenode-iptables-chains"
@@ -102,11 +103,20 @@ def arm(undos: Sequence[Undo], seconds: int, directory: str = DIRECTORY) -> str:
     return change
 
 
+def _unit(change: str) -> str:
+    return f"kubenode-iptables-chains-{change}"
+
+
+def _disarm(change: str) -> None:
+    """Stop the timer of a change that will not be reverted; if that fails, its script finds nothing to do."""
+    with contextlib.suppress(KernelError):
+        stop_timer(_unit(change))
+
+
 def _start(change: str, seconds: int, script: str) -> None:
     command = ["/bin/sh", script]
     if not why_not_systemd():
-        unit = f"kubenode-iptables-chains-{change}"
-        start_timer(unit, seconds, "Take back an unconfirmed change of iptables", command)
+        start_timer(_unit(change), seconds, "Take back an unconfirmed change of iptables", command)
         return
     waiting = ["/bin/sh", "-c", f'sleep {seconds}; exec "$@"', "sh", *command]
     try:
@@ -141,6 +151,7 @@ def withdraw(change: str, directory: str = DIRECTORY) -> bool:
         return False
     except OSError as error:
         raise HistoryError(f"{place}: {error.strerror}") from error
+    _disarm(change)
     return True
 
 
@@ -160,6 +171,7 @@ def confirm(change: str, check: bool = False, directory: str = DIRECTORY) -> boo
         except OSError as error:
             raise HistoryError(f"{place}: {error.strerror}") from error
         else:
+            _disarm(name)
             return True
     if not change or os.path.exists(os.path.join(directory, change, CONFIRMED)):
         return False
