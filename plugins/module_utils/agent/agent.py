@@ -40,7 +40,7 @@ from .source.inbox import Inbox
 from .source.keeper import CacheKeeper
 from .source.reflector import Batch
 from .source.server_check import ServerCheck
-from .source.static_source import LOOK_SECONDS, StaticSource
+from .source.static_source import CHECK_SECONDS, StaticSource
 from .source.token import TokenKeeper
 from .supervision import Supervisor
 from .surface.control import ControlRequest, ControlServer
@@ -243,7 +243,7 @@ class Agent:
                 if self.options.token:
                     self.supervisor.start("token", self.token.run, self.token.interrupt)
                 self.supervisor.start("api-server-check", self.server_check.run, self.server_check.interrupt)
-                self._static_timer.start(LOOK_SECONDS)
+                self._static_timer.start(CHECK_SECONDS)
                 if serving or not self._serve_static_first():
                     self._await_cluster()
                     if not self._stop:
@@ -286,7 +286,7 @@ class Agent:
         self._sync(first=True)
 
     def _look_for_static(self) -> None:
-        self._static_timer.start(LOOK_SECONDS)
+        self._static_timer.start(CHECK_SECONDS)
         self.views.look_for_static()
 
     def _await_cluster(self) -> None:

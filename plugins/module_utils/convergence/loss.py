@@ -65,7 +65,7 @@ class LossGuard:
         return []
 
     def _refuse_once(self, findings: Sequence[Finding]) -> None:
-        directory, outlook = self._request.state_directory, "the next run applies the change if it finds the same"
+        directory, hint = self._request.state_directory, "the next run applies the change if it finds the same"
         if loss_was_refused(directory):
             self.warnings += [f"applied because two consecutive runs found it: {finding.what}" for finding in findings]
             self._forget()
@@ -74,11 +74,11 @@ class LossGuard:
             try:
                 record_loss(directory, True)
             except KernelError as error:
-                outlook = str(error)
+                hint = str(error)
         try:
             judge(findings)
         except PreflightError as error:
-            raise PreflightError(f"{error}; {outlook}") from None
+            raise PreflightError(f"{error}; {hint}") from None
 
     def _forget(self) -> None:
         if not self._request.check:

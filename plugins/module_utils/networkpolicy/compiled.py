@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Policies in evaluable form: each rule with its peers by kind and its ports merged."""
+"""Policies prepared for evaluation: each rule with its peers by kind, and its ports merged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def digest(*parts: bytes) -> bytes:
 
 
 class Block:
-    """The addresses of one family in the ipBlocks of one rule, as intervals that neither overlap nor touch.
+    """The addresses of one family in the ipBlocks of one rule, without their ``except`` ranges.
+
+    The intervals neither overlap nor touch.
 
     Compared by ``digest``, whose cost does not depend on the number of intervals.
     """
@@ -136,6 +138,7 @@ def merge(intervals: Iterable[Interval]) -> List[Interval]:
 
 
 def _without(outer: Interval, excepted: Sequence[Interval]) -> Iterable[Interval]:
+    """Yield an ipBlock without its ``except`` ranges."""
     position = outer[0]
     for first, last in merge(excepted):
         if first > position:
@@ -146,6 +149,7 @@ def _without(outer: Interval, excepted: Sequence[Interval]) -> Iterable[Interval
 
 
 def _blocks(peers: Sequence[BlockPeer]) -> Iterable[Block]:
+    """Yield the union of the ipBlocks of one rule, for each family that has any."""
     for family in FAMILIES:
         intervals: List[Interval] = []
         for peer in peers:

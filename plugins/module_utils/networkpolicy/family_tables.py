@@ -196,7 +196,7 @@ class FamilyTables:
             self._values.release(value)
 
 
-#: Means peers of every class among what a subject grants.
+#: Key in ``Subject.granted`` of a grant to peers of every class.
 _ANY_CLASS = -1
 
 

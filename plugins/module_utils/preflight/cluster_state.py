@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plausibility of the cluster state: it is complete, contains this Node, and does not cut off most Services."""
+"""Check that the cluster state is complete, contains this Node, and does not cut off most Services."""
 
 from __future__ import annotations
 

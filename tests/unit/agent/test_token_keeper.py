@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.token import (
-    LOOK_SECONDS,
+    CHECK_SECONDS,
     PAUSE_SECONDS,
     TokenKeeper,
 )
@@ -149,9 +149,9 @@ def test_a_token_without_expiry_and_no_token_are_left_alone(tmp_path, server, lo
     secret = account.ensure(server, WHO, shared=True).token
     path = str(tmp_path / "token")
     keeper = TokenKeeper(path, lambda _expect: pytest.fail("asks the server"), Log(log), lambda: server.now)
-    assert keeper.step() == LOOK_SECONDS
+    assert keeper.step() == CHECK_SECONDS
     store_token(path, secret)
-    assert keeper.step() == LOOK_SECONDS and read_token(path) == secret and log.getvalue() == ""
+    assert keeper.step() == CHECK_SECONDS and read_token(path) == secret and log.getvalue() == ""
 
 
 def test_a_wrong_clock_causes_at_most_one_request_a_minute(keeper, server, path):

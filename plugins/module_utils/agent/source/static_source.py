@@ -10,7 +10,7 @@ from ..surface.log import Log
 from .view import ClusterView
 
 #: How often to look for changed files. A look costs one stat(2) for each file.
-LOOK_SECONDS = 2.0
+CHECK_SECONDS = 2.0
 
 
 class StaticSource:

@@ -22,10 +22,10 @@ from ...timestamps import timestamp
 from ..supervision import Task
 from ..surface.log import Log
 
-#: Creates a client; it calls its argument with the seconds that each request may take.
+#: ``connect(expect)`` returns a client that calls ``expect`` with the seconds that a request may take, before each one.
 Connect = Callable[[Callable[[float], None]], ApiClient]
 #: Seconds between checks of the file: the role may have written another token.
-LOOK_SECONDS = 300.0
+CHECK_SECONDS = 300.0
 #: Seconds after a failure, and between two renewals if this node's clock is wrong.
 PAUSE_SECONDS = 60.0
 
@@ -33,7 +33,7 @@ PAUSE_SECONDS = 60.0
 class TokenKeeper:
     """Renews the token in the file at ``path``; does nothing while there is no file, or if its token never expires.
 
-    ``connect`` creates a client that uses the token; it calls its argument with the seconds that each request may take.
+    ``connect`` creates a client that uses the token; see :data:`Connect`.
     ``clock``: seconds since the epoch.
     """
 
@@ -44,12 +44,12 @@ class TokenKeeper:
         self._clock = clock
         self._stop = threading.Event()
         self._client: Optional[ApiClient] = None
-        self._said = ""
+        self._last_logged = ""
 
     def run(self, task: Task) -> None:
         """Renew the token until :meth:`stop`; the body of a supervised thread."""
         while not self._stop.is_set():
-            task.busy(LOOK_SECONDS)
+            task.busy(CHECK_SECONDS)
             pause = self.step(task.busy)
             task.idle()
             self._stop.wait(pause)
@@ -70,8 +70,8 @@ class TokenKeeper:
             return self._step(expect)
         except ProxyError as error:
             # Log each error once, until another one occurs or the token is renewed.
-            if str(error) != self._said:
-                self._said = str(error)
+            if str(error) != self._last_logged:
+                self._last_logged = str(error)
                 self._log.warning("the token for the API server cannot be renewed", error=error)
         return PAUSE_SECONDS
 
@@ -79,15 +79,15 @@ class TokenKeeper:
         try:
             token = parse_token(read_token(self._path))
         except FileNotFoundError:
-            return LOOK_SECONDS
+            return CHECK_SECONDS
         if not token.expires:
-            return LOOK_SECONDS
+            return CHECK_SECONDS
         left = token.renewal - self._clock()
         if left > 0:
-            self._said = ""
-            return min(left, LOOK_SECONDS)
+            self._last_logged = ""
+            return min(left, CHECK_SECONDS)
         self._renew(token, expect)
-        self._said = ""
+        self._last_logged = ""
         return PAUSE_SECONDS
 
     def _renew(self, token: ServiceToken, expect: Callable[[float], None]) -> None:

@@ -36,7 +36,6 @@ PROGRAMMING_BUCKETS: Tuple[float, ...] = (
 
 REST_BUCKETS: Tuple[float, ...] = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 
-_SYNC = "kubeproxy_sync_proxy_rules_"
 _PACKET_COUNTERS = (
     (
         INVALID_COUNTER,
@@ -198,7 +197,9 @@ class Metrics:
         return prometheus_client.Counter(name, text, labels, registry=self.registry)
 
     def _kube_proxy(self) -> None:
-        self.sync_duration = self._histogram(_SYNC + "duration_seconds", "SyncProxyRules latency in seconds")
+        self.sync_duration = self._histogram(
+            "kubeproxy_sync_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds"
+        )
         self.full_sync_duration = self._histogram(
             "kubeproxy_sync_full_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for full resyncs"
         )
@@ -206,21 +207,29 @@ class Metrics:
             "kubeproxy_sync_partial_proxy_rules_duration_seconds",
             "SyncProxyRules latency in seconds for partial resyncs",
         )
-        self.last_sync = self._gauge(_SYNC + "last_timestamp_seconds", "Time of the last successful sync", _FAMILY)
+        self.last_sync = self._gauge(
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "Time of the last successful sync", _FAMILY
+        )
         self.last_queued = self._gauge(
-            _SYNC + "last_queued_timestamp_seconds", "Time a sync was last requested", _FAMILY
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "Time a sync was last requested", _FAMILY
         )
         self.programming_duration = self._histogram(
             "kubeproxy_network_programming_duration_seconds",
-            "From the change of a Service's endpoints to its being programmed, in seconds",
+            "Seconds from a change of a Service's endpoints until the kernel has it",
             buckets=PROGRAMMING_BUCKETS,
         )
-        self.endpoint_changes_pending = self._gauge(_SYNC + "endpoint_changes_pending", "Pending endpoint changes")
-        self.endpoint_changes = self._counter(_SYNC + "endpoint_changes_total", "Endpoint changes seen")
-        self.service_changes_pending = self._gauge(_SYNC + "service_changes_pending", "Pending Service changes")
-        self.service_changes = self._counter(_SYNC + "service_changes_total", "Service changes seen")
+        self.endpoint_changes_pending = self._gauge(
+            "kubeproxy_sync_proxy_rules_endpoint_changes_pending", "Pending endpoint changes"
+        )
+        self.endpoint_changes = self._counter(
+            "kubeproxy_sync_proxy_rules_endpoint_changes_total", "Endpoint changes seen"
+        )
+        self.service_changes_pending = self._gauge(
+            "kubeproxy_sync_proxy_rules_service_changes_pending", "Pending Service changes"
+        )
+        self.service_changes = self._counter("kubeproxy_sync_proxy_rules_service_changes_total", "Service changes seen")
         self.no_local_endpoints = self._gauge(
-            _SYNC + "no_local_endpoints_total",
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
             "Service ports with a Local traffic policy and endpoints, but none on this node",
             ("traffic_policy", "ip_family"),
         )
@@ -233,20 +242,30 @@ class Metrics:
             "kubeproxy_conntrack_reconciler_deleted_entries_total", "Stale conntrack entries deleted", _FAMILY
         )
         self.iptables_restore_failures = self._counter(
-            _SYNC + "iptables_restore_failures_total", "Failed iptables-restore transactions", _FAMILY
+            "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+            "Failed iptables-restore transactions",
+            _FAMILY,
         )
         self.iptables_partial_restore_failures = self._counter(
-            _SYNC + "iptables_partial_restore_failures_total", "Failed partial iptables-restore transactions", _FAMILY
+            "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total",
+            "Failed partial iptables-restore transactions",
+            _FAMILY,
         )
-        self.iptables_rules = self._gauge(_SYNC + "iptables_total", "iptables rules owned", ("table", "ip_family"))
+        self.iptables_rules = self._gauge(
+            "kubeproxy_sync_proxy_rules_iptables_total", "iptables rules owned", ("table", "ip_family")
+        )
         self.iptables_rules_last = self._gauge(
-            _SYNC + "iptables_last", "iptables rules written by the last sync", ("table", "ip_family")
+            "kubeproxy_sync_proxy_rules_iptables_last",
+            "iptables rules written by the last sync",
+            ("table", "ip_family"),
         )
         self.nftables_sync_failures = self._counter(
-            _SYNC + "nftables_sync_failures_total", "Failed nftables transactions", _FAMILY
+            "kubeproxy_sync_proxy_rules_nftables_sync_failures_total", "Failed nftables transactions", _FAMILY
         )
         self.nftables_cleanup_failures = self._counter(
-            _SYNC + "nftables_cleanup_failures_total", "Failed nftables clean-up transactions", _FAMILY
+            "kubeproxy_sync_proxy_rules_nftables_cleanup_failures_total",
+            "Failed nftables clean-up transactions",
+            _FAMILY,
         )
 
     def _kubernetes(self) -> None:

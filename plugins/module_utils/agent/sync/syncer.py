@@ -40,7 +40,7 @@ class SyncOutcome(NamedTuple):
     """The result of syncing all families: success, new failures of health check node ports, number of changed entries.
 
     ``observed``: every family was compared with the kernel as a whole. ``loss``: in words, if most Services have
-    begun to lose their endpoints. ``held_until``: when (by time.monotonic) a loss held back is to be made, or 0.
+    begun to lose their endpoints. ``held_until``: when (by time.monotonic) a held-back loss is applied, or 0.
     """
 
     succeeded: bool
@@ -239,7 +239,7 @@ class Syncer:
         if kind == FULL:
             unrepaired = self._unrepaired.pop(family.family, "")
             if unrepaired:
-                self._tell_of_repair(family, unrepaired, result, time.monotonic() - started)
+                self._report_repair(family, unrepaired, result, time.monotonic() - started)
         elif suspicion:
             repaired = self._repair(family, suspicion)
         filling = self._filling.pop(family.family, 0.0)
@@ -269,9 +269,9 @@ class Syncer:
         """Observe a family without pending changes, in which every difference is an external change; repair it."""
         started = time.monotonic()
         result = family.full()
-        return self._tell_of_repair(family, suspicion, result, time.monotonic() - started)
+        return self._report_repair(family, suspicion, result, time.monotonic() - started)
 
-    def _tell_of_repair(self, family: Proxier, suspicion: str, result: SyncResult, seconds: float) -> int:
+    def _report_repair(self, family: Proxier, suspicion: str, result: SyncResult, seconds: float) -> int:
         """Count the repaired entries and log them in one line; return their number."""
         count = sum(len(item.change) for item in result.changes)
         self.drift_repaired += count

@@ -73,10 +73,10 @@ def arm(number: int, seconds: float, history_directory: str, state_directory: st
     command = [sys.executable or "/usr/bin/python3", "-I", "-B", path]
     command += ["--to", str(number), "--history", history_directory, "--state-directory", state_directory]
     try:
-        tried = run([*command, "--check"], timeout=_CHECK_SECONDS)
-        if tried.status:
-            said = " ".join(tried.errors.split()) or f"exit status {tried.status}"
-            raise HistoryError(f"rolling back to state {number} would not work: {said}")
+        trial = run([*command, "--check"], timeout=_CHECK_SECONDS)
+        if trial.status:
+            message = " ".join(trial.errors.split()) or f"exit status {trial.status}"
+            raise HistoryError(f"rolling back to state {number} would not work: {message}")
         units.start_timer(pending.UNIT, seconds, "Revert an unconfirmed change of the service proxy", command)
     except BaseException:
         pending.clear()

@@ -115,7 +115,7 @@ def _family_stages(
         kept = with_excluded_real_servers(real_servers, observed, servers, excluded)
         return with_draining(kept, observed, resources.connections(), servers)
 
-    # The chains of iptables mode, where this change removes them, serve until everything else has been made.
+    # If this change removes the chains of iptables mode, it does so last, so that they serve until then.
     chains = [item._replace(postponed=replaces_iptables_mode) for item in chain_stages(context, tables[CHAINS], False)]
     return [
         Stage(resources.sets, tables[ipvs.SETS]),

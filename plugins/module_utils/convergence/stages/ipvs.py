@@ -27,9 +27,9 @@ from .still_connected import StillConnected, node_ports
 class OnlyOurServers(Resource[Any, Any]):
     """Virtual or real servers that belong to Services, identified without a record of them, for removal.
 
-    IPVS does not mark ownership. A server is ours if its address is on the dummy device, or if its address is one of
-    the node's own and its port is one of the node ports in our sets. All others are kept, except ``others``: virtual
-    servers that are known to be ours.
+    IPVS does not mark ownership. A server is ours if its address is on the dummy device, or if its protocol and port
+    are a node port in our sets, on any address, since the node may have lost the address meanwhile. All others are
+    kept, except ``others``: virtual servers that are known to be ours.
     """
 
     def __init__(

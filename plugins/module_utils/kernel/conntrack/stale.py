@@ -22,8 +22,8 @@ from .socket import ConntrackSocket, collected
 class Frontends(NamedTuple):
     """The frontends of one protocol and their serving endpoints; addresses and ports as bytes in network order.
 
-    ``addresses`` maps address and port to endpoints, ``node_ports`` a port on any address. A frontend without endpoints
-    makes entries stale whose destination was rewritten.
+    ``addresses`` maps address and port to endpoints, ``node_ports`` a port on any address. If a
+    frontend has no endpoints, only its entries with a rewritten destination are stale.
     """
 
     addresses: Dict[bytes, Set[bytes]]
@@ -72,7 +72,7 @@ def _add(found: Frontends, frontend: Frontend, serving: Set[bytes]) -> None:
 
 
 def stale_entries(entries: Iterable[RawEntry], known: Frontends) -> Iterator[RawEntry]:
-    """Yield the entries that lead to anything but a serving endpoint."""
+    """Yield the entries of the known frontends that lead to anything but a serving endpoint."""
     addresses, node_ports, is_stale = known.addresses, known.node_ports, known.is_stale
     for entry in entries:
         destination = entry[0]
