@@ -13,15 +13,17 @@ from typing import Iterator
 import pytest
 
 from tests.lab.cluster import Lab
+from tests.lab.guest_command import Guest
 from tests.lab.system import LabError
 from tests.lab.topology import pods_of
 from tests.lab.uml import run_in_uml
 
 MARK = f"kubenode-laboratory-test-{os.getpid()}"
+SMALL = Guest(memory="256M", modules=())
 
 
 def test_a_guest_streams_output_and_returns_the_status(capfd: pytest.CaptureFixture[str]) -> None:
-    status = run_in_uml(["sh", "-c", "uname -r; echo to stderr >&2; exit 7"], memory="256M", modules=[])
+    status = run_in_uml(["sh", "-c", "uname -r; echo to stderr >&2; exit 7"], SMALL)
     printed = capfd.readouterr().out.splitlines()
     assert status == 7
     assert printed[0] != os.uname().release
@@ -31,7 +33,7 @@ def test_a_guest_streams_output_and_returns_the_status(capfd: pytest.CaptureFixt
 def test_only_the_named_directory_of_the_host_is_written(tmp_path: Path) -> None:
     script = f"touch /etc/{MARK} /run/{MARK} /var/{MARK} {tmp_path}/{MARK} && echo seen > {tmp_path}/named/result"
     (tmp_path / "named").mkdir()
-    status = run_in_uml(["sh", "-c", script], memory="256M", modules=[], writable=[str(tmp_path / "named")])
+    status = run_in_uml(["sh", "-c", script], SMALL._replace(writable=[str(tmp_path / "named")]))
     assert status == 0
     assert (tmp_path / "named" / "result").read_text(encoding="ascii") == "seen\n"
     assert not any(Path(place, MARK).exists() for place in ("/etc", "/run", "/var", tmp_path))
@@ -39,11 +41,11 @@ def test_only_the_named_directory_of_the_host_is_written(tmp_path: Path) -> None
 
 def test_a_command_that_does_not_end_is_killed() -> None:
     with pytest.raises(LabError, match="did not end within 4 s"):
-        run_in_uml(["sleep", "60"], memory="256M", modules=[], timeout=4)
+        run_in_uml(["sleep", "60"], SMALL._replace(timeout=4))
 
 
 def test_a_missing_command_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_in_uml(["no-such-command"], memory="256M", modules=[]) == 127
+    assert run_in_uml(["no-such-command"], SMALL) == 127
     assert "no-such-command: No such file or directory" in capfd.readouterr().out
 
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Callable, ContextManager, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from tests.lab.node import Specification
 from tests.lab.system import LabError
@@ -36,36 +36,41 @@ DATAPLANE_MODULES: Tuple[str, ...] = (
 # fmt: on
 
 
-def run_in_guest(
-    boot: Boot,
-    argv: Sequence[str],
-    *,
-    hostname: str,
-    environment: Optional[Mapping[str, str]] = None,
-    modules: Sequence[str] = (),
-    writable: Sequence[str] = (),
-    directory: Optional[str] = None,
-    timeout: float = 1800,
-) -> int:
+class Guest(NamedTuple):
+    """The settings of a guest that runs one command.
+
+    ``memory`` is a number followed by M or G. Only writes below the ``writable`` directories reach the host. The
+    command gets the caller's PATH, HOME and LANG and what ``environment`` adds; it starts in ``directory``, by default
+    the caller's, and must end within ``timeout`` seconds.
+    """
+
+    memory: str = "1G"
+    environment: Mapping[str, str] = {}
+    modules: Sequence[str] = DATAPLANE_MODULES
+    writable: Sequence[str] = ()
+    directory: Optional[str] = None
+    timeout: float = 1800
+
+
+def run_in_guest(boot: Boot, argv: Sequence[str], guest: Guest, *, hostname: str) -> int:
     """Boot a guest, run one command in it, stream what it prints, and return its exit status.
 
-    Only writes below the ``writable`` directories reach the host. The command gets this process's PATH, HOME and
-    LANG and what ``environment`` adds. Raises LabError when the guest does not boot or the time is over.
+    Raises LabError when the guest does not boot or the time is over.
     """
     scratch = Path(tempfile.mkdtemp(prefix="kubenode-guest-"))
     given = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
     specification = Specification(
         hostname=hostname,
         scratch=str(scratch),
-        writable=[str(Path(path).resolve()) for path in writable],
-        modules=list(modules),
-        environment={"LANG": "C.UTF-8", **given, "PYTHONDONTWRITEBYTECODE": "1", **(environment or {})},
-        directory=directory or os.getcwd(),
+        writable=[str(Path(path).resolve()) for path in guest.writable],
+        modules=list(guest.modules),
+        environment={"LANG": "C.UTF-8", **given, "PYTHONDONTWRITEBYTECODE": "1", **guest.environment},
+        directory=guest.directory or os.getcwd(),
         command=list(argv),
     )
     try:
         with boot(specification) as ended:
-            _stream(ended, scratch, timeout)
+            _stream(ended, scratch, guest.timeout)
         status = scratch / "status"
         if not status.exists():
             raise LabError(f"the guest {hostname} ended without a result:\n{last_words(scratch)}")
@@ -115,16 +120,16 @@ def make_parser(program: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def settings(options: argparse.Namespace) -> Dict[str, Any]:
-    """Return the parsed options of :func:`make_parser` as keyword arguments of ``run_in_uml`` and ``run_in_qemu``."""
+def settings(options: argparse.Namespace) -> Guest:
+    """Return the guest that the parsed options of :func:`make_parser` describe."""
     modules = DATAPLANE_MODULES if options.modules is None else [name for name in options.modules.split(",") if name]
-    return {
-        "memory": options.memory,
-        "environment": dict(entry.split("=", 1) for entry in options.env),
-        "modules": modules,
-        "writable": options.writable,
-        "timeout": options.timeout,
-    }
+    return Guest(
+        memory=options.memory,
+        environment=dict(entry.split("=", 1) for entry in options.env),
+        modules=modules,
+        writable=options.writable,
+        timeout=options.timeout,
+    )
 
 
 def run_parsed(

@@ -25,12 +25,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence
 
 from tests.lab import debian_root
 from tests.lab.calls import Remote, RemoteError
 from tests.lab.cores import UNPINNED, Pin, pinned
-from tests.lab.guest_command import DATAPLANE_MODULES, make_parser, run_in_guest, run_parsed, settings
+from tests.lab.guest_command import Guest, make_parser, run_in_guest, run_parsed, settings
 from tests.lab.node import Specification, shared_tag
 from tests.lab.stock_kernel import SUITES, StockKernel, stock_kernel
 from tests.lab.system import LabError, inside, ip_batch
@@ -217,38 +217,20 @@ class Machine:
         return self._process.poll() is not None
 
 
-def run_in_qemu(
-    argv: Sequence[str],
-    *,
-    system: Optional[System] = None,
-    memory: str = "1G",
-    environment: Optional[Mapping[str, str]] = None,
-    modules: Sequence[str] = DATAPLANE_MODULES,
-    writable: Sequence[str] = (),
-    directory: Optional[str] = None,
-    timeout: float = 1800,
-) -> int:
+def run_in_qemu(argv: Sequence[str], guest: Guest, *, system: Optional[System] = None) -> int:
     """Run one command in a guest, as :func:`tests.lab.guest_command.run_in_guest` does."""
     chosen = system or system_of(None)
+    # Bytecode is kept in the guest's memory, so that the next program need not compile it again.
+    environment = {"PATH": chosen.path, "PYTHONDONTWRITEBYTECODE": "", **guest.environment}
 
     @contextlib.contextmanager
     def boot(specification: Specification) -> Iterator[Callable[[], bool]]:
         with contextlib.ExitStack() as stack:
             with pinned() as pin:
-                machine = stack.enter_context(Machine(specification, [], memory, chosen, pin))
+                machine = stack.enter_context(Machine(specification, [], guest.memory, chosen, pin))
             yield machine.ended
 
-    return run_in_guest(
-        boot,
-        argv,
-        hostname="qemu",
-        # Bytecode is kept in the guest's memory, so that the next program need not compile it again.
-        environment={"PATH": chosen.path, "PYTHONDONTWRITEBYTECODE": "", **(environment or {})},
-        modules=modules,
-        writable=writable,
-        directory=directory,
-        timeout=timeout,
-    )
+    return run_in_guest(boot, argv, guest._replace(environment=environment), hostname="qemu")
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -259,7 +241,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
     def run_command(options: argparse.Namespace) -> int:
         system = system_of(options.debian)
-        return run_in_qemu(options.command, system=system, **settings(options)) if options.command else 0
+        return run_in_qemu(options.command, settings(options), system=system) if options.command else 0
 
     return run_parsed(parser, arguments, run_command)
 

@@ -20,10 +20,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from tests.lab.cores import pinned
-from tests.lab.guest_command import DATAPLANE_MODULES, make_parser, run_in_guest, run_parsed, settings
+from tests.lab.guest_command import Guest, make_parser, run_in_guest, run_parsed, settings
 from tests.lab.node import Specification
 from tests.lab.system import LabError, run
 
@@ -147,44 +147,26 @@ def stop(process: int) -> None:
             time.sleep(0.05)
 
 
-def run_in_uml(
-    argv: Sequence[str],
-    *,
-    memory: str = "1G",
-    environment: Optional[Mapping[str, str]] = None,
-    modules: Sequence[str] = DATAPLANE_MODULES,
-    writable: Sequence[str] = (),
-    directory: Optional[str] = None,
-    timeout: float = 1800,
-) -> int:
+def run_in_uml(argv: Sequence[str], guest: Guest) -> int:
     """Run one command in a guest, as :func:`tests.lab.guest_command.run_in_guest` does."""
 
     @contextlib.contextmanager
     def boot(specification: Specification) -> Iterator[Callable[[], bool]]:
-        process = start(specification, memory)
+        process = start(specification, guest.memory)
         try:
             yield lambda: process.poll() is not None
         finally:
             stop(process.pid)
             process.wait()
 
-    return run_in_guest(
-        boot,
-        argv,
-        hostname="uml",
-        environment=environment,
-        modules=modules,
-        writable=writable,
-        directory=directory,
-        timeout=timeout,
-    )
+    return run_in_guest(boot, argv, guest, hostname="uml")
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run a command in a guest from the command line; return its exit status, or 2 if the guest does not boot."""
     parser = make_parser("python -m tests.lab.uml", "run a command in user-mode Linux")
     parser.add_argument("command", nargs="+", help="the command and its arguments")
-    return run_parsed(parser, arguments, lambda options: run_in_uml(options.command, **settings(options)))
+    return run_parsed(parser, arguments, lambda options: run_in_uml(options.command, settings(options)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 
-from tests.lab.guest_command import DATAPLANE_MODULES
+from tests.lab.guest_command import DATAPLANE_MODULES, Guest
 from tests.lab.qemu import run_in_qemu, system_of
 from tests.lab.system import LabError
 from tests.lab.uml import run_in_uml
@@ -203,22 +203,13 @@ def _guest_launcher(arguments: argparse.Namespace) -> Callable[[list[str], list[
     """
     environment = {"PYTHONDONTWRITEBYTECODE": ""}
     environment.update((name, value) for name, value in os.environ.items() if name.startswith("LAB_"))
-    python, run = sys.executable, run_in_uml
+    guest = Guest(memory=arguments.memory, environment=environment, modules=GUEST_MODULES, timeout=arguments.timeout)
+    python = sys.executable
+    run: Callable[[list[str], Guest], int] = run_in_uml
     if arguments.command == "qemu":
         system = system_of(arguments.debian)
         python, run = system.python, functools.partial(run_in_qemu, system=system)
-
-    def launch(command: list[str], writable: list[str]) -> int:
-        return run(
-            [python, *command],
-            memory=arguments.memory,
-            environment=environment,
-            modules=GUEST_MODULES,
-            writable=writable,
-            timeout=arguments.timeout,
-        )
-
-    return launch
+    return lambda command, writable: run([python, *command], guest._replace(writable=writable))
 
 
 def _record(arguments: argparse.Namespace, words: list[str]) -> int:

@@ -10,10 +10,9 @@ import argparse
 import pytest
 
 from tests.lab import qemu, system, uml
-from tests.lab.guest_command import DATAPLANE_MODULES, make_parser, run_parsed, settings
+from tests.lab.guest_command import Guest, make_parser, run_parsed, settings
 from tests.lab.system import LabError, ip_batch
 
-DEFAULTS = {"memory": "1G", "environment": {}, "modules": DATAPLANE_MODULES, "writable": [], "timeout": 1800}
 OPTIONS = ["--memory", "2G", "--modules", "a,b", "--writable", "/x", "--writable", "/y", "--env", "K=V=W"]
 
 
@@ -22,8 +21,8 @@ def calls(monkeypatch):
     """Return the calls of the functions that boot a guest, none of which does."""
     found = []
 
-    def run(argv, **options):
-        found.append((argv, options))
+    def run(argv, guest, **more):
+        found.append((argv, guest, more))
         return 7
 
     monkeypatch.setattr(uml, "run_in_uml", run)
@@ -35,10 +34,10 @@ def calls(monkeypatch):
 def test_options_become_arguments_of_the_guest(calls):
     assert uml.main(["--", "ls", "-l"]) == 7
     assert qemu.main([*OPTIONS, "--debian", "13", "--", "ls"]) == 7
-    chosen = {"memory": "2G", "modules": ["a", "b"], "writable": ["/x", "/y"], "environment": {"K": "V=W"}}
+    chosen = Guest(memory="2G", modules=["a", "b"], writable=["/x", "/y"], environment={"K": "V=W"})
     assert calls == [
-        (["ls", "-l"], DEFAULTS),
-        (["ls"], {**DEFAULTS, **chosen, "system": "Debian 13"}),
+        (["ls", "-l"], Guest(writable=[]), {}),
+        (["ls"], chosen, {"system": "Debian 13"}),
     ]
 
 
@@ -48,7 +47,7 @@ def test_without_a_command_an_emulated_guest_is_only_made(calls):
 
 
 def test_no_modules_are_an_empty_list():
-    assert settings(make_parser("p", "d").parse_args(["--modules", ""]))["modules"] == []
+    assert settings(make_parser("p", "d").parse_args(["--modules", ""])).modules == []
 
 
 def test_an_error_of_the_laboratory_is_one_line(capsys):
