@@ -28,7 +28,7 @@ from .modes.choose import ChosenMode, choose_mode
 from .modes.mode import Mode
 from .node import NodeView, family_services, removal_contexts, view_node
 from .policy import cut_denied, node_policy, policy_removal_stages, policy_stage, policy_warnings
-from .prepare import check_cluster, check_node, node_modules, node_sysctls
+from .prepare import check_cluster, check_node, check_policies, node_modules, node_sysctls
 from .probes import default_probes
 from .removal import leftover_contexts, leftover_stages, removal_stages
 from .report import Stopwatch, conflict_warnings, counts, table_changes, unserved
@@ -102,6 +102,7 @@ class _Convergence:
             self.warnings += unserved(mode.rendering, item.service_ports.values())
         with self.watch.stage("preflight"):
             self.warnings += check_node(configuration, mode, families, request.ignore_findings)
+            self.warnings += check_policies(request, view)
         self._run([node_modules(configuration, view)])
         with self.watch.stage("render"):
             stages = self._stages(mode, configuration, families)

@@ -12,7 +12,10 @@ from ..cluster.state import ClusterState
 from ..configuration.sections.network_policy import CUT, NetworkPolicySettings
 from ..kernel.conntrack.connections import Connection, cut_connections
 from ..networkpolicy.node_policy import NodePolicy
-from ..networkpolicy.owners import Address
+from ..networkpolicy.owners import Address, counts
+from ..preflight.conflicts import processes
+from ..preflight.findings import Finding
+from ..preflight.policies import bridge_findings, other_implementations
 from ..rendering.networkpolicy.elements import desired_table
 from ..rendering.networkpolicy.layout import NO_LOG, Options
 from ..resources import NotThereYet, Resource, Stage
@@ -62,6 +65,15 @@ def policy_warnings(policy: NodePolicy) -> List[str]:
 
 def _first(lines: List[str], most: int, others: str) -> List[str]:
     return lines if len(lines) <= most else [*lines[:most], f"{len(lines) - most} {others}"]
+
+
+def policy_findings(cluster: ClusterState, settings: NetworkPolicySettings, node_name: str) -> List[Finding]:
+    """Return what keeps policies from being enforced on this node, or enforces others; nothing while they are off."""
+    if not settings.enabled:
+        return []
+    pods = (pod for pod in cluster.policy.pods.values() if pod.node_name == node_name and counts(pod))
+    addresses = [address for pod in pods for address in pod.addresses]
+    return [*bridge_findings(addresses), *other_implementations(processes())]
 
 
 def policy_stage(

@@ -18,6 +18,7 @@ from ..resources import Stage
 from .family import FamilyContext, FamilyServices
 from .modes.mode import Mode
 from .node import NodeView
+from .policy import policy_findings
 from .request import Request
 from .stages.sysctls import sysctl_stage, wanted_sysctls
 
@@ -63,6 +64,15 @@ def check_node(
         set_contributions=mode.set_contributions(families),
     )
     return list(judge(preflight(intention), tuple(ignored)))
+
+
+def check_policies(request: Request, view: NodeView) -> List[str]:
+    """Return warnings about what keeps network policies from being enforced here; changes nothing.
+
+    Raises PreflightError if pods share a bridge whose packets nobody sees, unless that finding is ignored.
+    """
+    findings = policy_findings(request.cluster, request.configuration.node_proxy.network_policy, view.name)
+    return list(judge(findings, request.ignore_findings))
 
 
 def node_modules(configuration: KubeProxyConfiguration, view: NodeView) -> Stage:

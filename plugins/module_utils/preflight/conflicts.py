@@ -64,7 +64,7 @@ def processes(root: str = "") -> List[Process]:
     return found
 
 
-def _programs(process: Process) -> List[str]:
+def programs(process: Process) -> List[str]:
     """Return the names that may identify a process: its own, its program's, and that of a script it runs."""
     program = os.path.basename(process.arguments[0])
     names = [process.name, program]
@@ -73,7 +73,7 @@ def _programs(process: Process) -> List[str]:
     return names
 
 
-def _option(process: Process, name: str) -> str:
+def option(process: Process, name: str) -> str:
     """Return the value of the option ``--name=value``: ``true`` if it has no value, empty text if it is not given."""
     for word in process.arguments:
         option, equals, value = word.lstrip("-").partition("=")
@@ -86,16 +86,16 @@ def process_findings(running: Sequence[Process]) -> List[Finding]:
     """Return findings for programs that write the same rules or rewrite the firewall."""
     findings = []
     for process in running:
-        names = _programs(process)
+        names = programs(process)
         where = f"(process {process.number})"
         if "kube-proxy" in names:
             what = f"kube-proxy runs on this node {where} and would revert the changes"
             remedy = "remove its DaemonSet from this node or stop its unit, then run again"
             findings.append(Finding(KUBE_PROXY, ERROR, what, remedy))
-        elif "kube-router" in names and _option(process, "run-service-proxy") not in _FALSE:
+        elif "kube-router" in names and option(process, "run-service-proxy") not in _FALSE:
             what = f"kube-router runs its own service proxy on this node {where}"
             findings.append(Finding(KUBE_ROUTER, ERROR, what, "start it with --run-service-proxy=false"))
-        elif _EMBEDDING.intersection(names) and _option(process, "disable-kube-proxy") != "true":
+        elif _EMBEDDING.intersection(names) and option(process, "disable-kube-proxy") != "true":
             what = f"{process.name} {where} may run its built-in kube-proxy (no --disable-kube-proxy in its arguments)"
             remedy = "set disable-kube-proxy: true in its configuration (ignore this if it is set there)"
             findings.append(Finding(EMBEDDED_KUBE_PROXY, WARNING, what, remedy))

@@ -31,6 +31,8 @@ FIREWALLD = "firewalld"
 UFW = "ufw"
 FORWARD_DROP = "forward-drop"
 OTHER_IPTABLES = "other-iptables"
+OTHER_POLICIES = "other-network-policies"
+BRIDGE_NETFILTER = "bridge-netfilter"
 NODE = "node"
 INCOMPLETE_SNAPSHOT = "incomplete-snapshot"
 LOSS = "loss"
@@ -54,6 +56,8 @@ NAMES = (
     UFW,
     FORWARD_DROP,
     OTHER_IPTABLES,
+    OTHER_POLICIES,
+    BRIDGE_NETFILTER,
     NODE,
     INCOMPLETE_SNAPSHOT,
     LOSS,
@@ -70,6 +74,7 @@ CONFLICTS = frozenset(
         UFW,
         FORWARD_DROP,
         OTHER_IPTABLES,
+        OTHER_POLICIES,
     )
 )
 

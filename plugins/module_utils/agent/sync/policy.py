@@ -20,6 +20,7 @@ from ...convergence.handles import KernelHandles
 from ...convergence.policy import (
     cut_denied,
     node_policy,
+    policy_findings,
     policy_options,
     policy_removal_stages,
     policy_warnings,
@@ -182,6 +183,8 @@ class PolicySync:
             objects.pop_changes()
             self._policy = node_policy(self._view.state, self._settings, self._node_name, addresses)
             self._addresses, self._full = addresses, True
+            for finding in policy_findings(self._view.state, self._settings, self._node_name):
+                self._log.warning(str(finding))
         elif objects.changes:
             self._policy.update(objects.pop_changes())
         if addresses != self._addresses:

@@ -1,0 +1,112 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What keeps network policies from being enforced, or enforces others: bridges that hide packets, other programs."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, Iterable, Iterator, List, Sequence, Tuple
+
+from ..addresses import FAMILIES, IPV4, IPV6, Network, family_of
+from ..errors import KernelError
+from ..kernel import facts
+from ..kernel.netlink.protocol import NETLINK_NETFILTER
+from ..kernel.netlink.socket import NetlinkSocket
+from ..kernel.nftables.listing import nft_chains, nft_tables
+from .conflicts import Process, option, programs
+from .findings import BRIDGE_NETFILTER, ERROR, OTHER_POLICIES, WARNING, Finding
+
+#: Tables and the beginnings of names of chains that other implementations create.
+_TABLES = {"kube-network-policies": "kube-network-policies", "calico": "Calico"}
+_CHAINS = {"KUBE-NWPLCY-": "kube-router", "KUBE-POD-FW-": "kube-router", "cali-": "Calico", "CILIUM_": "Cilium"}
+_PROGRAMS = {
+    "kube-network-policies": "kube-network-policies",
+    "calico-felix": "Calico",
+    "calico-node": "Calico",
+    "kube-router": "kube-router",
+    "cilium-agent": "Cilium",
+    "antrea-agent": "Antrea",
+}
+_CALLS = {IPV4: "net.bridge.bridge-nf-call-iptables", IPV6: "net.bridge.bridge-nf-call-ip6tables"}
+
+
+def other_implementations(running: Sequence[Process]) -> List[Finding]:
+    """Return a warning for each other implementation of network policies on this node."""
+    found: Dict[str, str] = {}
+    for process in running:
+        for program in programs(process):
+            name = _PROGRAMS.get(program)
+            if name == "kube-router" and option(process, "run-firewall") in ("false", "0", "f"):
+                continue
+            if name:
+                found.setdefault(name, f"process {process.number}")
+    for name, where in _in_nftables():
+        found.setdefault(name, where)
+    return [
+        Finding(
+            OTHER_POLICIES,
+            WARNING,
+            f"{name} enforces network policies on this node too ({where}), or left what it programmed",
+            "a packet passes only if both allow it; disable the policies of one, and remove what it left",
+        )
+        for name, where in sorted(found.items())
+    ]
+
+
+def _in_nftables() -> Iterator[Tuple[str, str]]:
+    """Yield what the tables and chains of the kernel show, those of iptables-nft included."""
+    try:
+        with NetlinkSocket(NETLINK_NETFILTER) as sock:
+            for family in ("inet", *FAMILIES):
+                for table in nft_tables(sock, family):
+                    if table.name in _TABLES:
+                        yield _TABLES[table.name], f"nftables table {table.name}"
+                for chain in nft_chains(sock, family):
+                    for prefix, name in _CHAINS.items():
+                        if chain.name.startswith(prefix):
+                            yield name, f"chain {chain.name}"
+    except KernelError:
+        # Without nf_tables there is none of these; what cannot be listed is reported where it is needed.
+        return
+
+
+def bridge_findings(addresses: Iterable[str], root: str = "") -> List[Finding]:
+    """Return an error if pods of this node share a bridge whose packets the table does not see.
+
+    ``addresses``: of the pods. The kernel shows packets between ports of one bridge to IP hooks only if br_netfilter
+    is loaded and its parameter for the family is 1.
+    """
+    every, findings = list(addresses), []
+    for family in FAMILIES:
+        own = [address for address in every if family_of(address) == family]
+        bridges = {
+            device
+            for device, network in _routes(family, root)
+            if network.prefix_length
+            and os.path.isdir(f"{root}/sys/class/net/{device}/bridge")
+            and any(map(network.contains, own))
+        }
+        key = _CALLS[family]
+        value = (facts.read_text(f"{root}/proc/sys/{key.replace('.', '/')}") or "").strip()
+        if bridges and value != "1":
+            state = f"is {value}" if value else "does not exist, since br_netfilter is not loaded"
+            what = f"pods of this node share the bridge {', '.join(sorted(bridges))}, and {key} {state}, so that"
+            what += f" policies between them have no effect ({family})"
+            findings.append(Finding(BRIDGE_NETFILTER, ERROR, what, f"modprobe br_netfilter, and set {key} to 1"))
+    return findings
+
+
+def _routes(family: str, root: str) -> Iterator[Tuple[str, Network]]:
+    """Yield (interface, range) of the routes of the main table. Sources: net/ipv4/fib_trie.c, net/ipv6/route.c."""
+    if family == IPV4:
+        for line in (facts.read_text(f"{root}/proc/net/route") or "").splitlines()[1:]:
+            words = line.split()
+            if len(words) > 7:
+                first = int.from_bytes(bytes.fromhex(words[1])[::-1], "big")
+                yield words[0], Network(first, bin(int(words[7], 16)).count("1"), family)
+    else:
+        for line in (facts.read_text(f"{root}/proc/net/ipv6_route") or "").splitlines():
+            words = line.split()
+            if len(words) > 9:
+                yield words[9], Network(int(words[0], 16), int(words[1], 16), family)
