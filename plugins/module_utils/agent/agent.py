@@ -239,7 +239,7 @@ class Agent:
                 self.ports.open()
                 serving = self._is_serving()
                 policies = policy_resources(self._configuration.node_proxy.network_policy)
-                self.source.start(self.node_name, serving, policies)
+                self.source.start(self._followed_node(self._configuration, self.node_name), serving, policies)
                 if self.options.token:
                     self.supervisor.start("token", self.token.run, self.token.interrupt)
                 self.supervisor.start("api-server-check", self.server_check.run, self.server_check.interrupt)
@@ -460,6 +460,11 @@ class Agent:
     def _name_node(self, configuration: KubeProxyConfiguration) -> str:
         return node_name(self.options.node_name or configuration.hostname_override, os.uname().nodename)
 
+    @staticmethod
+    def _followed_node(configuration: KubeProxyConfiguration, name: str) -> str:
+        """Return the name of the Node to follow, empty for a host outside the cluster."""
+        return "" if configuration.node_proxy.outside_host.enabled else name
+
     def _name_servers(self, configuration: KubeProxyConfiguration) -> None:
         settings = configuration.node_proxy.api_servers
         self.servers.configure(settings.alternatives, settings.discover)
@@ -495,16 +500,19 @@ class Agent:
             self.log.info("the configuration has not changed")
             return
         name, old_name = self._name_node(configuration), self.node_name
-        if name != old_name:
-            self.source.read_node(name)
+        followed = self._followed_node(configuration, name)
+        followed_before = self._followed_node(self._configuration, old_name)
+        if followed and followed != followed_before:
+            self.source.read_node(followed)
         self.forwarding.configure(configuration)
         if self.sync.proxiers is not None:
             self.sync.rebuild(self._request(configuration))
         else:
             self.sync.configuration = configuration
         self.node_name = name
+        if followed != followed_before:
+            self.source.follow_node(followed, followed_before)
         if name != old_name:
-            self.source.follow_node(name, old_name)
             self.log.info("the name of this node has changed", node=name, before=old_name)
         self.policy.configure(configuration.node_proxy.network_policy, name)
         self.source.follow_others(policy_resources(configuration.node_proxy.network_policy))

@@ -89,6 +89,7 @@ class Service(NamedTuple):
     ``created`` is metadata.creationTimestamp (UTC, RFC 3339, whole seconds), empty if the object has none.
     ``static`` is the file that defines a static Service (see ``static``), empty for a Service of the cluster.
     ``check`` is the health check that its annotations ask for, None without one.
+    ``for_outside_hosts``: whether the label kubenode.proxy/outside-hosts is "true".
     """
 
     namespace: str
@@ -109,6 +110,7 @@ class Service(NamedTuple):
     static: str = ""
     check: Optional[HealthCheck] = None
     policy: ServicePolicy = NO_POLICY
+    for_outside_hosts: bool = False
 
     @property
     def key(self) -> NamespacedName:

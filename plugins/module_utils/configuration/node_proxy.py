@@ -16,11 +16,21 @@ from typing import Any, Mapping, NamedTuple, Tuple
 from ..cluster.fields import shown
 from .field import Field
 from .reader import Findings, Section
-from .sections import api_servers, behaviour, health_checks, network_policy, service_policy, static_services, userspace
+from .sections import (
+    api_servers,
+    behaviour,
+    health_checks,
+    network_policy,
+    outside_host,
+    service_policy,
+    static_services,
+    userspace,
+)
 from .sections.api_servers import ApiServerSettings
 from .sections.behaviour import BehaviourSettings
 from .sections.health_checks import HealthChecks
 from .sections.network_policy import NetworkPolicySettings
+from .sections.outside_host import OutsideHost
 from .sections.service_policy import ServicePolicySettings
 from .sections.static_services import StaticServices
 from .sections.userspace import UserspaceSection
@@ -37,6 +47,7 @@ class NodeProxyConfiguration(NamedTuple):
     static_services: StaticServices = StaticServices()
     health_checks: HealthChecks = HealthChecks()
     api_servers: ApiServerSettings = ApiServerSettings()
+    outside_host: OutsideHost = OutsideHost()
     userspace: UserspaceSection = UserspaceSection()
     network_policy: NetworkPolicySettings = NetworkPolicySettings()
 
@@ -47,6 +58,7 @@ FIELDS: Tuple[Field, ...] = (
     *static_services.FIELDS,
     *health_checks.FIELDS,
     *api_servers.FIELDS,
+    *outside_host.FIELDS,
     *userspace.FIELDS,
     *network_policy.FIELDS,
 )
@@ -67,6 +79,7 @@ def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyC
         network_policy=network_policy.read(root.section("networkPolicy")),
         health_checks=health_checks.read(root.section("healthChecks")),
         api_servers=api_servers.read(root.section("apiServers")),
+        outside_host=outside_host.read(root.section("outsideHost")),
     )
     root.finish()
     return configuration

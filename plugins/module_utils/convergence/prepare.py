@@ -32,14 +32,14 @@ def check_cluster(request: Request, view: NodeView) -> List[str]:
     if not request.whole_cluster:
         return [str(finding) for finding in missing_node(request, view)]
     policies = request.configuration.node_proxy.network_policy.enabled
-    findings = completeness_findings(request.cluster.kinds, request.outside_host, policies)
+    findings = completeness_findings(request.cluster.kinds, request.needs_no_node, policies)
     findings += missing_node(request, view)
     return judge(findings, request.ignore_findings)
 
 
 def missing_node(request: Request, view: NodeView) -> List[Finding]:
     """Return a finding if the cluster has no Node of this host although it should have one."""
-    if request.outside_host:
+    if request.needs_no_node:
         return []
     host = Host(view.name, (os.uname().nodename,), {address for _interface, address in view.addresses})
     return node_findings(request.cluster, host)

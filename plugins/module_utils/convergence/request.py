@@ -56,6 +56,11 @@ class Request(NamedTuple):
     unattended: bool = False
     agent: bool = False
 
+    @property
+    def needs_no_node(self) -> bool:
+        """Whether the host is outside the cluster, by this request or by its configuration."""
+        return self.outside_host or self.configuration.node_proxy.outside_host.enabled
+
 
 class TableChange(NamedTuple):
     """How one resource table differs from the desired one: counts of keys, and lines before and after if requested.

@@ -38,6 +38,7 @@ def node_context(
         allow_external_ips=allow_external_ips,
         behaviour=configuration.behaviour,
         policy=policy,
+        outside=configuration.node_proxy.outside_host,
     )
 
 

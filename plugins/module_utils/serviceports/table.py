@@ -8,14 +8,17 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, NamedTuple, Tuple
 
 from ..cluster.claims import Claim, Conflict
-from ..cluster.model import NamespacedName, ServicePort
+from ..cluster.model import NamespacedName, Service, ServicePort
 from ..cluster.state import ClusterState
 from ..configuration.behaviour import KUBE_PROXY, Behaviour
+from ..configuration.sections.outside_host import OutsideHost
 from ..configuration.sections.service_policy import ServicePolicySettings
 from .endpoints import endpoint_counts, expand, slices_in_order, without_failing
 from .info import ServicePortInfo, ServicePortName
 from .selection import select
 from .service_ports import DEFAULT_POLICY, cluster_ip_of, port_policy, service_attributes
+
+INSIDE = OutsideHost()
 
 
 class NodeContext(NamedTuple):
@@ -24,6 +27,7 @@ class NodeContext(NamedTuple):
     ``family``: IPv4 or IPv6. ``node_name``: as in Node objects (see ``node.node_name``). ``zone``: the node's zone or
     empty. ``allow_external_ips``: the feature gate AllowServiceExternalIPs. ``behaviour``: which of kube-proxy's
     defects are corrected. ``policy``: whose annotations count, and which sources may use node ports.
+    ``outside``: whether the host is outside the cluster.
     """
 
     family: str
@@ -32,6 +36,7 @@ class NodeContext(NamedTuple):
     allow_external_ips: bool = True
     behaviour: Behaviour = KUBE_PROXY
     policy: ServicePolicySettings = DEFAULT_POLICY
+    outside: OutsideHost = INSIDE
 
 
 def service_ports_of(
@@ -45,6 +50,10 @@ def service_ports_of(
     service = state.services.get(service_key)
     if service is None or not service.ports or not cluster_ip_of(service, context.family):
         return ()
+    if context.outside.enabled:
+        if not context.outside.serves(service):
+            return ()
+        service = _cluster_ip_only(service)
     attributes = service_attributes(
         service, context.family, context.allow_external_ips, context.behaviour, context.policy
     )
@@ -97,18 +106,33 @@ def service_ports_of(
     return tuple(service_ports)
 
 
+def _cluster_ip_only(service: Service) -> Service:
+    """Return a Service without what nodes do for clients elsewhere: node ports, external addresses, health checks."""
+    return service._replace(
+        type="ClusterIP",
+        ports=tuple([port._replace(node_port=0) for port in service.ports]),
+        external_ips=(),
+        has_external_ips=False,
+        load_balancer_ips=(),
+        external_traffic_policy_local=False,
+        health_check_node_port=0,
+    )
+
+
 def _kept(addresses: Tuple[str, ...], port: ServicePort, lost: Mapping[Claim, Conflict]) -> Tuple[str, ...]:
     return tuple([address for address in addresses if Claim(address, port.port, port.protocol) not in lost])
 
 
-def count_endpoints(state: ClusterState, service_key: NamespacedName, family: str) -> int:
+def count_endpoints(
+    state: ClusterState, service_key: NamespacedName, family: str, outside: OutsideHost = INSIDE
+) -> int:
     """Return how many endpoints, whatever their conditions, the ports of a Service have together.
 
     It is the sum over the result of :func:`service_ports_of`, at a fraction of the cost.
     """
     service = state.services.get(service_key)
     cluster_ip = cluster_ip_of(service, family) if service is not None else ""
-    if service is None or not cluster_ip:
+    if service is None or not cluster_ip or not outside.serves(service):
         return 0
     counts = endpoint_counts(state.slices_of(service_key).values(), family)
     lost = state.lost_claims(service_key)

@@ -125,3 +125,12 @@ def test_invalid_api_servers(server):
         f"NodeProxyConfiguration: apiServers.servers[1]: {json.dumps(server)} is not of the form ADDRESS, NAME, "
         "ADDRESS:PORT or [ADDRESS]:PORT"
     )
+
+
+def test_outside_host():
+    text = "outsideHost: {enabled: true, namespaces: [shop], labelled: true}"
+    settings = load(f"{FIRST}---\n{SECOND}{text}\n").configuration.node_proxy.outside_host
+    assert settings == (True, ("shop",), True)
+    assert problem(f"{FIRST}---\n{SECOND}outsideHost: {{namespaces: [shop, Not]}}\n") == (
+        'NodeProxyConfiguration: outsideHost.namespaces[1]: "Not" is not a namespace'
+    )

@@ -14,6 +14,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.connt
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.consistency import check_consistency
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.model import KubeProxyConfiguration
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.outside_host import OutsideHost
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.service_policy import (
     ServicePolicySettings,
 )
@@ -122,7 +123,7 @@ def test_nftables_mode_uses_only_the_primary_address():
 
 
 def test_node_context():
-    rest = (KUBE_PROXY, ServicePolicySettings())
+    rest = (KUBE_PROXY, ServicePolicySettings(), OutsideHost())
     assert node_context(configured(), IPV4, "node-a", NODE) == (IPV4, "node-a", "zone-a", True, *rest)
     off = configured(featureGates={"AllowServiceExternalIPs": False})
     assert node_context(off, IPV6, "node-a", None) == (IPV6, "node-a", "", False, *rest)

@@ -89,6 +89,14 @@ def written(directory: Path, variables):
                 },
             ),
         ),
+        (
+            {
+                "agent_configuration": KUBE_PROXY,
+                "service_proxy_node_configuration": {"outsideHost": {"labelled": True}},
+                "service_proxy_outside_host": True,
+            },
+            ("nftables", {"outsideHost": {"enabled": True, "labelled": True}}),
+        ),
     ],
 )
 def test_the_documents_come_from_the_variables_or_the_file(tmp_path, variables, expected):

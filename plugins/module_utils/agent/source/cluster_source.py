@@ -83,6 +83,7 @@ class ClusterSource:
         self._clock = clock
         self._started = clock()
         self._serving = False
+        self._needed = _KINDS
         self._cached: List[Dict[str, Any]] = []
         self._keeper_task: Optional[Task] = None
 
@@ -94,7 +95,7 @@ class ClusterSource:
     @property
     def listed(self) -> bool:
         """Whether the collections that the node needs are completely known."""
-        missing = _KINDS - self.view.listed
+        missing = self._needed - self.view.listed
         late = self._clock() - self._started > NODE_PATIENCE_SECONDS and not self._node_required()
         return not missing or (late and missing <= _OPTIONAL_KINDS)
 
@@ -106,6 +107,7 @@ class ClusterSource:
     def start(self, node_name: str, serving: bool, others: Sequence[ResourceType] = ()) -> None:
         """Read the copy on disk and begin to follow the API server.
 
+        ``node_name``: empty for a host outside the cluster, which has no Node.
         ``others``: collections that are followed besides those that Services need, whose start does not wait for them.
         ``serving``: whether the kernel already serves Services from before this start. Such a node can wait longer for
         the API server than one that serves nothing.
@@ -114,7 +116,8 @@ class ClusterSource:
         self._cached, known = self.keeper.read()
         self._keeper_task = self._supervisor.start("cache", self.keeper.run)
         pause = random.uniform(0.0, START_JITTER_SECONDS) if serving else 0.0
-        self.reflectors = [self._node_reflector(node_name, pause)]
+        self._needed = _KINDS if node_name else _KINDS - {NODES.kind}
+        self.reflectors = [self._node_reflector(node_name, pause)] if node_name else []
         resources = (SERVICES, ENDPOINT_SLICES, SERVICE_CIDRS, *others)
         self.reflectors += [self._reflector(resource, pause) for resource in resources]
         for reflector in self.reflectors:
@@ -176,13 +179,16 @@ class ClusterSource:
         self.view.apply(Batch(NODES.kind, items, []))
 
     def follow_node(self, name: str, old_name: str) -> None:
-        """Watch the Node of this name instead of the old one."""
-        old = next(reflector for reflector in self.reflectors if reflector.resource is NODES)
-        old.stop()
-        self.reflectors.remove(old)
-        self.view.apply(Batch(NODES.kind, [], [{"kind": NODES.kind, "metadata": {"name": old_name}}]))
-        self.reflectors.append(self._node_reflector(name))
-        self._run(self.reflectors[-1])
+        """Watch the Node of this name instead of the old one; an empty name means no Node."""
+        for old in [reflector for reflector in self.reflectors if reflector.resource is NODES]:
+            old.stop()
+            self.reflectors.remove(old)
+        if old_name:
+            self.view.apply(Batch(NODES.kind, [], [{"kind": NODES.kind, "metadata": {"name": old_name}}]))
+        self._needed = _KINDS if name else _KINDS - {NODES.kind}
+        if name:
+            self.reflectors.append(self._node_reflector(name))
+            self._run(self.reflectors[-1])
 
     def patience_ends(self) -> Optional[float]:
         """Return when, by the clock, to use the copy on disk for lists that the API server has not answered.

@@ -28,6 +28,7 @@ from .health_check import parse_check
 from .service_policy import parse_service_policy
 
 SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
+OUTSIDE_HOSTS_LABEL = "kubenode.proxy/outside-hosts"
 DEFAULT_AFFINITY_SECONDS = 10800
 MAXIMUM_AFFINITY_SECONDS = 86400
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
@@ -44,7 +45,8 @@ def parse_service(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[Servi
     metadata = mapping(raw.get("metadata"), "metadata")
     namespace = dns_label(metadata.get("namespace"), "metadata.namespace")
     name = dns_label(metadata.get("name"), "metadata.name")
-    if mapping(metadata.get("labels"), "metadata.labels").get(SERVICE_PROXY_NAME_LABEL) is not None:
+    labels = mapping(metadata.get("labels"), "metadata.labels")
+    if labels.get(SERVICE_PROXY_NAME_LABEL) is not None:
         return None
     spec = mapping(raw.get("spec"), "spec")
     cluster_ip = text(spec.get("clusterIP"), "spec.clusterIP")
@@ -58,6 +60,7 @@ def parse_service(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[Servi
     return Service(
         namespace=namespace,
         name=name,
+        for_outside_hosts=labels.get(OUTSIDE_HOSTS_LABEL) == "true",
         type=service_type,
         cluster_ip_v4=cluster_ip_v4,
         cluster_ip_v6=cluster_ip_v6,
