@@ -207,6 +207,7 @@ def test_stopping_drains_open_connections_and_leaks_no_descriptor(node, backends
     sock.close()
     stopping.join(20)
     assert ended == [0]
+    assert "stopped; nothing is forwarded until the next start" in node.log
     # A restarted agent serves again.
     node.start()
     assert answering(cluster_ip(1), 80) == {FIRST, SECOND}

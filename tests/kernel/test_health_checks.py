@@ -11,8 +11,9 @@ from typing import Iterator, List
 
 import pytest
 
-from tests.kernel.agent_node import AgentNode, wait_for
+from tests.kernel.agent_node import AgentNode, endpoint_slice, service, wait_for
 from tests.kernel.backends import ADDRESS, NAME, PORT, Backend, ask, endpoint, make_network, manifests, write_manifests
+from tests.lab import system
 
 MODES = ("nftables", "iptables", pytest.param("ipvs", marks=pytest.mark.uml))
 NO_DESTROY = "sockets of local programs cannot be closed"
@@ -114,3 +115,29 @@ def test_a_node_boots_while_a_backend_is_dead(node, backends):
     wait_for(lambda: ask(0.2).isdecimal(), 60.0)
     wait_for(lambda: failing(node) == {f"{endpoint(2)}:{PORT}"}, 30.0)
     wait_for(lambda: answers() == {"1", "3"}, 30.0)
+
+
+def test_an_endpoint_at_an_address_that_the_node_gets_is_not_checked_any_more(tmp_path):
+    make_network()
+    later = endpoint(30)
+    node = AgentNode(tmp_path, "nftables")
+    node.node_configuration["healthChecks"] = {"namespaces": ["default"]}
+    node.write_configuration()
+    tenant = service(1)
+    tenant["metadata"]["annotations"] = CHECK
+    node.store.put(tenant)
+    slices = endpoint_slice(1, 1)
+    slices["endpoints"][0]["addresses"] = [later]
+    node.store.put(slices)
+    with contextlib.closing(node):
+        node.start()
+        wait_for(lambda: failing(node) == {f"{later}:8080"}, 30.0)
+        system.ip_batch([f"address add {later}/32 dev backends"])
+        wait_for(lambda: node.status()["checks"] == [], 30.0)
+        assert node.status()["unchecked"] == [
+            "Service default/svc-1: endpoints at addresses of this node are not checked"
+        ]
+        system.ip_batch([f"address del {later}/32 dev backends"])
+        wait_for(lambda: len(node.status()["checks"]) == 1, 30.0)
+        assert node.stop() == 0
+        assert "stopped; the programmed rules are kept" in node.log

@@ -15,7 +15,7 @@ import functools
 import os
 import signal
 import time
-from typing import Callable, Dict, Optional, Set
+from typing import Callable, Dict, Optional, Set, Tuple
 
 from ..cluster.api import ApiClient
 from ..cluster.resource_types import NODES, SERVICE_CIDRS
@@ -164,6 +164,7 @@ class Agent:
         self._save_timer = self.timers.add("save the cluster state", self._save)
         self._suppressed = self.timers.add("report suppressed lines", self._report_suppressed)
         self._static_timer = self.timers.add("look for static Services", self._look_for_static)
+        self._checked_addresses: Tuple[Tuple[str, str], ...] = ()
         self._stop = False
         self._reload = False
         self._ready_sent = False
@@ -176,7 +177,7 @@ class Agent:
     # ---- from other threads and signal handlers
 
     def stop(self) -> None:
-        """End the loop soon; the programmed rules are kept."""
+        """End the loop soon; what the kernel was programmed with is kept."""
         self._stop = True
         self._inbox.wake()
 
@@ -329,8 +330,10 @@ class Agent:
             if self._stop or self.sync.proxiers is None:
                 continue
             self.policy.sync(self.sync.proxiers.view.addresses)
-            if self.views.current.dirty:
-                self._follow_checks()
+            # An endpoint at an address that the node has got is not checked any more; a new tuple is rare.
+            moved = self.sync.proxiers.view.addresses is not self._checked_addresses
+            if moved or self.views.current.dirty:
+                self._follow_checks(everything=moved)
             self.sync.look()
             self.sync.request_if_needed()
             if self.sync.is_due:
@@ -352,11 +355,13 @@ class Agent:
         self.checks.stop()
         self.sync.stop_watching()
         self.policy.close()
+        forwarded = bool(self.forwarding.table())
         self.forwarding.stop()
         self.events.close()
         self.source.stop()
         self.limited.report(everything=True)
-        self.log.info("stopped; the programmed rules are kept", syncs=self.sync.syncer.syncs)
+        left = "nothing is forwarded until the next start" if forwarded else "the programmed rules are kept"
+        self.log.info(f"stopped; {left}", syncs=self.sync.syncer.syncs)
 
     # ---- what the loop does
 
@@ -374,6 +379,7 @@ class Agent:
     def _follow_checks(self, everything: bool = False) -> None:
         proxiers = self.sync.proxiers
         addresses = proxiers.view.addresses if proxiers is not None else ()
+        self._checked_addresses = addresses
         self.checks.follow(self.views.current, lambda: {address for _interface, address in addresses}, everything)
 
     def _empty_inbox(self) -> None:
