@@ -81,7 +81,7 @@ class Balancer:
 
     def _next(self, endpoints: Tuple[Endpoint, ...], tried: Collection[Endpoint]) -> Optional[Endpoint]:
         count = len(endpoints)
-        last: Optional[Endpoint] = None
+        fallback: Optional[Endpoint] = None
         for _attempt in range(count):
             self._turn += 1
             endpoint = endpoints[self._turn % count]
@@ -89,5 +89,5 @@ class Balancer:
                 continue
             if endpoint not in self._failed:
                 return endpoint
-            last = last or endpoint
-        return last
+            fallback = fallback or endpoint
+        return fallback

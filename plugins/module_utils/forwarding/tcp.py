@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""TCP: listening sockets, and connections forwarded to an endpoint.
+"""TCP: listening sockets, and connections forwarded to an endpoint, or to the next one if connecting fails.
 
 Sockets are registered once, edge-triggered, for all their events; each end remembers whether it is readable and
 writable.

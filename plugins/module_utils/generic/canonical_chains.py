@@ -19,7 +19,7 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 from ..errors import KernelError
 from ..kernel.programs import Completed
 from ..kernel.xtables.chains import SavedTables, parse_save
-from ..kernel.xtables.restore import DEFAULT_WAIT, explain
+from ..kernel.xtables.restore import DEFAULT_WAIT, failure_line
 from ..kernel.xtables.variant import XtablesVariant
 from ..rendering.iptables.canonical import canonical_rule, target_of
 from .listed_chains import ListedChain, jump_text, section
@@ -60,7 +60,7 @@ def _printed_elsewhere(variant: XtablesVariant, text: str) -> Optional[str]:
         completed = Completed(
             done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
         )
-        raise KernelError(explain(variant, text, completed, DEFAULT_WAIT))
+        raise KernelError(failure_line(variant, text, completed, DEFAULT_WAIT))
     return done.stdout.decode(errors="replace")
 
 

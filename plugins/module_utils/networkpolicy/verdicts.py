@@ -45,8 +45,9 @@ class Flow(NamedTuple):
 class SideVerdict(NamedTuple):
     """Whether one side allows a connection.
 
-    ``by``: the path of the rule that decides, or empty. ``isolated_by``: the NetworkPolicies that isolate the pod.
-    ``misses``: for each rule that could have allowed it, why it does not, if nothing does.
+    ``by``: the path of the rule that decides; empty if none does, for example if the pod is isolated and no rule
+    matches. ``isolated_by``: the NetworkPolicies that isolate the pod. ``misses``: why each of their rules does not
+    match, if none matches.
     """
 
     allowed: bool
@@ -128,7 +129,7 @@ class Verdicts:
     # ---- ClusterNetworkPolicy
 
     def _tier(self, tier: str, direction: str, pod: Pod, flow: Flow) -> Optional[SideVerdict]:
-        """Return a tier's decision, or None if it passes the packet."""
+        """Return a tier's decision, or None if no rule matches or a rule passes the packet to the next tier."""
         for policy in self._cluster_selecting(tier, pod):
             for number, rule in enumerate(policy.rules(direction)):
                 found = self._match(rule, direction, pod, flow)

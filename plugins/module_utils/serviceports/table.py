@@ -13,7 +13,7 @@ from ..cluster.state import ClusterState
 from ..configuration.behaviour import KUBE_PROXY, Behaviour
 from ..configuration.sections.outside_host import OutsideHost
 from ..configuration.sections.service_policy import ServicePolicySettings
-from .endpoints import endpoint_counts, expand, slices_in_order, without_failing
+from .endpoints import endpoint_counts, expand, mark_failing, slices_in_order
 from .info import ServicePortInfo, ServicePortName
 from .selection import select
 from .service_ports import DEFAULT_POLICY, cluster_ip_of, port_policy, service_attributes
@@ -73,7 +73,7 @@ def service_ports_of(
         policy = port_policy(attributes, port)
         endpoints = by_port.get((port.name, port.protocol), ())
         if failing is not None and endpoints:
-            endpoints = without_failing(endpoints, failing)
+            endpoints = mark_failing(endpoints, failing)
         chosen = select(endpoints, policy.uses_cluster_endpoints, policy.uses_local_endpoints, node_name, zone)
         service_ports.append(
             ServicePortInfo(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 
@@ -169,3 +170,26 @@ def test_what_is_verified(tmp_path, candidate, more, server, name, verify):
 
 def test_without_a_kubeconfig_the_pod_decides():
     assert OWN.connection(None) == ApiConnection()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda servers: servers.answered(OWN),
+        lambda servers: servers.failed(OWN, "refused"),
+        lambda servers: servers.opened(OWN, SECOND),
+        lambda servers: servers.configure([], True),
+        lambda servers: servers.learn(ClusterState.from_objects([kubernetes("192.0.2.11")])),
+        lambda servers: servers.status(),
+        lambda servers: servers.count(),
+        lambda servers: servers.current(),
+    ],
+    ids=["answered", "failed", "opened", "configure", "learn", "status", "count", "current"],
+)
+def test_a_thread_waits_while_another_one_changes_the_servers(setup, call):
+    thread = threading.Thread(target=call, args=(setup.servers,))
+    with setup.servers._lock:
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+    thread.join()

@@ -30,7 +30,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.static import parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.health_checks import HealthChecks
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.endpoints import without_failing
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.endpoints import mark_failing
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import Endpoint
 from tests.apiserver.tls import make_certificates
 
@@ -268,7 +268,7 @@ def test_the_excess_is_named():
 def test_panic_threshold(failed, panic, served):
     endpoints = tuple(Endpoint(f"10.0.0.{number}", 80) for number in (1, 2, 3, 4))
     reasons = {(f"10.0.0.{number}", 80 if number % 2 else 0): "failed" for number in failed}
-    found = without_failing(endpoints, Failing(reasons, panic))
+    found = mark_failing(endpoints, Failing(reasons, panic))
     assert [int(item.ip[-1]) for item in found if item.ready and item.serving] == served
     assert [int(item.ip[-1]) for item in found if item.failed] == list(failed)
 
@@ -318,7 +318,7 @@ def test_another_panic_threshold_applies_to_endpoints_that_fail_already():
     view.pop_dirty()
     checks.settings = HealthChecks(panic_percent=50)
     checks.follow(view, tuple, everything=True)
-    assert view.state.failing(change.target.service).panic_threshold == 50
+    assert view.state.failing(change.target.service).panic_percent == 50
     assert view.dirty == {change.target.service}
 
 

@@ -1,7 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The effect of health checks: failing endpoints are no longer served, and their connections are closed."""
+"""Mark endpoints that fail their health checks in the cluster view, and close their connections.
+
+``serviceports.endpoints`` then stops serving them.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +55,10 @@ class Checks:
         self._running = False
         self._services: Set[NamespacedName] = set()
         self._targets: Tuple[Target, ...] = ()
-        self._places: Dict[NamespacedName, Places] = {}
+        self._addresses_of_target: Dict[NamespacedName, Places] = {}
         self._failing: Dict[Target, Verdict] = {}
         self._known_problem = ""
-        self._fallen: List[Tuple[NamespacedName, str, int]] = []
+        self._newly_failed: List[Tuple[NamespacedName, str, int]] = []
 
     def follow(self, view: ClusterView, own_addresses: Callable[[], Collection[str]], everything: bool = False) -> None:
         """Follow changes of the Services in ``view.dirty``, or with ``everything`` of all Services.
@@ -74,7 +77,9 @@ class Checks:
         self._targets = chosen.targets
         wanted = set(chosen.targets)
         self._failing = {target: verdict for target, verdict in self._failing.items() if target in wanted}
-        self._places = {name: places_of(view.state, name) for name in {target.service for target in wanted}}
+        self._addresses_of_target = {
+            name: places_of(view.state, name) for name in {target.service for target in wanted}
+        }
         self._prober.follow(wanted)
         if wanted and not self._running:
             self._running = True
@@ -111,7 +116,9 @@ class Checks:
             text, kind, reason = _words(verdict, target), WARNING, "EndpointFailing"
             fields = {"service": name, "endpoint": target, "reason": verdict.error}
             self._log.warning("an endpoint fails its health checks", **fields)
-            self._fallen += [(name, address, port) for address, port in self._places[name].get(target, ())]
+            self._newly_failed += [
+                (name, address, port) for address, port in self._addresses_of_target[name].get(target, ())
+            ]
         about = None if view.state.services[name].static else service_reference(*name)
         self._post(about, kind, reason, "CheckEndpoint", f"Service {name}: endpoint {target} {text}")
         self._apply(view, name)
@@ -119,7 +126,7 @@ class Checks:
     def _apply(self, view: ClusterView, name: NamespacedName) -> None:
         reasons = {
             place: _words(self._failing[target], target)
-            for target, places in self._places.get(name, {}).items()
+            for target, places in self._addresses_of_target.get(name, {}).items()
             if target in self._failing
             for place in places
         }
@@ -130,7 +137,7 @@ class Checks:
 
         The Services work without it, so a failure is only logged.
         """
-        fallen, self._fallen = self._fallen, []
+        fallen, self._newly_failed = self._newly_failed, []
         for name, address, port in fallen:
             family = next((item for item in families if item.family == family_of(address)), None)
             if family is not None:

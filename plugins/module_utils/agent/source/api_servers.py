@@ -116,13 +116,15 @@ class ApiServers:
     def opened(self, candidate: Candidate, url: str) -> None:
         """Record the URL of a client that was created for a candidate; the kubeconfig's is known only then."""
         if candidate == self._own:
-            self._own_url = url
+            with self._lock:
+                self._own_url = url
 
     def answered(self, candidate: Candidate) -> None:
         """Record that a server has answered."""
-        if candidate == self._current:
-            self._worked = True
-            self._failures.pop(candidate, None)
+        with self._lock:
+            if candidate == self._current:
+                self._worked = True
+                self._failures.pop(candidate, None)
 
     def failed(self, candidate: Candidate, reason: str) -> bool:
         """Use another server if the failed one is in use; return whether another one is in use now."""
@@ -137,8 +139,9 @@ class ApiServers:
             self._current = self._next(others)
             self.changes += 1
             new = self._shown(self._current)
+            old = self._shown(candidate)
         say = self._log.warning if worked else self._log.debug
-        say("using another API server", server=new, failed=self._shown(candidate), reason=reason)
+        say("using another API server", server=new, failed=old, reason=reason)
         return True
 
     def status(self) -> List[Dict[str, Any]]:
@@ -166,7 +169,7 @@ class ApiServers:
         return candidate.url or self._own_url or "that of the kubeconfig"
 
     def _candidates(self) -> List[Candidate]:
-        """Return the candidates; of several with one URL the first, for which the names to verify are configured."""
+        """Return the candidates; of several with one URL the first, which keeps the names that its origin requires."""
         found: Dict[str, Candidate] = {self._own_url: self._own}
         for item in (*self._configured, *(self._learned if self._discover else ())):
             found.setdefault(item.url, item)

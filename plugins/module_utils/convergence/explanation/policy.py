@@ -26,7 +26,7 @@ from .target import Destination, ServiceTarget, Target
 
 
 class Resolved(NamedTuple):
-    """An address that an end means. ``via``: the Service through which, or empty."""
+    """An address that an end resolves to. ``via``: the Service through which it is reached, or empty."""
 
     address: str
     port: int
@@ -62,7 +62,7 @@ def _key(end: End) -> NamespacedName:
 class PolicyExplainer:
     """Explains connections by the policies of a node.
 
-    ``node_addresses``: of this node. ``endpoints``: of the Service that a destination means, if it is one.
+    ``node_addresses``: of this node. ``endpoints``: of the Service that a destination names, if it names one.
     """
 
     def __init__(

@@ -110,8 +110,8 @@ class NftMonitor:
         return False
 
     def _concerns_us(self, family: str, notification: Notification) -> bool:
-        """Return whether the notification is about an object of ours; the caller has excluded our own transactions."""
-        raise KeyError(family)
+        """Return whether the notification is about an object of ours."""
+        raise NotImplementedError
 
 
 class TableMonitor(NftMonitor):

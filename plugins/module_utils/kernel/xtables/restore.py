@@ -57,7 +57,7 @@ def missing_extensions(variant: XtablesVariant, text: str) -> List[str]:
     return sorted(_extensions(text) - known)
 
 
-def explain(variant: XtablesVariant, text: str, done: Completed, wait: float) -> str:
+def failure_line(variant: XtablesVariant, text: str, done: Completed, wait: float) -> str:
     """Return one line for a failed restore: the lock or extension that is the cause, or the line of ``text``."""
     program = variant.restore.rsplit("/", 1)[-1]
     output = f"{done.output}\n{done.errors}"
@@ -120,7 +120,7 @@ def restore(variant: XtablesVariant, text: str, wait: float = DEFAULT_WAIT, prog
         with XtablesLock(wait):
             done = run(command, text, progress=progress)
     if done.status:
-        raise RestoreError(explain(variant, text, done, wait))
+        raise RestoreError(failure_line(variant, text, done, wait))
     return done.process
 
 
