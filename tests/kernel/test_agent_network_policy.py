@@ -149,12 +149,16 @@ def metric(node: AgentNode, name: str) -> float:
 
 
 def test_status_metrics_and_health_show_the_state(node):
+    node.store.put(pod("open", "10.244.0.9", {"app": "open"}))
+    node.store.put(policy("useless", podSelector={"matchLabels": {"app": "nobody"}}))
     node.start()
     wait_for(lambda: isolated() and granted(), 30)
     wait_for(lambda: node.status()["networkPolicy"]["inForce"], 30)
     shown = node.run("status", "--control", str(node.scratch / "agent.sock"))
-    assert shown.returncode == 0 and "policies:   in force: 1 policies, 1 pods" in shown.stdout
-    assert metric(node, "in_force") == 1 and metric(node, "pods") == 1 and metric(node, "refused") == 0
+    assert shown.returncode == 0 and "policies:   in force: 2 policies, 2 pods" in shown.stdout
+    assert "pods that no policy selects: shop/open\n" in shown.stdout
+    assert "policies without a pod: shop/useless\n" in shown.stdout
+    assert metric(node, "in_force") == 1 and metric(node, "pods") == 2 and metric(node, "refused") == 0
     assert 'denied_packets_total{direction="ingress",namespace="shop",pod="db"} 0.0' in node.fetch("/metrics")
     assert json.loads(node.fetch("/healthz", node.health_port))["status"]["NetworkPolicy"]["healthy"] is True
     subprocess.run(["nft", "flush", "set", *TABLE.split(), "isolated-in4"], check=True)

@@ -13,6 +13,9 @@ from ..errors import ProxyError
 from .connection_lines import connection_lines
 from .result import DIFFERENT, NOT_RUNNING, OK, CommandResult
 
+#: Names in one line of the status; with --output json there are all.
+_NAMES = 10
+
 
 def show_status(arguments: argparse.Namespace) -> CommandResult:
     """Show the agent's status, or without one how the node differs from the cluster (``status``)."""
@@ -81,6 +84,11 @@ def _policy_lines(policy: Dict[str, Any]) -> List[str]:
     lines = [f"policies:   {state}: {counts}{repaired}"]
     if policy["error"]:
         lines.append(f"            {policy['error']}")
+    for key, text in (("unselectedPods", "pods that no policy selects"), ("unusedPolicies", "policies without a pod")):
+        names = policy.get(key, [])
+        if names:
+            more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+            lines.append(f"            {text}: {', '.join(names[:_NAMES])}{more}")
     return [*lines, *(f"            {line}" for line in policy["warnings"])]
 
 

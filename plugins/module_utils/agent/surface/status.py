@@ -89,7 +89,7 @@ def status_document(state: AgentState) -> Dict[str, Any]:
         "conflicts": [str(conflict) for conflict in view.state.conflicts],
         "families": families,
         "forwarding": state.forwarding.status(),
-        "networkPolicy": state.policy.status(),
+        "networkPolicy": {**state.policy.status(), **state.policy.coverage()},
     }
 
 

@@ -29,6 +29,7 @@ from ...convergence.policy import (
 from ...errors import KernelError, ProxyError
 from ...kernel.nftables.monitor import TableMonitor
 from ...kernel.nftables.policy_table import PolicyTableResource
+from ...networkpolicy.coverage import unselected_pods, unused_policies
 from ...networkpolicy.node_policy import NodePolicy
 from ...networkpolicy.owners import Address
 from ...rendering.networkpolicy.elements import change_of, desired_table
@@ -127,6 +128,15 @@ class PolicySync:
             "failures": self._failures,
             "repaired": self._repaired,
             "warnings": policy_warnings(policy) if policy is not None else [],
+        }
+
+    def coverage(self) -> Dict[str, List[str]]:
+        """Return the pods of this node that no policy selects, and the policies that select no pod at all, by name."""
+        if self._policy is None:
+            return {}
+        return {
+            "unselectedPods": list(map(str, unselected_pods(self._policy))),
+            "unusedPolicies": list(map(str, unused_policies(self._view.state.policy))),
         }
 
     def explainer(self, endpoints: Sequence[Resolved]) -> PolicyExplainer:
