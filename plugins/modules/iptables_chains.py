@@ -17,7 +17,7 @@ description:
   - Chains that are not listed are not changed, except for the requested jumps.
   - Rules may be written in any form that iptables accepts. They are first tried in an empty network namespace, so that
     an error in any rule is found before anything is changed, in check mode too.
-  - If a change of several tables or families fails half-way, what had been made of it is taken back at once.
+  - If a change of several tables or families fails half-way, what has been applied of it is rolled back at once.
   - With O(confirm_timeout) a change is provisional. The node rolls it back automatically, unless a task over a new
     connection confirms it in time, which shows that the change has not cut the node off.
 notes:
@@ -93,14 +93,14 @@ options:
     description:
       - Seconds after which the node rolls the change back unless it is confirmed. V(0) makes the change final at once.
       - On nodes with systemd a timer does this, on others a background process. Only the rules of this task are
-        taken back. If another program has changed the same chains meanwhile, iptables may refuse that; the journal of
+        rolled back. If another program has changed the same chains meanwhile, iptables may refuse that; the journal of
         the timer's service and a later task with O(state=confirmed) then have the reason.
     type: int
     default: 0
   change:
     description:
       - With O(state=confirmed), the change to confirm, RV(change) of the task that made it. The task fails if it has
-        been taken back. If empty, the change that waits is confirmed, if there is one.
+        been rolled back. If empty, the change that waits is confirmed, if there is one.
     type: str
     default: ""
   variant:

@@ -83,7 +83,7 @@ def removal_that_fails(variant: str) -> Tuple[List[str], List[ChainChange]]:
 @pytest.mark.parametrize("seconds", [0, 300])
 def test_a_change_that_fails_in_its_last_table_is_reverted(variant: str, seconds: int, tmp_path: Path) -> None:
     before, changes = removal_that_fails(variant)
-    with pytest.raises(KernelError, match=r"what had been changed was taken back: IPv6, IPv4") as failure:
+    with pytest.raises(KernelError, match=r"what had been changed was rolled back: IPv6, IPv4") as failure:
         apply_changes(changes, seconds, str(tmp_path / "changes"))
     assert "\n" not in str(failure.value)
     assert rules(variant) == before
@@ -108,7 +108,7 @@ def test_a_change_that_applies_nothing_leaves_no_revert(variant: str, tmp_path: 
     before = rules(variant)
     with pytest.raises(KernelError) as failure:
         apply_changes(changes[1:], 300, str(tmp_path / "changes"))
-    assert "taken back" not in str(failure.value)
+    assert "rolled back" not in str(failure.value)
     assert rules(variant) == before
     assert not confirm("", directory=str(tmp_path / "changes"))
 
@@ -120,13 +120,13 @@ def test_a_change_not_reverted_at_once_is_reverted_later(tmp_path: Path, monkeyp
         raise KernelError("no memory")
 
     monkeypatch.setattr(chain_changes, "restore", refuse)
-    with pytest.raises(KernelError, match="could not be taken back: no memory; the node tries again in 300 seconds"):
+    with pytest.raises(KernelError, match="could not be rolled back: no memory; the node tries again in 300 seconds"):
         apply_changes(changes, 300, str(tmp_path / "changes"))
     assert rules("nft") != before
     (script,) = tmp_path.glob("changes/*/revert")
     run("sh", str(script))
     assert rules("nft") == before
-    with pytest.raises(HistoryError, match="the node has taken it back"):
+    with pytest.raises(HistoryError, match="the node has rolled it back"):
         confirm(script.parent.name, directory=str(tmp_path / "changes"))
 
 
@@ -151,5 +151,5 @@ def test_a_revert_that_the_kernel_refuses_is_reported(tmp_path: Path) -> None:
     before = rules("legacy")
     run("sh", str(tmp_path / "changes" / name / "revert"))
     assert rules("legacy") == before
-    with pytest.raises(HistoryError, match=r"was not confirmed in time, and could not be taken back: \S+"):
+    with pytest.raises(HistoryError, match=r"was not confirmed in time, and could not be rolled back: \S+"):
         confirm(name, directory=str(tmp_path / "changes"))

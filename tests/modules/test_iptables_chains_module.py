@@ -228,7 +228,7 @@ def test_a_change_is_reverted_unless_it_is_confirmed(node):
         confirm,
         {MODULE: {"state": "confirmed", "change": ""}},
     )
-    assert late["msg"] == f"change {made['change']} was not confirmed in time: the node has taken it back"
+    assert late["msg"] == f"change {made['change']} was not confirmed in time: the node has rolled it back"
     assert again["changed"] and not kept["changed"] and kept["change"] == ""
     assert second["msg"] == f"change {again['change']} still waits to be confirmed (state: confirmed)"
     assert would["changed"] and confirmed["changed"] and not twice["changed"] and not none["changed"]

@@ -11,13 +11,11 @@ threads only wait for the network or the disk, and wake the loop through a pipe.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import time
-from typing import Callable, Dict, Optional, Set, Tuple
+from typing import Dict, Optional, Tuple
 
-from ..cluster.api import ApiClient
 from ..cluster.resource_types import NODES, SERVICE_CIDRS
 from ..configuration.load import load_given
 from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
@@ -34,7 +32,8 @@ from .checks.prober import VerdictChange
 from .fatal import Fatal
 from .forwarding import Forwarding
 from .options import AgentOptions, command_line_flags
-from .source.api_servers import ApiServers, Candidate
+from .source.api_clients import ApiClients
+from .source.api_servers import ApiServers
 from .source.cluster_source import ClusterSource
 from .source.inbox import Inbox
 from .source.keeper import CacheKeeper
@@ -64,8 +63,6 @@ LOCK_SECONDS = 30.0
 #: When to report to the service manager that the agent is ready although the API server has not answered.
 READY_PATIENCE_SECONDS = 10.0
 CACHE_SECONDS = 30.0
-#: The time limit to connect to one of several API servers.
-CONNECT_SECONDS = 5.0
 #: How often to look whether the cluster is known while only static Services are served.
 CLUSTER_PAUSE_SECONDS = 0.5
 
@@ -93,15 +90,14 @@ class Agent:
         files = raise_open_files()
         self.forwarding = Forwarding(self.supervisor, self.timers, self.limited, files)
         self._handles = KernelHandles(self.systemd.progress, self.forwarding)
-        self._unsupported_selectors: Set[str] = set()
-        self._api_warnings: Set[str] = set()
         self.servers = ApiServers(log)
+        clients = ApiClients(self.servers, self._kubeconfig, self.metrics, log)
         self._name_servers(self._configuration)
-        self.server_check = ServerCheck(self._connect, lambda: self.servers.several, self._leave_server)
-        self.token = TokenKeeper(options.token, self._connect, log)
-        self.events = EventPoster(self._connect, os.uname().nodename, log)
+        self.server_check = ServerCheck(clients.connect, lambda: self.servers.several, self._leave_server)
+        self.token = TokenKeeper(options.token, clients.connect, log)
+        self.events = EventPoster(clients.connect, os.uname().nodename, log)
         self.source = ClusterSource(
-            connect=self._connect,
+            connect=clients.connect,
             deliver=self._inbox.deliver,
             supervisor=self.supervisor,
             keeper=CacheKeeper(options.cache, log),
@@ -191,31 +187,6 @@ class Agent:
         signal.signal(signal.SIGTERM, lambda _number, _frame: self.stop())
         signal.signal(signal.SIGINT, lambda _number, _frame: self.stop())
         signal.signal(signal.SIGHUP, lambda _number, _frame: self.reload())
-
-    def _connect(self, expect: Callable[[float], None], timeout: float = 30.0) -> ApiClient:
-        """Return a client, for use by one thread; it calls ``expect`` with the seconds that each request may take."""
-        kubeconfig = self.options.kubeconfig or self.configuration.client_connection.kubeconfig
-        server = self.servers.current()
-        client = ApiClient(
-            server.connection(kubeconfig or None),
-            timeout,
-            unsupported=self._unsupported_selectors,
-            expect=expect,
-            observe=functools.partial(self._observe_request, server),
-            failed=functools.partial(self.servers.failed, server),
-            connect_timeout=min(timeout, CONNECT_SECONDS) if self.servers.several else None,
-        )
-        self.servers.opened(server, client.host)
-        for warning in client.warnings:
-            if warning not in self._api_warnings:
-                self._api_warnings.add(warning)
-                self.log.warning(warning)
-        return client
-
-    def _observe_request(self, server: Candidate, method: str, host: str, code: str, seconds: Optional[float]) -> None:
-        self.metrics.observe_request(method, host, code, seconds)
-        if code.isdecimal() and int(code) < 500:
-            self.servers.answered(server)
 
     def _leave_server(self, url: str) -> None:
         """End the requests to an API server that has failed; called from the thread that checks it."""
@@ -462,6 +433,9 @@ class Agent:
         """Apply the settings of ``logging``; command line options take precedence."""
         self.log.as_json = (self.options.log_format or configuration.logging.format) == "json"
         self.log.verbose = self.options.verbose or configuration.debug_logging
+
+    def _kubeconfig(self) -> str:
+        return self.options.kubeconfig or self.configuration.client_connection.kubeconfig
 
     def _name_node(self, configuration: KubeProxyConfiguration) -> str:
         return node_name(self.options.node_name or configuration.hostname_override, os.uname().nodename)

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Changes of user-declared chains in several families and tables: made as a whole or taken back."""
+"""Changes of user-declared chains in several families and tables: applied as a whole or rolled back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def apply_changes(changes: Sequence[ChainChange], seconds: int, directory: str =
     """Make all changes; with ``seconds`` the node reverts them then, unless they are confirmed.
 
     Returns the name of the provisional change; empty without ``seconds`` and without a change. Raises ProxyError: what
-    had been made until a failure was taken back, and nothing is left to confirm. If taking back fails as well, the
+    was applied until a failure is rolled back, and nothing is left to confirm. If the rollback fails as well, the
     error says so, and with ``seconds`` the node tries once more when they have passed.
     """
     if not any(item.change for item in changes):
@@ -42,13 +42,13 @@ def apply_changes(changes: Sequence[ChainChange], seconds: int, directory: str =
             item.resource.apply(item.change)
     except KernelError as error:
         if name and not withdraw(name, directory):
-            raise KernelError(f"{error} (the node has begun to take the change back)") from error
-        raise KernelError(f"{error}{_taken_back(tried, seconds, directory)}") from error
+            raise KernelError(f"{error} (the node has begun to roll the change back)") from error
+        raise KernelError(f"{error}{_rolled_back(tried, seconds, directory)}") from error
     return name
 
 
-def _taken_back(tried: Sequence[ChainChange], seconds: int, directory: str) -> str:
-    """Take back what was made of a failed change; return an addition to its error."""
+def _rolled_back(tried: Sequence[ChainChange], seconds: int, directory: str) -> str:
+    """Roll back what was applied of a failed change; return an addition to its error."""
     undos: List[Undo] = []
     done: List[str] = []
     try:
@@ -59,8 +59,8 @@ def _taken_back(tried: Sequence[ChainChange], seconds: int, directory: str) -> s
             undos.pop()
     except KernelError as error:
         again = _armed(undos, seconds, directory)
-        return f"; what had been changed before could not be taken back: {error}{again}"
-    return f" (what had been changed was taken back: {', '.join(done)})" if done else ""
+        return f"; what had been changed before could not be rolled back: {error}{again}"
+    return f" (what had been changed was rolled back: {', '.join(done)})" if done else ""
 
 
 def _armed(undos: Sequence[Undo], seconds: int, directory: str) -> str:

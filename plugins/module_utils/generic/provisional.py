@@ -77,9 +77,9 @@ def _script(place: str, undos: Sequence[Tuple[str, Undo]]) -> str:
 
 
 def arm(undos: Sequence[Undo], seconds: int, directory: str = DIRECTORY) -> str:
-    """Have a change taken back in so many seconds unless it is confirmed; return its name. Raises HistoryError.
+    """Have a change rolled back in so many seconds unless it is confirmed; return its name. Raises HistoryError.
 
-    Only one change can wait at a time: taking back an earlier one would rely on rule numbers that a later one changed.
+    Only one change can wait at a time: rolling back an earlier one would rely on rule numbers that a later one changed.
     """
     _own_directory(directory)
     for name in _changes(directory):
@@ -116,7 +116,7 @@ def _disarm(change: str) -> None:
 def _start(change: str, seconds: int, script: str) -> None:
     command = ["/bin/sh", script]
     if not why_not_systemd():
-        start_timer(_unit(change), seconds, "Take back an unconfirmed change of iptables", command)
+        start_timer(_unit(change), seconds, "Roll back an unconfirmed change of iptables", command)
         return
     waiting = ["/bin/sh", "-c", f'sleep {seconds}; exec "$@"', "sh", *command]
     try:
@@ -158,7 +158,7 @@ def withdraw(change: str, directory: str = DIRECTORY) -> bool:
 def confirm(change: str, check: bool = False, directory: str = DIRECTORY) -> bool:
     """Keep a change; with an empty name the one that waits, if there is one. Return whether it was waiting.
 
-    Raises HistoryError if the named change failed or was taken back, or is not known because the node was rebooted.
+    Raises HistoryError if the named change failed or was rolled back, or is not known because the node was rebooted.
     """
     for name in _changes(directory) if not change else [change]:
         place = os.path.join(directory, name)
@@ -179,7 +179,7 @@ def confirm(change: str, check: bool = False, directory: str = DIRECTORY) -> boo
         raise HistoryError(f"change {change} has failed: there is nothing to confirm")
     if os.path.exists(os.path.join(directory, change, FAILED)):
         errors = _errors(os.path.join(directory, change, "errors"))
-        raise HistoryError(f"change {change} was not confirmed in time, and could not be taken back: {errors}")
+        raise HistoryError(f"change {change} was not confirmed in time, and could not be rolled back: {errors}")
     if os.path.isdir(os.path.join(directory, change)):
-        raise HistoryError(f"change {change} was not confirmed in time: the node has taken it back")
+        raise HistoryError(f"change {change} was not confirmed in time: the node has rolled it back")
     raise HistoryError(f"change {change} is not known: the node was rebooted, or a later change has replaced it")

@@ -170,7 +170,8 @@ def test_neither_kubernetes_nor_urllib3_is_imported(server, certificates, tmp_pa
     path = write_kubeconfig(tmp_path / "k", server.url, certificates.authority, server.token)
     script = f"""
         import sys
-        from module_utils.cluster.api import NODES, ApiClient
+        from module_utils.cluster.api import ApiClient
+        from module_utils.cluster.resource_types import NODES
         from module_utils.cluster.connection import ApiConnection
         print(len(ApiClient(ApiConnection(kubeconfig={str(path)!r})).list(NODES).items))
         print(sorted({{"kubernetes", "urllib3", "requests", "yaml"}} & set(sys.modules)))

@@ -25,7 +25,7 @@ from ...kernel.nftables.policy_table import RawPolicyTableResource
 from ...kernel.nftables.raw import RawTableResource
 from ...kernel.sysctls import SysctlsResource, read_value, unchangeable
 from ...kernel.xtables.chains import ChainsResource
-from ...kernel.xtables.emptied import EmptiedTablesResource
+from ...kernel.xtables.empty_tables import EmptyTablesResource
 from ...kernel.xtables.variant import NFT
 from ...preflight.features import capabilities, rights_findings
 from ...preflight.findings import judge
@@ -205,7 +205,7 @@ def _table_stages(state: NodeState, handles: KernelHandles, warnings: List[str])
         late = replaces_iptables_mode if to_ipvs else never
         chains.append(Stage(resource, cast(Any, resource.desired), postponed=late))
         if resource.variant.name == NFT:
-            emptied = EmptiedTablesResource(cast(ChainsResource, resource))
+            emptied = EmptyTablesResource(cast(ChainsResource, resource))
             # After its chains, wherever these are.
             chains.append(Stage(emptied, {}, postponed=lambda _change: to_ipvs))
     known = {(resource.variant.family, resource.variant.name) for resource in resources}

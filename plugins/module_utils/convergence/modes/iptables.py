@@ -15,8 +15,8 @@ from ...kernel.xtables.restore import RestoreError
 from ...preflight.check import ModeNeeds
 from ...preflight.features import IPTABLES_EXTENSIONS
 from ...rendering.iptables.fixed import INVALID_COUNTER, LOCALHOST_COUNTER
-from ...rendering.iptables.found_order import in_found_order
 from ...rendering.iptables.mode import RENDERING
+from ...rendering.iptables.observed_order import in_observed_order
 from ...rendering.iptables.tables import CHAINS, ChainKey
 from ...resources import Stage
 from ..family import FamilyTables
@@ -60,7 +60,7 @@ class IptablesMode(Mode):
         return [
             stage
             for context, tables in families
-            for stage in chain_stages(context, functools.partial(in_found_order, tables[CHAINS]), with_shared=True)
+            for stage in chain_stages(context, functools.partial(in_observed_order, tables[CHAINS]), with_shared=True)
         ]
 
     def rule_counts(self, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union
 from ...addresses import IPV4
 from ...errors import KernelError
 from ...kernel.xtables.chains import ChainsResource
-from ...kernel.xtables.emptied import EmptiedTablesResource
+from ...kernel.xtables.empty_tables import EmptyTablesResource
 from ...kernel.xtables.variant import NFT, Survey, XtablesVariant, detect_variant, unsupported_reason
 from ...rendering.iptables.fixed import ownership as iptables_ownership
 from ...rendering.iptables.tables import Ownership
@@ -71,7 +71,7 @@ def chain_removal_stages(contexts: Sequence[FamilyContext]) -> List[Stage]:
             stages.append(localnet_stage(going))
         stages.append(Stage(going, {}))
         if context.variant.name == NFT:
-            stages.append(Stage(EmptiedTablesResource(chains), {}))
+            stages.append(Stage(EmptyTablesResource(chains), {}))
     return stages
 
 

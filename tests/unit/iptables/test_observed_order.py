@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.fixed import KUBE_FIREWALL, SERVICES
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.found_order import in_found_order
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.observed_order import in_observed_order
 
 WEB = '-d 10.96.1.1/32 -p tcp -m comment --comment "default/web:http cluster IP" -m tcp --dport 80 -j KUBE-SVC-A'
 DNS = '-d 10.96.1.1/32 -p udp -m comment --comment "default/web:dns cluster IP" -m udp --dport 53 -j KUBE-SVC-B'
@@ -18,7 +18,7 @@ TAIL = '-m comment --comment "nodeports; must be last" -m addrtype --dst-type LO
 
 def kept(found, wanted, chain=SERVICES):
     desired = {chain: tuple(wanted), "other": 1}
-    result = in_found_order(desired, {chain: tuple(found)})
+    result = in_observed_order(desired, {chain: tuple(found)})
     assert result["other"] == 1 and desired[chain] == tuple(wanted)
     return result[chain] == tuple(found)
 
@@ -45,4 +45,4 @@ def test_chains_of_one_service_and_external_chains_keep_their_order():
 
 def test_without_observed_chains_the_desired_table_is_the_same_object():
     desired = {SERVICES: (WEB, TAIL)}
-    assert in_found_order(desired, {}) is desired
+    assert in_observed_order(desired, {}) is desired

@@ -26,14 +26,14 @@ from .chains import ChainsResource
 _NOT_RECURSIVE = 0x100
 
 
-class EmptiedKey(NamedTuple):
+class EmptyTableKey(NamedTuple):
     """A table, or with ``chain`` a built-in chain of it."""
 
     table: str
     chain: str = ""
 
 
-class EmptiedTablesResource(Resource[EmptiedKey, bool]):
+class EmptyTablesResource(Resource[EmptyTableKey, bool]):
     """The tables and built-in chains that the removal of our chains leaves empty, to be deleted after it.
 
     ``chains``: the resource, created for removal, that removes the chains. If it removes nothing, nothing is deleted; a
@@ -48,7 +48,7 @@ class EmptiedTablesResource(Resource[EmptiedKey, bool]):
         self._chains = chains
         self.family, self.qualifier = chains.family, chains.qualifier
 
-    def observe(self) -> Dict[EmptiedKey, bool]:
+    def observe(self) -> Dict[EmptyTableKey, bool]:
         """Return those tables and chains. ``chains`` must have been observed before. Raises KernelError."""
         emptied = self._chains.emptied
         if not emptied.tables and not emptied.builtin:
@@ -61,8 +61,10 @@ class EmptiedTablesResource(Resource[EmptiedKey, bool]):
         for (table, chain), policy in policies.items():
             whole = self._is_emptied(table, uses, policies)
             if whole or ((table, chain) in emptied.builtin and policy == ACCEPT):
-                found[EmptiedKey(table, chain)] = True
-        found.update({EmptiedKey(table): True for table in emptied.tables if self._is_emptied(table, uses, policies)})
+                found[EmptyTableKey(table, chain)] = True
+        found.update(
+            {EmptyTableKey(table): True for table in emptied.tables if self._is_emptied(table, uses, policies)}
+        )
         return found
 
     def _is_emptied(self, table: str, uses: Mapping[str, int], policies: Mapping[Tuple[str, str], int]) -> bool:
@@ -70,7 +72,7 @@ class EmptiedTablesResource(Resource[EmptiedKey, bool]):
         builtin = [policy for (owner, _chain), policy in policies.items() if owner == table]
         return removed is not None and uses.get(table) == len(builtin) + removed and set(builtin) <= {ACCEPT}
 
-    def apply(self, change: Change[EmptiedKey, bool]) -> None:
+    def apply(self, change: Change[EmptyTableKey, bool]) -> None:
         """Delete them, each table as a whole, and only if they are really empty. Raises KernelError."""
         header = family_header(self.family)
         with NetlinkSocket(NETLINK_NETFILTER) as sock:
@@ -84,14 +86,14 @@ class EmptiedTablesResource(Resource[EmptiedKey, bool]):
                 if errors and not any(is_busy(error) or is_missing(error) for error in errors):
                     raise KernelError(f"{self.label}: {keys[-1].table}: cannot be deleted: {errors[0]}")
 
-    def describe(self, key: EmptiedKey, value: bool) -> List[str]:
+    def describe(self, key: EmptyTableKey, value: bool) -> List[str]:
         """Return the first line of the table or chain in iptables-save."""
         return [f"{key.table}: :{key.chain} ACCEPT [0:0]" if key.chain else f"*{key.table}"]
 
 
-def _together(keys: Iterable[EmptiedKey]) -> List[List[EmptiedKey]]:
+def _together(keys: Iterable[EmptyTableKey]) -> List[List[EmptyTableKey]]:
     """Group the keys by transaction: a table with its chains; chains of a table that is kept, each alone."""
     listed = list(keys)
     tables = [key.table for key in listed if not key.chain]
-    found = [[key for key in listed if key.table == table and key.chain] + [EmptiedKey(table)] for table in tables]
+    found = [[key for key in listed if key.table == table and key.chain] + [EmptyTableKey(table)] for table in tables]
     return found + [[key] for key in listed if key.table not in tables]

@@ -43,7 +43,7 @@ def _same_in_any_order(found: Rules, wanted: Rules) -> bool:
     return len(set(matches)) == len(matches)
 
 
-def in_found_order(desired: Mapping[Any, Any], observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
+def in_observed_order(desired: Mapping[Any, Any], observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """Return the desired table of chains, with the observed value of shared chains that differ in order only.
 
     Two rules that match the same packets (two Services that claim one address) are never left in another order.
