@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import subprocess
 import time
@@ -62,6 +63,16 @@ def wait(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def waiting_for(directory: Path) -> List[str]:
+    """Return the processes that wait to revert a change below a directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if str(directory) in path.read_text():
+                found.append(path.parent.name)
+    return found
+
+
 def removal_that_fails(variant: str) -> Tuple[List[str], List[ChainChange]]:
     """Return the rules, and a change of both families whose last table can no longer be changed.
 
@@ -98,7 +109,9 @@ def test_a_change_that_fails_in_its_last_table_is_reverted(variant: str, seconds
     # No pending change keeps the next one from being applied.
     again = staged(variant, "IPv4", chains_of("filter", "-p udp -j RETURN"))
     change = apply_changes([again], 300, str(tmp_path / "changes"))
+    assert waiting_for(tmp_path)
     assert confirm(change, directory=str(tmp_path / "changes"))
+    wait(lambda: not waiting_for(tmp_path))
 
 
 @VARIANTS

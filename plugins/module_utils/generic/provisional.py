@@ -108,7 +108,10 @@ def _unit(change: str) -> str:
 
 
 def _disarm(change: str) -> None:
-    """Stop the timer of a change that will not be reverted; if that fails, its script finds nothing to do."""
+    """Stop the timer of a change that will not be reverted; if that fails, its script finds nothing to do.
+
+    The process that waits where systemd does not sees that the change is no longer pending.
+    """
     with contextlib.suppress(KernelError):
         stop_timer(_unit(change))
 
@@ -118,7 +121,10 @@ def _start(change: str, seconds: int, script: str) -> None:
     if not why_not_systemd():
         start_timer(_unit(change), seconds, "Roll back an unconfirmed change of iptables", command)
         return
-    waiting = ["/bin/sh", "-c", f'sleep {seconds}; exec "$@"', "sh", *command]
+    loop = (
+        f'passed=0; while [ -e "$0" ] && [ $passed -lt {seconds} ]; do sleep 1; passed=$((passed + 1)); done; exec "$@"'
+    )
+    waiting = ["/bin/sh", "-c", loop, os.path.join(os.path.dirname(script), PENDING), *command]
     try:
         # Its own session and no descriptors of the caller: it outlives the connection that the change may cut.
         subprocess.Popen(
