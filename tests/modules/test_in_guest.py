@@ -19,5 +19,5 @@ def test_modules_that_need_a_kernel_of_their_own(capfd):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(GUEST)]
     if not os.environ.get("FULL"):
         command += ["-m", "not full"]
-    status = run_in_uml(command, Guest(memory="768M", modules=(), directory=str(GUEST.parents[3]), timeout=600))
+    status = run_in_uml(command, Guest(memory="768M", modules=(), directory=str(GUEST.parents[3]), timeout=1800))
     assert status == 0, capfd.readouterr().out[-6000:]
