@@ -51,11 +51,11 @@ export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
-.PHONY: help debian guests minimal setup setup-lab changelog demo docs docsite environment integration record test test-full quick format lint unit pythons kernel load monitoring browser uml systemd molecule \
+.PHONY: help e2e debian guests minimal setup setup-lab changelog demo docs docsite environment integration record test test-full quick format lint unit pythons kernel load monitoring browser uml systemd molecule \
 	modules sanity ansible-units build .packed cores importer played conformance clean
 
 help:
-	@sed -n 's/^| `\(make [a-z-]*\)` | \([^|]*\) |.*/\1\t\2/p' CONTRIBUTING.md | expand -t 20
+	@sed -n 's/^| `\(make [a-z0-9-]*\)` | \([^|]*\) |.*/\1\t\2/p' CONTRIBUTING.md | expand -t 20
 
 setup:
 	@.ci/bootstrap lint
@@ -104,7 +104,7 @@ format: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy plugins/module_utils tests/lab tests/conformance tests/documentation tests/molecule_support tests/monitoring/dashboard.py \
+	$(BIN)/mypy plugins/module_utils tests/lab tests/e2e tests/conformance tests/documentation tests/molecule_support tests/monitoring/dashboard.py \
 	  tests/monitoring/expressions.py tests/fleet/browser.py tests/fleet/samples.py tests/fleet/__main__.py tests/steps.py
 	$(BIN)/yamllint --strict .
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
@@ -198,6 +198,10 @@ endif
 # One case at a time in each guest: a kernel's list of one namespace's virtual servers is affected by other namespaces.
 	$(WIRE) uml --jobs 2 -- run --mode ipvs $(call cases,$(IPVS)) --jobs 1
 	$(WIRE) uml --jobs 2 -- run --mode ipvs $(call cases,$(IPVS_TWINS)) --jobs 1 --families ipv6
+
+# Needs Kubernetes' own programs; docs/conformance.md says which. For other options: make e2e E2E="--run iptables"
+e2e: setup-lab
+	$(PYTHON) -m tests.e2e --binaries "$(KUBERNETES_BINARIES)" $(E2E)
 
 # Downloads kernels and builds the root file system of Debian 13, into .cache.
 guests: setup-lab

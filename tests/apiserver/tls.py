@@ -57,10 +57,14 @@ def make_server_certificate(
     return Certificates(authority, certificate, key)
 
 
-def make_client_certificate(directory: Path, name: str = "proxy") -> Tuple[Path, Path]:
-    """Create a client certificate and key by the authority that :func:`make_certificates` left in the directory."""
+def make_client_certificate(directory: Path, name: str = "proxy", group: str = "") -> Tuple[Path, Path]:
+    """Create a client certificate and key by the authority that :func:`make_certificates` left in the directory.
+
+    The API server takes the common name for the user's name, and the organization for that of a group.
+    """
     certificate, key, request = directory / f"{name}.crt", directory / f"{name}.key", directory / f"{name}.csr"
-    _openssl("req", *_CURVE, "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(request))
+    subject = f"/O={group}/CN={name}" if group else f"/CN={name}"
+    _openssl("req", *_CURVE, "-subj", subject, "-keyout", str(key), "-out", str(request))
     authority = ("-CA", str(directory / "ca.crt"), "-CAkey", str(directory / "ca.key"), "-CAcreateserial")
     _openssl("x509", "-req", "-in", str(request), *authority, "-days", "10", "-out", str(certificate))
     return certificate, key

@@ -10,7 +10,8 @@ import selectors
 import subprocess
 import tempfile
 import time
-from typing import Callable, Mapping, Optional, Sequence, Union
+from pathlib import Path
+from typing import BinaryIO, Callable, Mapping, Optional, Sequence, Union
 
 from tests.lab.system import LabError
 
@@ -24,7 +25,7 @@ class Background:
 
     It is ready when it prints the line ``ready`` (a text), or when ``ready`` (a condition) holds. Raises LabError with
     what the process wrote to standard error if it cannot be started, or ends or stays silent for ``timeout`` seconds
-    before that.
+    before that. ``log`` is a file that keeps what it writes.
     """
 
     def __init__(
@@ -36,9 +37,11 @@ class Background:
         env: Optional[Mapping[str, str]] = None,
         cwd: Optional[str] = None,
         input_pipe: bool = False,
+        log: Optional[Path] = None,
     ) -> None:
         self._argv = list(argv)
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 # lives as long as the process
+        # It lives as long as the process.
+        self._errors: BinaryIO = open(log, "w+b") if log else tempfile.TemporaryFile()  # noqa: SIM115
         output = subprocess.PIPE if isinstance(ready, str) else self._errors
         try:
             self.process: subprocess.Popen[str] = subprocess.Popen(

@@ -107,10 +107,9 @@ class Cluster:
 
     def come_back(self) -> None:
         """Listen again on the same port."""
-        accounts = getattr(self.server, "accounts", None)
-        self.server = self._serve()
-        if accounts is not None:
-            self.server.accounts = accounts
+        before, self.server = self.server, self._serve()
+        if isinstance(before, ApiServer) and isinstance(self.server, ApiServer):
+            self.server.accounts = before.accounts
 
     def close(self) -> None:
         """Stop the server; on a real one, delete the objects."""

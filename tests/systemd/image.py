@@ -79,12 +79,15 @@ rm -rf "$1/usr/share/doc" "$1/usr/share/man" "$1/usr/share/locale" "$1"/var/lib/
 """
 
 
-def image(release: str = "12") -> str:
-    """Return the name of a release's image; the first call builds it, which takes about a minute and a half."""
+def image(release: str = "12", more: Sequence[str] = ()) -> str:
+    """Return the name of a release's image, with ``more`` packages in it.
+
+    The first call builds it, which takes about a minute and a half.
+    """
     given = os.environ.get("KUBENODE_NODE_IMAGE")
-    if given and release == "12":
+    if given and release == "12" and not more:
         return given
-    suite, packages = SUITES[release], (*PACKAGES, *MORE_PACKAGES[release])
+    suite, packages = SUITES[release], (*PACKAGES, *MORE_PACKAGES[release], *more)
     key = hashlib.sha256(repr((suite, packages, _recipe())).encode()).hexdigest()[:12]
     name = f"localhost/kubenode-proxy-node:{key}"
     if podman("image", "exists", name, check=False).returncode == 0:

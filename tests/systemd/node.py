@@ -65,10 +65,19 @@ class Node:
     """A container with a release of Debian.
 
     ``network`` is podman's; with ``none`` it has no network. With ``project`` it sees the project, read-only.
+    ``packages`` are installed in addition; ``more`` are options for podman.
     """
 
     def __init__(
-        self, name: str, scratch: Path, network: str = "podman", release: str = "12", *, project: bool = False
+        self,
+        name: str,
+        scratch: Path,
+        network: str = "podman",
+        release: str = "12",
+        *,
+        project: bool = False,
+        packages: Sequence[str] = (),
+        more: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.scratch = scratch
@@ -76,7 +85,7 @@ class Node:
         options.append(f"--label={_OWNER}={os.getpid()}")
         if project:
             options.append(f"--volume={ROOT}:{ROOT}:ro")
-        image.podman("run", "--detach", "--name", name, *options, image.image(release))
+        image.podman("run", "--detach", "--name", name, *options, *more, image.image(release, packages))
         self.wait_until_booted()
 
     def wait_until_booted(self) -> None:
@@ -182,10 +191,12 @@ def run_playbook(
     of_hosts: Mapping[str, Mapping[str, Any]],
     *options: str,
     failing: bool = False,
+    enter: Sequence[str] = (),
 ) -> Dict[str, Recap]:
     """Run a playbook, a file or one of the collection by its full name, and return the recap of each node.
 
-    ``variables`` apply to all hosts; ``of_hosts`` adds others by the node's name. Fails if the run does, or, with
+    ``variables`` apply to all hosts; ``of_hosts`` adds others by the node's name. ``enter`` is the beginning of a
+    command line that runs Ansible elsewhere, in a network namespace for example. Fails if the run does, or, with
     ``failing``, if it does not.
     """
     scratch = nodes[0].scratch
@@ -216,7 +227,7 @@ def run_playbook(
         "PATH": programs,
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    command = [ansible, "-i", str(inventory), "--diff", *options, playbook]
+    command = [*enter, ansible, "-i", str(inventory), "--diff", *options, playbook]
     done = subprocess.run(command, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
     if bool(done.returncode) is not failing:
         raise AssertionError(

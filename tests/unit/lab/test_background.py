@@ -50,3 +50,12 @@ def test_a_condition_may_say_that_it_is_ready(tmp_path: Path) -> None:
         assert Path(f"/proc/{named.pid}/cmdline").read_bytes().startswith(b"other-name\0")
     with pytest.raises(LabError, match="it ended with status 0"):
         Background([sys.executable, "-c", ""], ready=lambda _pid: False)
+
+
+def test_a_log_keeps_what_it_wrote(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with Background(["sh", "-c", "echo words >&2; echo ready; exec sleep 60"], log=log):
+        assert log.read_text() == "words\n"
+    with pytest.raises(LabError, match="status 3: no such port"):
+        Background(["sh", "-c", "echo no such port >&2; exit 3"], log=log)
+    assert log.read_text() == "no such port\n"
