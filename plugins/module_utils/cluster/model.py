@@ -56,12 +56,12 @@ class HealthCheck(NamedTuple):
 class Failing(NamedTuple):
     """The endpoints of a Service that fail their checks.
 
-    ``reasons``: why, by address and port; port 0 means all ports of the address. ``panic_percent``: if at most
+    ``reasons``: why, by address and port; port 0 means all ports of the address. ``panic_threshold``: if at most
     this percentage of the ready endpoints passes, all are served.
     """
 
     reasons: Mapping[Tuple[str, int], str] = {}
-    panic_percent: float = 0.0
+    panic_threshold: float = 0.0
 
 
 class ServicePolicy(NamedTuple):

@@ -57,7 +57,7 @@ def _add(
 def mark_failing(endpoints: Tuple[Endpoint, ...], failing: Failing) -> Tuple[Endpoint, ...]:
     """Return the endpoints of a ServicePort with those marked that fail their health checks.
 
-    They are neither ready nor serving, so that no traffic is sent to them. If at most ``panic_percent`` of the ready
+    They are neither ready nor serving, so that no traffic is sent to them. If at most ``panic_threshold`` of the ready
     endpoints pass, all stay as they are: then the checks are more likely to be wrong than that many endpoints, and an
     endpoint that may fail is better than none.
     """
@@ -68,7 +68,7 @@ def mark_failing(endpoints: Tuple[Endpoint, ...], failing: Failing) -> Tuple[End
     }
     ready = [endpoint for endpoint in endpoints if endpoint.ready]
     passing = sum(not failed[endpoint] for endpoint in ready)
-    panic = passing * 100 <= len(ready) * failing.panic_percent
+    panic = passing * 100 <= len(ready) * failing.panic_threshold
     return tuple(
         endpoint
         if not failed[endpoint]

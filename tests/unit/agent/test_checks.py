@@ -318,7 +318,7 @@ def test_another_panic_threshold_applies_to_endpoints_that_fail_already():
     view.pop_dirty()
     checks.settings = HealthChecks(panic_percent=50)
     checks.follow(view, tuple, everything=True)
-    assert view.state.failing(change.target.service).panic_percent == 50
+    assert view.state.failing(change.target.service).panic_threshold == 50
     assert view.dirty == {change.target.service}
 
 

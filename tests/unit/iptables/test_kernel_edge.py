@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import Completed
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.chains import observed_table, parse_save
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.restore import explain
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.restore import failure_line
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import (
     XtablesVariant,
     choose,
@@ -148,7 +148,7 @@ TEXT = "*nat\n:A - [0:0]\n-A A -m bogus --x -j DROP\nCOMMIT\n"
     ],
 )
 def test_failures_are_one_line_naming_error_and_place(status: int, errors: str, words: tuple) -> None:  # type: ignore[type-arg]
-    message = explain(VARIANT, TEXT, Completed(status, "", errors), 5.0)
+    message = failure_line(VARIANT, TEXT, Completed(status, "", errors), 5.0)
     assert "\n" not in message
     assert message.startswith("iptables-restore: ")
     for word in words:

@@ -22,18 +22,19 @@ ROLE = ROOT / "roles" / "service_proxy"
 
 
 def would_change(name: str, scratch: Path, variables: dict) -> bool:
-    """Return whether a task of the entry point absent would change this machine, with the constants of the role."""
+    """Return whether a task of the entry point absent would change this machine, with the role's defaults and constants."""
     tasks = yaml.safe_load((ROLE / "tasks" / "absent.yml").read_text(encoding="utf-8"))
     play = {
         "hosts": "localhost",
         "connection": "local",
         "gather_facts": False,
-        "vars_files": [str(ROLE / "vars" / "main.yml")],
-        "vars": {"ansible_python_interpreter": sys.executable, "service_proxy_behaviour": "", **variables},
+        "vars_files": [str(ROLE / "defaults" / "main.yml"), str(ROLE / "vars" / "main.yml")],
+        "vars": {"ansible_python_interpreter": sys.executable},
         "tasks": [task for task in tasks if task["name"] == name],
     }
     (scratch / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
-    command = [sys.executable, "-m", "ansible", "playbook", "--check", "-i", "localhost,", str(scratch / "play.yml")]
+    command = [sys.executable, "-m", "ansible", "playbook", "--check", "-i", "localhost,"]
+    command += ["-e", json.dumps(variables), str(scratch / "play.yml")]
     environment = {**os.environ, "ANSIBLE_HOME": str(scratch / "home"), "LC_ALL": "C.UTF-8"}
     done = subprocess.run(command, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
