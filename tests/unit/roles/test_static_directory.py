@@ -22,7 +22,7 @@ ROLE = ROOT / "roles" / "service_proxy"
 
 
 def would_change(name: str, scratch: Path, variables: dict) -> bool:
-    """Return whether a task of the entry point absent would change this machine, with the role's defaults and constants."""
+    """Return whether a task of the entry point absent would change this machine."""
     tasks = yaml.safe_load((ROLE / "tasks" / "absent.yml").read_text(encoding="utf-8"))
     play = {
         "hosts": "localhost",
