@@ -39,14 +39,14 @@ _LABEL = re.compile(r"[a-z0-9_]([-a-z0-9]{0,62})")
 
 
 class Found(NamedTuple):
-    """What a name stands for: addresses, targets (name and port) of SRV records, or another name."""
+    """What a name resolves to: addresses, targets (name and port) of SRV records, or another name."""
 
     addresses: Sequence[str] = ()
     targets: Sequence[Tuple[str, int]] = ()
     alias: str = ""
 
 
-#: Returns what a name in lower case without the last dot stands for; None if there is no such name.
+#: Returns what a name, in lower case and without the last dot, resolves to; None if there is no such name.
 Lookup = Callable[[str], Optional[Found]]
 
 
@@ -130,7 +130,7 @@ class Services:
         self._suffix = f".svc.{domain}"
 
     def find(self, name: str) -> Optional[Found]:
-        """Return what a name stands for: [HOST.]SERVICE.NAMESPACE or _PORT._PROTOCOL.SERVICE.NAMESPACE."""
+        """Resolve a name: [HOST.]SERVICE.NAMESPACE or _PORT._PROTOCOL.SERVICE.NAMESPACE."""
         labels = name[: -len(self._suffix)].split(".") if name.endswith(self._suffix) else []
         if not 2 <= len(labels) <= 4 or not all(_LABEL.fullmatch(label) for label in labels):
             return None
