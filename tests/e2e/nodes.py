@@ -28,8 +28,6 @@ version = 2
     bin_dir = "/usr/lib/cni"
     conf_dir = "/etc/cni/net.d"
 """
-# kubelet sets sysctls of the whole machine, which a container of the machine must not: it finds them read-only, and is
-# content with that as in a user namespace.
 _UNIT = """\
 [Unit]
 Description=kubelet
@@ -44,7 +42,17 @@ RestartSec=2
 [Install]
 WantedBy=multi-user.target
 """
+# kubelet sets these, which are the machine's: it finds files with the values that it wants, and writes nothing
+# (kubelet, setupKernelTunables). A container that tries to change others of the machine finds them read-only.
 _READ_ONLY = ("/proc/sys/kernel", "/proc/sys/vm", "/proc/sys/fs")
+_WANTED = {
+    "vm/overcommit_memory": 1,
+    "vm/panic_on_oom": 0,
+    "kernel/panic": 10,
+    "kernel/panic_on_oops": 1,
+    "kernel/keys/root_maxkeys": 1000000,
+    "kernel/keys/root_maxbytes": 25000000,
+}
 _SYSCTLS = {
     "net.ipv4.ip_forward": 1,
     "net.ipv6.conf.all.forwarding": 1,
@@ -76,6 +84,10 @@ class KubernetesNode(Node):
         for path in _READ_ONLY:
             self.run("mount", "--bind", path, path)
             self.run("mount", "-o", "remount,bind,ro", path)
+        for name, value in _WANTED.items():
+            self.write(f"/run/wanted/{name}", f"{value}\n")
+            self.run("mount", "--bind", f"/run/wanted/{name}", f"/proc/sys/{name}")
+        self.run("mkdir", "--parents", "/etc/kubernetes")
         self.copy(control.kubeconfig(self.name), "/etc/kubernetes/kubelet.kubeconfig")
         self.copy(control.directory / "ca.crt", "/etc/kubernetes/ca.crt")
         self.write("/etc/kubernetes/resolv.conf", f"nameserver {CONTROL[0]}\n")
@@ -142,7 +154,6 @@ class KubernetesNode(Node):
             "resolvConf": "/etc/kubernetes/resolv.conf",
             "failSwapOn": False,
             "failCgroupV1": False,
-            "featureGates": {"KubeletInUserNamespace": True},
             # The disk is the machine's: how full it is must not decide about pods and images.
             "evictionHard": {"imagefs.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%"},
             "imageGCHighThresholdPercent": 100,
