@@ -45,7 +45,7 @@ from .supervision import Supervisor
 from .surface.control import ControlRequest, ControlServer
 from .surface.events import NORMAL, WARNING, EventPoster, node_reference
 from .surface.health import ProxyHealth
-from .surface.http_connections import limits_of, raise_open_files
+from .surface.http.connections import limits_of, raise_open_files
 from .surface.log import LimitedLog, Log
 from .surface.metrics import Metrics
 from .surface.policy_metrics import PolicyMetrics

@@ -11,8 +11,8 @@ from ..addresses import FAMILIES, packed, unpacked
 from ..cluster.state import ClusterState
 from ..configuration.sections.network_policy import CUT, NetworkPolicySettings
 from ..kernel.conntrack.connections import Connection, cut_connections
+from ..networkpolicy.matching.owners import Address, counts
 from ..networkpolicy.node_policy import NodePolicy
-from ..networkpolicy.owners import Address, counts
 from ..preflight.conflicts import processes
 from ..preflight.findings import Finding
 from ..preflight.policies import bridge_findings, other_implementations

@@ -16,9 +16,9 @@ from typing import Dict, Iterable, List, NamedTuple, Tuple
 from ..cluster.model import NamespacedName
 from ..cluster.policy_model import DIRECTIONS, NetworkPolicy, Pod
 from ..cluster.policy_objects import PolicyObjects
-from .compiled import CompiledRule, compile_rules
 from .limits import excess
-from .owners import addresses_of, counts
+from .matching.compiled import CompiledRule, compile_rules
+from .matching.owners import addresses_of, counts
 
 #: A policy and one of its directions.
 PolicySide = Tuple[NamespacedName, str]

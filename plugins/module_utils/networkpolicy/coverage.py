@@ -10,8 +10,8 @@ from typing import Dict, List
 from ..cluster.model import NamespacedName
 from ..cluster.policy_model import Pod
 from ..cluster.policy_objects import PolicyObjects
+from .matching.owners import counts
 from .node_policy import NodePolicy
-from .owners import counts
 from .subjects import NETWORK_POLICY
 
 

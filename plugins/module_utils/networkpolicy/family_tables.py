@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import AbstractSet, Any, Dict, FrozenSet, List, Optional, Set, Tuple
 
 from ..addresses import address_bits
-from .address_space import AddressSpace
-from .compiled import Block
+from .matching.address_space import AddressSpace
+from .matching.compiled import Block
+from .matching.owners import Address
+from .matching.peers import Content
 from .numbers import Numbers, content_digest
-from .owners import Address
-from .peers import Content
 from .rows import ANY, BLOCK, CLASS, GRANT, NO_CLASS, TIER_GRANT, PolicyRows, Row
 from .subjects import NETWORK_POLICY, Part, Subject
 from .values import GrantValues

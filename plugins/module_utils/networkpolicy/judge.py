@@ -9,8 +9,8 @@ from typing import Callable, Optional
 
 from ..cluster.policy_model import ACCEPT, ADMIN, BASELINE, DENY
 from .family_tables import FamilyTables
-from .owners import Address
-from .ports import EVERYTHING, Outcome, PortSet
+from .matching.owners import Address
+from .matching.ports import EVERYTHING, Outcome, PortSet
 from .rows import ANY, BLOCK, CLASS, EVERYTHING_ID, GRANT, ISOLATED, NO_CLASS, POLICED, TIER_GRANT, PolicyRows
 
 #: From the number of a port set or outcome to its content.

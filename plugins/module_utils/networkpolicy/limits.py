@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import List, Sequence, Tuple
 
-from .compiled import CompiledRule
+from .matching.compiled import CompiledRule
 
 #: Peers that select namespaces without requiring a label of the pod: each is compared with every pod.
 MOST_WIDE_PEERS = 1_000

@@ -16,7 +16,7 @@ from ..cluster.policy_objects import PolicyChanges, PolicyObjects
 from .budget import PolicySide, named, order_of_refusal
 from .judge import Judge
 from .limits import MOST_ROWS
-from .owners import Address, AddressOwners
+from .matching.owners import Address, AddressOwners
 from .policy_state import LocalPod, PolicyState
 from .rows import PolicyRows, TooManyRows
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Generic, Hashable, Set, TypeVar
 
-from .compiled import digest
-from .peers import Content
+from .matching.compiled import digest
+from .matching.peers import Content
 from .rows import EVERYTHING_ID, PORT_SET_BIT
 
 Value = TypeVar("Value", bound=Hashable)

@@ -16,12 +16,12 @@ from ..cluster.model import NamespacedName
 from ..cluster.policy_model import ADMIN, BASELINE, DIRECTIONS, ClusterNetworkPolicy, ContainerPort, NetworkPolicy, Pod
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
 from .budget import PolicySide
-from .compiled import CompiledRule, compile_rule, compile_rules, side
 from .family_tables import FamilyTables
 from .judge import Judge
 from .limits import MOST_PIECES, excess
-from .owners import Address, AddressOwners, counts
-from .peers import Content, PodPeers
+from .matching.compiled import CompiledRule, compile_rule, compile_rules, side
+from .matching.owners import Address, AddressOwners, counts
+from .matching.peers import Content, PodPeers
 from .rows import ISOLATED, POLICED, SELF, PolicyRows
 from .subjects import NETWORK_POLICY, Subject, SubjectKey
 from .values import GrantValues

@@ -12,10 +12,10 @@ from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Sequence, Set, T
 
 from ..addresses import IPV4, IPV6
 from ..cluster.policy_model import DENY, ContainerPort
-from .compiled import Block, CompiledRule, NamedPort
-from .owners import Address
-from .peers import Content, PeerEntry, PodPeers
-from .ports import EVERYTHING, NOTHING, PROTOCOL_NUMBERS, Outcome, PortSet, Range, first_match, union
+from .matching.compiled import Block, CompiledRule, NamedPort
+from .matching.owners import Address
+from .matching.peers import Content, PeerEntry, PodPeers
+from .matching.ports import EVERYTHING, NOTHING, PROTOCOL_NUMBERS, Outcome, PortSet, Range, first_match, union
 
 #: The tier of NetworkPolicies, between those of cluster policies.
 NETWORK_POLICY = ""

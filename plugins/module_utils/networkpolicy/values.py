@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any, Iterator
 
 from ..cluster.policy_model import ACCEPT, DENY
+from .matching.ports import Outcome, PortSet
 from .numbers import Numbers, value_digest
-from .ports import Outcome, PortSet
 from .rows import EVERYTHING_ID, PORTS, TIER_OTHERS, TIER_PORTS, PolicyRows, Row
 
 

@@ -29,7 +29,7 @@ from ..cluster.policy_model import (
 )
 from ..cluster.policy_objects import PolicyObjects
 from .budget import PolicySide
-from .owners import Address, AddressOwners
+from .matching.owners import Address, AddressOwners
 
 _FROM, _TO = "from", "to"
 

@@ -21,7 +21,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.event
     node_reference,
     service_reference,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http_connections import raise_open_files
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.connections import raise_open_files
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import WARNING, LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surface import parse_address
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.systemd import Systemd

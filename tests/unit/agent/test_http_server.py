@@ -20,14 +20,14 @@ from typing import NamedTuple
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Backoff, Supervisor
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface import http_server
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http_connections import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http import server as http_server
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.connections import (
     Limits,
     client_of,
     limits_of,
     raise_open_files,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http_message import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.message import (
     MOST_HEAD_BYTES,
     Answer,
     BadRequest,
@@ -35,7 +35,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http_
     head_length,
     parse_head,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http_server import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.server import (
     DEADLINE,
     IDLE,
     REFUSED,

@@ -15,7 +15,7 @@ import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http_server import HttpServer
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.server import HttpServer
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.service_health import ServiceHealthPorts
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surface import health_addresses

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Health of the proxy: the answers of /healthz and /livez, and of the Services' health check node ports.
 
-This file has the state and the bodies; the sockets are in ``http_server``. Semantics, header and body formats are those
+This file has the state and the bodies; the sockets are in ``http.server``. Semantics, header and body formats are those
 of kube-proxy 1.36 (KEP-3836 for the node's eligibility): a family is unhealthy if a change has been pending for longer
 than the timeout; an idle agent is healthy. In addition, an agent with a stuck thread is unhealthy.
 """
@@ -17,7 +17,7 @@ import time
 from typing import Callable, Dict, Optional, Tuple
 
 from ...cluster.model import NamespacedName, Node
-from .http_message import Answer
+from .http.message import Answer
 
 DELETION_TAINT = "ToBeDeletedByClusterAutoscaler"
 JSON_HEADERS = (("Content-Type", "application/json"), ("X-Content-Type-Options", "nosniff"))

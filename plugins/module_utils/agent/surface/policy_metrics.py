@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Tuple
 from ...cluster.model import NamespacedName
 from ...errors import KernelError
 from ...kernel.nftables.denied import denied_packets
-from ...networkpolicy.owners import Address
+from ...networkpolicy.matching.owners import Address
 
 # The agent does not start without it, and says so: see ``metrics``.
 with contextlib.suppress(ImportError):

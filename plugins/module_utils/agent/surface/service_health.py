@@ -15,8 +15,8 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 from ...cluster.model import NamespacedName
 from ...errors import KernelError
 from .health import ProxyHealth, service_health_answer
-from .http_message import Answer, HttpRequest
-from .http_server import HttpServer, OpenPort
+from .http.message import Answer, HttpRequest
+from .http.server import HttpServer, OpenPort
 
 
 class FailedPort(NamedTuple):

@@ -22,9 +22,9 @@ from ..supervision import Supervisor
 from ..sync.proxier import Proxier
 from . import zpages
 from .health import ProxyHealth
-from .http_connections import DEFAULT_LIMITS, Limits
-from .http_message import Answer, HttpRequest, Responder
-from .http_server import HttpServer, OpenPort
+from .http.connections import DEFAULT_LIMITS, Limits
+from .http.message import Answer, HttpRequest, Responder
+from .http.server import HttpServer, OpenPort
 from .log import LimitedLog
 from .metrics import Metrics
 from .service_health import FailedPort, ServiceHealthPorts

@@ -15,7 +15,7 @@ import time
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from ...packaging.identity import Identity
-from .http_message import Answer, text_answer
+from .http.message import Answer, text_answer
 
 COMPONENT = "kube-proxy"
 #: The release whose behaviour this is.

@@ -30,8 +30,8 @@ from ...errors import KernelError, ProxyError
 from ...kernel.nftables.monitor import TableMonitor
 from ...kernel.nftables.policy_table import PolicyTableResource
 from ...networkpolicy.coverage import unselected_pods, unused_policies
+from ...networkpolicy.matching.owners import Address
 from ...networkpolicy.node_policy import NodePolicy
-from ...networkpolicy.owners import Address
 from ...rendering.networkpolicy.elements import change_of, desired_table
 from ...rendering.networkpolicy.layout import TABLE_NAME
 from ...resources import Change, apply_plan, difference, plan

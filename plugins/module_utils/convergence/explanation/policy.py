@@ -12,8 +12,8 @@ from ...cluster.model import NamespacedName
 from ...cluster.policy_model import EGRESS, INGRESS, Pod
 from ...cluster.state import ClusterState
 from ...errors import ProxyError
+from ...networkpolicy.matching.owners import Address
 from ...networkpolicy.node_policy import NodePolicy
-from ...networkpolicy.owners import Address
 from ...networkpolicy.rows import CLASS, GRANT, ISOLATED, PORTS, Row
 from ...networkpolicy.verdicts import Flow, SideVerdict, Verdicts
 from ...rendering.networkpolicy.elements import Elements

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Dict, Iterator, Tuple
 
 from ...addresses import FAMILIES
-from ...networkpolicy.owners import Address
+from ...networkpolicy.matching.owners import Address
 from ...rendering.networkpolicy import layout
 from ..netlink.attributes import attribute_text, each_attribute, parse_attributes, text_attribute
 from ..netlink.protocol import NETLINK_NETFILTER

@@ -4,7 +4,7 @@
 """The agent's HTTP server: one supervised thread with one selector for every port and every connection.
 
 However many ports are open and whatever clients do, the agent has one more thread, and no more connections than
-``http_connections.Limits`` allows. A port is opened and closed by the thread that asks for it, so that it learns at
+``connections.Limits`` allows. A port is opened and closed by the thread that asks for it, so that it learns at
 once whether that is possible; all else is done by the server's own thread.
 """
 
@@ -19,11 +19,11 @@ import time
 import traceback
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ...errors import KernelError
-from ..supervision import Supervisor, Task
-from .http_connections import DEFAULT_LIMITS, Connection, Connections, Limits, client_of
-from .http_message import Responder
-from .log import DEBUG, ERROR, INFO, WARNING, LimitedLog
+from ....errors import KernelError
+from ...supervision import Supervisor, Task
+from ..log import DEBUG, ERROR, INFO, WARNING, LimitedLog
+from .connections import DEFAULT_LIMITS, Connection, Connections, Limits, client_of
+from .message import Responder
 
 _ACCEPT_AT_ONCE = 64
 _EVENTS_AT_ONCE = 512

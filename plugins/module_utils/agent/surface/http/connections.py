@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The connections of the agent's HTTP server: their limits, which one to close first, and how to serve one.
 
-This file uses no clock, selector or thread; the server (``http_server``) supplies all three.
+This file uses no clock, selector or thread; the server (``server``) supplies all three.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import resource
 import socket
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from .http_message import Answer, BadRequest, Responder, encode, head_length, parse_head, text_answer
+from .message import Answer, BadRequest, Responder, encode, head_length, parse_head, text_answer
 
 _READ_BYTES = 4096
 #: Files that the rest of the agent needs: netlink, the API server, pipes of helper programs, libraries.

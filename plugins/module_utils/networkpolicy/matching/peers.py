@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from ..cluster.model import NamespacedName
-from ..cluster.policy_model import ContainerPort, Namespace, Pod, PodPeer
+from ...cluster.model import NamespacedName
+from ...cluster.policy_model import ContainerPort, Namespace, Pod, PodPeer
 from .compiled import Block, peer_digest
 
 _Label = Optional[Tuple[str, str]]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Tuple
 
+from ..rows import TooManyRows
 from .compiled import Block
-from .rows import TooManyRows
 
 _NONE: FrozenSet[Block] = frozenset()
 

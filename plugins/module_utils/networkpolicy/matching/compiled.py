@@ -8,9 +8,9 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..addresses import FAMILIES, Network, address_bits
-from ..cluster.policy_model import DIRECTIONS, EGRESS, BlockPeer, PodPeer, PolicyPort, PolicyRule
-from ..cluster.selectors import LabelSelector
+from ...addresses import FAMILIES, Network, address_bits
+from ...cluster.policy_model import DIRECTIONS, EGRESS, BlockPeer, PodPeer, PolicyPort, PolicyRule
+from ...cluster.selectors import LabelSelector
 from .ports import EVERYTHING, PROTOCOL_NUMBERS, PortSet, Range, union
 
 #: First and last address of a range, as numbers.
