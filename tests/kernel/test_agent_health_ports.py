@@ -132,7 +132,12 @@ def pod(number: int, bridged: bool) -> Iterator[None]:
     ip("link", "del", name)
 
 
-@pytest.fixture(params=[("nftables", ""), ("iptables", "nft")], ids=["nftables", "iptables"])
+@pytest.fixture(
+    params=[
+        pytest.param(("nftables", ""), id="nftables"),
+        pytest.param(("iptables", "nft"), marks=pytest.mark.full, id="iptables"),
+    ]
+)
 def node(request, tmp_path) -> Iterator[AgentNode]:
     agent_node = make_node(tmp_path, *request.param, services={1: PORT})
     yield agent_node

@@ -115,6 +115,7 @@ def test_manual_changes_are_repaired_and_counted(node):
     assert output("ip", "-o", "link", "show", "type", "nlmon") == ""
 
 
+@pytest.mark.full
 def test_contents_are_polled_without_a_netlink_monitor_device(node):
     output("ip", "link", "add", "kube-nlmon0", "type", "dummy")
     try:

@@ -250,7 +250,7 @@ def test_a_held_xtables_lock_delays_the_sync_without_failing_it(tmp_path):
     node.store.put(endpoint_slice(1))
     try:
         node.start()
-        hold = ["flock", "-x", str(tmp_path / "xtables.lock"), "sh", "-c", "echo ready; exec sleep 7"]
+        hold = ["flock", "-x", str(tmp_path / "xtables.lock"), "sh", "-c", "echo ready; exec sleep 4"]
         with Background(hold) as holder:
             node.store.put(service(2))
             node.store.put(endpoint_slice(2))

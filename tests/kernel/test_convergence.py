@@ -36,7 +36,7 @@ MODES = [
     ("iptables", "legacy"),
     ("iptables", "nft"),
     ("nftables", "nft"),
-    pytest.param("iptables", "legacy", marks=UML, id="iptables-uml"),
+    pytest.param("iptables", "legacy", marks=(UML, pytest.mark.full), id="iptables-uml"),
     pytest.param("ipvs", "legacy", marks=UML, id="ipvs-uml"),
 ]
 FOREIGN_CHAINS = (

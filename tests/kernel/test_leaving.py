@@ -36,9 +36,11 @@ MODES = [
     ("iptables", "legacy"),
     ("iptables", "nft"),
     ("nftables", "nft"),
-    pytest.param("iptables", "legacy", marks=UML, id="iptables-uml"),
+    pytest.param("iptables", "legacy", marks=(UML, pytest.mark.full), id="iptables-uml"),
     pytest.param("ipvs", "legacy", marks=UML, id="ipvs-uml"),
 ]
+#: Whether other programs have rules, too.
+PROGRAMS = (pytest.param(False, marks=pytest.mark.full, id="alone"), pytest.param(True, id="among-others"))
 #: Kernel parameters that keep the value a mode has set; the kernel changes others together with ip_forward.
 STAY = re.compile(
     r"/net/ipv4/vs/|/net/ipv4/ip_forward |/net/ipv4/conf/[a-z0-9]+/(forwarding|accept_redirects) |/net/netfilter/"
@@ -142,7 +144,7 @@ def leave(directory: Path) -> Report:
     return done
 
 
-@pytest.mark.parametrize("programs", (False, True), ids=("alone", "among-others"))
+@pytest.mark.parametrize("programs", PROGRAMS)
 @pytest.mark.parametrize(("mode", "variant"), MODES)
 def test_cleanup_restores_the_node(tmp_path, mode, variant, programs) -> None:
     if programs:
@@ -165,7 +167,7 @@ def test_cleanup_restores_the_node(tmp_path, mode, variant, programs) -> None:
         pytest.param(("iptables", "nftables", "iptables"), id="iptables-nftables-iptables"),
         pytest.param(("nftables", "iptables", "nftables"), id="nftables-iptables-nftables"),
         pytest.param(("iptables", "ipvs"), marks=UML, id="iptables-ipvs"),
-        pytest.param(("ipvs", "iptables"), marks=UML, id="ipvs-iptables"),
+        pytest.param(("ipvs", "iptables"), marks=(UML, pytest.mark.full), id="ipvs-iptables"),
     ),
 )
 def test_cleanup_after_mode_switches_leaves_nothing(tmp_path, modes) -> None:
@@ -179,7 +181,7 @@ def test_cleanup_after_mode_switches_leaves_nothing(tmp_path, modes) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("programs", (False, True), ids=("alone", "among-others"))
+@pytest.mark.parametrize("programs", PROGRAMS)
 @pytest.mark.parametrize(
     ("modes", "variant"),
     [
@@ -187,7 +189,7 @@ def test_cleanup_after_mode_switches_leaves_nothing(tmp_path, modes) -> None:
         (("iptables",), "nft"),
         (("nftables",), "nft"),
         (("iptables", "nftables"), "nft"),
-        pytest.param(("ipvs",), "legacy", marks=UML, id="ipvs-uml"),
+        pytest.param(("ipvs",), "legacy", marks=(UML, pytest.mark.full), id="ipvs-uml"),
         pytest.param(("iptables", "ipvs"), "legacy", marks=UML, id="iptables-ipvs-uml"),
     ],
 )

@@ -50,11 +50,11 @@ IPTABLES = (
 )
 # Recorded in both families.
 IPVS = (
-    "affinity-endpoint-changes",
+    pytest.param("affinity-endpoint-changes", marks=pytest.mark.full),
     "clusterip-sctp",
-    "external-ips",
+    pytest.param("external-ips", marks=pytest.mark.full),
     "lb-vip",
-    "nodeport-addresses",
+    pytest.param("nodeport-addresses", marks=pytest.mark.full),
     "nodeport-cluster",
 )
 NFTABLES = ("affinity", "lb-source-ranges", "nodeport-cluster", "terminating-local")

@@ -259,6 +259,7 @@ def test_all_hosts_are_taken_over_without_changes(cluster, before):
         assert "/var/lib/kubenode-proxy/snapshot.json.gz" in node.files()
 
 
+@pytest.mark.full
 def test_all_hosts_are_given_back(cluster, before):
     cluster.nodes["node-a"].run(["nft", "flush", "chain", "ip", "nat", "KUBE-SERVICES"])
     given = {

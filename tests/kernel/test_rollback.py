@@ -38,6 +38,7 @@ from tests.kernel.rollback_node import (
 )
 
 UML = pytest.mark.uml
+UML_FULL = (pytest.mark.uml, pytest.mark.full)
 
 # The initial state (none: nothing of a service proxy), the iptables variant in use, and the modes it converges to.
 JOURNEYS = [
@@ -52,10 +53,10 @@ JOURNEYS = [
     ("nftables", "nft", ["nftables"]),
     ("nftables", "nft", ["iptables"]),
     ("nftables", "legacy", ["iptables"]),
-    pytest.param("none", "legacy", ["ipvs"], marks=UML),
+    pytest.param("none", "legacy", ["ipvs"], marks=UML_FULL),
     pytest.param("none", "legacy", ["iptables", "ipvs"], marks=UML),
-    pytest.param("iptables", "legacy", ["ipvs"], marks=UML),
-    pytest.param("ipvs", "legacy", ["ipvs"], marks=UML),
+    pytest.param("iptables", "legacy", ["ipvs"], marks=UML_FULL),
+    pytest.param("ipvs", "legacy", ["ipvs"], marks=UML_FULL),
     pytest.param("ipvs", "legacy", ["iptables"], marks=UML),
 ]
 LATER = "*filter\n-A INPUT -p tcp -m tcp --dport 6 -j DROP\nCOMMIT\n"

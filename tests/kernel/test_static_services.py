@@ -14,6 +14,7 @@ from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, servi
 from tests.kernel.backends import ADDRESS, NAME, PORT, Backend, ask, endpoint, make_network, manifests, write_manifests
 
 MODES = ("nftables", "iptables", pytest.param("ipvs", marks=pytest.mark.uml))
+FULL = pytest.mark.full
 
 
 @pytest.fixture(params=MODES)
@@ -65,6 +66,11 @@ def _config(node):
     return "--config", str(node.scratch / "config.yaml"), "--state-directory", str(node.scratch / "run")
 
 
+@pytest.mark.parametrize(
+    "node",
+    ["nftables", pytest.param("iptables", marks=FULL), pytest.param("ipvs", marks=(pytest.mark.uml, FULL))],
+    indirect=True,
+)
 def test_files_are_followed_and_a_tenant_cannot_take_the_address(node, backends):
     thief = service(7, namespace="tenant", clusterIP=ADDRESS, clusterIPs=[ADDRESS])
     thief["spec"]["ports"] = [{"name": "p80", "protocol": "TCP", "port": PORT}]
