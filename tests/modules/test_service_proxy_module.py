@@ -142,7 +142,7 @@ def test_invalid_objects_are_skipped_by_name_and_the_others_served(node):
         service("address", [{"port": 80}], clusterIP="10.96.0.999"),
         service(hostile, [{"port": 80}], clusterIP="10.96.0.52"),
         service("twice", [{"name": "a", "port": 80}, {"name": "a", "port": 81}], clusterIP="10.96.0.53"),
-        slice_of("family", ["fd00::1"], 80),
+        {**slice_of("family", ["fd00::1"], 80), "addressType": "IPv4"},
         {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "empty", "namespace": "shop"}},
     ]
     options = {"cluster_state": objects, "mode": "iptables", "outside_host": True}
@@ -214,6 +214,7 @@ def test_every_error_is_one_line_and_changes_nothing(node):
     assert rules(node) == before
 
 
+@pytest.mark.full
 def test_a_held_lock_is_named_and_nothing_is_changed(node):
     node.run("iptables-legacy", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
     node.run("mkdir", "-p", "/run/kubenode-proxy")

@@ -153,6 +153,7 @@ MARKED = {
 }
 
 
+@pytest.mark.full
 def test_virtual_servers_by_several_tasks(node):
     """Use tasks for single real servers, firewall marks and timeouts, and the file that the service loads at boot."""
     node.run("modprobe", "-a", "ip_vs", "ip_vs_sh", "ip_vs_rr", "ip_vs_wlc")
