@@ -321,7 +321,8 @@ def test_api_server_away_for_more_than_a_minute(members, outage):
     assert start_of(node) == process
 
 
-@pytest.mark.parametrize("damage", ["truncate --size=-20", pytest.param("tee", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("damage", ["truncate --size=-20", "tee"])
 def test_damaged_disk_cache_is_reported_and_keeps_the_dataplane(members, outage, damage):
     """Truncate or empty the cache while no API server is available."""
     node, cluster, _before = members["iptables"]
@@ -340,6 +341,7 @@ def test_damaged_disk_cache_is_reported_and_keeps_the_dataplane(members, outage,
     assert f"10.244.1.{90 + len(damage)}:8080" in node.output("iptables-save", "-t", "nat")
 
 
+@pytest.mark.full
 def test_playbook_removes_the_agent(members):
     """Remove the dataplane too: nodes are as before, except for the role kernel's configuration for the next boot."""
     run(members, *NO_KERNEL, "-e", "agent_state=absent", "-e", "agent_remove_dataplane=true")

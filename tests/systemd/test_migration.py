@@ -183,6 +183,7 @@ def test_a_change_whose_probes_fail_is_reverted_at_once(fleet, before):
     assert_untouched(fleet, before, *fleet.members)
 
 
+@pytest.mark.full
 def test_a_host_lost_before_the_change_is_confirmed_rolls_back_on_its_own(fleet, before):
     first = fleet.members[0]
     lose(first, when=PENDING)

@@ -150,6 +150,7 @@ def kubelet_server(node):
     return json.loads(node.output("cat", "/etc/kubernetes/kubelet.conf"))["clusters"][0]["cluster"]["server"]
 
 
+@pytest.mark.full
 def test_kubelet_is_not_pointed_to_an_address_that_a_certificate_lacks(node, installed, kubelet):
     result = node.role("agent", {**kubelet, "service_proxy_api_address": API_ADDRESS}, failing=True)
     assert f"its certificate lacks the name {API_ADDRESS}; it has localhost, {BRIDGE}" in result.output
