@@ -20,6 +20,8 @@ STEPS ?= kernel uml modules systemd conformance load unit pythons molecule lint 
 	$(if $(FULL),debian ansible-units)
 # The scenarios of `make molecule`; to run one: make molecule SCENARIOS=ipvs
 SCENARIOS ?= default $(if $(FULL),ipvs modes airgap)
+# The unit tests of `make quick`: from the cluster's objects to the tables of each mode, and the documentation.
+QUICK := cluster configuration convergence documentation generic iptables ipvs kernel nftables serviceports userspace
 # Cases of the wire lab without FULL: one or two for each area; then the subsets that are repeated with IPv6 or both
 # families, with legacy iptables, and on a kernel with IPVS.
 AREAS := affinity-endpoint-changes cleanup clusterip-basic clusterip-sctp detect-bridge external-ips-local foreign-rules \
@@ -95,7 +97,7 @@ test-full:
 # For use while editing: without root, in about half a minute.
 quick: setup
 	$(BIN)/ruff check .
-	$(PYTEST) -q -n 2 -m "not full" tests/unit
+	$(PYTEST) -q -n 2 -m "not full" $(QUICK:%=tests/unit/%) tests/unit/test_*.py
 
 format: setup
 	$(BIN)/ruff check --fix --select I .
