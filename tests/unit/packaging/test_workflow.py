@@ -40,7 +40,7 @@ def test_every_target_and_program_exists() -> None:
                 called += word.partition("=")[2].split() if word.startswith("STEPS=") else [word]
         elif words and words[0].startswith(".ci/"):
             assert (ROOT / words[0]).exists()
-    assert {"quick", "test", "test-full", "lint", "pythons"} <= set(called) <= set(targets())
+    assert {"unit", "test", "test-full", "lint", "pythons"} <= set(called) <= set(targets())
 
 
 def test_the_nodes_python_is_a_supported_one() -> None:
