@@ -16,9 +16,11 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import TYPE_CHECKING, Dict, List, Optional
 
-import pytest
+if TYPE_CHECKING:
+    # The demonstration, which imports this file, runs without pytest.
+    import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # The slowest files, each run by one worker: they start first, so that none is still running alone at the end.
