@@ -112,3 +112,27 @@ def canonical_network(text: str) -> Optional[str]:
 def address_and_port(address: str, port: int) -> str:
     """Return ``1.2.3.4:80`` or ``[fd00::1]:80`` for a canonical address."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def without_brackets(text: str) -> str:
+    """Return an address without the brackets that IPv6 addresses have before a port."""
+    return text[1:-1] if text.startswith("[") and text.endswith("]") else text
+
+
+def port_number(text: str) -> Optional[int]:
+    """Return the port that at most five ASCII digits give, or None unless it is between 1 and 65535."""
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else 0
+    return number if 1 <= number <= 65535 else None
+
+
+def split_port(text: str, default: int) -> Optional[Tuple[str, int]]:
+    """Split ``HOST``, ``HOST:PORT`` or ``[HOST]:PORT``; return None if the port is not a valid number.
+
+    The host is not validated. An IPv6 address without brackets is a host without a port.
+    """
+    host, port = text, str(default)
+    if ":" in text and canonical_address(text) is None:
+        host, _colon, port = text.rpartition(":")
+        host = without_brackets(host)
+    number = port_number(port)
+    return None if number is None else (host, number)

@@ -21,7 +21,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import (
     family_of,
     packed,
     parse_network,
+    port_number,
+    split_port,
     unpacked,
+    without_brackets,
 )
 
 
@@ -134,10 +137,42 @@ def test_networks_agree_with_the_standard_library(address, data):
 
 @given(st.text(max_size=20))
 def test_no_text_raises(text):
-    for function in (canonical_address, canonical_network, packed, parse_network):
+    for function in (canonical_address, canonical_network, packed, parse_network, port_number, without_brackets):
         function(text)
+    split_port(text, 80)
 
 
 def test_address_and_port():
     assert address_and_port("10.0.0.1", 80) == "10.0.0.1:80"
     assert address_and_port("fd00::1", 80) == "[fd00::1]:80"
+
+
+@pytest.mark.parametrize(
+    ("text", "port"),
+    [("1", 1), ("00080", 80), ("65535", 65535)] + [(text, None) for text in ("", "0", "65536", "+1", "٣")],
+)
+def test_ports(text, port):
+    assert port_number(text) == port
+
+
+def test_a_number_of_many_digits_is_no_port():
+    # Python itself refuses to convert so many (sys.set_int_max_str_digits).
+    assert port_number("1" * 5000) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("10.0.0.1", ("10.0.0.1", 443)),
+        ("10.0.0.1:80", ("10.0.0.1", 80)),
+        ("fd00::1", ("fd00::1", 443)),
+        ("[fd00::1]:80", ("fd00::1", 80)),
+        ("api.example.com", ("api.example.com", 443)),
+        ("api.example.com:80", ("api.example.com", 80)),
+        ("[fd00::1]", None),
+        ("10.0.0.1:", None),
+        ("10.0.0.1:65536", None),
+    ],
+)
+def test_hosts_with_and_without_a_port(text, found):
+    assert split_port(text, 443) == found

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Callable, Sequence, Tuple
 
-from ..addresses import canonical_address, canonical_network, family_of
+from ..addresses import canonical_address, canonical_network, family_of, port_number
 from ..cluster.fields import shown
 from .model import (
     BRIDGE_INTERFACE,
@@ -160,9 +160,10 @@ def split_host_port(value: str) -> Tuple[str, int]:
     address = canonical_address(host)
     if address is None:
         raise ValueError(f"{shown(host)} is not an IP address")
-    if not (port.isdecimal() and port.isascii() and len(port) <= 5 and 1 <= int(port) <= 65535):
+    number = port_number(port)
+    if number is None:
         raise ValueError(f"{shown(port)} is not a port between 1 and 65535")
-    return address, int(port)
+    return address, number
 
 
 def _host_and_port(field: str, value: str, problem: Problem) -> None:

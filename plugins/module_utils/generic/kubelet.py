@@ -15,7 +15,7 @@ import os
 import time
 from typing import Callable, List, NamedTuple, Optional, Sequence
 
-from ..addresses import canonical_address
+from ..addresses import canonical_address, split_port
 from ..cluster.access.certificate import Place, verified_certificate
 from ..cluster.access.credentials import Credentials
 from ..cluster.access.server_field import server_field, with_server
@@ -54,15 +54,11 @@ class Outcome(NamedTuple):
 
 def parse_place(text: str, default_port: int) -> Place:
     """Parse ``ADDRESS``, ``ADDRESS:PORT`` or ``[ADDRESS]:PORT``. Raises ConfigurationError."""
-    host, port = text, str(default_port)
-    if canonical_address(text) is None:
-        host, _colon, port = text.rpartition(":")
-        if host.startswith("[") and host.endswith("]"):
-            host = host[1:-1]
-    address = canonical_address(host)
-    if address is None or not port.isdecimal() or not 0 < int(port) < 65536:
+    found = split_port(text, default_port)
+    address = canonical_address(found[0]) if found is not None else None
+    if found is None or address is None:
         raise ConfigurationError(f"{text!r} is not of the form ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT")
-    return Place(address, int(port))
+    return Place(address, found[1])
 
 
 def verify_servers(

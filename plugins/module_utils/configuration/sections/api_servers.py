@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, Optional, Tuple
 
-from ...addresses import canonical_address
+from ...addresses import canonical_address, split_port
 from ...cluster.fields import shown
 from ..field import AGENT, Field
 from ..reader import Section
@@ -65,12 +65,8 @@ def read(section: Section) -> ApiServerSettings:
 
 
 def _host_and_port(text: str) -> Optional[Tuple[str, int]]:
-    host, number = text, str(_PORT)
-    if canonical_address(text) is None and ":" in text:
-        host, _colon, number = text.rpartition(":")
-        if host.startswith("[") and host.endswith("]"):
-            host = host[1:-1]
-    host = canonical_address(host) or (host if _NAME.fullmatch(host) else "")
-    if not host or not (number.isascii() and number.isdecimal()) or not 0 < int(number) < 65536:
+    found = split_port(text, _PORT)
+    if found is None:
         return None
-    return host, int(number)
+    host = canonical_address(found[0]) or (found[0] if _NAME.fullmatch(found[0]) else "")
+    return (host, found[1]) if host else None

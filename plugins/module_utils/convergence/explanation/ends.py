@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, Tuple
 
-from ...addresses import address_and_port, canonical_address
+from ...addresses import address_and_port, canonical_address, port_number, without_brackets
 from ...errors import ConfigurationError
 
 #: Protocols that an end may name; icmp means all protocols without ports.
@@ -41,12 +41,13 @@ def parse_end(text: str, destination: bool) -> End:
     """
     words = text.strip()
     match = _POD.fullmatch(words)
-    first = words.partition("/")[0]
-    address = bare(first) if canonical_address(bare(first)) else bare(first.rpartition(":")[0])
-    found = canonical_address(address)
-    if found is not None:
-        rest = "" if canonical_address(bare(first)) else first.rpartition(":")[2]
-        end = _end(text, ("", ""), found, rest, words.partition("/")[2])
+    host, _slash, protocol = words.partition("/")
+    port = ""
+    if canonical_address(without_brackets(host)) is None:
+        host, _colon, port = host.rpartition(":")
+    address = canonical_address(without_brackets(host))
+    if address is not None:
+        end = _end(text, ("", ""), address, port, protocol)
     elif match is not None:
         name = (match.group("namespace"), match.group("name"))
         end = _end(text, name, "", match.group("port") or "", match.group("protocol") or "")
@@ -63,13 +64,8 @@ def parse_end(text: str, destination: bool) -> End:
     raise ConfigurationError(f"{text!r}: the destination needs :PORT[/PROTOCOL] or /icmp")
 
 
-def bare(text: str) -> str:
-    """Return an address without the brackets that IPv6 addresses have before a port."""
-    return text[1:-1] if text.startswith("[") and text.endswith("]") else text
-
-
 def _end(text: str, name: Tuple[str, str], address: str, port: str, protocol: str) -> End:
-    if port and not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
+    if port and port_number(port) is None:
         raise ConfigurationError(f"{text!r}: the port must be between 1 and 65535")
     if protocol and protocol.lower() not in PROTOCOLS:
         raise ConfigurationError(f"{text!r}: the protocol must be one of {', '.join(PROTOCOLS)}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set
 
-from ...addresses import packed
+from ...addresses import packed, without_brackets
 from ...cluster.model import NamespacedName
 from ...cluster.policy_model import EGRESS, INGRESS, Pod
 from ...cluster.state import ClusterState
@@ -19,7 +19,7 @@ from ...networkpolicy.verdicts import Flow, SideVerdict, Verdicts
 from ...rendering.networkpolicy.elements import Elements
 from ...rendering.networkpolicy.layout import Options
 from ...rendering.networkpolicy.text import describe
-from .ends import End, bare
+from .ends import End
 from .explain import Explained
 from .target import PROTOCOLS as SERVICE_PROTOCOLS
 from .target import Destination, ServiceTarget, Target
@@ -49,7 +49,7 @@ def service_endpoints(explained: Explained) -> List[Resolved]:
         for verdict in item.endpoints:
             if verdict.chosen:
                 address, _colon, port = verdict.endpoint.rpartition(":")
-                found[Resolved(bare(address), int(port), item.protocol, item.service)] = None
+                found[Resolved(without_brackets(address), int(port), item.protocol, item.service)] = None
     if explained.found and not found:
         raise ProxyError(f"{explained.target}: the Service has no endpoint that is used")
     return list(found)

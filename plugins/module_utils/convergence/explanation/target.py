@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, Optional, Union
 
-from ...addresses import address_and_port, canonical_address
+from ...addresses import address_and_port, canonical_address, port_number, without_brackets
 from ...errors import ConfigurationError
 
 PROTOCOLS = ("tcp", "udp", "sctp")
@@ -73,7 +73,7 @@ def parse_target(text: str) -> Target:
 def _destination(text: str) -> Optional[Destination]:
     place, _slash, protocol = text.partition("/")
     host, _colon, port = place.rpartition(":")
-    address = canonical_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
+    address = canonical_address(without_brackets(host))
     if address is None or not port.isdecimal():
         return None
     _check_port(text, port)
@@ -81,7 +81,7 @@ def _destination(text: str) -> Optional[Destination]:
 
 
 def _check_port(text: str, port: str) -> None:
-    if not 1 <= int(port) <= 65535:
+    if port_number(port) is None:
         raise ConfigurationError(f"{text!r}: the port must be between 1 and 65535")
 
 
