@@ -27,23 +27,20 @@ from ..convergence.runtime.lock import AGENT, ConvergenceLock
 from ..errors import KernelError, ProxyError
 from ..kernel.presence import holds_dataplane
 from ..serviceports.node import node_name
+from .api.access import ApiAccess
+from .api.events import NORMAL, WARNING, node_reference
 from .checks.checks import Checks
 from .checks.prober import VerdictChange
 from .fatal import Fatal
 from .forwarding import Forwarding
 from .options import AgentOptions, command_line_flags
-from .source.api_clients import ApiClients
-from .source.api_servers import ApiServers
 from .source.cluster_source import ClusterSource
 from .source.inbox import Inbox
 from .source.keeper import CacheKeeper
 from .source.reflector import Batch
-from .source.server_check import ServerCheck
 from .source.static_source import CHECK_SECONDS, StaticSource
-from .source.token import TokenKeeper
 from .supervision import Supervisor
 from .surface.control import ControlRequest, ControlServer
-from .surface.events import NORMAL, WARNING, EventPoster, node_reference
 from .surface.health import ProxyHealth
 from .surface.http.connections import limits_of, raise_open_files
 from .surface.log import LimitedLog, Log
@@ -90,14 +87,12 @@ class Agent:
         files = raise_open_files()
         self.forwarding = Forwarding(self.supervisor, self.timers, self.limited, files)
         self._handles = KernelHandles(self.systemd.progress, self.forwarding)
-        self.servers = ApiServers(log)
-        clients = ApiClients(self.servers, self._kubeconfig, self.metrics, log)
-        self._name_servers(self._configuration)
-        self.server_check = ServerCheck(clients.connect, lambda: self.servers.several, self._leave_server)
-        self.token = TokenKeeper(options.token, clients.connect, log)
-        self.events = EventPoster(clients.connect, os.uname().nodename, log)
+        self.api = ApiAccess(
+            self._kubeconfig, options.token, leave=lambda url: self.source.leave(url), metrics=self.metrics, log=log
+        )
+        self.api.configure(self._configuration.node_proxy.api_servers)
         self.source = ClusterSource(
-            connect=clients.connect,
+            connect=self.api.connect,
             deliver=self._inbox.deliver,
             supervisor=self.supervisor,
             keeper=CacheKeeper(options.cache, log),
@@ -150,12 +145,7 @@ class Agent:
             metrics=self.metrics,
             post=self._post,
         )
-        for number, name in enumerate(("passing", "failing")):
-            counted = self.metrics.checked_endpoints.labels(name)
-            counted.set_function(lambda number=number: float(self.checks.count()[number]))
         self.metrics.api_connected.set_function(lambda: float(self.source.connected))
-        self.metrics.api_servers.set_function(lambda: float(self.servers.count()))
-        self.metrics.api_server_changes = lambda: self.servers.changes
         self.metrics.cache_age.set_function(self.source.keeper.age)
         self._save_timer = self.timers.add("save the cluster state", self._save)
         self._suppressed = self.timers.add("report suppressed lines", self._report_suppressed)
@@ -188,11 +178,6 @@ class Agent:
         signal.signal(signal.SIGINT, lambda _number, _frame: self.stop())
         signal.signal(signal.SIGHUP, lambda _number, _frame: self.reload())
 
-    def _leave_server(self, url: str) -> None:
-        """End the requests to an API server that has failed; called from the thread that checks it."""
-        for reflector in tuple(self.source.reflectors):
-            reflector.leave(url)
-
     # ---- life
 
     def run(self) -> int:
@@ -206,15 +191,12 @@ class Agent:
                 control = ControlServer(self.options.control, self._inbox.deliver)
                 stack.callback(control.close)
                 self.supervisor.start("control", control.run)
-            self.supervisor.start("events", self.events.run, self.events.interrupt)
+            self.api.start(self.supervisor)
             try:
                 self.ports.open()
                 serving = self._is_serving()
                 policies = policy_resources(self._configuration.node_proxy.network_policy)
                 self.source.start(self._followed_node(self._configuration, self.node_name), serving, policies)
-                if self.options.token:
-                    self.supervisor.start("token", self.token.run, self.token.interrupt)
-                self.supervisor.start("api-server-check", self.server_check.run, self.server_check.interrupt)
                 self._static_timer.start(CHECK_SECONDS)
                 if serving or not self._serve_static_first():
                     self._await_cluster()
@@ -321,14 +303,12 @@ class Agent:
 
     def _end(self) -> None:
         self.systemd.stopping()
-        self.token.stop()
-        self.server_check.stop()
         self.checks.stop()
         self.sync.stop_watching()
         self.policy.close()
         forwarded = bool(self.forwarding.table())
         self.forwarding.stop()
-        self.events.close()
+        self.api.stop()
         self.source.stop()
         self.limited.report(everything=True)
         left = "nothing is forwarded until the next start" if forwarded else "the programmed rules are kept"
@@ -361,7 +341,7 @@ class Agent:
                 self.checks.changed(self.views.current, item)
             elif isinstance(item, ControlRequest):
                 item.reply(answer(self._state(), item.question))
-        self.servers.learn(self.source.view.state)
+        self.api.servers.learn(self.source.view.state)
 
     def _apply(self, batch: Batch) -> None:
         view = self.source.view
@@ -402,7 +382,7 @@ class Agent:
             self._suppressed.start(self.limited.seconds)
 
     def _post(self, about: Optional[Dict[str, str]], kind: str, reason: str, action: str, note: str) -> None:
-        self.events.post(about or node_reference(self.node_name), kind, reason, action, note)
+        self.api.events.post(about or node_reference(self.node_name), kind, reason, action, note)
 
     def _state(self) -> AgentState:
         return AgentState(
@@ -415,7 +395,7 @@ class Agent:
             forwarding=self.forwarding,
             checks=self.checks,
             policy=self.policy,
-            servers=self.servers,
+            servers=self.api.servers,
         )
 
     def _send_ready(self) -> None:
@@ -444,10 +424,6 @@ class Agent:
     def _followed_node(configuration: KubeProxyConfiguration, name: str) -> str:
         """Return the name of the Node to follow, empty for a host outside the cluster."""
         return "" if configuration.node_proxy.outside_host.enabled else name
-
-    def _name_servers(self, configuration: KubeProxyConfiguration) -> None:
-        settings = configuration.node_proxy.api_servers
-        self.servers.configure(settings.alternatives, settings.discover)
 
     def _request(self, configuration: KubeProxyConfiguration) -> Request:
         return Request(
@@ -497,7 +473,7 @@ class Agent:
         self.policy.configure(configuration.node_proxy.network_policy, name)
         self.source.follow_others(policy_resources(configuration.node_proxy.network_policy))
         self._configuration = configuration
-        self._name_servers(configuration)
+        self.api.configure(configuration.node_proxy.api_servers)
         self._configure_log(configuration)
         self.checks.settings = configuration.node_proxy.health_checks
         self._follow_checks(everything=True)

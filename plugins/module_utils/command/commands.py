@@ -147,7 +147,7 @@ def _renew_own_token(arguments: argparse.Namespace) -> None:
     except OSError:
         return
     if own:
-        from ..agent.source.token import TokenKeeper
+        from ..agent.api.token import TokenKeeper
         from ..agent.surface.log import Log
 
         kubeconfig = arguments.kubeconfig or _configuration(arguments)[0].client_connection.kubeconfig

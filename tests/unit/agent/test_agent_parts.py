@@ -12,15 +12,15 @@ import time
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.inbox import Inbox
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Batch
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView, small
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.events import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.events import (
     NORMAL,
     make_event,
     node_reference,
     service_reference,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.inbox import Inbox
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.reflector import Batch
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView, small
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.http.connections import raise_open_files
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import WARNING, LimitedLog, Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.surface import parse_address

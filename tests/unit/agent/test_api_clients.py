@@ -10,8 +10,8 @@ import json
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.api_clients import ApiClients
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.api_servers import ApiServers
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.clients import ApiClients
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import ApiServers
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.api_servers import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import (
     CLUSTER,
     CONFIGURATION,
     KUBECONFIG,

@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.token import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.token import (
     CHECK_SECONDS,
     PAUSE_SECONDS,
     TokenKeeper,
@@ -197,7 +197,7 @@ def test_a_full_disk_keeps_the_old_token(keeper, server, path, log, monkeypatch)
     assert read_token(path) == before and "No space left on device" in log.getvalue()
 
 
-def test_the_supervised_thread_renews_and_ends(keeper, server, path, log):
+def test_the_supervised_thread_renews_and_ends(server, path, log):
     """The supervisor aborts a request that hangs."""
     before = read_token(path)
     server.now += 0.6 * DAY
@@ -215,7 +215,10 @@ def test_the_supervised_thread_renews_and_ends(keeper, server, path, log):
         def close(self):
             pass
 
-    keeper._connect = lambda _expect: Hanging()
+    clients = [Hanging()]
+    keeper = TokenKeeper(
+        path, lambda _expect: clients.pop() if clients else Client(server, path), Log(log), lambda: server.now
+    )
     task = Supervisor(Log(log)).start("token", keeper.run, keeper.interrupt)
     assert hung.wait(20)
     assert task.deadline is not None

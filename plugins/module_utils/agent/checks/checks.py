@@ -16,9 +16,9 @@ from ...configuration.sections.health_checks import HealthChecks
 from ...errors import KernelError
 from ...kernel.conntrack.tcp_flows import end_connections
 from ...serviceports.table import service_ports_of
+from ..api.events import NORMAL, WARNING, Post, service_reference
 from ..source.view import ClusterView
 from ..supervision import Supervisor
-from ..surface.events import NORMAL, WARNING, Post, service_reference
 from ..surface.log import Log
 from ..surface.metrics import Metrics
 from ..sync.proxier import Proxier
@@ -59,6 +59,8 @@ class Checks:
         self._failing: Dict[Target, Verdict] = {}
         self._known_problem = ""
         self._newly_failed: List[Tuple[NamespacedName, str, int]] = []
+        metrics.checked_endpoints.labels("passing").set_function(lambda: float(self.count()[0]))
+        metrics.checked_endpoints.labels("failing").set_function(lambda: float(self.count()[1]))
 
     def follow(self, view: ClusterView, own_addresses: Callable[[], Collection[str]], everything: bool = False) -> None:
         """Follow changes of the Services in ``view.dirty``, or with ``everything`` of all Services.

@@ -56,8 +56,8 @@ class Connect(Protocol):
 class ClusterSource:
     """Follows the API server in separate threads and saves the cluster state to disk.
 
-    Only the main thread calls its methods. The threads call ``deliver`` with each :class:`Batch`, which the main thread
-    applies to the view. ``node_required``: whether nothing can be served without the Node.
+    Only the main thread calls its methods, except :meth:`leave`. The threads call ``deliver`` with each :class:`Batch`,
+    which the main thread applies to the view. ``node_required``: whether nothing can be served without the Node.
     """
 
     def __init__(
@@ -150,6 +150,11 @@ class ClusterSource:
                 reflector.known.assume(self.view.names(resource.kind))
                 self.reflectors.append(reflector)
                 self._run(reflector)
+
+    def leave(self, url: str) -> None:
+        """End the requests to an API server that has failed; the only method that other threads may call."""
+        for reflector in tuple(self.reflectors):
+            reflector.leave(url)
 
     def stop(self) -> None:
         """End all threads, and bring the copy on disk up to date."""

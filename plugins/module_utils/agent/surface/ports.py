@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Callable, Iterable, Set
 
 from ...cluster.model import NamespacedName
+from ..api.events import WARNING, Post, service_reference
 from ..fatal import Fatal
 from ..timers import Timers
-from .events import WARNING, Post, service_reference
 from .log import INFO, LimitedLog
 from .service_health import FailedPort
 from .surface import RETRY_SECONDS, Surface

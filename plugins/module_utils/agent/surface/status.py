@@ -16,9 +16,9 @@ from ...convergence.runtime.listeners import QUESTION as LISTENERS
 from ...convergence.runtime.listeners import listeners_document
 from ...errors import ProxyError
 from ...packaging.identity import identity
+from ..api.servers import ApiServers
 from ..checks.checks import Checks
 from ..forwarding import Forwarding
-from ..source.api_servers import ApiServers
 from ..source.cluster_source import ClusterSource
 from ..source.view import ClusterView
 from ..sync.node import NodeSync

@@ -17,11 +17,11 @@ from ...convergence.request import Request
 from ...errors import ProxyError
 from ...kernel.sysctls import SysctlsResource
 from ...kernel.xtables.nfacct import nfacct_packets
+from ..api.events import WARNING, Post
 from ..drift.parameters import PARAMETERS_SECONDS
 from ..drift.watch import DriftWatch
 from ..fatal import Fatal
 from ..source.view import ClusterView
-from ..surface.events import WARNING, Post
 from ..surface.health import ProxyHealth
 from ..surface.log import INFO, LimitedLog, Log
 from ..surface.metrics import Metrics

@@ -5,16 +5,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import Callable, Optional, Set
+from typing import Callable, Iterator, Optional, Set
 
 from ...cluster.api import ApiClient
 from ..surface.log import Log
 from ..surface.metrics import Metrics
-from .api_servers import ApiServers, Candidate
+from .servers import ApiServers, Candidate
 
 #: The time limit to connect to one of several API servers.
 CONNECT_SECONDS = 5.0
+
+#: Gets the seconds that a request may take, before each one.
+Expect = Callable[[float], None]
+#: Creates a client that announces its requests. Raises ConfigurationError or ApiError.
+Connect = Callable[[Expect], ApiClient]
 
 
 class ApiClients:
@@ -32,7 +38,7 @@ class ApiClients:
         self._unsupported: Set[str] = set()
         self._warnings: Set[str] = set()
 
-    def connect(self, expect: Callable[[float], None], timeout: float = 30.0) -> ApiClient:
+    def connect(self, expect: Expect, timeout: float = 30.0) -> ApiClient:
         """Return a client, for use by one thread; it calls ``expect`` with the seconds that each request may take.
 
         Raises ConfigurationError or ApiError if the kubeconfig cannot be used.
@@ -58,3 +64,27 @@ class ApiClients:
         self._metrics.observe_request(method, host, code, seconds)
         if code.isdecimal() and int(code) < 500:
             self._servers.answered(server)
+
+
+class AbortableClient:
+    """The client of one thread, made for each use; another thread can abort the request in progress."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._client: Optional[ApiClient] = None
+
+    @contextlib.contextmanager
+    def opened(self, expect: Expect) -> Iterator[ApiClient]:
+        """Yield a new client and close it afterwards. Raises ConfigurationError or ApiError."""
+        with contextlib.closing(self._connect(expect)) as client:
+            self._client = client
+            try:
+                yield client
+            finally:
+                self._client = None
+
+    def interrupt(self) -> None:
+        """Abort a request that hangs; called from another thread."""
+        client = self._client
+        if client is not None:
+            client.interrupt()

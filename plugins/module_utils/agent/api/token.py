@@ -9,21 +9,18 @@ it expires, the programmed rules are kept, and the next run of the role writes a
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from typing import Callable, Optional
+from typing import Callable
 
 from ...cluster.access.service_token import ServiceToken, parse_token, request_token
 from ...cluster.access.token_file import read_token, store_token
-from ...cluster.api import ApiClient
 from ...errors import ConfigurationError, ProxyError
 from ...timestamps import timestamp
 from ..supervision import Task
 from ..surface.log import Log
+from .clients import AbortableClient, Connect, Expect
 
-#: ``connect(expect)`` returns a client that calls ``expect`` with the seconds that a request may take, before each one.
-Connect = Callable[[Callable[[float], None]], ApiClient]
 #: Seconds between checks of the file: the role may have written another token.
 CHECK_SECONDS = 300.0
 #: Seconds after a failure, and between two renewals if this node's clock is wrong.
@@ -33,17 +30,15 @@ PAUSE_SECONDS = 60.0
 class TokenKeeper:
     """Renews the token in the file at ``path``; does nothing while there is no file, or if its token never expires.
 
-    ``connect`` creates a client that uses the token; see :data:`Connect`.
-    ``clock``: seconds since the epoch.
+    ``connect`` creates a client that uses the token. ``clock``: seconds since the epoch.
     """
 
     def __init__(self, path: str, connect: Connect, log: Log, clock: Callable[[], float] = time.time) -> None:
         self._path = path
-        self._connect = connect
+        self._client = AbortableClient(connect)
         self._log = log
         self._clock = clock
         self._stop = threading.Event()
-        self._client: Optional[ApiClient] = None
         self._last_logged = ""
 
     def run(self, task: Task) -> None:
@@ -60,11 +55,9 @@ class TokenKeeper:
 
     def interrupt(self) -> None:
         """Abort a request that hangs; called from another thread."""
-        client = self._client
-        if client is not None:
-            client.interrupt()
+        self._client.interrupt()
 
-    def step(self, expect: Callable[[float], None] = lambda _seconds: None) -> float:
+    def step(self, expect: Expect = lambda _seconds: None) -> float:
         """Renew the token if it is due; return the seconds until the next step. A failure is logged."""
         try:
             return self._step(expect)
@@ -75,7 +68,7 @@ class TokenKeeper:
                 self._log.warning("the token for the API server cannot be renewed", error=error)
         return PAUSE_SECONDS
 
-    def _step(self, expect: Callable[[float], None]) -> float:
+    def _step(self, expect: Expect) -> float:
         try:
             token = parse_token(read_token(self._path))
         except FileNotFoundError:
@@ -90,7 +83,7 @@ class TokenKeeper:
         self._last_logged = ""
         return PAUSE_SECONDS
 
-    def _renew(self, token: ServiceToken, expect: Callable[[float], None]) -> None:
+    def _renew(self, token: ServiceToken, expect: Expect) -> None:
         """Request a new token and store it. Raises ProxyError."""
         try:
             text = self._request(token, expect)
@@ -106,14 +99,10 @@ class TokenKeeper:
             raise ConfigurationError(f"{error} ({end}; the programmed rules are kept)") from error
         self._log.info("the token for the API server was renewed", until=timestamp(renewed.expires))
 
-    def _request(self, token: ServiceToken, expect: Callable[[float], None]) -> str:
+    def _request(self, token: ServiceToken, expect: Expect) -> str:
         """Request a token with the same account, lifetime and binding. Raises ApiError."""
-        with contextlib.closing(self._connect(expect)) as client:
-            self._client = client
-            try:
-                seconds = int(token.lifetime)
-                return request_token(
-                    client, token.namespace, token.account, seconds=seconds, node=token.node, node_uid=token.node_uid
-                )
-            finally:
-                self._client = None
+        with self._client.opened(expect) as client:
+            seconds = int(token.lifetime)
+            return request_token(
+                client, token.namespace, token.account, seconds=seconds, node=token.node, node_uid=token.node_uid
+            )

@@ -11,10 +11,10 @@ import urllib.parse
 import uuid
 from typing import Any, Callable, Dict, Optional
 
-from ...cluster.api import ApiClient
 from ...errors import ProxyError
 from ..supervision import Task
-from .log import Log
+from ..surface.log import Log
+from .clients import AbortableClient, Connect
 
 NORMAL, WARNING = "Normal", "Warning"
 _CONTROLLER = "kube-proxy"
@@ -57,15 +57,13 @@ def make_event(
 class EventPoster:
     """Posts events one after the other; an event that the server refuses is logged and dropped.
 
-    :meth:`run` is the body of a supervised thread. ``connect`` creates a client that announces its requests to the
-    callable that it is given.
+    :meth:`run` is the body of a supervised thread.
     """
 
-    def __init__(self, connect: Callable[[Callable[[float], None]], ApiClient], host: str, log: Log) -> None:
-        self._connect = connect
+    def __init__(self, connect: Connect, host: str, log: Log) -> None:
+        self._client = AbortableClient(connect)
         self._host = host
         self._log = log
-        self._client: Optional[ApiClient] = None
         self._waiting: queue.Queue[Optional[Dict[str, Any]]] = queue.Queue(maxsize=100)
 
     def post(self, regarding: Dict[str, str], kind: str, reason: str, action: str, note: str) -> None:
@@ -91,19 +89,12 @@ class EventPoster:
 
     def _send(self, event: Dict[str, Any], task: Task) -> None:
         namespace = urllib.parse.quote(event["metadata"]["namespace"], safe="")
-        client = self._connect(task.busy)
-        self._client = client
-        try:
+        with self._client.opened(task.busy) as client:
             client.post(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", event, "create an event")
-        finally:
-            self._client = None
-            client.close()
 
     def interrupt(self) -> None:
         """Abort the current request; called from the main thread."""
-        client = self._client
-        if client is not None:
-            client.interrupt()
+        self._client.interrupt()
 
     def close(self) -> None:
         """Have the thread end after the queued events, without waiting for it."""

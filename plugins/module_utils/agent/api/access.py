@@ -1,0 +1,66 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent's access to the API servers: clients, the choice of the server, the node's token, and Events.
+
+The cluster's objects are followed by ``source``, through the same clients.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Callable
+
+from ...cluster.api import ApiClient
+from ...configuration.sections.api_servers import ApiServerSettings
+from ..supervision import Supervisor
+from ..surface.log import Log
+from ..surface.metrics import Metrics
+from .clients import ApiClients, Expect
+from .events import EventPoster
+from .server_check import ANSWER_SECONDS, ServerCheck
+from .servers import ApiServers
+from .token import TokenKeeper
+
+
+class ApiAccess:
+    """Makes the clients of all threads, and has the threads that keep the access working and post Events.
+
+    ``kubeconfig`` returns the path of the file that is valid now. ``token``: the file with the node's own token, empty
+    if there is none. ``leave`` is called with the URL of a server that does not answer any more, from another thread.
+    """
+
+    def __init__(
+        self, kubeconfig: Callable[[], str], token: str, *, leave: Callable[[str], None], metrics: Metrics, log: Log
+    ) -> None:
+        self.servers = ApiServers(log)
+        self._clients = ApiClients(self.servers, kubeconfig, metrics, log)
+        self.events = EventPoster(self.connect, os.uname().nodename, log)
+        self._has_token = bool(token)
+        self._token = TokenKeeper(token, self.connect, log)
+        self._check = ServerCheck(
+            lambda expect: self.connect(expect, ANSWER_SECONDS), lambda: self.servers.several, leave
+        )
+        metrics.api_servers.set_function(lambda: float(self.servers.count()))
+        metrics.api_server_changes = lambda: self.servers.changes
+
+    def connect(self, expect: Expect, timeout: float = 30.0) -> ApiClient:
+        """Return a client of the server in use; see :meth:`ApiClients.connect`."""
+        return self._clients.connect(expect, timeout)
+
+    def configure(self, settings: ApiServerSettings) -> None:
+        """Use the servers of this configuration."""
+        self.servers.configure(settings.alternatives, settings.discover)
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start the threads."""
+        supervisor.start("events", self.events.run, self.events.interrupt)
+        if self._has_token:
+            supervisor.start("token", self._token.run, self._token.interrupt)
+        supervisor.start("api-server-check", self._check.run, self._check.interrupt)
+
+    def stop(self) -> None:
+        """Have the threads end soon, that of the Events after those that are queued."""
+        self._token.stop()
+        self._check.stop()
+        self.events.close()
