@@ -69,9 +69,19 @@ class ServicePolicy(NamedTuple):
 
     ``allowed_sources``: CIDRs of both families whose sources may use external addresses and node ports, possibly none;
     None without a restriction.
+    ``scheduler``: by the kernel's name of an IPVS scheduler, or ``random``; empty for the node's.
+    ``scheduler_flags``: as ipvsadm names them (``sh-port``, ``mh-fallback``), or ``flag-1`` to ``flag-3``.
+    ``persistence_v4`` and ``persistence_v6``: prefix lengths by which clients with affinity are grouped, 0 to
+    distinguish every client.
+    ``problems``: what of the annotations is invalid, for those whose validity matters only where they count.
     """
 
     allowed_sources: Optional[Tuple[str, ...]] = None
+    scheduler: str = ""
+    scheduler_flags: Tuple[str, ...] = ()
+    persistence_v4: int = 0
+    persistence_v6: int = 0
+    problems: Tuple[str, ...] = ()
 
 
 NO_POLICY = ServicePolicy()
@@ -89,6 +99,7 @@ class Service(NamedTuple):
     ``created`` is metadata.creationTimestamp (UTC, RFC 3339, whole seconds), empty if the object has none.
     ``static`` is the file that defines a static Service (see ``static``), empty for a Service of the cluster.
     ``check`` is the health check that its annotations ask for, None without one.
+    ``policy`` is what annotations of this project request, ``aliases`` what those of other proxies do.
     ``for_outside_hosts``: whether the label kubenode.proxy/outside-hosts is "true".
     """
 
@@ -110,6 +121,7 @@ class Service(NamedTuple):
     static: str = ""
     check: Optional[HealthCheck] = None
     policy: ServicePolicy = NO_POLICY
+    aliases: ServicePolicy = NO_POLICY
     for_outside_hosts: bool = False
 
     @property

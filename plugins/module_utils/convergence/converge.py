@@ -31,12 +31,13 @@ from .policy import cut_denied, node_policy, policy_removal_stages, policy_stage
 from .prepare import check_cluster, check_node, check_policies, node_modules, node_sysctls
 from .probes import default_probes
 from .removal import leftover_contexts, leftover_stages, removal_stages
-from .report import Stopwatch, conflict_warnings, counts, table_changes, unserved
+from .report import Stopwatch, conflict_warnings, counts, ignored_policies, table_changes, unserved
 from .request import Report, Request
 from .runtime.ledger import flows_of, forget, may_be_stale, read_ledger, write_ledger
 from .runtime.listeners import AskedListeners
 from .runtime.lock import ConvergenceLock
 from .runtime.state_directory import control_socket
+from .schedulers import with_schedulers
 from .stages.nftables import release_stages
 
 
@@ -104,6 +105,8 @@ class _Convergence:
             self.warnings += check_node(configuration, mode, families, request.ignore_findings)
             self.warnings += check_policies(request, view)
         self._run([node_modules(configuration, view)])
+        families = self._with_schedulers(mode, families)
+        contexts = [item.context for item in families]
         with self.watch.stage("render"):
             stages = self._stages(mode, configuration, families)
             stages += self._policy_stages(configuration, view)
@@ -120,6 +123,15 @@ class _Convergence:
             self._delete_stale_conntrack(configuration, families)
             self._cut_connections(configuration, view)
         return self._report(chosen, view.name, contexts, families)
+
+    def _with_schedulers(self, mode: Mode, families: Sequence[FamilyServices]) -> List[FamilyServices]:
+        """Return the families with the schedulers that annotations request and the kernel has."""
+        found = []
+        for context, ports in families:
+            context = with_schedulers(context, mode.rendering, ports.values(), load=not self.request.check)
+            self.warnings += ignored_policies(mode.rendering, ports.values(), context.settings)
+            found.append(FamilyServices(context, ports))
+        return found
 
     def _stages(
         self, mode: Mode, configuration: KubeProxyConfiguration, families: Sequence[FamilyServices]

@@ -17,6 +17,7 @@ from ..serviceports.node import node_name
 from ..serviceports.table import all_service_ports
 from .modes.choose import mode_named
 from .request import Request
+from .schedulers import requested
 
 _LOOPBACK = (("lo", "127.0.0.1"), ("lo", "::1"))
 
@@ -50,6 +51,7 @@ def render(request: Request) -> Dict[str, str]:
             service_cidrs=request.cluster.service_cidr_list(family),
         )
         service_ports = all_service_ports(request.cluster, node_context(configuration, family, name, node))
+        settings = settings._replace(schedulers=frozenset(requested(rendering, service_ports.values(), settings)))
         texts.update(rendering.texts(family, rendering.desired_tables(service_ports, settings)))
     return texts
 

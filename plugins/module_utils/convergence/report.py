@@ -11,7 +11,9 @@ from itertools import islice
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 from ..cluster.claims import Conflict
+from ..cluster.model import NO_POLICY
 from ..rendering.rendering import Rendering, ServicePorts
+from ..rendering.settings import DataplaneSettings
 from ..resources import PlannedChange, Resource
 from ..serviceports.info import ServicePortInfo
 from .request import TableChange
@@ -138,3 +140,15 @@ def unserved(rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo]
         if reason:
             found.append(f"Service {info.key} ({info.port}/{info.key.protocol}) is not served: {reason}")
     return found
+
+
+def ignored_policies(
+    rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo], settings: DataplaneSettings
+) -> List[str]:
+    """Return one line for each part of the policy of a ServicePort that a mode does not do."""
+    return [
+        f"Service {info.key} ({info.port}/{info.key.protocol}): {clause}"
+        for info in service_ports
+        if info.policy is not NO_POLICY
+        for clause in rendering.ignored_policy(info, settings)
+    ]

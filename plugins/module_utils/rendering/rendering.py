@@ -11,7 +11,7 @@ for every decision, so they produce the same tables.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Generic, List, Mapping, NamedTuple, Sequence, Tuple, TypeVar
+from typing import Any, Dict, FrozenSet, Generic, List, Mapping, NamedTuple, Sequence, Tuple, TypeVar
 
 from ..serviceports.info import Endpoint, ServicePortInfo, ServicePortName
 from .merged import Entry, Journal, MergedTables
@@ -60,7 +60,7 @@ class Rendering(Generic[Context]):
     ``entries_have_addresses``: entries of a ServicePort that can be reached from outside depend on the addresses of the
     node. ``refused_with``: how clients without an endpoint are refused, in words. ``replaces_source``: endpoints never
     see the client's address. ``source_without_detector``: what happens to the source address of internal traffic
-    without a detectLocalMode, in words.
+    without a detectLocalMode, in words. ``scheduler``: how the mode chooses an endpoint, as annotations name it.
     """
 
     name: str = ""
@@ -69,6 +69,7 @@ class Rendering(Generic[Context]):
     entries_have_addresses: bool = False
     refused_with: str = "ICMP port unreachable"
     replaces_source: bool = False
+    scheduler: str = "random"
     source_without_detector: str = "kept (without a detectLocalMode this node's pods are unknown)"
 
     def options(self, settings: DataplaneSettings, totals: Totals) -> Options:
@@ -113,6 +114,22 @@ class Rendering(Generic[Context]):
     def refusal(self, service_port: ServicePortInfo) -> str:
         """Return why the mode cannot serve a ServicePort at all; empty if it can."""
         return ""
+
+    def ignored_policy(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> Sequence[str]:
+        """Return what of the policy of a ServicePort the mode does not do, one clause each."""
+        policy = service_port.policy
+        found = list(policy.problems)
+        if policy.scheduler not in ("", self.scheduler):
+            found.append(f"{self.name} mode has no scheduler {policy.scheduler}; its own ({self.scheduler}) is used")
+        elif policy.scheduler_flags:
+            found.append(f"{self.name} mode has no flags of schedulers")
+        if policy.persistence_v4 or policy.persistence_v6:
+            found.append(f"{self.name} mode has no persistence netmask; affinity distinguishes every client")
+        return found
+
+    def requested_schedulers(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> FrozenSet[str]:
+        """Return the IPVS schedulers, other than the node's, that a ServicePort uses if the kernel has them."""
+        return frozenset()
 
     def drops_without_local(self, settings: DataplaneSettings) -> bool:
         """Return whether policy Local drops connections if all endpoints are on other nodes."""

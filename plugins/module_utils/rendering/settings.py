@@ -9,7 +9,7 @@ KubeProxyConfiguration, the Node and the kernel.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Tuple
+from typing import FrozenSet, NamedTuple, Optional, Tuple
 
 from ..configuration.behaviour import KUBE_PROXY, Behaviour
 
@@ -37,7 +37,8 @@ class DataplaneSettings(NamedTuple):
     ``localhost_node_ports``: IPv4 iptables mode only, already False where node_port_cidrs exclude loopback.
     ``conntrack_liberal``: nf_conntrack_tcp_be_liberal is set. ``random_fully``: MASQUERADE knows --random-fully.
     ``nfacct_counters``: names of the nfacct counters that exist.
-    ``scheduler``, ``exclude_cidrs``: ipvs mode. ``service_cidrs``: nftables mode.
+    ``scheduler``, ``exclude_cidrs``: ipvs mode. ``schedulers``: others that ServicePorts request and the kernel
+    has. ``service_cidrs``: nftables mode.
     ``behaviour``: which of kube-proxy's defects are corrected. ``masquerade_ports``: first and last source port for
     masquerading, (0, 0) if the kernel chooses.
     ``large_cluster_endpoints``: above this number of endpoints iptables mode omits per-endpoint comments.
@@ -57,6 +58,7 @@ class DataplaneSettings(NamedTuple):
     random_fully: bool = True
     nfacct_counters: Tuple[str, ...] = ()
     scheduler: str = "rr"
+    schedulers: FrozenSet[str] = frozenset()
     exclude_cidrs: Tuple[str, ...] = ()
     service_cidrs: Tuple[str, ...] = ()
     large_cluster_endpoints: int = 1000

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple, Optional, Tuple
 
 from ..addresses import address_and_port
-from ..cluster.model import NamespacedName
+from ..cluster.model import NO_POLICY, NamespacedName, ServicePolicy
 
 Sources = Optional[Tuple[str, ...]]
 """The CIDRs whose sources are allowed, possibly none; None if every source is."""
@@ -66,7 +66,7 @@ class ServicePortInfo(NamedTuple):
     ``external_ip_sources`` and ``node_port_sources``: those of external IPs and of the node port. ``affinity_seconds``
     is 0 without ClientIP affinity. ``internal_local``/``external_local``: the traffic policies in effect
     (external_local only where it applies: LoadBalancer, NodePort, or ClusterIP with external IPs).
-    ``health_check_node_port``: 0 when unused.
+    ``health_check_node_port``: 0 when unused. ``policy``: what annotations request; a mode does what it can of it.
 
     Endpoints, each list sorted by the text ``ip:port``: ``endpoints`` holds all known ones, whatever their conditions;
     ``cluster``, ``local`` and ``reachable`` the selected ones (``reachable`` is the union of all that may be used);
@@ -95,6 +95,7 @@ class ServicePortInfo(NamedTuple):
     has_any: bool
     external_ip_sources: Sources = None
     node_port_sources: Sources = None
+    policy: ServicePolicy = NO_POLICY
 
     @property
     def protocol(self) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import NamedTuple, Tuple
 
 from ..addresses import IPV6
-from ..cluster.model import NO_POLICY, Service, ServicePort
+from ..cluster.model import Service, ServicePolicy, ServicePort
 from ..configuration.behaviour import KUBE_PROXY, Behaviour
 from ..configuration.sections.service_policy import ServicePolicySettings
 from .info import Sources
+from .policy import policy_of
 from .sources import both, sources_of_family
 
 DEFAULT_POLICY = ServicePolicySettings()
@@ -22,7 +23,7 @@ class ServiceAttributes(NamedTuple):
 
     ``cluster_ip`` is empty when the Service has none of the family, and then nothing is served. ``external_ips`` are
     those to be served; ``accessible_by_address`` is True if there is any external or load-balancer address, served or
-    not.
+    not. ``policy``: what the annotations that count request.
     """
 
     cluster_ip: str
@@ -35,6 +36,7 @@ class ServiceAttributes(NamedTuple):
     internal_local: bool
     external_local: bool
     health_check_node_port: int
+    policy: ServicePolicy
 
 
 class PortPolicy(NamedTuple):
@@ -79,12 +81,6 @@ def is_external_local(service: Service) -> bool:
     return service.type in ("LoadBalancer", "NodePort") or service.has_external_ips
 
 
-def has_policy(settings: ServicePolicySettings, namespace: str) -> bool:
-    """Return whether the annotations in a namespace count."""
-    chosen = settings.annotated_namespaces
-    return settings.annotations_enabled and (not chosen or namespace in chosen)
-
-
 def service_attributes(
     service: Service,
     family: str,
@@ -101,7 +97,7 @@ def service_attributes(
     load_balancer_ips = of_family(service.load_balancer_ips, family)
     external_local = is_external_local(service)
     ranges = effective_source_ranges(service.source_ranges, family, behaviour) if service.source_ranges else None
-    policy = service.policy if has_policy(settings, service.namespace) else NO_POLICY
+    policy = policy_of(service, settings)
     allowed = sources_of_family(policy.allowed_sources, family)
     node_wide = sources_of_family(settings.node_port_sources or None, family)
     return ServiceAttributes(
@@ -117,6 +113,7 @@ def service_attributes(
         health_check_node_port=service.health_check_node_port
         if external_local and service.type == "LoadBalancer"
         else 0,
+        policy=policy,
     )
 
 

@@ -99,6 +99,7 @@ def service_ports_of(
                 has_any=chosen.has_any,
                 external_ip_sources=attributes.external_ip_sources,
                 node_port_sources=attributes.node_port_sources,
+                policy=attributes.policy,
             )
         )
     if len(service_ports) > 1:

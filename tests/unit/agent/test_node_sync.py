@@ -184,3 +184,24 @@ def test_changed_pod_cidrs_end_the_agent_if_they_detect_local_traffic(monkeypatc
     bench.put(kubernetes_node(podCIDRs=["10.244.2.0/24"]))
     with pytest.raises(Fatal, match="podCIDRs changed"):
         bench.sync.node_changed("n1", lambda: None)
+
+
+def test_annotations_without_effect_are_reported_once_each(bench):
+    wrong, impossible = service("wrong", 2), service("impossible", 3)
+    wrong["metadata"]["annotations"] = {"kubenode.proxy/scheduler": "bogus"}
+    impossible["metadata"]["annotations"] = {"kubenode.proxy/scheduler": "fo"}
+    for _repetition in range(2):
+        bench.put(wrong, impossible)
+        bench.sync.sync()
+    assert names(bench) == {"10.96.0.1", "10.96.0.2", "10.96.0.3"}
+    about = {event[0]["name"]: event for event in bench.events}
+    assert len(bench.events) == 2 and set(about) == {"wrong", "impossible"}
+    assert {event[1:4] for event in bench.events} == {("Warning", "PolicyIgnored", "Sync")}
+    assert 'metadata.annotations[kubenode.proxy/scheduler]: "bogus" is not one of rr' in about["wrong"][4]
+    assert about["impossible"][4].startswith("Service d/impossible (80/TCP): nftables mode has no scheduler fo")
+    assert bench.text.getvalue().count('msg="an annotation has no effect"') == 2
+    impossible["metadata"]["annotations"] = {}
+    bench.put(impossible)
+    bench.sync.sync()
+    (proxier,) = bench.sync.proxiers.families
+    assert proxier.ignored == {} and len(bench.events) == 2

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from ...convergence.explanation.ends import parse_end
 from ...convergence.explanation.explain import ExplainedFamily, explain, explanation_document
@@ -23,6 +23,7 @@ from ..source.cluster_source import ClusterSource
 from ..source.view import ClusterView
 from ..sync.node import NodeSync
 from ..sync.policy import PolicySync
+from ..sync.setup import Proxiers
 
 
 class AgentState(NamedTuple):
@@ -86,11 +87,18 @@ def status_document(state: AgentState) -> Dict[str, Any]:
         "syncs": state.sync.syncer.syncs,
         "driftRepaired": state.sync.syncer.drift_repaired,
         "refused": [str(refusal) for refusal in (*view.state.refusals, *view.state.skipped)],
+        "ignored": _ignored(proxiers),
         "conflicts": [str(conflict) for conflict in view.state.conflicts],
         "families": families,
         "forwarding": state.forwarding.status(),
         "networkPolicy": {**state.policy.status(), **state.policy.coverage()},
     }
+
+
+def _ignored(proxiers: Optional[Proxiers]) -> List[str]:
+    """Return what annotations request that the mode or the kernel cannot do."""
+    families = proxiers.families if proxiers is not None else ()
+    return sorted({line for family in families for lines in family.ignored.values() for line in lines})
 
 
 def status_text(state: AgentState) -> str:

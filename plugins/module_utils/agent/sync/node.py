@@ -29,6 +29,7 @@ from ..surface.ports import PortKeeper
 from ..surface.surface import RETRY_SECONDS, Surface
 from ..timers import Timers
 from .losses import LossWatch
+from .policy_warnings import PolicyWarnings
 from .schedule import Schedule
 from .setup import Proxiers, look_again, node_differences, remove_leftovers, set_up
 from .syncer import Syncer
@@ -82,6 +83,7 @@ class NodeSync:
         self._log = log
         self._limited = limited
         self._post = post
+        self._policy_warnings = PolicyWarnings(log, post)
         self._draining = timers.add("remove drained real servers", self._drain)
         self._leftovers = timers.add("remove leftovers of other modes", self.clean_up)
         self._addresses = timers.add("refresh addresses", self._refresh_addresses)
@@ -162,6 +164,7 @@ class NodeSync:
             # Also after the first sync of an empty node, which observes nothing at its end.
             self._check.start(proxiers.configuration.check_period)
         self._ports.report(outcome.failed_services)
+        self._policy_warnings.update(self._view.state, proxiers.families)
         if outcome.loss:
             self._post(None, WARNING, "EndpointsLost", "Sync", outcome.loss)
         if outcome.held_until:

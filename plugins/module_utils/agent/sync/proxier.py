@@ -19,7 +19,8 @@ from ...configuration.model import KubeProxyConfiguration
 from ...convergence.family import FamilyContext, FamilyTables
 from ...convergence.handles import KernelHandles
 from ...convergence.modes.mode import Mode
-from ...convergence.report import unserved
+from ...convergence.report import ignored_policies, unserved
+from ...convergence.schedulers import requested, with_schedulers
 from ...kernel.conntrack.socket import ConntrackSocket
 from ...kernel.conntrack.stale import delete_stale
 from ...kernel.xtables.variant import XtablesVariant
@@ -39,6 +40,13 @@ _SERVICES_BETWEEN_PROGRESS = 500
 def _is_external(service: Service) -> bool:
     """Return whether a Service can be reached at addresses of the node, or at addresses that may also be the node's."""
     return bool(service.external_ips or service.load_balancer_ips or any(port.node_port for port in service.ports))
+
+
+def _note(known: Dict[NamespacedName, List[str]], service: NamespacedName, lines: List[str]) -> None:
+    if lines:
+        known[service] = lines
+    else:
+        known.pop(service, None)
 
 
 class SyncResult(NamedTuple):
@@ -84,6 +92,9 @@ class Proxier:
         self._udp_changed: Set[NamespacedName] = set()
         #: Services with ports that the mode cannot serve, and why.
         self.unserved: Dict[NamespacedName, List[str]] = {}
+        #: Services with a policy of which the mode does not do everything, and what it does not do.
+        self.ignored: Dict[NamespacedName, List[str]] = {}
+        self._asked: Set[str] = set()
         self._found: Optional[Set[str]] = None
 
     @property
@@ -117,6 +128,7 @@ class Proxier:
         changed.
         """
         before = self.context.settings
+        settings = settings._replace(schedulers=before.schedulers)
         self.context = self.context._replace(settings=settings)
         in_use = self.mode.rendering.settings_in_use
         if in_use(before) == in_use(settings):
@@ -138,16 +150,23 @@ class Proxier:
             if number % _SERVICES_BETWEEN_PROGRESS == 0:
                 self._progress()
             ports[service] = service_ports_of(state, service, context)
+        self._find_schedulers([info for found in ports.values() for info in found])
         self.tables.apply(ports, lambda service: service_ports_of(state, service, context), totals)
         for service, found in ports.items():
-            reasons = unserved(self.mode.rendering, found)
-            if reasons:
-                self.unserved[service] = reasons
-            else:
-                self.unserved.pop(service, None)
+            _note(self.unserved, service, unserved(self.mode.rendering, found))
+            _note(self.ignored, service, ignored_policies(self.mode.rendering, found, self.settings))
             if self.summaries.put(service, found):
                 self._udp_changed.add(service)
             self._flows.note(service, found)
+
+    def _find_schedulers(self, infos: Sequence[ServicePortInfo]) -> None:
+        """Have the kernel load the schedulers that these ServicePorts are the first to request."""
+        new = requested(self.mode.rendering, infos, self.settings) - self._asked
+        if not new:
+            return
+        self._asked |= new
+        self.context = with_schedulers(self.context, self.mode.rendering, infos, load=True)
+        self.tables.follow(self.settings)
 
     def totals(self, state: ClusterState) -> Totals:
         """Return the totals over all Services of the family, without computing any ServicePort."""

@@ -25,7 +25,7 @@ from ..fields import (
 )
 from ..model import NO_POLICY, Service, ServicePort
 from .health_check import parse_check
-from .service_policy import parse_service_policy
+from .service_policy import parse_aliases, parse_service_policy
 
 SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 OUTSIDE_HOSTS_LABEL = "kubenode.proxy/outside-hosts"
@@ -76,6 +76,7 @@ def parse_service(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[Servi
         created=_created(metadata.get("creationTimestamp"), skipped),
         check=parse_check(metadata, skipped) if metadata.get("annotations") else None,
         policy=parse_service_policy(metadata, skipped) if metadata.get("annotations") else NO_POLICY,
+        aliases=parse_aliases(metadata) if metadata.get("annotations") else NO_POLICY,
     )
 
 

@@ -5,6 +5,10 @@
 
 A value that is not valid is skipped by name and never costs the Service. A restriction stays one: an invalid CIDR
 matches no source.
+
+Annotations of other proxies that mean the same are aliases. Whether they count is a setting of the node, so what is
+invalid in them is kept with their values. Sources: kube-router's pkg/controllers/proxy, Cilium's documentation of
+kube-proxy replacement.
 """
 
 from __future__ import annotations
@@ -17,18 +21,105 @@ from ..model import NO_POLICY, ServicePolicy
 
 PREFIX = "kubenode.proxy/"
 ALLOWED_SOURCES = f"{PREFIX}allowed-sources"
-SERVICE_ANNOTATIONS = (ALLOWED_SOURCES,)
+SCHEDULER = f"{PREFIX}scheduler"
+SCHEDULER_FLAGS = f"{PREFIX}scheduler-flags"
+PERSISTENCE_NETMASK = f"{PREFIX}persistence-netmask"
+KUBE_ROUTER_SCHEDULER = "kube-router.io/service.scheduler"
+KUBE_ROUTER_FLAGS = "kube-router.io/service.schedflags"
+CILIUM_ALGORITHM = "service.cilium.io/lb-algorithm"
+_OWN = (ALLOWED_SOURCES, SCHEDULER, SCHEDULER_FLAGS, PERSISTENCE_NETMASK)
+_ALIASES = (KUBE_ROUTER_SCHEDULER, KUBE_ROUTER_FLAGS, CILIUM_ALGORITHM)
+SERVICE_ANNOTATIONS = (*_OWN, *_ALIASES)
 #: CIDRs of one annotation that count.
 MOST_SOURCES = 1000
+
+#: The schedulers of the kernel's own sources, and the choice of nftables and iptables mode. Others, of vendors, are
+#: only for the whole node: an annotation must not have the kernel load any module whose name begins with ip_vs.
+SCHEDULERS = (
+    *("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh", "twos"),
+    "random",
+)
+_CALLED = {"maglev": "mh"}
+FLAGS = ("sh-fallback", "sh-port", "mh-fallback", "mh-port")
+_NUMBERED_FLAGS = ("flag-1", "flag-2", "flag-3")
+_ALGORITHMS = ("random", "maglev")
 
 
 def parse_service_policy(metadata: Mapping[str, Any], skipped: List[Invalid]) -> ServicePolicy:
     """Return the policy that annotations of a Service request; append what is not valid to ``skipped``."""
-    annotations = metadata.get("annotations")
-    sources = annotations.get(ALLOWED_SOURCES) if isinstance(annotations, dict) else None
-    if sources is None:
+    given = _given(metadata, _OWN)
+    if not given:
         return NO_POLICY
-    return ServicePolicy(allowed_sources=_sources(sources, skipped))
+    prefixes = _prefixes(given, skipped)
+    return ServicePolicy(
+        allowed_sources=_sources(given[ALLOWED_SOURCES], skipped) if ALLOWED_SOURCES in given else None,
+        scheduler=_scheduler(given, SCHEDULER, (*SCHEDULERS, *_CALLED), skipped),
+        scheduler_flags=_flags(given, SCHEDULER_FLAGS, FLAGS, skipped),
+        persistence_v4=prefixes[0],
+        persistence_v6=prefixes[1],
+    )
+
+
+def parse_aliases(metadata: Mapping[str, Any]) -> ServicePolicy:
+    """Return the policy that annotations of kube-router and Cilium request; kube-router's scheduler wins."""
+    given = _given(metadata, _ALIASES)
+    if not given:
+        return NO_POLICY
+    invalid: List[Invalid] = []
+    scheduler = _scheduler(given, KUBE_ROUTER_SCHEDULER, SCHEDULERS, invalid)
+    flags = _flags(given, KUBE_ROUTER_FLAGS, (*FLAGS, *_NUMBERED_FLAGS), invalid)
+    algorithm = _scheduler(given, CILIUM_ALGORITHM, _ALGORITHMS, invalid)
+    problems = tuple(f"{item.field}: {item.reason}" for item in invalid)
+    return ServicePolicy(scheduler=scheduler or algorithm, scheduler_flags=flags, problems=problems)
+
+
+def _given(metadata: Mapping[str, Any], names: Tuple[str, ...]) -> Dict[str, Any]:
+    annotations = metadata.get("annotations")
+    if not isinstance(annotations, dict):
+        return {}
+    return {name: annotations[name] for name in names if annotations.get(name) is not None}
+
+
+def _field(name: str) -> str:
+    return f"metadata.annotations[{name}]"
+
+
+def _words(raw: object) -> List[str]:
+    """Return the elements of a list with commas; a value that is not text is one element, which nothing accepts."""
+    return [word.strip() for word in raw.split(",") if word.strip()] if isinstance(raw, str) else [""]
+
+
+def _scheduler(given: Mapping[str, Any], name: str, known: Tuple[str, ...], skipped: List[Invalid]) -> str:
+    if name not in given:
+        return ""
+    text = given[name].strip() if isinstance(given[name], str) else ""
+    if text not in known:
+        reason = f"{shown(given[name])} is not one of {', '.join(known)}; the node's default is used"
+        skipped.append(Invalid(_field(name), reason))
+        return ""
+    return _CALLED.get(text, text)
+
+
+def _flags(given: Mapping[str, Any], name: str, known: Tuple[str, ...], skipped: List[Invalid]) -> Tuple[str, ...]:
+    words = _words(given[name]) if name in given else []
+    unknown = next((word for word in words if word not in known), None)
+    if unknown is not None:
+        reason = f"{shown(unknown or given[name])} is not one of {', '.join(known)}; it is skipped"
+        skipped.append(Invalid(_field(name), reason))
+    return tuple(sorted(set(words).intersection(known)))
+
+
+def _prefixes(given: Mapping[str, Any], skipped: List[Invalid]) -> Tuple[int, int]:
+    """Return the prefix lengths for IPv4 and IPv6 of ``24`` or ``24,64``; 0 for one that is not given."""
+    if PERSISTENCE_NETMASK not in given:
+        return 0, 0
+    words = _words(given[PERSISTENCE_NETMASK])
+    lengths = [int(word) if word.isascii() and word.isdecimal() and len(word) <= 3 else 0 for word in words]
+    if len(words) not in (1, 2) or not 1 <= lengths[0] <= 32 or not 1 <= lengths[-1] <= 128:
+        reason = f"{shown(given[PERSISTENCE_NETMASK])} is not a prefix length for IPv4 (1 to 32), which one for IPv6"
+        skipped.append(Invalid(_field(PERSISTENCE_NETMASK), f"{reason} (1 to 128) may follow after a comma"))
+        return 0, 0
+    return lengths[0], lengths[1] if len(lengths) == 2 else 0
 
 
 def _sources(raw: object, skipped: List[Invalid]) -> Tuple[str, ...]:
@@ -37,7 +128,7 @@ def _sources(raw: object, skipped: List[Invalid]) -> Tuple[str, ...]:
     Those beyond MOST_SOURCES allow no source: each CIDR takes an entry for every address and port of the Service, and
     an ipset that all Services share holds 65,536.
     """
-    field = f"metadata.annotations[{ALLOWED_SOURCES}]"
+    field = _field(ALLOWED_SOURCES)
     chosen: Dict[str, None] = {}
     parts = raw.split(",") if isinstance(raw, str) else [raw]
     if len(parts) > MOST_SOURCES:

@@ -17,12 +17,14 @@ class ServicePolicySettings(NamedTuple):
     """Settings of the policies of Services.
 
     ``annotations_enabled``: whether annotations of Services count. ``annotated_namespaces``: only those of these
-    namespaces do, all if it is empty. ``node_port_sources``: CIDRs whose sources may use node ports, empty for all.
+    namespaces do, all if it is empty. ``aliases``: annotations of kube-router and Cilium that mean the same count, too.
+    ``node_port_sources``: CIDRs whose sources may use node ports, empty for all.
     """
 
     annotations_enabled: bool = True
     annotated_namespaces: Tuple[str, ...] = ()
     node_port_sources: Tuple[str, ...] = ()
+    aliases: bool = False
 
 
 FIELDS: Tuple[Field, ...] = (
@@ -43,6 +45,14 @@ FIELDS: Tuple[Field, ...] = (
         "only annotations in these namespaces count",
     ),
     Field(
+        "servicePolicy.aliases",
+        "service_policy.aliases",
+        "`false`",
+        "all",
+        HONOURED,
+        "annotations of kube-router and Cilium that mean the same count, too",
+    ),
+    Field(
         "servicePolicy.nodePortSources",
         "service_policy.node_port_sources",
         "all",
@@ -61,6 +71,7 @@ def read(section: Section) -> ServicePolicySettings:
     for index, name in enumerate(namespaces):
         if not is_dns_label(name):
             section.findings.problem(f"{section.field('namespaces')}[{index}]", f"{shown(name)} is not a namespace")
+    aliases = section.flag("aliases", False)
     sources = []
     for index, text in enumerate(section.strings("nodePortSources")):
         network = canonical_network(text)
@@ -69,4 +80,4 @@ def read(section: Section) -> ServicePolicySettings:
         else:
             sources.append(network)
     section.finish()
-    return ServicePolicySettings(annotations, namespaces, tuple(sources))
+    return ServicePolicySettings(annotations, namespaces, tuple(sources), aliases)

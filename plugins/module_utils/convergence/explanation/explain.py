@@ -21,6 +21,7 @@ from ...serviceports.info import Endpoint, ServicePortInfo, Sources
 from ...serviceports.selection import NO_TOPOLOGY, SAME_NODE, topology_mode
 from ...serviceports.table import NodeContext, all_service_ports, service_ports_of
 from ..family import FamilyContext
+from ..schedulers import with_schedulers
 from .target import Destination, ServiceTarget, Target
 
 INTERNAL, EXTERNAL = "internal", "external"
@@ -36,8 +37,9 @@ class ExplainedFamily(NamedTuple):
 
 def desired_family(state: ClusterState, rendering: Rendering[Any], context: FamilyContext) -> ExplainedFamily:
     """Return a family with the tables that a mode renders from the cluster state, for use without an agent."""
-    tables = DesiredTables(rendering, context.settings)
     ports = {service: service_ports_of(state, service, context.node) for service in state.services}
+    context = with_schedulers(context, rendering, (info for found in ports.values() for info in found), load=False)
+    tables = DesiredTables(rendering, context.settings)
     tables.apply(ports, lambda service: ports[service])
     return ExplainedFamily(context, tables)
 

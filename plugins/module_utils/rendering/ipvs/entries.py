@@ -19,10 +19,8 @@ from .model import (
     ADDRESSES,
     DEVICE,
     FIREWALLED,
-    PERSISTENT,
     REAL_SERVERS,
     REDIRECTED,
-    SCHEDULER_FLAG_2,
     SET_ELEMENTS,
     VIRTUAL_SERVERS,
     FirewalledPort,
@@ -30,11 +28,10 @@ from .model import (
     RealServerKey,
     Redirect,
     SetElementKey,
-    VirtualServer,
     VirtualServerKey,
-    host_prefix,
 )
 from .policies import INSIDE, endpoint_lists, keeps_flows
+from .scheduling import schedule
 from .sets import (
     CLUSTER_IP,
     EXTERNAL_DROPPED,
@@ -62,7 +59,7 @@ class NodeFacts(NamedTuple):
     """The facts that ServicePorts need from the settings, computed once.
 
     ``owned``: addresses that other interfaces of the node have; they are not bound to the dummy device. ``node_ips``:
-    the addresses on which node ports answer.
+    the addresses on which node ports answer. ``scheduler``: the node's; ``schedulers``: others that can be used.
     """
 
     family: str
@@ -71,6 +68,7 @@ class NodeFacts(NamedTuple):
     node_ips: Tuple[str, ...]
     node_ip: str
     behaviour: Behaviour
+    schedulers: FrozenSet[str] = frozenset()
 
 
 def is_link_local(address: str) -> bool:
@@ -118,15 +116,8 @@ def node_facts(settings: DataplaneSettings) -> NodeFacts:
         tuple(dict.fromkeys(node_ips)),
         settings.node_ip,
         settings.behaviour,
+        settings.schedulers,
     )
-
-
-def virtual_server(info: ServicePortInfo, scheduler: str) -> VirtualServer:
-    """Return the settings of a ServicePort's virtual servers: affinity is persistence, and ``mh`` also hashes ports."""
-    flags = PERSISTENT if info.affinity_seconds else 0
-    if scheduler == "mh":
-        flags |= SCHEDULER_FLAG_2
-    return VirtualServer(scheduler, flags, info.affinity_seconds, host_prefix(info.family))
 
 
 def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]:
@@ -145,7 +136,7 @@ class _Contribution:
         self.entries: List[Entry] = []
         self.lists = endpoint_lists(info, facts.behaviour)
         self._names = NAMES[info.family]
-        self._settings = virtual_server(info, facts.scheduler)
+        self._settings = schedule(info, facts.scheduler, facts.schedulers).server
         self._kept = [endpoint for endpoint in info.endpoints if keeps_flows(info, endpoint, facts.behaviour)]
 
     def add_all(self) -> None:

@@ -30,6 +30,7 @@ from .model import (
     VirtualServerKey,
 )
 from .policies import OUTSIDE, endpoint_lists
+from .scheduling import requested_schedulers, schedule
 from .sets import NAMES, definitions
 from .text import (
     address_line,
@@ -128,6 +129,14 @@ class IpvsRendering(Rendering[IpvsContext]):
         """See the base class; kube-proxy takes all endpoints where none is local, whatever the traffic policy is."""
         lists = endpoint_lists(service_port, settings.behaviour)
         return lists.external if external and lists.redirected != OUTSIDE else lists.internal
+
+    def ignored_policy(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> Sequence[str]:
+        """See the base class."""
+        return schedule(service_port, settings.scheduler, settings.schedulers).ignored
+
+    def requested_schedulers(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> FrozenSet[str]:
+        """See the base class."""
+        return requested_schedulers(service_port, settings.scheduler)
 
     def drops_without_local(self, settings: DataplaneSettings) -> bool:
         """See the base class."""

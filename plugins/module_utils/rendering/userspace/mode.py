@@ -36,6 +36,7 @@ class UserspaceRendering(Rendering[NodeFacts]):
     tables = (DEVICES, ADDRESSES, LISTENERS)
     entries_have_addresses = True
     replaces_source = True
+    scheduler = "rr"
     refused_with = "TCP reset, or for UDP ICMP port unreachable"
 
     def settings_in_use(self, settings: DataplaneSettings) -> DataplaneSettings:

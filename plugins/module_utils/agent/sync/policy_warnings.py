@@ -1,0 +1,50 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Warnings about annotations that have no effect here: a line in the log and an Event, once for each."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, Optional
+
+from ...cluster.model import NamespacedName
+from ...cluster.state import ClusterState
+from ..surface.events import WARNING, Post, service_reference
+from ..surface.log import Log
+from .proxier import Proxier
+
+#: Lines and Events after one sync; users may annotate thousands of Services.
+MOST = 20
+_ANNOTATIONS = "metadata.annotations["
+
+
+class PolicyWarnings:
+    """Reports what is invalid in annotations, and what of them the mode or the kernel cannot do."""
+
+    def __init__(self, log: Log, post: Post) -> None:
+        self._log = log
+        self._post = post
+        self._known: Dict[str, Optional[NamespacedName]] = {}
+
+    def update(self, state: ClusterState, families: Iterable[Proxier]) -> None:
+        """Report what was not known after the last sync."""
+        now: Dict[str, Optional[NamespacedName]] = {}
+        for part in state.skipped:
+            if part.field.startswith(_ANNOTATIONS):
+                service = NamespacedName(part.namespace, part.name)
+                now[str(part)] = service if part.kind == "Service" else None
+        for family in families:
+            for service, lines in family.ignored.items():
+                now.update(dict.fromkeys(lines, service))
+        new = [line for line in now if line not in self._known]
+        for line in new[:MOST]:
+            self._log.warning("an annotation has no effect", reason=line)
+            about = now[line]
+            if about is not None:
+                regarding = service_reference(about.namespace, about.name)
+                self._post(regarding, WARNING, "PolicyIgnored", "Sync", line)
+        if len(new) > MOST:
+            self._log.warning(
+                "more annotations have no effect; kubenode-proxy status lists them", count=len(new) - MOST
+            )
+        self._known = now

@@ -1,0 +1,42 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The IPVS schedulers that annotations request, if the kernel has them.
+
+A scheduler that is missing never keeps the node from being programmed: the Service gets the node's, with a warning.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Set
+
+from ..kernel.ipvs.schedulers import usable_schedulers
+from ..rendering.rendering import Rendering
+from ..rendering.settings import DataplaneSettings
+from ..serviceports.info import ServicePortInfo
+from .family import FamilyContext
+
+
+def requested(
+    rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo], settings: DataplaneSettings
+) -> Set[str]:
+    """Return the schedulers, other than the node's, that ServicePorts request in a mode."""
+    found: Set[str] = set()
+    for info in service_ports:
+        found |= rendering.requested_schedulers(info, settings)
+    return found
+
+
+def with_schedulers(
+    context: FamilyContext, rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo], load: bool
+) -> FamilyContext:
+    """Return the context of a family with the schedulers that these ServicePorts may use besides those it has.
+
+    ``load``: have the kernel load their modules; otherwise those that are installed count.
+    """
+    settings = context.settings
+    missing = requested(rendering, service_ports, settings) - settings.schedulers
+    usable = usable_schedulers(missing, load)
+    if not usable:
+        return context
+    return context._replace(settings=settings._replace(schedulers=settings.schedulers | usable))

@@ -1,0 +1,87 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The scheduler, its flags and the persistence of a ServicePort's virtual servers.
+
+They are the node's, as kube-proxy 1.36 sets them, unless annotations of the Service request others. Flags of schedulers
+share bits; their names are those of ipvsadm (linux/ip_vs.h).
+"""
+
+from __future__ import annotations
+
+from typing import AbstractSet, FrozenSet, List, Mapping, NamedTuple, Tuple
+
+from ...addresses import IPV6
+from ...serviceports.info import ServicePortInfo
+from .model import (
+    PERSISTENT,
+    SCHEDULER_FLAG_1,
+    SCHEDULER_FLAG_2,
+    SCHEDULER_FLAG_3,
+    VirtualServer,
+    host_prefix,
+)
+
+#: Bit by name; the scheduler that the flag belongs to is the first part of the name, if it is the name of one.
+_FLAGS: Mapping[str, int] = {
+    "sh-fallback": SCHEDULER_FLAG_1,
+    "sh-port": SCHEDULER_FLAG_2,
+    "mh-fallback": SCHEDULER_FLAG_1,
+    "mh-port": SCHEDULER_FLAG_2,
+    "flag-1": SCHEDULER_FLAG_1,
+    "flag-2": SCHEDULER_FLAG_2,
+    "flag-3": SCHEDULER_FLAG_3,
+}
+#: The flags that kube-proxy 1.36 sets for a scheduler of the node.
+_NODE_FLAGS: Mapping[str, int] = {"mh": SCHEDULER_FLAG_2}
+#: The choice at random that nftables and iptables mode make, which IPVS does not have.
+_RANDOM = "random"
+
+
+class Scheduling(NamedTuple):
+    """The settings of a virtual server, and what of the policy they do not follow, one clause each."""
+
+    server: VirtualServer
+    ignored: Tuple[str, ...] = ()
+
+
+def requested_schedulers(info: ServicePortInfo, default: str) -> FrozenSet[str]:
+    """Return the schedulers, other than the node's, of which the kernel has to have one for this ServicePort."""
+    return frozenset((info.policy.scheduler,)) - {"", _RANDOM, default}
+
+
+def schedule(info: ServicePortInfo, default: str, usable: AbstractSet[str]) -> Scheduling:
+    """Return the settings of a ServicePort's virtual servers; affinity is persistence.
+
+    ``default``: the node's scheduler. ``usable``: other schedulers that the kernel has.
+    """
+    policy, family = info.policy, info.family
+    ignored = list(policy.problems)
+    scheduler = default
+    if policy.scheduler in usable:
+        scheduler = policy.scheduler
+    elif policy.scheduler not in ("", default):
+        lacks = "IPVS" if policy.scheduler == _RANDOM else "this kernel"
+        ignored.append(f"{lacks} has no scheduler {policy.scheduler}; the node's ({default}) is used")
+    if policy.scheduler == scheduler or (policy.scheduler_flags and not policy.scheduler):
+        flags = _flags(policy.scheduler_flags, scheduler, ignored)
+    else:
+        flags = _NODE_FLAGS.get(scheduler, 0)
+    netmask = (policy.persistence_v6 if family == IPV6 else policy.persistence_v4) or host_prefix(family)
+    if info.affinity_seconds:
+        flags |= PERSISTENT
+    elif netmask != host_prefix(family):
+        ignored.append("a persistence netmask needs sessionAffinity ClientIP")
+        netmask = host_prefix(family)
+    return Scheduling(VirtualServer(scheduler, flags, info.affinity_seconds, netmask), tuple(ignored))
+
+
+def _flags(names: Tuple[str, ...], scheduler: str, ignored: List[str]) -> int:
+    """Return the bits of the flags that the scheduler has; add the others to ``ignored``."""
+    bits = 0
+    for name in names:
+        if name.partition("-")[0] in (scheduler, "flag"):
+            bits |= _FLAGS[name]
+        else:
+            ignored.append(f"scheduler {scheduler} has no flag {name}")
+    return bits

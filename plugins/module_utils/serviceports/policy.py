@@ -1,0 +1,36 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The policy of a Service on this node: which of its annotations count."""
+
+from __future__ import annotations
+
+from ..cluster.model import NO_POLICY, Service, ServicePolicy
+from ..configuration.sections.service_policy import ServicePolicySettings
+
+
+def has_policy(settings: ServicePolicySettings, namespace: str) -> bool:
+    """Return whether the annotations in a namespace count."""
+    chosen = settings.annotated_namespaces
+    return settings.annotations_enabled and (not chosen or namespace in chosen)
+
+
+def policy_of(service: Service, settings: ServicePolicySettings) -> ServicePolicy:
+    """Return what the annotations of a Service that count on this node request.
+
+    An alias counts only where this project's annotation is missing. Flags belong to a scheduler, so those of an alias
+    do not count beside a scheduler of this project's.
+    """
+    policy, aliases = service.policy, service.aliases
+    if policy is NO_POLICY and aliases is NO_POLICY:
+        return NO_POLICY
+    if not has_policy(settings, service.namespace):
+        return NO_POLICY
+    if not settings.aliases or aliases is NO_POLICY:
+        return policy
+    policy = policy._replace(problems=aliases.problems)
+    if policy.scheduler:
+        return policy
+    return policy._replace(
+        scheduler=aliases.scheduler, scheduler_flags=policy.scheduler_flags or aliases.scheduler_flags
+    )

@@ -1,0 +1,125 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Test which annotations of a Service count, and that what is invalid is named and never costs the Service."""
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.service_policy import SCHEDULERS
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.service_policy import (
+    ServicePolicySettings,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import modules
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
+
+OWN = "kubenode.proxy/scheduler"
+FLAGS = "kubenode.proxy/scheduler-flags"
+NETMASK = "kubenode.proxy/persistence-netmask"
+KUBE_ROUTER = "kube-router.io/service.scheduler"
+KUBE_ROUTER_FLAGS = "kube-router.io/service.schedflags"
+CILIUM = "service.cilium.io/lb-algorithm"
+ALIASES = ServicePolicySettings(aliases=True)
+
+
+def policy_of(annotations, settings=None):
+    """Return the policy of the Service's only ServicePort, and what was skipped."""
+    raw = {
+        "kind": "Service",
+        "apiVersion": "v1",
+        "metadata": {"namespace": "shop", "name": "web", "annotations": annotations},
+        "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]},
+    }
+    state = ClusterState.from_objects([prune(raw)])
+    context = NodeContext(IPV4, "n", policy=settings or ServicePolicySettings())
+    (info,) = all_service_ports(state, context).values()
+    return info.policy, [str(item) for item in state.skipped]
+
+
+def test_the_schedulers_are_those_of_the_kernel_and_random():
+    assert (*modules.SCHEDULERS, "random") == SCHEDULERS
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ({OWN: "lc"}, ("lc", (), 0, 0)),
+        ({OWN: "maglev"}, ("mh", (), 0, 0)),
+        ({OWN: "sh", FLAGS: " sh-port,sh-fallback "}, ("sh", ("sh-fallback", "sh-port"), 0, 0)),
+        ({FLAGS: ""}, ("", (), 0, 0)),
+        ({NETMASK: "24"}, ("", (), 24, 0)),
+        ({NETMASK: "24,64"}, ("", (), 24, 64)),
+        ({"example.com/scheduler": "lc"}, ("", (), 0, 0)),
+    ],
+)
+def test_annotations_of_a_service(annotations, expected):
+    policy, skipped = policy_of(annotations)
+    found = (policy.scheduler, policy.scheduler_flags, policy.persistence_v4, policy.persistence_v6)
+    assert (found, skipped) == (expected, [])
+
+
+@pytest.mark.parametrize("value", ["ftp", "", "LC", "rr,lc", 7, None, "lc\x1b[2J"])
+def test_an_invalid_scheduler_is_named_and_the_rest_of_the_annotations_counts(value):
+    policy, skipped = policy_of({OWN: value, NETMASK: "16"})
+    assert (policy.scheduler, policy.persistence_v4) == ("", 16)
+    assert [line.startswith(f"Service shop/web: metadata.annotations[{OWN}]: ") for line in skipped] == [True] * (
+        value is not None
+    )
+
+
+@pytest.mark.parametrize("value", ["0", "33", "24,0", "24,129", "24,64,1", "", "-1", "1e1", "x", 24])
+def test_an_invalid_netmask_is_named(value):
+    policy, (line,) = policy_of({OWN: "lc", NETMASK: value})
+    assert (policy.scheduler, policy.persistence_v4, policy.persistence_v6) == ("lc", 0, 0)
+    assert NETMASK in line
+
+
+def test_an_invalid_flag_is_named_once_and_the_others_count():
+    policy, (line,) = policy_of({OWN: "mh", FLAGS: "mh-port," + "x," * 1000})
+    assert policy.scheduler_flags == ("mh-port",)
+    assert line.startswith(f'Service shop/web: metadata.annotations[{FLAGS}]: "x" is not one of sh-fallback')
+
+
+def test_aliases_count_only_where_the_node_says_so():
+    annotations = {KUBE_ROUTER: "sh", KUBE_ROUTER_FLAGS: "flag-1,sh-port", CILIUM: "maglev"}
+    assert policy_of(annotations)[0].scheduler == ""
+    policy, skipped = policy_of(annotations, ALIASES)
+    assert (policy.scheduler, policy.scheduler_flags, policy.problems) == ("sh", ("flag-1", "sh-port"), ())
+    assert policy_of({CILIUM: "maglev"}, ALIASES)[0].scheduler == "mh"
+    assert policy_of({CILIUM: "random"}, ALIASES)[0].scheduler == "random"
+    assert skipped == []
+
+
+def test_own_annotations_win_over_aliases():
+    policy, _skipped = policy_of({OWN: "lc", KUBE_ROUTER: "sh", KUBE_ROUTER_FLAGS: "sh-port"}, ALIASES)
+    assert (policy.scheduler, policy.scheduler_flags) == ("lc", ())
+    policy, _skipped = policy_of({FLAGS: "sh-fallback", KUBE_ROUTER: "sh", KUBE_ROUTER_FLAGS: "sh-port"}, ALIASES)
+    assert (policy.scheduler, policy.scheduler_flags) == ("sh", ("sh-fallback",))
+
+
+def test_what_is_invalid_in_an_alias_matters_only_where_aliases_count():
+    annotations = {KUBE_ROUTER: "bogus", CILIUM: "lc"}
+    policy, skipped = policy_of(annotations)
+    assert (policy.problems, skipped) == ((), [])
+    policy, skipped = policy_of(annotations, ALIASES)
+    assert (policy.scheduler, skipped) == ("", [])
+    assert [problem.partition(": ")[0] for problem in policy.problems] == [
+        f"metadata.annotations[{KUBE_ROUTER}]",
+        f"metadata.annotations[{CILIUM}]",
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ServicePolicySettings(annotations_enabled=False, aliases=True),
+        ServicePolicySettings(annotated_namespaces=("other",), aliases=True),
+    ],
+)
+def test_annotations_can_be_switched_off(settings):
+    policy, _skipped = policy_of({OWN: "lc", KUBE_ROUTER: "bogus"}, settings)
+    assert policy == type(policy)()
