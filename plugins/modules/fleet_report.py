@@ -91,7 +91,7 @@ summary:
   returned: success
   sample:
     nodes: 3
-    states: {unreachable: 0, failed: 0, agent: 0, drifted: 1, stale: 0, warned: 0, differs: 0, ok: 2}
+    states: {unreachable: 0, failed: 0, agent: 0, drifted: 1, unreached: 0, stale: 0, warned: 0, differs: 0, ok: 2}
     modes: {ipvs: 3}
 exceptions:
   description: Number of nodes for each kind of exception that occurs.

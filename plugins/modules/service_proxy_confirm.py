@@ -29,8 +29,9 @@ options:
   probes:
     description:
       - URLs of servers that must answer. V(tcp://10.96.0.1:443) must accept a connection, V(udp://10.96.0.5:514) must
-        send a reply, V(http://10.96.0.7/ready) (or V(https), without verification of the certificate) must respond with
-        a status below 400, and V(dns://10.96.0.10/kubernetes.default.svc.cluster.local) must answer the query.
+        send a reply, V(tls://10.96.0.1:443) must answer a TLS handshake, V(http://10.96.0.7/ready) (or V(https)) must
+        respond with a status below 400, and V(dns://10.96.0.10/kubernetes.default.svc.cluster.local) must answer the
+        query. Certificates are not verified.
       - RV(kubenode.proxy.service_proxy#module:probes) contains probes of the API server and of the cluster's DNS.
     type: list
     elements: str
@@ -125,7 +126,7 @@ error_kind:
   sample: history
 """
 
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -133,16 +134,9 @@ from ansible.module_utils.basic import AnsibleModule
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.confirm import confirm, reject
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.directory import DEFAULT_DIRECTORY
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probes import (
-    ProbeResult,
-    parse_probe,
-    run_probes,
-)
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probes import parse_probe, run_probes
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.execution import run, warn
-
-
-def _records(results: List[ProbeResult]) -> List[Dict[str, Any]]:
-    return [{**item._asdict(), "probe": str(item.probe)} for item in results]
+from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import probe_records
 
 
 def confirmed(module: AnsibleModule) -> Dict[str, Any]:
@@ -157,7 +151,7 @@ def confirmed(module: AnsibleModule) -> Dict[str, Any]:
         module.fail_json(
             msg="; ".join(filter(None, (f"not confirmed because probes failed: {reasons}", outcome))),
             error_kind="history",
-            probes=_records(results),
+            probes=probe_records(results),
         )
     report = confirm(parameters["state"], bool(module.check_mode), parameters["history_directory"])
     warn(module, report.warnings, ())
@@ -165,7 +159,7 @@ def confirmed(module: AnsibleModule) -> Dict[str, Any]:
         "changed": report.changed,
         "state": report.state,
         "remaining_seconds": report.remaining,
-        "probes": _records(results),
+        "probes": probe_records(results),
     }
 
 

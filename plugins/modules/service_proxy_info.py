@@ -12,6 +12,7 @@ author:
 description:
   - Counts what the service proxy has programmed into the kernel of a node, table by table.
   - Given a snapshot of the cluster or an API server, it also reports how the node differs from it.
+  - On request it also probes Services from the node.
   - Changes nothing. It never fails because of drift; check RV(drift) or use the playbook kubenode.proxy.verify.
 options:
   history_directory:
@@ -19,6 +20,24 @@ options:
       - Directory on the node in which states are saved before a change, such as V(/var/lib/kubenode-proxy-history). If
         given, RV(states) lists them.
     type: path
+  traffic:
+    description:
+      - Whether to connect from the node to the cluster IPs of O(traffic_services), through what the kernel holds now.
+        Needs a source of the cluster state.
+      - A TCP port must accept a connection; one that is named C(https), and that of C(default/kubernetes), must answer
+        a TLS handshake; UDP port 53 must answer a DNS query. Other ports are not probed. Each probe is repeated until
+        it succeeds or O(traffic_timeout) is over.
+    type: bool
+    default: false
+  traffic_services:
+    description: The Services, as C(NAMESPACE/NAME). Without any C(default/kubernetes) and the cluster's DNS.
+    type: list
+    elements: str
+    default: []
+  traffic_timeout:
+    description: Seconds within which all probes have to succeed.
+    type: float
+    default: 5.0
 extends_documentation_fragment:
   - kubenode.proxy.attributes
   - kubenode.proxy.proxy_options
@@ -60,6 +79,13 @@ EXAMPLES = r"""
   kubenode.proxy.service_proxy_info:
     snapshot: /var/lib/kubenode-proxy/snapshot.json.gz
     mode: ipvs
+  register: node
+
+- name: Ask which Services the node reaches
+  kubenode.proxy.service_proxy_info:
+    snapshot: /var/lib/kubenode-proxy/snapshot.json.gz
+    traffic: true
+    traffic_services: [default/kubernetes, shop/web]
   register: node
 
 - name: Stop if it has drifted
@@ -256,6 +282,39 @@ states:
       description: Why the file cannot be used. Empty if it can.
       type: str
       sample: ""
+traffic:
+  description: Which of the chosen Services the node reaches, one entry per Service.
+  type: list
+  elements: dict
+  returned: O(traffic) is true
+  contains:
+    service:
+      description: Namespace and name of the Service.
+      type: str
+      sample: default/kubernetes
+    reached:
+      description: Whether all probes succeeded. V(null) if there was nothing to probe.
+      type: bool
+      sample: false
+    reason:
+      description: The first probe that failed, and why, or why there was nothing to probe. Empty if all succeeded.
+      type: str
+      sample: "tls://10.96.0.1:443: no answer within 2 seconds"
+    probes:
+      description: Each probe, as in RV(kubenode.proxy.service_proxy_confirm#module:probes).
+      type: list
+      elements: dict
+      sample:
+        - probe: tls://10.96.0.1:443
+          answered: false
+          reason: no answer within 2 seconds
+          attempts: 3
+          seconds: 5.009
+traffic_summary:
+  description: The Services in RV(traffic) that are not reached, in one line. Empty if there is none.
+  type: str
+  returned: O(traffic) is true
+  sample: "default/kubernetes (tls://10.96.0.1:443: no answer within 2 seconds)"
 durations:
   description: Seconds spent per stage.
   type: dict
@@ -280,7 +339,8 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.store import History
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.agent_client import ask_agent
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.state_directory import control_socket
-from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ProxyError
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.traffic import chosen_services, probe_targets
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import distribution, kernel_release
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
     SOURCES_EXCLUDE,
@@ -293,6 +353,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.requ
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import (
     difference_lines,
     drift_summary,
+    probe_records,
     report_result,
     table_differences,
 )
@@ -343,8 +404,12 @@ def about_node(module: AnsibleModule) -> Dict[str, Any]:
 
 def inspected(module: AnsibleModule) -> Dict[str, Any]:
     """Return what is programmed and, with a source of the cluster state, how the node differs from it."""
-    compare = has_source(module)
+    compare, traffic = has_source(module), module.params["traffic"]
+    if traffic and not compare:
+        raise ConfigurationError("traffic: needs the cluster state, from a snapshot or an API server")
     request, warnings = engine_request(module, source="optional")
+    if traffic:
+        request = request._replace(traffic=chosen_services(request.cluster, module.params["traffic_services"]))
     report = inspect(request)
     warn(module, [*warnings, *report.warnings], report.refused, report.skipped)
     programmed = {table: count for table, count in report.programmed.items() if count and table not in SHARED}
@@ -360,6 +425,12 @@ def inspected(module: AnsibleModule) -> Dict[str, Any]:
         return {key: value for key, value in result.items() if key not in COMPARED}
     result["drift"] = report.changed
     result["summary"] = drift_summary(report.changes)
+    if traffic:
+        found = probe_targets(report.targets, module.params["traffic_timeout"])
+        result["traffic"] = [{**item._asdict(), "probes": probe_records(item.probes)} for item in found]
+        result["traffic_summary"] = "; ".join(
+            f"{item.service} ({item.reason})" for item in found if item.reached is False
+        )
     if request.describe:
         result["diff"] = table_differences(report.changes, module.params["diff_lines"])
         result["difference"] = difference_lines(report.changes, module.params["diff_lines"])
@@ -369,7 +440,14 @@ def inspected(module: AnsibleModule) -> Dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
-        argument_spec={**source_spec(), **proxy_spec(), "history_directory": {"type": "path"}},
+        argument_spec={
+            **source_spec(),
+            **proxy_spec(),
+            "history_directory": {"type": "path"},
+            "traffic": {"type": "bool", "default": False},
+            "traffic_services": {"type": "list", "elements": "str", "default": []},
+            "traffic_timeout": {"type": "float", "default": 5.0},
+        },
         mutually_exclusive=SOURCES_EXCLUDE,
         supports_check_mode=True,
     )

@@ -160,6 +160,16 @@ def test_verify_reports_drift_by_its_status(playbooks):
     assert MISSING[name] not in text
     status, text, changed = playbooks.run("verify", "--diff", "--limit", name)
     assert status != 0 and not any(changed.values()) and MISSING[name] in text, text
+    assert f"{name} does not reach" not in text
+    if name == "lab-nftables":  # the only drift that removes the rule of every Service
+        traffic = ("-e", "verify_traffic=true", "-e", "verify_services=shop/web,shop/events")
+        status, text, changed = playbooks.run("verify", *traffic)
+        assert status != 0 and not any(changed.values())
+        assert "1 of 2 hosts reach shop/web, shop/events" in text, text
+        assert re.search(r"lab-iptables  reached +reached\b", text), text
+        assert re.search(rf"{name}  NOT REACHED +\S", text), text
+        assert f"{name} does not reach shop/web (tcp://10.96.10.1:80: " in text, text
+        assert "lab-iptables does not reach" not in text
     assert playbooks.look() == drifted
     status, text, changed = playbooks.run("converge", "--limit", name)
     assert status == 0 and changed[name] and list(changed) == [name], text

@@ -39,6 +39,7 @@ from .runtime.lock import ConvergenceLock
 from .runtime.state_directory import control_socket
 from .schedulers import with_schedulers
 from .stages.nftables import release_stages
+from .traffic import traffic_targets
 
 
 def run_convergence(request: Request, make_guard: Callable[[Request, KernelHandles], Guard] = Guard) -> Report:
@@ -267,4 +268,5 @@ class _Convergence:
             confirm_until=self.guard.confirm_until,
             probes=default_probes(self.request.cluster),
             behaviour=self.request.configuration.behaviour.name,
+            targets=traffic_targets(self.request.traffic, families),
         )

@@ -1,10 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Probes of served addresses by TCP, UDP, HTTP and DNS, repeated until they succeed or the time is up.
+"""Probes of served addresses by TCP, UDP, TLS, HTTP and DNS, repeated until they succeed or the time is up.
 
-A probe is a URL: ``tcp://10.96.0.1:443``, ``udp://10.96.0.5:514``, ``http://10.96.0.7/ready`` (also ``https``, without
-verification of the certificate), ``dns://10.96.0.10/kubernetes.default.svc.cluster.local``.
+A probe is a URL: ``tcp://10.96.0.1:443``, ``udp://10.96.0.5:514``, ``tls://10.96.0.1:443``, ``http://10.96.0.7/ready``
+(also ``https``), ``dns://10.96.0.10/kubernetes.default.svc.cluster.local``. Certificates are not verified.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import socket
 import ssl
 import struct
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
 from urllib.parse import urlsplit
 
@@ -27,10 +28,18 @@ from ..errors import ConfigurationError
 _PORTS = {"http": 80, "https": 443, "dns": 53}
 #: The name that a DNS probe without a name queries. Any server answers, with an error if its domain is different.
 DEFAULT_NAME = "kubernetes.default.svc.cluster.local"
-_DNS_SERVICES = ("kube-dns", "coredns", "rke2-coredns-rke2-coredns", "dns-default")
-_API_SERVER = NamespacedName("default", "kubernetes")
+_DNS_SERVICES = (
+    NamespacedName("kube-system", "kube-dns"),
+    NamespacedName("kube-system", "coredns"),
+    NamespacedName("kube-system", "rke2-coredns-rke2-coredns"),
+    NamespacedName("openshift-dns", "dns-default"),
+)
+#: The Service of the API servers, which every cluster has.
+API_SERVER = NamespacedName("default", "kubernetes")
 _PAUSE_SECONDS = 0.3
 _ATTEMPT_SECONDS = 2.0
+# Attempts that are made at the same time; each of them may wait for its time-out.
+_CONCURRENT = 16
 
 
 class Probe(NamedTuple):
@@ -71,7 +80,7 @@ def parse_probe(text: str) -> Probe:
     if not _is_host(host):
         raise ConfigurationError(f"probe {text!r}: {host!r} is not the name of a host")
     path = parts.path + (f"?{parts.query}" if parts.query else "")
-    if parts.scheme in ("tcp", "udp") and path not in ("", "/"):
+    if parts.scheme in ("tcp", "udp", "tls") and path not in ("", "/"):
         raise ConfigurationError(f"probe {text!r}: {parts.scheme} has no path")
     if parts.scheme == "dns":
         path = path.strip("/") or DEFAULT_NAME
@@ -136,13 +145,29 @@ def _dns(probe: Probe, seconds: float) -> str:
     return "" if code in (0, 3) else f"the server answered with code {code}"
 
 
+def _unverified() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _tls(probe: Probe, seconds: float) -> str:
+    """Succeed if the server answers the first message of the handshake, also with a refusal."""
+    with socket.create_connection((probe.host, probe.port), seconds) as sock:
+        try:
+            with _unverified().wrap_socket(sock):
+                return ""
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            return "the server closed the connection"
+        except ssl.SSLError:
+            return ""
+
+
 def _http(probe: Probe, seconds: float) -> str:
     if probe.scheme == "https":
-        context = ssl.create_default_context()
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
         connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-            probe.host, probe.port, timeout=seconds, context=context
+            probe.host, probe.port, timeout=seconds, context=_unverified()
         )
     else:
         connection = http.client.HTTPConnection(probe.host, probe.port, timeout=seconds)
@@ -157,6 +182,7 @@ def _http(probe: Probe, seconds: float) -> str:
 _WAYS: Dict[str, Callable[[Probe, float], str]] = {
     "tcp": _tcp,
     "udp": _udp,
+    "tls": _tls,
     "http": _http,
     "https": _http,
     "dns": _dns,
@@ -178,24 +204,33 @@ def attempt(probe: Probe, seconds: float = _ATTEMPT_SECONDS) -> str:
 
 
 def run_probes(probes: Sequence[Probe], seconds: float) -> List[ProbeResult]:
-    """Run probes until each has succeeded or ``seconds`` have passed; every probe runs at least once."""
+    """Run probes until each has succeeded or ``seconds`` have passed; every probe runs at least once.
+
+    Several are attempted at the same time, so one that is not answered does not delay the others.
+    """
     started = time.monotonic()
-    waiting = dict.fromkeys(probes, 0)
+    waiting = list(dict.fromkeys(probes))
     results: Dict[Probe, ProbeResult] = {}
-    while waiting:
-        for probe in list(waiting):
-            left = seconds - (time.monotonic() - started)
-            reason = attempt(probe, min(_ATTEMPT_SECONDS, max(left, 0.1)))
-            waiting[probe] += 1
-            spent = time.monotonic() - started
-            results[probe] = ProbeResult(probe, not reason, reason, waiting[probe], round(spent, 3))
-            if not reason:
-                del waiting[probe]
-        if waiting and time.monotonic() - started + _PAUSE_SECONDS > seconds:
-            break
-        if waiting:
+
+    def again(probe: Probe) -> None:
+        left = seconds - (time.monotonic() - started)
+        reason = attempt(probe, min(_ATTEMPT_SECONDS, max(left, 0.1)))
+        attempts = results[probe].attempts + 1 if probe in results else 1
+        results[probe] = ProbeResult(probe, not reason, reason, attempts, round(time.monotonic() - started, 3))
+
+    with ThreadPoolExecutor(max_workers=_CONCURRENT) as pool:
+        while True:
+            list(pool.map(again, waiting))
+            waiting = [probe for probe in waiting if not results[probe].answered]
+            if not waiting or time.monotonic() - started + _PAUSE_SECONDS > seconds:
+                return [results[probe] for probe in dict.fromkeys(probes)]
             time.sleep(_PAUSE_SECONDS)
-    return [results[probe] for probe in dict.fromkeys(probes)]
+
+
+def default_services(cluster: ClusterState) -> Tuple[NamespacedName, ...]:
+    """Return those of the Services that every cluster needs, the API server and the DNS, that this cluster has."""
+    dns = next((key for key in _DNS_SERVICES if key in cluster.services), None)
+    return tuple(key for key in (API_SERVER, dns) if key is not None and key in cluster.services)
 
 
 def default_probes(cluster: ClusterState) -> Tuple[str, ...]:
@@ -204,12 +239,11 @@ def default_probes(cluster: ClusterState) -> Tuple[str, ...]:
     Services without a ready endpoint are not probed, because no proxy could make them answer.
     """
     found: List[str] = []
-    api = cluster.services.get(_API_SERVER)
-    if api is not None and _is_served(cluster, _API_SERVER):
+    api = cluster.services.get(API_SERVER)
+    if api is not None and _is_served(cluster, API_SERVER):
         address = api.cluster_ip_v4 or api.cluster_ip_v6
         found += [str(Probe("tcp", address, port.port)) for port in api.ports if port.protocol == "TCP" and address]
-    for name in _DNS_SERVICES:
-        key = NamespacedName("kube-system" if name != "dns-default" else "openshift-dns", name)
+    for key in _DNS_SERVICES:
         service = cluster.services.get(key)
         if service is None or not _is_served(cluster, key):
             continue

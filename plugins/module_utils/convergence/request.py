@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, NamedTuple, Optional, Tuple
 
+from ..cluster.model import NamespacedName
 from ..cluster.state import ClusterState
 from ..configuration.model import KubeProxyConfiguration
 from ..errors import Refusal
+
+if TYPE_CHECKING:
+    from .traffic import Target
 
 
 class Request(NamedTuple):
@@ -32,7 +36,7 @@ class Request(NamedTuple):
     ``max_loss_percent``: refuse a change that leaves more than this percentage of the Services that are currently
     served without endpoints (100: never). ``unattended``: no person watches the run, so it refuses such a change once,
     and applies it if the next complete cluster state is the same. ``agent``: the caller is the agent, which can forward
-    connections itself.
+    connections itself. ``traffic``: Services of which the report should have the probes.
     """
 
     cluster: ClusterState
@@ -55,6 +59,7 @@ class Request(NamedTuple):
     max_loss_percent: float = 50.0
     unattended: bool = False
     agent: bool = False
+    traffic: Tuple[NamespacedName, ...] = ()
 
     @property
     def needs_no_node(self) -> bool:
@@ -88,6 +93,7 @@ class Report(NamedTuple):
     ``skipped``: invalid parts of objects. ``saved_state``: the number of the state saved before the change, None if
     none was saved. ``confirm_until``: when the node rolls back to it unless the change is confirmed (UTC, RFC 3339),
     empty if it needs no confirmation. ``probes``: probes of the API server and DNS, to run before confirming.
+    ``targets``: what to probe of the Services that the request names.
     """
 
     mode: str
@@ -108,3 +114,4 @@ class Report(NamedTuple):
     probes: Tuple[str, ...] = ()
     skipped: Tuple[Refusal, ...] = ()
     behaviour: str = ""
+    targets: Tuple[Target, ...] = ()

@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterable, List, Sequence
 
 from ..addresses import IPV4
 from ..configuration.model import KubeProxyConfiguration
+from ..convergence.probes import ProbeResult
 from ..convergence.request import Report, TableChange
 from ..errors import Refusal
 from ..serviceports.node_ports import PRIMARY, node_port_addresses
@@ -57,6 +58,11 @@ def drift_summary(changes: Iterable[TableChange]) -> str:
         text = ", ".join(f"{count} {word}" for word, count in counts if count)
         parts.append(f"{change.table}: {text} ({named})" if named else f"{change.table}: {text}")
     return "; ".join(parts)
+
+
+def probe_records(results: Iterable[ProbeResult]) -> List[Dict[str, Any]]:
+    """Return results of probes as dictionaries, the probe as its URL."""
+    return [{**item._asdict(), "probe": str(item.probe)} for item in results]
 
 
 def report_result(report: Report) -> Dict[str, Any]:

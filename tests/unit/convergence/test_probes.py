@@ -131,6 +131,19 @@ def test_http_answers_with_its_status(status, answered):
     assert answered or result.reason == f"the server answered with status {status}"
 
 
+def test_a_tls_probe_needs_an_answer_of_the_server_and_not_only_a_connection(closed_port):
+    with http_server(200) as port:
+        # It answers the handshake, though not by TLS.
+        assert only(f"tls://{HOST}:{port}", 20.0).answered
+    with socket.socket() as sock:
+        sock.bind((HOST, 0))
+        sock.listen(4)
+        # The kernel accepts connections, and nobody answers: a listener of userspace mode without its endpoint.
+        result = only(f"tls://{HOST}:{sock.getsockname()[1]}", 0.5)
+    assert not result.answered and result.reason.startswith("no answer within")
+    assert only(f"tls://{HOST}:{closed_port}", 0.5).reason == "the connection was refused"
+
+
 def test_results_are_in_order_without_duplicates(closed_port):
     with udp_server(lambda data: data) as port:
         probes = [Probe("tcp", HOST, closed_port), Probe("udp", HOST, port), Probe("tcp", HOST, closed_port)]
@@ -145,6 +158,7 @@ def test_results_are_in_order_without_duplicates(closed_port):
         ("tcp://[FD00::1]:443", "tcp://[fd00::1]:443"),
         ("http://10.96.0.1", "http://10.96.0.1:80/"),
         ("https://10.96.0.1/a?b=c", "https://10.96.0.1:443/a?b=c"),
+        ("tls://10.96.0.1:443", "tls://10.96.0.1:443"),
         ("dns://10.96.0.10", "dns://10.96.0.10:53/kubernetes.default.svc.cluster.local"),
         ("dns://10.96.0.10/example.test", "dns://10.96.0.10:53/example.test"),
     ],
@@ -162,6 +176,8 @@ def test_a_probe_is_a_url(text, again):
         ("tcp://10.96.0.1", "is not of the form tcp://HOST:PORT"),
         ("tcp://10.96.0.1:99999", "Port out of range"),
         ("udp://10.96.0.1:53/x", "udp has no path"),
+        ("tls://10.96.0.1:443/x", "tls has no path"),
+        ("tls://10.96.0.1", "is not of the form tls://HOST:PORT"),
         ("tcp://user@10.96.0.1:443", "is not of the form"),
         ("http://10.96.0.1/a b", "a space, a control character"),
         ("http://10.96.0.1/caf\u00e9", "a non-ASCII character"),

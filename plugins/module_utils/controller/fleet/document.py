@@ -14,18 +14,32 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Name
 
 from ...timestamps import timestamp
 from .drift import differences, merged
-from .nodes import AGENT, DIFFERS, DRIFTED, FAILED, OK, STALE, STATES, UNREACHABLE, WARNED, Node, natural_key
+from .nodes import (
+    AGENT,
+    DIFFERS,
+    DRIFTED,
+    FAILED,
+    OK,
+    STALE,
+    STATES,
+    UNREACHABLE,
+    UNREACHED,
+    WARNED,
+    Node,
+    natural_key,
+)
 
 # Raised when a field is renamed, removed or changes its meaning; not when one is added.
 SCHEMA = "kubenode.proxy/fleet-report/v1"
 REFUSED = "refused"
 # What an exception is about, in the order of the report.
-KINDS: Tuple[str, ...] = (UNREACHABLE, FAILED, AGENT, DRIFTED, STALE, REFUSED, WARNED, DIFFERS)
+KINDS: Tuple[str, ...] = (UNREACHABLE, FAILED, AGENT, DRIFTED, UNREACHED, STALE, REFUSED, WARNED, DIFFERS)
 TITLES: Dict[str, str] = {
     UNREACHABLE: "Unreachable",
     FAILED: "Failed",
     AGENT: "Agent in trouble",
     DRIFTED: "Drifted",
+    UNREACHED: "Services not reached",
     STALE: "Last sync long ago",
     REFUSED: "Objects refused",
     WARNED: "Warnings",
@@ -37,6 +51,7 @@ SEVERITIES: Dict[str, str] = {
     FAILED: ERROR,
     AGENT: ERROR,
     DRIFTED: ERROR,
+    UNREACHED: ERROR,
     STALE: WARNING,
     REFUSED: WARNING,
     WARNED: WARNING,
@@ -162,6 +177,7 @@ def _reasons(node: Node, about: About, majority: Mapping[str, str]) -> Tuple[Rea
     found = _agent_reasons(node, about)
     if node.drift:
         found += _drift_reasons(node)
+    found += [Reason(UNREACHED, item.service, item.reason) for item in node.traffic if item.reached is False]
     found += [Reason(REFUSED, item.object, item.reason) for item in node.refused]
     found += [Reason(WARNED, "", caution) for caution in node.cautions]
     for field, word, value in _COMPARED:
@@ -258,6 +274,7 @@ def _node_document(node: Node, state: str, reasons: Sequence[Reason]) -> Dict[st
         "distribution": node.distribution,
         "warnings": list(node.cautions),
         "agent": None if agent is None else agent._asdict(),
+        "traffic": [item._asdict() for item in node.traffic],
     }
 
 
@@ -321,6 +338,7 @@ def one_sentence(report: Report) -> str:
         FAILED: "failed",
         AGENT: "with an agent in trouble",
         DRIFTED: "drifted",
+        UNREACHED: "without a Service",
         STALE: "synced long ago",
         WARNED: "with warnings",
         DIFFERS: "unlike the rest",

@@ -16,19 +16,21 @@ from ...errors import one_line
 
 TEXT_LIMIT = 1000
 NAME_LIMIT = 253
-# Names of differing entries that are read of each table of a node.
+# Names of differing entries that are read of each table of a node, and Services that it has probed.
 _NAMES_READ = 20
+_SERVICES_READ = 100
 
 # Why a node is an exception, worst first; the state of a node is the first that holds, or OK.
 UNREACHABLE = "unreachable"
 FAILED = "failed"
 AGENT = "agent"
 DRIFTED = "drifted"
+UNREACHED = "unreached"
 STALE = "stale"
 WARNED = "warned"
 DIFFERS = "differs"
 OK = "ok"
-STATES: Tuple[str, ...] = (UNREACHABLE, FAILED, AGENT, DRIFTED, STALE, WARNED, DIFFERS, OK)
+STATES: Tuple[str, ...] = (UNREACHABLE, FAILED, AGENT, DRIFTED, UNREACHED, STALE, WARNED, DIFFERS, OK)
 
 
 class Agent(NamedTuple):
@@ -68,11 +70,19 @@ class RefusedObject(NamedTuple):
     reason: str
 
 
+class ServiceReach(NamedTuple):
+    """Whether a node reaches a Service (None: nothing was probed), and why not."""
+
+    service: str
+    reached: Optional[bool]
+    reason: str
+
+
 class Node(NamedTuple):
     """One node. ``failure`` (UNREACHABLE or FAILED) with ``message`` if it could not be inspected, else empty.
 
     ``drift``: None where there was nothing to compare with. ``engine``: version of the installed engine, empty without
-    an agent. ``programmed``: entries per table in the kernel.
+    an agent. ``programmed``: entries per table in the kernel. ``traffic``: the Services that it has probed.
     """
 
     name: str
@@ -98,6 +108,7 @@ class Node(NamedTuple):
     distribution: str = ""
     cautions: Tuple[str, ...] = ()
     agent: Optional[Agent] = None
+    traffic: Tuple[ServiceReach, ...] = ()
 
     @property
     def drift_entries(self) -> int:
@@ -149,6 +160,14 @@ def _refused(value: Any) -> RefusedObject:
     parts = [text(item.get("field")), text(item.get("reason"))]
     where = f"{namespace}/{name}" if namespace else name
     return RefusedObject(f"{kind} {where}", ": ".join(part for part in parts if part) or "no reason given")
+
+
+def _traffic(value: Any) -> Tuple[ServiceReach, ...]:
+    items = [item for item in map(_mapping, _list(value)[:_SERVICES_READ]) if text(item.get("service"))]
+    return tuple(
+        ServiceReach(text(item["service"], NAME_LIMIT), _flag(item.get("reached")), text(item.get("reason")))
+        for item in items
+    )
 
 
 def _agent(value: Any) -> Optional[Agent]:
@@ -222,6 +241,7 @@ def _node(name: str, found: Mapping[Any, Any], failure: str, message: str) -> No
         distribution=text(found.get("distribution")),
         cautions=tuple(dict.fromkeys(text(item) for item in _list(found.get("cautions")) if text(item))),
         agent=_agent(found.get("agent")),
+        traffic=_traffic(found.get("traffic")),
     )
 
 

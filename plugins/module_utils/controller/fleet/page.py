@@ -35,7 +35,21 @@ from .document import (
     running_engine,
     summary,
 )
-from .nodes import AGENT, DIFFERS, DRIFTED, FAILED, OK, STALE, STATES, UNREACHABLE, WARNED, Agent, Node
+from .matrix import reach_matrix
+from .nodes import (
+    AGENT,
+    DIFFERS,
+    DRIFTED,
+    FAILED,
+    OK,
+    STALE,
+    STATES,
+    UNREACHABLE,
+    UNREACHED,
+    WARNED,
+    Agent,
+    Node,
+)
 
 # A letter beside each colour, for readers who cannot distinguish the colours, and for print.
 LETTERS: Dict[str, str] = {
@@ -43,6 +57,7 @@ LETTERS: Dict[str, str] = {
     FAILED: "F",
     AGENT: "A",
     DRIFTED: "D",
+    UNREACHED: "N",
     STALE: "S",
     REFUSED: "R",
     WARNED: "W",
@@ -55,6 +70,7 @@ _MEANINGS: Dict[str, str] = {
     FAILED: "nodes that could not be inspected",
     AGENT: "nodes whose agent is not healthy",
     DRIFTED: "nodes whose kernel differs from the cluster's state",
+    UNREACHED: "nodes from which a Service does not answer",
     STALE: "nodes whose agent has not synced for a long time",
     REFUSED: "invalid objects of the cluster, which are skipped; all others are served",
     WARNED: "warnings of nodes",
@@ -397,7 +413,8 @@ def page(report: Report) -> str:
         f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n"
         '<a class="skip" href="#nodes">Skip to the nodes</a>\n'
         f'<header class="top"><h1>{title}</h1><p class="meta">{" &middot; ".join(parts)}</p></header>\n'
-        f"<main>\n{_overview(report)}\n{_exceptions(report, places)}\n{_nodes(report)}\n</main>\n"
+        f"<main>\n{_overview(report)}\n{_exceptions(report, places)}\n"
+        f"{reach_matrix(report.nodes, places)}{_nodes(report)}\n</main>\n"
         "<footer><p>Made by the playbook kubenode.proxy.report. Ages are by the clocks of the nodes.</p></footer>\n"
         f'<script type="application/json" id="fleet-data">{_data(report)}</script>\n<script>{script}</script>\n'
         "</body>\n</html>\n"

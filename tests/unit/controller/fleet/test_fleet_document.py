@@ -78,6 +78,25 @@ def test_an_invalid_entry_becomes_a_node_without_a_name(entry):
     assert read_node(entry).name == "(without a name)"
 
 
+def test_services_that_a_node_does_not_reach_are_exceptions_by_service():
+    reached = [{"service": "default/kubernetes", "reached": True, "reason": "", "probes": []}]
+    unprobed = [{"service": "shop/stats", "reached": None, "reason": "it has no ready endpoint"}]
+    failed = [{"service": "shop/web", "reached": False, "reason": "tcp://10.96.0.2:80: no answer within 2 seconds"}]
+    found = report_of(
+        good("a", traffic=[*reached, *unprobed]),
+        good("b", traffic=[*reached, *failed]),
+        good("c", traffic=[*reached, *failed]),
+        good("d", traffic=[None, {"service": ["x"], "reached": False}, {"service": "odd", "reached": "no"}]),
+        good("e"),
+    )
+    assert found.states == ("ok", "unreached", "unreached", "ok", "ok")
+    assert kinds(found) == {"unreached": [("tcp://10.96.0.2:80: no answer within 2 seconds", ("b", "c"))]}
+    assert one_sentence(found) == "5 nodes: 2 without a Service, 3 fine"
+    nodes = document(found)["nodes"]
+    assert nodes[1]["traffic"][0] == {"service": "default/kubernetes", "reached": True, "reason": ""}
+    assert nodes[3]["traffic"] == [{"service": "odd", "reached": None, "reason": ""}] and nodes[4]["traffic"] == []
+
+
 def test_values_of_another_type_count_as_absent():
     node = read_node(
         good(

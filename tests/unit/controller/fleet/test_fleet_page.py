@@ -159,6 +159,30 @@ def test_every_node_has_a_cell_and_a_row(outline):
     assert len(cells) == len(rows) == 300
 
 
+def reach_page(numbers, failing):
+    """Return the page of nodes that have probed two Services, of which these nodes do not reach the second."""
+    entries = []
+    for number in numbers:
+        result = samples.healthy(random.Random(number), f"n{number}")
+        bad = {"service": "<b>/web", "reached": number not in failing, "reason": "refused" if number in failing else ""}
+        result["traffic"] = [{"service": "default/kubernetes", "reached": True, "reason": ""}, bad]
+        entries.append({"name": f"n{number}", "results": [result]})
+    return page(make_report(read_nodes(entries), About(0.0)))
+
+
+def test_the_page_shows_node_by_service_what_is_reached(made):
+    assert "Which node reaches" not in made
+    text = reach_page(range(3), {1})
+    matrix = text.partition("Which node reaches which Service")[2].partition("</section>")[0]
+    assert "2 of 3 nodes reach all of these Services." in matrix and "&lt;b&gt;/web" in matrix and "<b>" not in matrix
+    rows = dict(re.findall(r'<tr><th scope="row"><a [^>]*>(\w+)</a></th>(.*?)</tr>', matrix))
+    assert {name: row.count(">reached<") for name, row in rows.items()} == {"n0": 2, "n1": 1, "n2": 2}
+    assert 'title="refused"' in rows["n1"] and ">not reached<" in rows["n1"]
+    many = reach_page(range(100), {1, 70}).partition("Which node reaches which Service")[2].partition("</section>")[0]
+    assert "98 of 100 nodes reach all of these Services; 98 are not shown." in many
+    assert re.findall(r'data-node="\d+">(n\d+)<', many) == ["n1", "n70"]
+
+
 def test_states_can_be_distinguished_without_colours():
     letters = [LETTERS[state] for state in STATES]
     assert len(set(letters)) == len(letters)
