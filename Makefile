@@ -136,11 +136,12 @@ kernel: setup-lab
 load: setup-lab
 	$(PYTEST) -q $(if $(FULL),,-m "not full") $(LOAD)
 
-# Two guests at a time, each with one processor, share the files.
+# Two guests at a time, each with one processor, share the files. The plug-in of hypothesis, which no test there uses,
+# would import all of hypothesis at the end.
 uml: setup-lab
 	@board=$$(mktemp -d); trap 'rm -rf "$$board"' EXIT; printf '%s\n' 1 2 | xargs -P 2 -I % sh -c \
 	  '$(PYTHON) -m tests.lab.uml --memory 1G --writable '$$board' --env TEST_BOARD='$$board' -- \
-	  $(PYTEST) -q -p no:cacheprovider tests/kernel tests/modules -m "uml $(MARKS)"'
+	  $(PYTEST) -q -p no:cacheprovider -p no:hypothesispytest tests/kernel tests/modules -m "uml $(MARKS)"'
 
 systemd: setup-lab
 	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder $(if $(FULL),,-m "not full") tests/systemd

@@ -7,7 +7,8 @@ Ansible finds a collection only below ``ansible_collections/NAMESPACE/NAME``. Th
 shape, ignored by git, and the link's parent directory is added to the import path.
 
 Several runs with the same TEST_BOARD, a directory, together run each test file once: a run claims a file by creating
-a directory there. Two guests need nothing but a common file system.
+a directory there. Two guests need nothing but a common file system. A run of the tests for user-mode Linux imports only
+files that mention it, since importing all of them takes several seconds in a guest.
 """
 
 from __future__ import annotations
@@ -49,8 +50,25 @@ def make_link() -> None:
             LINK.symlink_to(os.path.relpath(ROOT, LINK.parent))
 
 
+def mentions_uml(path: Path) -> bool:
+    """Return whether a file contains the word ``uml``, the mark of tests for user-mode Linux."""
+    return "uml" in path.read_text(encoding="utf-8").lower()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:
+    """Skip files that do not mention user-mode Linux where only its tests are selected."""
+    selected = str(config.option.markexpr).startswith("uml")
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if selected and is_test and not mentions_uml(collection_path) else None
+
+
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
-    """Move the slowest files to the front; the order within a file is kept."""
+    """Move the slowest files to the front; the order within a file is kept.
+
+    Raises AssertionError for a test that a run of the tests for user-mode Linux would skip.
+    """
+    for path in {item.path for item in items if item.get_closest_marker("uml")}:
+        assert mentions_uml(path), f"{path}: has tests marked uml, so it must mention this mark"
     order = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
