@@ -75,20 +75,27 @@ def claims_of(service: Optional[Service]) -> Dict[Claim, _Claimant]:
     claims: Dict[Claim, _Claimant] = {}
     if service is None:
         return claims
-    created = service.created or _YOUNGEST
-    by_kind = [_Claimant(not service.static, kind, created, service.key) for kind in range(len(_KINDS))]
-    served = [family for family, ip in zip(FAMILIES, (service.cluster_ip_v4, service.cluster_ip_v6)) if ip]
-    addresses = [(service.cluster_ip_v4, _CLUSTER_IP), (service.cluster_ip_v6, _CLUSTER_IP)]
-    addresses += [(address, _LOAD_BALANCER) for address in service.load_balancer_ips]
-    addresses += [(address, _EXTERNAL_IP) for address in service.external_ips]
-    for port in service.ports:
-        for address, kind in addresses:
-            if address and family_of(address) in served:
-                # The first kind is the strongest one.
-                claims.setdefault(Claim(address, port.port, port.protocol), by_kind[kind])
-        if port.node_port:
-            for family in served:
-                claims[Claim(family, port.node_port, port.protocol)] = by_kind[_NODE_PORT]
+    key, of_cluster, created = service.key, not service.static, service.created or _YOUNGEST
+    served = [(family, ip) for family, ip in zip(FAMILIES, (service.cluster_ip_v4, service.cluster_ip_v6)) if ip]
+    families = [family for family, _ip in served]
+    by_kind = [
+        (_CLUSTER_IP, [ip for _family, ip in served]),
+        (_LOAD_BALANCER, [address for address in service.load_balancer_ips if family_of(address) in families]),
+        (_EXTERNAL_IP, [address for address in service.external_ips if family_of(address) in families]),
+    ]
+    for kind, addresses in by_kind:
+        if addresses:
+            claimant = _Claimant(of_cluster, kind, created, key)
+            for address in addresses:
+                for port in service.ports:
+                    # The first kind is the strongest one.
+                    claims.setdefault(Claim(address, port.port, port.protocol), claimant)
+    node_ports = [port for port in service.ports if port.node_port]
+    if node_ports:
+        claimant = _Claimant(of_cluster, _NODE_PORT, created, key)
+        for port in node_ports:
+            for family in families:
+                claims[Claim(family, port.node_port, port.protocol)] = claimant
     return claims
 
 
@@ -123,7 +130,7 @@ class Claims:
         """
         old, new = claims_of(before), claims_of(now)
         affected: Set[NamespacedName] = set()
-        for claim in {**old, **new}:
+        for claim in {**old, **new} if old else new:
             removed, added = old.get(claim), new.get(claim)
             if removed != added:
                 affected |= self._change(claim, removed, added)

@@ -146,12 +146,18 @@ def ip_family(value: object, field: str) -> str:
     raise Invalid(field, f"{shown(value)} is not IPv4 or IPv6")
 
 
+_MAYBE_SPECIAL = ("0.", "127.", "169.254.", "224.0.0.", "255.", "::", "fe", "ff")
+
+
 def special_use(canonical: str) -> str:
     """Return why a canonical address cannot belong to a Service or a pod (``a loopback address`` ...), or "".
 
     The classes are those that the API server forbids for endpoints and external IPs (of multicast only the link-local
     scope), and the broadcast address, which other programs on the node need.
     """
+    # Nearly all addresses are decided here.
+    if not canonical.startswith(_MAYBE_SPECIAL):
+        return ""
     if family_of(canonical) == "IPv6":
         head = canonical.partition(":")[0]
         if canonical == "::":

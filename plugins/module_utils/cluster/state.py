@@ -109,7 +109,7 @@ class ClusterState:
         skipped: List[Refusal] = []
         parsed = parse_object(raw, skipped)
         key = object_key(raw)
-        if is_read(raw):
+        if parsed is not None or is_read(raw):
             self.kinds.add(key.kind)
         if skipped:
             self._skipped[key] = tuple(skipped)

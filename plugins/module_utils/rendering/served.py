@@ -38,24 +38,27 @@ def served_cluster_ips(tables: Iterable[Table]) -> Set[str]:
     ``tables``: observed or desired resource tables of any mode; those of other resources are ignored.
     """
     served: Set[str] = set()
+    frontends: Set[bytes] = set()
     cluster_ips: Set[str] = set()
     with_real_servers: Set[str] = set()
     for table in tables:
         for address in _CHAINS_RULE.findall("\n".join(_rules(table.get(SERVICES)))):
             served.add(address)
         for key, value in table.items():
-            if isinstance(key, SetElementKey):
+            kind = type(key)
+            if kind is ElementKey:
+                if key.name in _FRONTENDS and str(value).startswith(_INTERNAL):
+                    # The address is followed by protocol and port, each padded to a register of four bytes.
+                    frontends.add(key.key[:-8])
+            elif kind is SetElementKey:
                 if key.set in _CLUSTER_IP_SETS:
                     cluster_ips.add(key.element.partition(",")[0])
-            elif isinstance(key, RealServerKey):
+            elif kind is RealServerKey:
                 if value.weight:
                     with_real_servers.add(key.server.address)
-            elif isinstance(key, ListenerKey):
-                if value.endpoints:
-                    served.add(key.address)
-            elif isinstance(key, ElementKey) and key.name in _FRONTENDS and str(value).startswith(_INTERNAL):
-                # The address is followed by protocol and port, each padded to a register of four bytes.
-                served.add(unpacked(key.key[:-8]))
+            elif kind is ListenerKey and value.endpoints:
+                served.add(key.address)
+    served.update(map(unpacked, frontends))
     return served | (cluster_ips & with_real_servers)
 
 
