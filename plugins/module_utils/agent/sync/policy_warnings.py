@@ -9,7 +9,7 @@ from typing import Dict, Iterable, Optional
 
 from ...cluster.model import NamespacedName
 from ...cluster.state import ClusterState
-from ..surface.events import WARNING, Post, service_reference
+from ..api.events import WARNING, Post, service_reference
 from ..surface.log import Log
 from .proxier import Proxier
 
