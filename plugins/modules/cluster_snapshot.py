@@ -164,7 +164,7 @@ def snapshot(module: AnsibleModule) -> Dict[str, Any]:
     others = policy_resources(NetworkPolicySettings(enabled=policies, cluster_policies=cluster_policies))
     objects = read_snapshot(source) if source else read_cluster_objects(module, others)
     kinds = {object_key(raw).kind for raw in objects if is_read(raw)}
-    findings = completeness_findings(kinds, module.params["outside_hosts"], policies)
+    findings = completeness_findings(kinds, module.params["outside_hosts"], policies=policies)
     for warning in judge(findings, module.params["ignore_findings"]):
         module.warn(warning)
     result: Dict[str, Any] = {"snapshot_file": path}

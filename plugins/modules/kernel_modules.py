@@ -29,8 +29,9 @@ options:
     description:
       - Also load the modules that a service proxy in this mode needs, except for match and target extensions of
         iptables, which the kernel loads when a rule uses them.
+      - V(none) is for a node that only enforces network policies.
     type: str
-    choices: [iptables, ipvs, nftables, userspace]
+    choices: [iptables, ipvs, nftables, userspace, none]
   schedulers:
     description:
       - IPVS schedulers in use. The module of each is loaded, such as C(ip_vs_wlc) for V(wlc).
@@ -308,7 +309,7 @@ def _check_parameters(module: AnsibleModule, planned: List[PlannedChange]) -> No
 def _argument_spec() -> Dict[str, Any]:
     return {
         "modules": {"type": "list", "elements": "str", "default": []},
-        "mode": {"type": "str", "choices": ["iptables", "ipvs", "nftables", "userspace"]},
+        "mode": {"type": "str", "choices": ["iptables", "ipvs", "nftables", "userspace", "none"]},
         "schedulers": {"type": "list", "elements": "str", "default": []},
         "bridge_netfilter": {"type": "bool", "default": False},
         "parameters": {"type": "dict", "default": {}},

@@ -276,7 +276,8 @@ probes:
 rendered:
   description:
     - Text for each tool that accepts it as input, C(iptables-restore) and C(ip6tables-restore), or C(nft) with a
-      family; in mode V(ipvs) also C(ipset), C(ipvsadm) and C(ip), each with a family.
+      family; in mode V(ipvs) also C(ipset), C(ipvsadm) and C(ip), each with a family. With network policies also
+      C(nft inet).
   type: dict
   returned: O(state=rendered)
   sample: {ipvsadm IPv4: "-A -t 10.96.0.10:53 -s rr\n..."}
@@ -297,6 +298,7 @@ from ansible.module_utils.basic import AnsibleModule
 import ansible_collections.kubenode.proxy.plugins.module_utils.module_support.supported_python  # noqa: F401
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.validate import in_mode
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_without_node
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.render import render
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.arguments import (
     SOURCES_EXCLUDE,
@@ -322,7 +324,7 @@ def rendered(module: AnsibleModule) -> Dict[str, Any]:
     warn(module, warnings, refused, skipped)
     return {
         "changed": False,
-        "mode": request.mode or request.configuration.mode,
+        "mode": mode_without_node(request).name,
         "rendered": texts,
         **refused_result(refused, skipped),
     }

@@ -30,9 +30,11 @@ options:
     type: dict
     suboptions:
       mode:
-        description: Mode of the service proxy. Takes precedence over that of O(profile.configuration).
+        description:
+          - Mode of the service proxy. Takes precedence over that of O(profile.configuration).
+          - V(none) is for a node that only enforces network policies, which need no parameters.
         type: str
-        choices: [iptables, ipvs, nftables, userspace]
+        choices: [iptables, ipvs, nftables, userspace, none]
       configuration:
         description:
           - A KubeProxyConfiguration from which to take the mode, strict ARP, C(route_localnet) and connection tracking,
@@ -300,7 +302,7 @@ def main() -> None:
                 "type": "dict",
                 "required_one_of": [["mode", "configuration"]],
                 "options": {
-                    "mode": {"type": "str", "choices": ["iptables", "ipvs", "nftables", "userspace"]},
+                    "mode": {"type": "str", "choices": ["iptables", "ipvs", "nftables", "userspace", "none"]},
                     "configuration": {"type": "dict"},
                     "strict_arp": {"type": "bool"},
                     "route_localnet": {"type": "bool"},

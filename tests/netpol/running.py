@@ -78,6 +78,28 @@ class Node:
         return done.stderr
 
 
+class BesideAnother(Node):
+    """A node whose Services are served by another program: by an earlier convergence, as kube-proxy would."""
+
+    def __init__(self, node: Node) -> None:
+        self.__dict__.update(node.__dict__)
+
+    def converge(self, objects: Iterable[dict[str, Any]], **environment: str) -> str:
+        """Have the Services served, then enforce only policies; the rules of the Services must not change."""
+        found = list(objects)
+        super().converge(found, LAB_NETWORK_POLICY="0")
+        before = self.inside("iptables-save"), self.inside("ip6tables-save")
+        errors = super().converge(found, **environment, LAB_NETWORK_POLICY="only")
+        after = self.inside("iptables-save"), self.inside("ip6tables-save")
+        assert list(map(_rules, after)) == list(map(_rules, before))
+        return errors
+
+
+def _rules(saved: str) -> list[str]:
+    """Return the rules out of a dump, without its dates and counters."""
+    return [line for line in saved.splitlines() if line.startswith("-A")]
+
+
 async def run_case(name: str, network: Network, node: Node, families: tuple[str, ...] = cases.FAMILIES) -> list[str]:
     """Run a case; return a line for each unexpected result."""
     wrong: list[str] = []

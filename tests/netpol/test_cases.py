@@ -15,7 +15,7 @@ from .conftest import Lab
 from .network import Network
 from .oracle import Oracle, Packet
 from .random_clusters import NODE_ADDRESSES, Generator
-from .running import Node, run_case
+from .running import BesideAnother, Node, run_case
 from .wire import Probe, Wire
 
 #: Cases that are run in further modes without FULL=1: those in which the mode matters.
@@ -52,6 +52,12 @@ def test_a_case_by_the_agent(lab: Lab, name: str) -> None:
     network, node = lab("nftables")
     with agent_in(node) as agent:
         assert asyncio.run(run_case(name, network, agent)) == []
+
+
+@pytest.mark.parametrize("name", [SERVICES[0], pytest.param(SERVICES[1], marks=pytest.mark.full)])
+def test_a_case_where_another_program_serves_the_services(lab: Lab, name: str) -> None:
+    network, node = lab("iptables")
+    assert asyncio.run(run_case(name, network, BesideAnother(node))) == []
 
 
 def _probe(packet: Packet) -> Probe:

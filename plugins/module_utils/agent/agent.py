@@ -25,7 +25,7 @@ from ..convergence.handles import KernelHandles
 from ..convergence.request import Request
 from ..convergence.runtime.lock import AGENT, ConvergenceLock
 from ..errors import KernelError, ProxyError
-from ..kernel.presence import holds_dataplane
+from ..kernel.presence import holds_dataplane, holds_policies
 from ..serviceports.node import node_name
 from .api.access import ApiAccess
 from .api.events import NORMAL, WARNING, node_reference
@@ -211,9 +211,10 @@ class Agent:
         return 0
 
     def _is_serving(self) -> bool:
-        """Return whether the kernel serves Services from before this start."""
+        """Return whether the kernel serves Services from before this start, or enforces policies if that is all."""
+        only = self._configuration.node_proxy.network_policy.only
         try:
-            return holds_dataplane()
+            return holds_policies() if only else holds_dataplane()
         except KernelError as error:
             self.log.debug("cannot determine whether the kernel already serves", error=error)
             return False

@@ -20,13 +20,13 @@ from ..configuration.load import load_given
 from ..configuration.model import KubeProxyConfiguration
 from ..configuration.sections.network_policy import policy_resources
 from ..configuration.validate import in_mode
-from ..convergence.explanation.explain import ExplainedFamily, desired_family, explain, explanation_document
+from ..convergence.explanation.explain import ExplainedFamily, explain, explained_families, explanation_document
 from ..convergence.explanation.policy import PolicyExplainer, service_endpoints, service_target
 from ..convergence.explanation.target import Target
 from ..convergence.history.converged import converge, inspect
 from ..convergence.modes.choose import choose_mode
 from ..convergence.modes.mode import Mode
-from ..convergence.node import NodeView, family_context, view_node
+from ..convergence.node import NodeView, view_node
 from ..convergence.policy import node_policy, policy_options
 from ..convergence.request import Report, Request
 from ..errors import ProxyError
@@ -87,7 +87,9 @@ def report_document(report: Report) -> Dict[str, Any]:
 
 def _report_lines(report: Report, checking: bool, with_entries: bool) -> List[str]:
     lines = change_lines(report.changes, checking, with_entries)
-    if report.mode:
+    if report.mode and not report.families:
+        lines.append(f"mode {report.mode} on {report.node_name}: {report.mode_reason}")
+    elif report.mode:
         counts = report.counts
         where = f"{counts['services']} Services, {counts['service_ports']} ports, {counts['endpoints']} endpoints"
         if counts["without_endpoints"]:
@@ -162,7 +164,7 @@ def show_diff(arguments: argparse.Namespace) -> CommandResult:
 
 
 def clean_up(arguments: argparse.Namespace) -> CommandResult:
-    """Remove everything that any mode programmed (``cleanup``)."""
+    """Remove everything that any mode programmed, or where policies only are enforced these (``cleanup``)."""
     return _converged(arguments, arguments.check, describe=False, absent=True)
 
 
@@ -199,8 +201,7 @@ def _node(arguments: argparse.Namespace) -> _Node:
     mode = choose_mode(request._replace(check=True)).mode
     configuration = in_mode(configuration, mode.name)
     view = view_node(request, configuration, mode)
-    contexts = [family_context(cluster, configuration, view, family) for family in view.families]
-    families = [desired_family(cluster, mode.rendering, context) for context in contexts]
+    families = explained_families(cluster, configuration, view, mode)
     return _Node(cluster, configuration, view, mode, families)
 
 

@@ -31,8 +31,9 @@ from .node_proxy import read_node_proxy
 from .reader import Findings, Section, raise_all
 from .validate import validate
 
-_HEALTHZ_PORT = 10256
-_METRICS_PORT = 10249
+#: The default ports of healthzBindAddress and metricsBindAddress: kube-proxy's, and those beside a running kube-proxy.
+_PORTS = (10256, 10249)
+_PORTS_BESIDE_KUBE_PROXY = (10266, 10267)
 _LARGE = 2**31 - 1
 _NODE_PORT_WORDS: Mapping[str, Tuple[str, ...]] = {
     "all": ("0.0.0.0/0", "::/0"),
@@ -68,10 +69,10 @@ def load(
     check_type(documents.kube_proxy, KIND, API_VERSION)
     root.text("apiVersion")
     root.text("kind")
-    configuration = _read(root, mode)
+    node_proxy = read_node_proxy(documents.node_proxy if node_source is None else node_source, node_findings)
+    configuration = _read(root, mode, _PORTS_BESIDE_KUBE_PROXY if node_proxy.network_policy.only else _PORTS)
     root.finish()
     validate(configuration, findings)
-    node_proxy = read_node_proxy(documents.node_proxy if node_source is None else node_source, node_findings)
     raise_all(findings, node_findings)
     warnings += findings.warnings
     warnings += [f"{_PREFIX}{text}" for text in without_effect(configuration, documents.kube_proxy)]
@@ -101,7 +102,7 @@ def load_given(path: str, mode: str = "") -> LoadedConfiguration:
     return load_file(path, mode) if path else load({}, mode)
 
 
-def _read(root: Section, mode: str) -> KubeProxyConfiguration:
+def _read(root: Section, mode: str, ports: Tuple[int, int]) -> KubeProxyConfiguration:
     bind_address = root.text("bindAddress", "0.0.0.0")
     bind_address = canonical_address(bind_address) or bind_address
     is_v6 = family_of(bind_address) == "IPv6"
@@ -115,8 +116,8 @@ def _read(root: Section, mode: str) -> KubeProxyConfiguration:
         logging=_logging(root.section("logging")),
         hostname_override=root.text("hostnameOverride").strip().lower(),
         bind_address=bind_address,
-        healthz_bind_address=_with_port(root.text("healthzBindAddress", any_address), _HEALTHZ_PORT),
-        metrics_bind_address=_with_port(root.text("metricsBindAddress", loopback), _METRICS_PORT),
+        healthz_bind_address=_with_port(root.text("healthzBindAddress", any_address), ports[0]),
+        metrics_bind_address=_with_port(root.text("metricsBindAddress", loopback), ports[1]),
         bind_address_hard_fail=root.flag("bindAddressHardFail", False),
         enable_profiling=root.flag("enableProfiling", False),
         show_hidden_metrics_for_version=root.text("showHiddenMetricsForVersion"),

@@ -22,6 +22,9 @@ IPVS = "ipvs"
 NFTABLES = "nftables"
 USERSPACE = "userspace"
 MODES: Tuple[str, ...] = (IPTABLES, IPVS, NFTABLES, USERSPACE)
+#: The mode in effect where another program serves the Services; it is not selected by ``mode``.
+NONE = "none"
+MODES_IN_EFFECT: Tuple[str, ...] = (*MODES, NONE)
 
 PRIMARY = "primary"
 

@@ -17,6 +17,7 @@ from .model import (
     INTERFACE_NAME_PREFIX,
     IPVS,
     MODES,
+    MODES_IN_EFFECT,
     NFTABLES,
     PRIMARY,
     KubeProxyConfiguration,
@@ -35,9 +36,12 @@ _LOG_FORMATS = ("text", "json")
 
 def validate(configuration: KubeProxyConfiguration, findings: Findings) -> None:
     """Record every problem of ``configuration`` in ``findings``, field by field."""
-    problem = findings.problem
-    if configuration.mode not in MODES:
-        problem("mode", f"{shown(configuration.mode)} is not one of {', '.join(MODES)}")
+    _validate(configuration, MODES, findings.problem)
+
+
+def _validate(configuration: KubeProxyConfiguration, modes: Sequence[str], problem: Problem) -> None:
+    if configuration.mode not in modes:
+        problem("mode", f"{shown(configuration.mode)} is not one of {', '.join(modes)}")
     if canonical_address(configuration.bind_address) is None:
         problem("bindAddress", f"{shown(configuration.bind_address)} is not an IP address")
     _host_and_port("healthzBindAddress", configuration.healthz_bind_address, problem)
@@ -62,7 +66,7 @@ def validate(configuration: KubeProxyConfiguration, findings: Findings) -> None:
 
 
 def in_mode(configuration: KubeProxyConfiguration, mode: str) -> KubeProxyConfiguration:
-    """Return the same configuration in another mode of MODES.
+    """Return the same configuration in another mode of MODES_IN_EFFECT.
 
     Fields that only matter in that mode are validated here. Raises ConfigurationError.
     """
@@ -70,7 +74,7 @@ def in_mode(configuration: KubeProxyConfiguration, mode: str) -> KubeProxyConfig
         return configuration
     changed = configuration._replace(mode=mode)
     findings = Findings()
-    validate(changed, findings)
+    _validate(changed, MODES_IN_EFFECT, findings.problem)
     findings.raise_problems()
     return changed
 

@@ -96,7 +96,8 @@ class _Convergence:
             configuration = in_mode(request.configuration, mode.name)
             view = view_node(request, configuration, mode)
         self.warnings += [*chosen.warnings, *view.warnings, *check_cluster(request, view)]
-        self.warnings += conflict_warnings(request.cluster.conflicts)
+        if mode.serves:
+            self.warnings += conflict_warnings(request.cluster.conflicts)
         with self.watch.stage("routes"):
             families = family_services(request.cluster, configuration, view)
         contexts = [item.context for item in families]
@@ -121,7 +122,8 @@ class _Convergence:
         self.warnings += self.loss.warnings
         self._run(leftover_stages(mode, self.handles, others))
         if not request.check:
-            self._delete_stale_conntrack(configuration, families)
+            if mode.serves:
+                self._delete_stale_conntrack(configuration, families)
             self._cut_connections(configuration, view)
         return self._report(chosen, view.name, contexts, families)
 
@@ -168,8 +170,11 @@ class _Convergence:
             self.warnings.append(str(error))
 
     def remove(self) -> Report:
-        """Remove everything that any mode programmed."""
+        """Remove everything that any mode programmed; only the policies where another program serves the Services."""
         self.warnings += self.guard.begin()
+        if self.request.configuration.node_proxy.network_policy.only:
+            self._run(policy_removal_stages(self.handles))
+            return self._report(None, "", (), ())
         with self.watch.stage("facts"):
             contexts = removal_contexts()
         self._run(removal_stages(contexts, self.handles))

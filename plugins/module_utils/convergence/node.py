@@ -41,7 +41,7 @@ class NodeView(NamedTuple):
     """Facts about this node.
 
     ``node``: its Node object, None if the cluster state has none. ``addresses``: (interface, address) of all interfaces
-    except the proxy's own. ``families``: those that can be served, the primary one first. ``variants``: the iptables of
+    except the proxy's own. ``families``: those that are served, the primary one first. ``variants``: the iptables of
     each family, in modes that need it. ``nfacct_counters``: names of the nfacct counters that iptables rules may use.
     """
 
@@ -69,11 +69,13 @@ def view_node(request: Request, configuration: KubeProxyConfiguration, mode: Mod
     variants, missing = mode.find_families(facts.families)
     if primary in missing:
         raise PreflightError(f"{primary}: {missing[primary]}")
-    families = tuple(sorted((f for f in facts.families if f not in missing), key=lambda family: family != primary))
+    served = [family for family in facts.families if family not in missing] if mode.serves else []
+    families = tuple(sorted(served, key=lambda family: family != primary))
     warnings = [f"{family} is not served: {reason}" for family, reason in missing.items()]
-    used = any(port.node_port for service in request.cluster.services.values() for port in service.ports)
-    pod_cidrs = node.pod_cidrs if node else ()
-    warnings += check_consistency(configuration, primary, families, pod_cidrs, has_node_ports=used)
+    if mode.serves:
+        used = any(port.node_port for service in request.cluster.services.values() for port in service.ports)
+        pod_cidrs = node.pod_cidrs if node else ()
+        warnings += check_consistency(configuration, primary, families, pod_cidrs, has_node_ports=used)
     return NodeView(
         name=name,
         node=node,

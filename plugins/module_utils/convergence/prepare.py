@@ -31,8 +31,10 @@ def check_cluster(request: Request, view: NodeView) -> List[str]:
     """
     if not request.whole_cluster:
         return [str(finding) for finding in missing_node(request, view)]
-    policies = request.configuration.node_proxy.network_policy.enabled
-    findings = completeness_findings(request.cluster.kinds, request.needs_no_node, policies)
+    policies = request.configuration.node_proxy.network_policy
+    findings = completeness_findings(
+        request.cluster.kinds, request.needs_no_node, policies=policies.enabled, services=not policies.only
+    )
     findings += missing_node(request, view)
     return judge(findings, request.ignore_findings)
 

@@ -20,16 +20,22 @@ from .stages.userspace import userspace_removal_stages
 
 
 def leftover_contexts(mode: Mode, families: Sequence[str]) -> List[FamilyContext]:
-    """Return the iptables of each family that may hold chains of other modes; none if the mode has its own chains."""
-    return [] if mode.subsystems.chains else removal_contexts(families)
+    """Return the iptables of each family that may hold chains of other modes; none if the mode has its own chains.
+
+    On a node where another program serves the Services, all chains belong to that program.
+    """
+    return [] if mode.subsystems.chains or not mode.serves else removal_contexts(families)
 
 
 def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[FamilyContext]) -> List[Stage]:
     """Return the stages that remove what other modes left in subsystems that ``mode`` does not use.
 
     ``contexts``: from :func:`leftover_contexts`. Modes that use iptables share one resource of chains, so chains that
-    one of them left are removed by the changes of another. Raises KernelError.
+    one of them left are removed by the changes of another. A mode that serves no Services removes nothing of them.
+    Raises KernelError.
     """
+    if not mode.serves:
+        return []
     used = mode.subsystems
     stages: List[Stage] = []
     if not used.ipvs:

@@ -9,13 +9,15 @@ from typing import Dict, Optional, Tuple
 
 from ..addresses import FAMILIES, canonical_address
 from ..cluster.model import Node
-from ..configuration.model import MODES
 from ..configuration.validate import in_mode
 from ..errors import ConfigurationError
 from ..rendering.build_settings import dataplane_settings, node_context
+from ..rendering.networkpolicy.elements import desired_table
+from ..rendering.networkpolicy.text import restore_text
 from ..serviceports.node import node_name
 from ..serviceports.table import all_service_ports
-from .modes.choose import mode_named
+from .modes.choose import mode_without_node
+from .policy import node_policy, policy_options
 from .request import Request
 from .schedulers import requested
 
@@ -26,14 +28,13 @@ def render(request: Request) -> Dict[str, str]:
     """Return the node's desired rules as text, by the tool that accepts it as input.
 
     Keys: ``iptables-restore`` and ``ip6tables-restore``, or ``nft FAMILY``; in ipvs mode also ``ipset FAMILY``,
-    ``ipvsadm FAMILY`` and ``ip FAMILY``. The node's addresses are those of the request, else those of its Node.
-    Raises ConfigurationError, also if the node's name is neither given nor in the configuration.
+    ``ipvsadm FAMILY`` and ``ip FAMILY``; with network policies ``nft inet``. The node's addresses are those of the
+    request, else those of its Node. Raises ConfigurationError, also if the node's name is neither given nor in the
+    configuration.
     """
-    mode = request.mode or request.configuration.mode
-    if mode not in MODES:
-        raise ConfigurationError(f"mode: {mode!r} cannot be rendered without a node; use one of {', '.join(MODES)}")
-    configuration = in_mode(request.configuration, mode)
-    rendering = mode_named(mode).rendering
+    mode = mode_without_node(request)
+    configuration = in_mode(request.configuration, mode.name)
+    rendering = mode.rendering
     given = request.node_name or configuration.hostname_override
     if not given:
         raise ConfigurationError("node_name: is required to render, because no node is inspected")
@@ -41,7 +42,7 @@ def render(request: Request) -> Dict[str, str]:
     node = request.cluster.nodes.get(name)
     addresses = _addresses(request.node_addresses, node)
     texts: Dict[str, str] = {}
-    for family in FAMILIES:
+    for family in FAMILIES if mode.serves else ():
         settings = dataplane_settings(
             configuration,
             family,
@@ -53,6 +54,10 @@ def render(request: Request) -> Dict[str, str]:
         service_ports = all_service_ports(request.cluster, node_context(configuration, family, name, node))
         settings = settings._replace(schedulers=frozenset(requested(rendering, service_ports.values(), settings)))
         texts.update(rendering.texts(family, rendering.desired_tables(service_ports, settings)))
+    policies = configuration.node_proxy.network_policy
+    if policies.enabled:
+        rows = node_policy(request.cluster, policies, name, addresses).table.rows
+        texts["nft inet"] = restore_text(desired_table(rows, policy_options(policies)))
     return texts
 
 

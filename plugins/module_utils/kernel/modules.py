@@ -63,6 +63,8 @@ _MODULES: Mapping[str, Tuple[str, ...]] = {
     "nftables": ("nf_tables", "nf_conntrack", "nft_chain_nat"),
     # The kernel itself loads the driver of a device that is created.
     "userspace": (),
+    # Network policies only.
+    "none": ("nf_tables", "nf_conntrack"),
 }
 MODES: Tuple[str, ...] = tuple(_MODULES)
 
@@ -126,8 +128,9 @@ def modules_for(
 ) -> List[str]:
     """Return the modules to load before a mode is programmed, in loading order, without duplicates.
 
-    ``mode``: iptables, ipvs, nftables or userspace. ``schedulers``: in mode ipvs those in use, ``rr`` if empty; ignored
-    otherwise. ``release``: kernel version (before 4.19 IPv4 connection tracking is a separate module).
+    ``mode``: iptables, ipvs, nftables, userspace, or none for network policies only. ``schedulers``: in mode ipvs those
+    in use, ``rr`` if empty; ignored otherwise. ``release``: kernel version (before 4.19 IPv4 connection tracking is a
+    separate module).
     ``bridge_netfilter``: also br_netfilter, which pods on one bridge need to reach each other by Service address.
     Raises ConfigurationError.
     """

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Detect whether this network namespace serves Services already, programmed by any proxy; loads no module."""
+"""Detect whether this network namespace serves Services, or enforces policies, already; loads no module."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import contextlib
 import socket
 
 from ..addresses import FAMILIES
+from ..rendering.networkpolicy.layout import TABLE_NAME
 from .facts import kernel_release, read_text
 from .modules import present_modules
 from .netlink.protocol import NETLINK_NETFILTER
@@ -28,6 +29,14 @@ def holds_dataplane() -> bool:
         socket.if_nametoindex(_DEVICE)
         return True
     return _in_nftables() or _in_legacy_tables()
+
+
+def holds_policies() -> bool:
+    """Return whether the table of network policies exists here. Raises KernelError."""
+    if not present_modules(["nf_tables"], kernel_release()):
+        return False
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        return any(table.name == TABLE_NAME for table in nft_tables(sock, "inet"))
 
 
 def _in_nftables() -> bool:

@@ -147,9 +147,10 @@ _OF_MODE: Dict[str, Callable[[ProfileSettings], Dict[str, Setting]]] = {
     "ipvs": _ipvs,
     "nftables": _nothing,
     "userspace": _nothing,
+    "none": _nothing,
 }
-#: Modes that need no connection tracking, whose parameters may not even exist.
-_UNTRACKED = frozenset(("userspace",))
+#: Modes that need no connection tracking, whose parameters may not even exist, or leave it to another service proxy.
+_UNTRACKED = frozenset(("userspace", "none"))
 
 
 def _conntrack(settings: ProfileSettings) -> Dict[str, Setting]:

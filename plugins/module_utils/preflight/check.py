@@ -33,7 +33,8 @@ class ModeNeeds(NamedTuple):
 
     ``name``: of the mode; it selects the kernel modules. ``kernel``: the oldest supported release. ``extensions``: the
     iptables matches and targets that its rules use; empty for a mode without iptables. ``ipvs``: whether it uses IPVS
-    and ipsets. ``capabilities``: of this process, without which the mode cannot work.
+    and ipsets. ``capabilities``: of this process, without which the mode cannot work. ``exclusive``: no other program
+    may serve Services or change the firewall beside it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ModeNeeds(NamedTuple):
     extensions: Extensions = {}
     ipvs: bool = False
     capabilities: Tuple[str, ...] = ("CAP_NET_ADMIN", "CAP_NET_RAW")
+    exclusive: bool = True
 
 
 class Intention(NamedTuple):
@@ -102,5 +104,6 @@ def preflight(intention: Intention, release: str = "") -> List[Finding]:
         findings += ipvs_findings(release)
         findings += set_limit_findings(intention.set_contributions)
     findings += sysctl_findings(intention.sysctls, modules)
-    findings += conflict_findings(variants)
+    if needs.exclusive:
+        findings += conflict_findings(variants)
     return findings

@@ -17,7 +17,7 @@ COMPLETE_COMMAND = "kubectl get services,endpointslices,nodes -A -o json"
 LOSS_MINIMUM = 10
 _NAMED = 5
 
-_REQUIRED = ("Service", "EndpointSlice", "Node")
+_FOR_SERVICES = ("Service", "EndpointSlice")
 _FOR_POLICIES = ("Pod", "Namespace")
 
 
@@ -29,14 +29,17 @@ class Host(NamedTuple):
     addresses: Collection[str]
 
 
-def completeness_findings(kinds: AbstractSet[str], outside: bool = False, policies: bool = False) -> List[Finding]:
+def completeness_findings(
+    kinds: AbstractSet[str], outside: bool = False, *, policies: bool = False, services: bool = True
+) -> List[Finding]:
     """Return an error if the cluster state has no object of a kind that every cluster has.
 
     A running cluster has at least the Service ``default/kubernetes`` with its EndpointSlice, a Node, Namespaces and
     Pods. ``kinds``: those of which there is an object. ``outside``: for a host outside the cluster, which needs no
     Node. ``policies``: network policies are enforced, so that Namespaces and Pods are needed too.
+    ``services``: Services are served.
     """
-    required = (*_REQUIRED, *(_FOR_POLICIES if policies else ()))
+    required = (*(_FOR_SERVICES if services else ()), "Node", *(_FOR_POLICIES if policies else ()))
     missing = [kind for kind in required if kind not in kinds and not (outside and kind == "Node")]
     if not missing:
         return []

@@ -4,8 +4,8 @@
 """Converge the node this runs on, as the lab's environment says: the runners ``oneshot`` and ``cleanup``.
 
 The variables are LAB_CONFIG (KubeProxyConfiguration), LAB_SNAPSHOT (objects), LAB_NODE, LAB_MODE, LAB_DIR (state kept
-between runs), LAB_NETWORK_POLICY (``1``: enforce network policies) and LAB_NETWORK_POLICY_ESTABLISHED (``keep`` or
-``cut``). The functions called are those of the module service_proxy.
+between runs), LAB_NETWORK_POLICY (``1``: enforce network policies; ``only``: and serve no Services) and
+LAB_NETWORK_POLICY_ESTABLISHED (``keep`` or ``cut``). The functions called are those of the module service_proxy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def node_document(environment: Mapping[str, str]) -> Optional[Dict[str, Any]]:
     """Return the NodeProxyConfiguration that the environment asks for; None for that of the file."""
     if "LAB_NETWORK_POLICY" not in environment:
         return None
-    policy: Dict[str, Any] = {"enabled": environment["LAB_NETWORK_POLICY"] == "1", "clusterNetworkPolicies": True}
+    wanted = environment["LAB_NETWORK_POLICY"]
+    policy: Dict[str, Any] = {"enabled": wanted in ("1", "only"), "clusterNetworkPolicies": True}
+    policy["only"] = wanted == "only"
     established = environment.get("LAB_NETWORK_POLICY_ESTABLISHED")
     if established:
         policy["establishedConnections"] = established

@@ -134,3 +134,26 @@ def test_outside_host():
     assert problem(f"{FIRST}---\n{SECOND}outsideHost: {{namespaces: [shop, Not]}}\n") == (
         'NodeProxyConfiguration: outsideHost.namespaces[1]: "Not" is not a namespace'
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "health", "metrics"),
+    [
+        (FIRST, "0.0.0.0:10266", "127.0.0.1:10267"),
+        (
+            f"{FIRST}healthzBindAddress: 192.0.2.1\nmetricsBindAddress: 0.0.0.0:10249\n",
+            "192.0.2.1:10266",
+            "0.0.0.0:10249",
+        ),
+    ],
+)
+def test_beside_a_kube_proxy_its_ports_are_no_defaults(text, health, metrics):
+    configuration = load(f"{text}---\n{SECOND}networkPolicy: {{enabled: true, only: true}}\n").configuration
+    assert configuration.node_proxy.network_policy.only
+    assert (configuration.healthz_bind_address, configuration.metrics_bind_address) == (health, metrics)
+
+
+def test_only_policies_need_policies():
+    assert "networkPolicy.only: needs networkPolicy.enabled" in problem(
+        f"{FIRST}---\n{SECOND}networkPolicy: {{only: true}}"
+    )

@@ -26,3 +26,13 @@ def test_pods_and_namespaces_are_needed_for_policies(kinds, policies, missing):
     assert [missing in str(finding) and "pods,namespaces" in str(finding) for finding in found] == [True] * bool(
         missing
     )
+
+
+@pytest.mark.parametrize(
+    ("kinds", "missing"), [({"Node", "Pod", "Namespace"}, []), ({"Node", "Pod"}, ["no Namespace"])]
+)
+def test_services_are_not_needed_where_another_program_serves_them(kinds, missing):
+    found = completeness_findings(kinds, policies=True, services=False)
+    assert (
+        [text in str(finding) for finding, text in zip(found, missing)] == [True] * len(found) == [True] * len(missing)
+    )

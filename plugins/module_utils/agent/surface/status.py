@@ -9,7 +9,7 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from ...convergence.explanation.ends import parse_end
-from ...convergence.explanation.explain import ExplainedFamily, explain, explanation_document
+from ...convergence.explanation.explain import ExplainedFamily, explain, explained_families, explanation_document
 from ...convergence.explanation.policy import service_endpoints, service_target
 from ...convergence.explanation.target import parse_target
 from ...convergence.runtime.listeners import QUESTION as LISTENERS
@@ -111,6 +111,8 @@ def status_text(state: AgentState) -> str:
     policy_error = state.policy.status().get("error")
     if policy_error:
         return f"network policies: {policy_error}"
+    if not proxiers.mode.serves:
+        return f"network policies only: {state.policy.status().get('policies', 0)} policies"
     services = max((len(family.summaries) for family in proxiers.families), default=0)
     endpoints = sum(family.summaries.totals.endpoints for family in proxiers.families)
     origin = "state of the API server"
@@ -141,9 +143,11 @@ def _explanation(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
     proxiers = state.sync.proxiers
     if proxiers is None:
         return {"error": "the agent does not know the cluster yet"}
-    families = [ExplainedFamily(proxier.context, proxier.tables) for proxier in proxiers.families]
     mode = proxiers.configuration.mode
     try:
+        families = [ExplainedFamily(proxier.context, proxier.tables) for proxier in proxiers.families]
+        if not proxiers.mode.serves:
+            families = explained_families(state.view.state, proxiers.configuration, proxiers.view, proxiers.mode)
         if "from" not in question:
             target = parse_target(str(question.get("destination")))
             return explanation_document(explain(state.view.state, families, mode, target))

@@ -10,6 +10,7 @@ import ctypes
 import time
 from typing import Callable, Optional
 
+from ...addresses import FAMILIES
 from ...cluster.model import Node
 from ...configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ...convergence.handles import KernelHandles
@@ -104,7 +105,11 @@ class NodeSync:
         if self._node is not None:
             self._health.node_seen(self._node)
         self._surface.configure(proxiers.configuration)
-        self._surface.keep_families([family.family for family in proxiers.families])
+        served = [family.family for family in proxiers.families]
+        self._surface.keep_families(served)
+        for name in FAMILIES:
+            if name not in served:
+                self._health.forget(name)
         self._metrics.packets = nfacct_packets if proxiers.view.nfacct_counters else dict
         self.configuration = proxiers.configuration
         self.schedule = _schedule(proxiers.configuration)
@@ -119,7 +124,7 @@ class NodeSync:
             node=proxiers.view.name,
             mode=proxiers.configuration.mode,
             reason=proxiers.mode_reason,
-            families=",".join(family.family for family in proxiers.families),
+            families=",".join(served),
         )
         return proxiers
 
@@ -247,14 +252,15 @@ class NodeSync:
         if self.proxiers is None:
             return
         differences = node_differences(self._node, node)
-        if "its podCIDRs changed" in differences and self.configuration.detect_local_mode == NODE_CIDR:
+        serves = self.proxiers.mode.serves
+        if serves and "its podCIDRs changed" in differences and self.configuration.detect_local_mode == NODE_CIDR:
             raise Fatal(f"Node {name}: its podCIDRs changed, and detectLocalMode is NodeCIDR")
         for difference in differences:
             self._log.warning("Node changed; restart the agent to apply it", node=name, change=difference)
         if self._node is None:
             self._log.info("the Node object of this node is available now", node=name)
             rebuild()
-        elif node.zone != self._zone(self.proxiers):
+        elif serves and node.zone != self._zone(self.proxiers):
             self._log.info("the zone of this node changed", zone=node.zone)
             for family in self.proxiers.families:
                 family.set_zone(node.zone)

@@ -110,7 +110,7 @@ class Syncer:
         self.view.pop_dirty()
         services = list(self.view.state.services)
         try:
-            cold = bool(services) and all(family.is_cold() for family in proxy.families)
+            cold = bool(services and proxy.families) and all(family.is_cold() for family in proxy.families)
         except KernelError as error:
             return self._failure(proxy, str(error))
         filled = self._fill(proxy, services) if cold else set()
@@ -204,7 +204,8 @@ class Syncer:
         failed: List[FailedPort] = []
         changes = 0
         suspects, self.suspects = self.suspects, {}
-        observed = all(family.needs_full or family.family in suspects for family in proxy.families)
+        every = [family.needs_full or family.family in suspects for family in proxy.families]
+        observed = bool(every) and all(every)
         for family in proxy.families:
             suspicion = suspects.get(family.family, "")
             kind = FULL if family.needs_full else PARTIAL

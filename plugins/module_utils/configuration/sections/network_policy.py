@@ -21,11 +21,13 @@ _DEFAULT_GROUP = 4114
 class NetworkPolicySettings(NamedTuple):
     """How network policies are enforced.
 
-    ``established_connections``: ``keep`` or ``cut`` connections that a change no longer allows. ``log_group``: NFLOG
-    group of denied packets, if ``log_denied``.
+    ``only``: the node serves no Services, because kube-proxy or another program does. ``established_connections``:
+    ``keep`` or ``cut`` connections that a change no longer allows. ``log_group``: NFLOG group of denied packets, if
+    ``log_denied``.
     """
 
     enabled: bool = False
+    only: bool = False
     cluster_policies: bool = False
     established_connections: str = KEEP
     log_denied: bool = False
@@ -48,6 +50,14 @@ FIELDS: Tuple[Field, ...] = (
         "all",
         HONOURED,
         "enforce NetworkPolicies for the pods of this node",
+    ),
+    Field(
+        "networkPolicy.only",
+        "network_policy.only",
+        "false",
+        "all",
+        HONOURED,
+        "do not serve Services on this node, because kube-proxy or another program does",
     ),
     Field(
         "networkPolicy.clusterNetworkPolicies",
@@ -93,11 +103,14 @@ def read(section: Section) -> NetworkPolicySettings:
             section.field("establishedConnections"), f"{shown(established)} is not {KEEP} or {CUT}"
         )
     settings = NetworkPolicySettings(
-        section.flag("enabled", default.enabled),
-        section.flag("clusterNetworkPolicies", default.cluster_policies),
-        established,
-        section.flag("logDenied", default.log_denied),
-        section.integer("logGroup", default.log_group, 0, _MOST_GROUP),
+        enabled=section.flag("enabled", default.enabled),
+        only=section.flag("only", default.only),
+        cluster_policies=section.flag("clusterNetworkPolicies", default.cluster_policies),
+        established_connections=established,
+        log_denied=section.flag("logDenied", default.log_denied),
+        log_group=section.integer("logGroup", default.log_group, 0, _MOST_GROUP),
     )
     section.finish()
+    if settings.only and not settings.enabled:
+        section.findings.problem(section.field("only"), "needs networkPolicy.enabled: true")
     return settings

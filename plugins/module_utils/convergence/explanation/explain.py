@@ -14,6 +14,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tu
 from ...addresses import address_and_port
 from ...cluster.model import NamespacedName
 from ...cluster.state import ClusterState
+from ...configuration.model import KubeProxyConfiguration
 from ...rendering.desired import DesiredTables
 from ...rendering.rendering import Rendering
 from ...rendering.settings import DataplaneSettings
@@ -21,6 +22,8 @@ from ...serviceports.info import Endpoint, ServicePortInfo, Sources
 from ...serviceports.selection import NO_TOPOLOGY, SAME_NODE, topology_mode
 from ...serviceports.table import NodeContext, all_service_ports, service_ports_of
 from ..family import FamilyContext
+from ..modes.mode import Mode
+from ..node import NodeView, family_context
 from ..schedulers import with_schedulers
 from .target import Destination, ServiceTarget, Target
 
@@ -42,6 +45,19 @@ def desired_family(state: ClusterState, rendering: Rendering[Any], context: Fami
     tables = DesiredTables(rendering, context.settings)
     tables.apply(ports, lambda service: ports[service])
     return ExplainedFamily(context, tables)
+
+
+def explained_families(
+    state: ClusterState, configuration: KubeProxyConfiguration, view: NodeView, mode: Mode
+) -> List[ExplainedFamily]:
+    """Return the families that the node serves, for use without an agent.
+
+    Where another program serves the Services, these are all families of the node: Services are known, but nothing is
+    programmed for them. Raises ConfigurationError.
+    """
+    names = view.families if mode.serves else view.facts.families
+    contexts = [family_context(state, configuration, view, name) for name in names]
+    return [desired_family(state, mode.rendering, context) for context in contexts]
 
 
 class EndpointVerdict(NamedTuple):

@@ -33,7 +33,7 @@ VERSION = 1
 MOST_BYTES, _MOST_TEXT = 64 << 20, 512 << 20
 _LEVEL = 4
 _NUMBER = re.compile(r"[0-9]{1,19}\Z")
-_KINDS = {"list": "a list", "dict": "a mapping", "str": "text", "int": "a number"}
+_KINDS = {"list": "a list", "dict": "a mapping", "str": "text", "int": "a number", "bool": "true or false"}
 
 
 class StateRecord(NamedTuple):
@@ -92,6 +92,7 @@ def encode_state(state: NodeState) -> Dict[str, Any]:
         "timeouts": dict(state.timeouts),
         "sysctls": dict(state.sysctls),
         "exclude_cidrs": list(state.exclude_cidrs),
+        **({"policies_only": True} if state.policies_only else {}),
     }
 
 
@@ -240,6 +241,7 @@ def decode_state(document: Any) -> NodeState:
         timeouts=texts["timeouts"],
         sysctls=texts["sysctls"],
         exclude_cidrs=excluded,
+        policies_only="policies_only" in document and reader.get("policies_only", bool),
     )
 
 

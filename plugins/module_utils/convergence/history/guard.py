@@ -14,7 +14,7 @@ from ..guard import Guard
 from ..handles import KernelHandles
 from ..request import Request
 from .arm import arm, check_timeout, refuse_if_pending
-from .state import observe_state
+from .state import observe_policies, observe_state
 from .store import History
 
 
@@ -60,7 +60,10 @@ class SavingGuard(Guard):
             return []
         self._saved = True
         try:
-            state = observe_state(self._handles, configuration.uses_ipvs, configuration.ipvs.exclude_cidrs)
+            if configuration.node_proxy.network_policy.only:
+                state = observe_policies(self._handles)
+            else:
+                state = observe_state(self._handles, configuration.uses_ipvs, configuration.ipvs.exclude_cidrs)
             self.saved_state = History(request.history_directory, request.keep_states).save(state).number
         except HistoryError as error:
             if request.confirm_timeout:

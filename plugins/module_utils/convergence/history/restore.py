@@ -43,7 +43,7 @@ from . import units
 from .confirm import withdraw
 from .directory import DEFAULT_DIRECTORY
 from .form import StateRecord
-from .state import NodeState, chains_resources, observe_state, of_family
+from .state import NodeState, chains_resources, observe_policies, observe_state, of_family
 from .store import BEFORE_ROLLBACK, DEFAULT_KEEP, History
 
 Table = Mapping[Any, Any]
@@ -149,8 +149,11 @@ def restore_stages(state: NodeState, handles: KernelHandles, check: bool) -> Tup
     """Return the stages that restore a state, in order, and warnings. Raises KernelError.
 
     Kernel parameters come first if the state is one of ipvs mode, otherwise last: without net.ipv4.vs.conntrack, IPVS
-    would not masquerade the connections that it still serves.
+    would not masquerade the connections that it still serves. What another program programmed for Services is not part
+    of a state with policies only, and does not change.
     """
+    if state.policies_only:
+        return _policy_stages(state, handles), []
     sysctls, warnings = _sysctl_stage(state)
     tables = [*_policy_stages(state, handles), *_table_stages(state, handles, warnings)]
     first, last = ([sysctls], []) if state.virtual_servers else ([], [sysctls])
@@ -285,7 +288,10 @@ def restore(
     saved, rest = None, planned
     if not check and _differs(planned):
         with watch.stage("save"):
-            before = observe_state(handles, state.uses_ipvs, state.exclude_cidrs)
+            if state.policies_only:
+                before = observe_policies(handles)
+            else:
+                before = observe_state(handles, state.uses_ipvs, state.exclude_cidrs)
             try:
                 saved = history.save(before, BEFORE_ROLLBACK, [record.number]).number
             except HistoryError as error:
@@ -297,7 +303,8 @@ def restore(
             watch.add(apply_plan(rest))
             # The next convergence looks for stale connection tracking entries of UDP Services.
             try:
-                write_ledger(request.state_directory, Flows({}))
+                if not state.policies_only:
+                    write_ledger(request.state_directory, Flows({}))
             except KernelError as error:
                 more.append(str(error))
     changes = table_changes([*modules, *planned], request.describe)

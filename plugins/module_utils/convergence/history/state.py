@@ -54,6 +54,7 @@ class NodeState(NamedTuple):
     ``network_policy``: the table of network policies in the same form; None if an older version saved the state.
     ``devices``: the dummy device and its kind, if it existed. ``addresses``: those on it. ``timeouts``: of IPVS, in
     seconds. ``exclude_cidrs``: networks of virtual servers of other programs, which are not in ``virtual_servers``.
+    ``policies_only``: another program served the Services, so that the state has nothing of them to restore.
     """
 
     chains: Tuple[ChainsState, ...] = ()
@@ -68,6 +69,7 @@ class NodeState(NamedTuple):
     timeouts: Mapping[str, int] = {}
     sysctls: Mapping[str, str] = {}
     exclude_cidrs: Tuple[str, ...] = ()
+    policies_only: bool = False
 
     def counts(self) -> Dict[str, int]:
         """Return the number of entries of each kind, for a list of saved states."""
@@ -189,8 +191,18 @@ def observe_state(handles: KernelHandles, all_servers: bool = False, exclude_cid
         timeouts=TimeoutsResource(handles.ipvs, TIMEOUTS).observe() if handles.has_ipvs() else {},
         sysctls=SysctlsResource(sysctl_keys()).observe(),
         exclude_cidrs=tuple(exclude_cidrs),
+        policies_only=False,
         **servers,
     )
+
+
+def observe_policies(handles: KernelHandles) -> NodeState:
+    """Return the state of a node where another program serves the Services: only the table of network policies.
+
+    Raises KernelError.
+    """
+    table = RawPolicyTableResource().observe() if handles.has_nftables() else {}
+    return NodeState(network_policy=table, policies_only=True)
 
 
 def of_family(table: Mapping[Any, Any], family: str) -> Dict[Any, Any]:

@@ -21,6 +21,7 @@ from .iptables import IPTABLES_MODE
 from .ipvs import IPVS_MODE
 from .mode import Mode
 from .nftables import NFTABLES_MODE
+from .none import NO_MODE
 from .userspace import USERSPACE_MODE
 
 AUTO = "auto"
@@ -48,6 +49,16 @@ def mode_named(name: str) -> Mode:
     return mode
 
 
+def mode_without_node(request: Request) -> Mode:
+    """Return the mode that the request names, without looking at any node. Raises ConfigurationError for ``auto``."""
+    if request.configuration.node_proxy.network_policy.only:
+        return NO_MODE
+    name = request.mode or request.configuration.mode
+    if name not in _MODES:
+        raise ConfigurationError(f"mode: {name!r} cannot be rendered without a node; use one of {', '.join(MODES)}")
+    return _MODES[name]
+
+
 def _obstacles(mode: Mode, request: Request) -> List[str]:
     """Return what this node lacks for the mode, without changing it. Conflicts with other programs are ignored."""
     schedulers = request.configuration._replace(mode=mode.name).effective_schedulers
@@ -65,8 +76,11 @@ def choose_mode(request: Request) -> ChosenMode:
     ``auto`` selects the first of nftables, ipvs and iptables that this node can run; for nftables the kernel validates
     a table with everything that the mode uses, without keeping it. On a node that can run none of them, the agent
     selects userspace. With a fallback, iptables replaces ipvs on a node that cannot run it, with a warning that says
-    why. Raises ConfigurationError for an unknown mode or fallback, PreflightError if ``auto`` finds no mode.
+    why. Where another program serves the Services (``networkPolicy.only``), no mode is in effect, whatever is named.
+    Raises ConfigurationError for an unknown mode or fallback, PreflightError if ``auto`` finds no mode.
     """
+    if request.configuration.node_proxy.network_policy.only:
+        return ChosenMode(NO_MODE, "networkPolicy.only: another program serves the Services")
     wanted = request.mode or request.configuration.mode
     if request.fallback not in ("", IPTABLES_MODE.name):
         raise ConfigurationError(f"fallback: {request.fallback!r} is not {IPTABLES_MODE.name}")

@@ -83,7 +83,8 @@ class Mode:
     """A mode.
 
     ``subsystems``: where it creates objects; leftovers of other modes in the other subsystems are removed. ``needs``:
-    for preflight. ``cold_batch``: number of Services to program at a time on an empty node. ``measures_kinds``: whether
+    for preflight. ``serves``: whether it serves Services; if not, all their objects on the node belong to another
+    program. ``cold_batch``: number of Services to program at a time on an empty node. ``measures_kinds``: whether
     kube-proxy has separate metrics for full and partial syncs of this mode. ``needs_agent``: only the agent can serve
     in this mode. ``tracks_connections``: traffic passes connection tracking, whose stale entries are removed.
     ``caution``: a warning about the mode itself, ``policy_caution``: one about network policies in it; or empty.
@@ -93,6 +94,7 @@ class Mode:
     rendering: Rendering[Any]
     subsystems: Subsystems
     needs: ModeNeeds
+    serves: bool = True
     cold_batch: int = 1000
     measures_kinds: bool = True
     needs_agent: bool = False

@@ -1,0 +1,47 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""No mode: kube-proxy or another program serves the Services, and only network policies are enforced.
+
+All objects of Services on the node belong to that program, also those that have the names of ours.
+"""
+
+from __future__ import annotations
+
+from typing import List, Sequence
+
+from ...configuration.model import NONE, KubeProxyConfiguration
+from ...preflight.check import ModeNeeds
+from ...rendering.nothing import RENDERING
+from ...resources import Stage
+from ..family import FamilyTables
+from ..handles import KernelHandles
+from .mode import Families, Mode, Subsystems
+
+
+class NoMode(Mode):
+    """See the base class."""
+
+    rendering = RENDERING
+    subsystems = Subsystems()
+    # The interface that a packet arrived at is known in postrouting since 5.7; sets of concatenated ranges since 5.6.
+    needs = ModeNeeds(NONE, kernel=(5, 13, 0), exclusive=False)
+    serves = False
+    tracks_connections = False
+
+    def find_families(self, families: Sequence[str]) -> Families:
+        """Return no obstacle: no family is served."""
+        return Families({}, {})
+
+    def stages(
+        self,
+        configuration: KubeProxyConfiguration,
+        families: Sequence[FamilyTables],
+        handles: KernelHandles,
+        loaded: bool = True,
+    ) -> List[Stage]:
+        """Return nothing."""
+        return []
+
+
+NO_MODE = NoMode()

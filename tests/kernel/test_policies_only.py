@@ -1,0 +1,147 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Network policies on a node where a running kube-proxy serves the Services: its rules are never changed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Sequence
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.converged import converge, inspect
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.restore import (
+    RollbackRequest,
+    rollback,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import PreflightError
+from tests.conformance.wirelab.cases import load_case
+from tests.kernel.agent_node import ROOT, AgentNode, service, wait_for
+from tests.kernel.test_agent_network_policy import FROM_WEB, TABLE, granted, isolated, pod
+from tests.lab import recorded
+
+CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "lb-local"))
+ONLY = {"networkPolicy": {"enabled": True, "only": True}}
+
+
+def output(command: Sequence[str], text: Optional[str] = None) -> str:
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+def of_kube_proxy() -> str:
+    """Return all rules but those of the policies, as the programs of each subsystem list them."""
+    tables = [line for line in output(["nft", "list", "tables"]).splitlines() if "kubenode" not in line]
+    listed = [output(["nft", "-s", "list", *line.split()]) for line in tables]
+    lines = "".join(listed + [output([program]) for program in ("iptables-legacy-save", "ip6tables-legacy-save")])
+    return "\n".join(line for line in lines.splitlines() if not line.startswith((":", "#")))
+
+
+def policies() -> str:
+    done = subprocess.run(["nft", "list", "table", *TABLE.split()], capture_output=True, text=True, check=False)
+    return done.stdout
+
+
+@contextlib.contextmanager
+def running_process(*shown_as: str) -> Iterator[None]:
+    """Run a process that a process list shows as these words; the second is its duration in seconds."""
+    with subprocess.Popen(shown_as, executable="/bin/sleep") as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def objects(*more: Dict[str, Any]) -> List[Dict[str, Any]]:
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}}
+    peers = [pod("web", "10.244.1.7", {"app": "web"}, "node2"), pod("db", "10.244.0.5", {"app": "db"}, CASE.node)]
+    return [*CASE.snapshots()[0], namespace, *peers, *more]
+
+
+@pytest.mark.parametrize(("recording", "variant"), [("iptables", "nft"), ("nftables", "nft"), ("iptables", "legacy")])
+def test_rules_of_kube_proxy_are_not_changed(tmp_path, recording, variant):
+    recorded.load(Path(CASE.file(f"state-{recording}.txt")), output, variant)
+    before = of_kube_proxy()
+    assert "KUBE" in before or "kube-proxy" in before
+    configuration = load({}, node_source=ONLY).configuration
+    request = Request(
+        ClusterState.from_objects(objects(FROM_WEB)),
+        configuration,
+        node_name=CASE.node,
+        mode="iptables",
+        state_directory=str(tmp_path / "state"),
+        history_directory=str(tmp_path / "history"),
+    )
+    with running_process("kube-proxy", "600"):
+        serving = request._replace(configuration=load({}).configuration, whole_cluster=False)
+        with pytest.raises(PreflightError, match="kube-proxy runs on this node"):
+            converge(serving)
+        first = converge(request)
+        assert (first.mode, first.families, first.changed) == ("none", (), True)
+        assert {change.table for change in first.changes} <= {"network policy objects", "kernel modules"}
+        assert isolated() and granted() and of_kube_proxy() == before
+        assert not converge(request).changed and not inspect(request).changed
+        output(["nft", "flush", "set", *TABLE.split(), "isolated-in4"])
+        (drift,) = inspect(request).changes
+        assert (drift.table, drift.added) == ("network policy objects", 1)
+        changed = converge(request._replace(cluster=ClusterState.from_objects(objects())))
+        assert changed.saved_state == 2 and not isolated() and of_kube_proxy() == before
+        # Services of kube-proxy that came after the state was saved stay.
+        output(["nft", "add table ip kube-proxy; add chain ip kube-proxy later; add table ip nat"])
+        output(["iptables-nft", "-t", "nat", "-N", "KUBE-LATER"])
+        later = of_kube_proxy()
+        rollback(RollbackRequest(to=2, history_directory=request.history_directory, stop_units=False))
+        assert granted() and of_kube_proxy() == later
+        rollback(RollbackRequest(to=1, history_directory=request.history_directory, stop_units=False))
+        assert not policies() and of_kube_proxy() == later
+        converge(request)
+        assert converge(request._replace(state="absent")).changed
+        assert not policies() and of_kube_proxy() == later
+
+
+@pytest.fixture
+def node(tmp_path) -> Iterator[AgentNode]:
+    agent_node = AgentNode(tmp_path, "nftables")
+    agent_node.node_configuration.update(ONLY)
+    agent_node.write_configuration()
+    agent_node.store.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}})
+    agent_node.store.put(pod("db", "10.244.0.5", {"app": "db"}))
+    agent_node.store.put(pod("web", "10.244.1.7", {"app": "web"}, "node2"))
+    agent_node.store.put(FROM_WEB)
+    yield agent_node
+    agent_node.close()
+
+
+def test_the_agent_only_enforces_policies(node):
+    recorded.load(Path(CASE.file("state-nftables.txt")), output)
+    before = of_kube_proxy()
+    local = {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 31999}
+    node.store.put(service(1, **local))
+    with running_process("kube-proxy", "600"):
+        node.start()
+        wait_for(lambda: isolated() and granted(), 30)
+        node.store.put(service(2))
+        node.store.put(pod("late", "10.244.0.6", {"app": "db"}))
+        wait_for(lambda: "10.244.0.6" in policies(), 30)
+        wait_for(lambda: node.status()["networkPolicy"]["inForce"], 30)
+        status = node.status()
+        assert (status["mode"], status["families"]) == ("none", {}) and status["healthy"] and not status["lastError"]
+        assert "no Service" not in node.log and ":31999" not in output(["ss", "-Hltn"])
+        health = json.loads(node.fetch("/healthz", node.health_port))
+        assert health["healthy"] and set(health["status"]) == {"NetworkPolicy"}
+        words = ("explain", "--control", str(node.scratch / "agent.sock"))
+        shown = node.run(*words, "--from", "shop/web", "--to", "shop/db:80")
+        assert shown.returncode == 0 and "allowed by shop/db ingress[0]" in shown.stdout
+        assert node.run(*words, "default/s1").stdout.count("mode none") == 1
+        assert not node.differences()["changed"]
+        assert node.stop() == 0
+    assert isolated() and of_kube_proxy() == before
+    done = node.run("cleanup", "--config", str(node.scratch / "config.yaml"), "--state-directory", str(node.scratch))
+    assert done.returncode == 0, done.stderr
+    assert not policies() and of_kube_proxy() == before
