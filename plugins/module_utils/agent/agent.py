@@ -196,7 +196,9 @@ class Agent:
                 self.ports.open()
                 serving = self._is_serving()
                 policies = policy_resources(self._configuration.node_proxy.network_policy)
-                self.source.start(self._followed_node(self._configuration, self.node_name), serving, policies)
+                followed = self._followed_node(self._configuration, self.node_name)
+                every = self._configuration.node_proxy.service_policy.node_weights
+                self.source.start(followed, serving, policies, every)
                 self._static_timer.start(CHECK_SECONDS)
                 if serving or not self._serve_static_first():
                     self._await_cluster()
@@ -467,8 +469,9 @@ class Agent:
         else:
             self.sync.configuration = configuration
         self.node_name = name
-        if followed != followed_before:
-            self.source.follow_node(followed, followed_before)
+        every = configuration.node_proxy.service_policy.node_weights
+        if followed != followed_before or every != self._configuration.node_proxy.service_policy.node_weights:
+            self.source.follow_node(followed, followed_before, every)
         if name != old_name:
             self.log.info("the name of this node has changed", node=name, before=old_name)
         self.policy.configure(configuration.node_proxy.network_policy, name)

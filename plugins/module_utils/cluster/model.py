@@ -154,6 +154,7 @@ class EndpointSlice(NamedTuple):
     """An EndpointSlice of addressType IPv4 or IPv6 (``family``) that belongs to the Service ``service_name``.
 
     ``trigger_time`` is the text of the annotation endpoints.kubernetes.io/last-change-trigger-time, or empty.
+    ``weight`` is what the annotation of this project gives its endpoints, ``alias_weight`` that of Cilium; or None.
     """
 
     namespace: str
@@ -163,6 +164,8 @@ class EndpointSlice(NamedTuple):
     ports: Tuple[SlicePort, ...]
     endpoints: Tuple[SliceEndpoint, ...]
     trigger_time: str = ""
+    weight: Optional[int] = None
+    alias_weight: Optional[int] = None
 
     @property
     def service_key(self) -> NamespacedName:
@@ -175,7 +178,7 @@ class Node(NamedTuple):
 
     ``internal_ips`` and ``external_ips`` keep the order of status.addresses; ``zone`` is empty without the label.
     ``taint_keys`` are the keys of spec.taints; ``deleting``: it has a metadata.deletionTimestamp.
-    ``hostname`` is the label kubernetes.io/hostname, empty without it.
+    ``hostname`` is the label kubernetes.io/hostname, empty without it. ``weight``: of the endpoints on it.
     """
 
     name: str
@@ -186,6 +189,7 @@ class Node(NamedTuple):
     taint_keys: Tuple[str, ...] = ()
     deleting: bool = False
     hostname: str = ""
+    weight: int = 1
 
 
 class ServiceCIDR(NamedTuple):

@@ -35,6 +35,8 @@ class ClusterState:
     def __init__(self) -> None:
         self.services: Dict[NamespacedName, Service] = {}
         self.nodes: Dict[str, Node] = {}
+        #: The weights of Nodes other than 1, by name.
+        self.node_weights: Dict[str, int] = {}
         self.service_cidrs: Dict[str, ServiceCIDR] = {}
         self._slices: Dict[NamespacedName, Dict[str, EndpointSlice]] = {}
         self._slice_owners: Dict[Tuple[str, str], NamespacedName] = {}
@@ -129,7 +131,7 @@ class ClusterState:
             return self._put_service(parsed)
         if isinstance(parsed, Node):
             self.nodes[parsed.name] = parsed
-            return _NOTHING
+            return self._weigh_node(parsed.name, parsed.weight)
         if isinstance(parsed, ServiceCIDR):
             self.service_cidrs[parsed.name] = parsed
             return _NOTHING
@@ -235,6 +237,20 @@ class ClusterState:
         """Return the table that has the cluster's slices of a Service: not the one served, if a static one hides it."""
         return self._hidden_slices if owner in self._static.services else self._slices
 
+    def _weigh_node(self, name: str, weight: int) -> FrozenSet[NamespacedName]:
+        """Record the weight of a Node; if it is another one, return the Services with endpoints there."""
+        if self.node_weights.get(name, 1) == weight:
+            return _NOTHING
+        if weight == 1:
+            del self.node_weights[name]
+        else:
+            self.node_weights[name] = weight
+        return frozenset(
+            owner
+            for owner, slices in self._slices.items()
+            if any(endpoint.node_name == name for item in slices.values() for endpoint in item.endpoints)
+        )
+
     def _served(self, service: NamespacedName) -> FrozenSet[NamespacedName]:
         return _NOTHING if service in self._static.services else frozenset((service,))
 
@@ -250,7 +266,8 @@ class ClusterState:
             return _NOTHING if removed is None else frozenset((service, *self._claims.replace(removed, None)))
         if key.kind == "Node":
             self.nodes.pop(key.name, None)
-        elif key.kind == "ServiceCIDR":
+            return self._weigh_node(key.name, 1)
+        if key.kind == "ServiceCIDR":
             self.service_cidrs.pop(key.name, None)
         else:
             self.policy.remove(key)

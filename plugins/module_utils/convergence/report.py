@@ -149,6 +149,6 @@ def ignored_policies(
     return [
         f"Service {info.key} ({info.port}/{info.key.protocol}): {clause}"
         for info in service_ports
-        if info.policy is not NO_POLICY
+        if info.policy is not NO_POLICY or info.weighted
         for clause in rendering.ignored_policy(info, settings)
     ]

@@ -8,26 +8,30 @@ from __future__ import annotations
 from typing import Dict, Iterable, List, Mapping, Set, Tuple
 
 from ..addresses import IPV6
-from ..cluster.model import EndpointSlice, Failing, SliceEndpoint
+from ..cluster.model import EndpointSlice, Failing
 from .info import Endpoint
+from .weights import EQUAL, Weights
 
 PortKey = Tuple[str, str]
 """Name and protocol of a port: endpoints belong to a ServicePort by these, never by the port number."""
 
 
-def expand(slices: Iterable[EndpointSlice], family: str, node_name: str) -> Dict[PortKey, Tuple[Endpoint, ...]]:
+def expand(
+    slices: Iterable[EndpointSlice], family: str, node_name: str, weights: Weights = EQUAL
+) -> Dict[PortKey, Tuple[Endpoint, ...]]:
     """Return the endpoints of one Service by port name and protocol, each list sorted by the text ``ip:port``.
 
     Slices of the other family are ignored. Of several endpoints with one ``ip:port`` the last one that is not
     terminating wins, so that a running pod takes precedence over a terminating one that had its address. ``node_name``
-    decides which endpoints are local; with an empty name none is.
+    decides which endpoints are local; with an empty name none is. ``weights`` are those of the Service.
     """
     tables: Dict[PortKey, Dict[str, Endpoint]] = {}
     for item in slices:
         if item.family != family:
             continue
         for port in item.ports:
-            _add(tables.setdefault((port.name, port.protocol), {}), item.endpoints, port.port, family, node_name)
+            table = tables.setdefault((port.name, port.protocol), {})
+            _add(table, item, port.port, node_name, weights)
     return {key: _sorted(table) for key, table in tables.items() if table}
 
 
@@ -42,16 +46,18 @@ def endpoint_counts(slices: Iterable[EndpointSlice], family: str) -> Dict[PortKe
     return {key: len(places) for key, places in found.items()}
 
 
-def _add(
-    table: Dict[str, Endpoint], endpoints: Tuple[SliceEndpoint, ...], port: int, family: str, node_name: str
-) -> None:
-    before, after = ("[", f"]:{port}") if family == IPV6 else ("", f":{port}")
-    for address, on_node, ready, serving, terminating, zone_hints, node_hints in endpoints:
+def _add(table: Dict[str, Endpoint], item: EndpointSlice, port: int, node_name: str, weights: Weights) -> None:
+    before, after = ("[", f"]:{port}") if item.family == IPV6 else ("", f":{port}")
+    of_nodes, weight = weights.of_nodes, weights.of_slices.get(item.name, 1)
+    for address, on_node, ready, serving, terminating, zone_hints, node_hints in item.endpoints:
         text = before + address + after
         if terminating and text in table:
             continue
         is_local = on_node == node_name and node_name != ""
-        table[text] = Endpoint(address, port, is_local, ready, serving, terminating, zone_hints, node_hints)
+        endpoint = Endpoint(address, port, is_local, ready, serving, terminating, zone_hints, node_hints)
+        if weights is not EQUAL:
+            endpoint = endpoint._replace(weight=weight * of_nodes.get(on_node, 1))
+        table[text] = endpoint
 
 
 def mark_failing(endpoints: Tuple[Endpoint, ...], failing: Failing) -> Tuple[Endpoint, ...]:
@@ -59,14 +65,14 @@ def mark_failing(endpoints: Tuple[Endpoint, ...], failing: Failing) -> Tuple[End
 
     They are neither ready nor serving, so that no traffic is sent to them. If at most ``panic_threshold`` of the ready
     endpoints pass, all stay as they are: then the checks are more likely to be wrong than that many endpoints, and an
-    endpoint that may fail is better than none.
+    endpoint that may fail is better than none. Those of weight 0, which get no traffic anyway, do not count.
     """
     reasons = failing.reasons
     failed = {
         endpoint: reasons.get((endpoint.ip, endpoint.port)) or reasons.get((endpoint.ip, 0), "")
         for endpoint in endpoints
     }
-    ready = [endpoint for endpoint in endpoints if endpoint.ready]
+    ready = [endpoint for endpoint in endpoints if endpoint.ready and endpoint.weight]
     passing = sum(not failed[endpoint] for endpoint in ready)
     panic = passing * 100 <= len(ready) * failing.panic_threshold
     return tuple(

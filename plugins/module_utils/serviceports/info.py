@@ -40,7 +40,8 @@ class Endpoint(NamedTuple):
     """One endpoint of a ServicePort. ``is_local``: it runs on this node. Hints are those of the EndpointSlice.
 
     ``failed``: why its health check from this node fails; it is then neither ready nor serving, unless too few
-    endpoints of the ServicePort pass.
+    endpoints of the ServicePort pass. ``weight``: relative to that of other endpoints; with 0 it gets no new
+    connections and keeps those that it has.
     """
 
     ip: str
@@ -52,6 +53,7 @@ class Endpoint(NamedTuple):
     zone_hints: Tuple[str, ...] = ()
     node_hints: Tuple[str, ...] = ()
     failed: str = ""
+    weight: int = 1
 
     @property
     def text(self) -> str:
@@ -70,7 +72,7 @@ class ServicePortInfo(NamedTuple):
 
     Endpoints, each list sorted by the text ``ip:port``: ``endpoints`` holds all known ones, whatever their conditions;
     ``cluster``, ``local`` and ``reachable`` the selected ones (``reachable`` is the union of all that may be used);
-    ``has_any``: at least one endpoint on any node is usable.
+    ``has_any``: at least one endpoint on any node is usable; ``weighted``: the weights of ``reachable`` differ.
     """
 
     key: ServicePortName
@@ -96,6 +98,7 @@ class ServicePortInfo(NamedTuple):
     external_ip_sources: Sources = None
     node_port_sources: Sources = None
     policy: ServicePolicy = NO_POLICY
+    weighted: bool = False
 
     @property
     def protocol(self) -> str:

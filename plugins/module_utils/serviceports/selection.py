@@ -37,12 +37,12 @@ _NOTHING = Selection((), (), (), False)
 def topology_mode(endpoints: Iterable[Endpoint], node_name: str, zone: str) -> str:
     """Return how hints narrow the cluster-wide list: SAME_NODE, SAME_ZONE or NO_TOPOLOGY.
 
-    Only ready endpoints count; a kind of hint is used only if all of them have it.
+    Only ready endpoints that have a weight count; a kind of hint is used only if all of them have it.
     """
     all_node_hints = all_zone_hints = True
     any_ready = this_node = this_zone = False
     for endpoint in endpoints:
-        if not endpoint.ready:
+        if not endpoint.ready or not endpoint.weight:
             continue
         any_ready = True
         if not endpoint.node_hints:
@@ -68,8 +68,11 @@ def select(
     """Select from the endpoints of one ServicePort, which are sorted by ``ip:port``; the lists keep that order.
 
     ``zone`` is this node's zone, empty if it has none. Without ready endpoints, those that are terminating but still
-    serving are used; the cluster-wide and the local list each decide this independently.
+    serving are used; the cluster-wide and the local list each decide this independently. An endpoint of weight 0 is not
+    selected in any case.
     """
+    if 0 in [endpoint.weight for endpoint in endpoints]:
+        endpoints = tuple([endpoint for endpoint in endpoints if endpoint.weight])
     if not endpoints:
         return _NOTHING
     mode = NO_TOPOLOGY

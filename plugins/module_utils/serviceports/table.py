@@ -17,6 +17,7 @@ from .endpoints import endpoint_counts, expand, mark_failing, slices_in_order
 from .info import ServicePortInfo, ServicePortName
 from .selection import select
 from .service_ports import DEFAULT_POLICY, cluster_ip_of, port_policy, service_attributes
+from .weights import EQUAL, weights_of
 
 INSIDE = OutsideHost()
 
@@ -58,7 +59,9 @@ def service_ports_of(
         service, context.family, context.allow_external_ips, context.behaviour, context.policy
     )
     node_name, zone = context.node_name, context.zone
-    by_port = expand(slices_in_order(state.slices_of(service_key)), context.family, node_name)
+    slices = slices_in_order(state.slices_of(service_key))
+    weights = weights_of(slices, service.namespace, state.node_weights, context.policy)
+    by_port = expand(slices, context.family, node_name, weights)
     lost, failing = state.lost_claims(service_key), state.failing(service_key)
     service_ports: List[ServicePortInfo] = []
     for port in service.ports:
@@ -100,6 +103,7 @@ def service_ports_of(
                 external_ip_sources=attributes.external_ip_sources,
                 node_port_sources=attributes.node_port_sources,
                 policy=attributes.policy,
+                weighted=weights is not EQUAL and len({endpoint.weight for endpoint in chosen.reachable}) > 1,
             )
         )
     if len(service_ports) > 1:

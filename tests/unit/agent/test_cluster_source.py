@@ -138,6 +138,22 @@ def test_another_node_is_read_at_once_and_followed_instead():
     assert bench.started.count("watch-nodes") == 2
 
 
+def test_all_nodes_are_followed_where_their_weights_count():
+    bench = Bench()
+    bench.source.start("n1", serving=False, all_nodes=True)
+    others = [{**NODE, "metadata": {"name": name}} for name in ("n1", "n2")]
+    bench.source.view.apply(Batch("Node", others, [], True))
+    bench.source.follow_node("n1", "n1", all_nodes=False)
+    assert set(bench.source.view.state.nodes) == {"n1", "n2"}
+    bench.source.view.apply(bench.source.reflectors[-1].known.replace([NODE]))
+    assert set(bench.source.view.state.nodes) == {"n1"}
+    selectors = []
+    for every in (True, False):
+        bench.source.follow_node("n1", "n1", all_nodes=every)
+        selectors.append(bench.source.reflectors[-1]._field_selector)
+    assert selectors == ["", "metadata.name=n1"]
+
+
 def test_nothing_is_saved_before_the_cluster_is_known(cache):
     bench = Bench(cache)
     bench.source.start("n1", serving=False)

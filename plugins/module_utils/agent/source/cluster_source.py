@@ -84,6 +84,7 @@ class ClusterSource:
         self._started = clock()
         self._serving = False
         self._needed = _KINDS
+        self._all_nodes = False
         self._cached: List[Dict[str, Any]] = []
         self._keeper_task: Optional[Task] = None
 
@@ -104,10 +105,13 @@ class ClusterSource:
         """Why a collection cannot be read, or empty text."""
         return next((reflector.error for reflector in self.reflectors if reflector.error), "")
 
-    def start(self, node_name: str, serving: bool, others: Sequence[ResourceType] = ()) -> None:
+    def start(
+        self, node_name: str, serving: bool, others: Sequence[ResourceType] = (), all_nodes: bool = False
+    ) -> None:
         """Read the copy on disk and begin to follow the API server.
 
         ``node_name``: empty for a host outside the cluster, which has no Node.
+        ``all_nodes``: follow every Node, not only this one.
         ``others``: collections that are followed besides those that Services need, whose start does not wait for them.
         ``serving``: whether the kernel already serves Services from before this start. Such a node can wait longer for
         the API server than one that serves nothing.
@@ -117,7 +121,8 @@ class ClusterSource:
         self._keeper_task = self._supervisor.start("cache", self.keeper.run)
         pause = random.uniform(0.0, START_JITTER_SECONDS) if serving else 0.0
         self._needed = _KINDS if node_name else _KINDS - {NODES.kind}
-        self.reflectors = [self._node_reflector(node_name, pause)] if node_name else []
+        self._all_nodes = all_nodes
+        self.reflectors = [self._node_reflector(node_name, pause)] if node_name or all_nodes else []
         resources = (SERVICES, ENDPOINT_SLICES, SERVICE_CIDRS, *others)
         self.reflectors += [self._reflector(resource, pause) for resource in resources]
         for reflector in self.reflectors:
@@ -172,7 +177,7 @@ class ClusterSource:
             self._connect,
             self._deliver,
             self._log,
-            field_selector=f"metadata.name={node_name}",
+            field_selector="" if self._all_nodes else f"metadata.name={node_name}",
             reduce=small,
             first_pause=pause,
         )
@@ -183,17 +188,21 @@ class ClusterSource:
             items = client.list(NODES, f"metadata.name={name}", reduce=small).items
         self.view.apply(Batch(NODES.kind, items, []))
 
-    def follow_node(self, name: str, old_name: str) -> None:
-        """Watch the Node of this name instead of the old one; an empty name means no Node."""
+    def follow_node(self, name: str, old_name: str, all_nodes: bool = False) -> None:
+        """Watch the Node of this name instead of the old one, or every Node; an empty name means no Node of its own."""
         for old in [reflector for reflector in self.reflectors if reflector.resource is NODES]:
             old.stop()
             self.reflectors.remove(old)
-        if old_name:
+        if old_name and old_name != name and not all_nodes:
             self.view.apply(Batch(NODES.kind, [], [{"kind": NODES.kind, "metadata": {"name": old_name}}]))
         self._needed = _KINDS if name else _KINDS - {NODES.kind}
-        if name:
-            self.reflectors.append(self._node_reflector(name))
-            self._run(self.reflectors[-1])
+        self._all_nodes = all_nodes
+        if name or all_nodes:
+            reflector = self._node_reflector(name)
+            # Nodes that are no longer followed are removed when the list arrives.
+            reflector.known.assume(self.view.names(NODES.kind))
+            self.reflectors.append(reflector)
+            self._run(reflector)
 
     def patience_ends(self) -> Optional[float]:
         """Return when, by the clock, to use the copy on disk for lists that the API server has not answered.

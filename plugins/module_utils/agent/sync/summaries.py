@@ -46,7 +46,10 @@ def _lacks_local(info: ServicePortInfo) -> bool:
 def summarize(service_ports: Sequence[ServicePortInfo]) -> ServiceSummary:
     """Return the summary of the ServicePorts of one Service, of which there is at least one."""
     local = {
-        endpoint.ip for info in service_ports for endpoint in info.endpoints if endpoint.is_local and endpoint.ready
+        endpoint.ip
+        for info in service_ports
+        for endpoint in info.endpoints
+        if endpoint.is_local and endpoint.ready and endpoint.weight
     }
 
     return ServiceSummary(

@@ -23,6 +23,7 @@ from ..fields import (
     text,
 )
 from ..model import EndpointSlice, SliceEndpoint, SlicePort
+from .weight import CILIUM_MOST, CILIUM_WEIGHT, WEIGHT, parse_weight
 
 SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 HEADLESS_LABEL = "service.kubernetes.io/headless"
@@ -57,6 +58,8 @@ def parse_endpoint_slice(raw: Dict[str, Any], skipped: List[Invalid]) -> Optiona
         ports=_ports(sequence(raw.get("ports"), "ports")),
         endpoints=_endpoints(sequence(raw.get("endpoints"), "endpoints"), family, skipped),
         trigger_time=text(annotations.get(TRIGGER_TIME_ANNOTATION), f"metadata.annotations[{TRIGGER_TIME_ANNOTATION}]"),
+        weight=parse_weight(annotations, WEIGHT, skipped),
+        alias_weight=parse_weight(annotations, CILIUM_WEIGHT, skipped, CILIUM_MOST),
     )
 
 

@@ -17,6 +17,7 @@ from .endpoint_slice import parse_endpoint_slice
 from .network_policy import parse_network_policy
 from .pod import parse_namespace, parse_pod
 from .service import parse_service
+from .weight import WEIGHT, parse_weight
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
 HOSTNAME_LABEL = "kubernetes.io/hostname"
@@ -40,6 +41,8 @@ def parse_node(raw: Dict[str, Any], skipped: List[Invalid]) -> Node:
     metadata = mapping(raw.get("metadata"), "metadata")
     name = dns_subdomain(metadata.get("name"), "metadata.name")
     labels = mapping(metadata.get("labels"), "metadata.labels")
+    annotations = metadata.get("annotations")
+    weight = parse_weight(annotations, WEIGHT, skipped) if isinstance(annotations, dict) else None
     spec = mapping(raw.get("spec"), "spec")
     addresses = _node_addresses(mapping(raw.get("status"), "status").get("addresses"), skipped)
     named = [(f"spec.podCIDRs[{index}]", value) for index, value in _indexed(spec.get("podCIDRs"), "spec.podCIDRs")]
@@ -64,6 +67,7 @@ def parse_node(raw: Dict[str, Any], skipped: List[Invalid]) -> Node:
         taint_keys=tuple(taint_keys),
         deleting=bool(metadata.get("deletionTimestamp")),
         hostname=text(labels.get(HOSTNAME_LABEL), f"metadata.labels[{HOSTNAME_LABEL}]"),
+        weight=1 if weight is None else weight,
     )
 
 

@@ -12,6 +12,7 @@ from .health_check import ANNOTATIONS
 from .objects import HOSTNAME_LABEL, ZONE_LABEL
 from .service import OUTSIDE_HOSTS_LABEL, SERVICE_PROXY_NAME_LABEL
 from .service_policy import SERVICE_ANNOTATIONS
+from .weight import CILIUM_WEIGHT, WEIGHT
 
 Shape = Union[bool, Mapping[str, Any]]
 """The parts of a value to keep: True keeps all of it; a mapping only these fields, in each element of a list."""
@@ -47,7 +48,7 @@ _SHAPES: Dict[str, Mapping[str, Any]] = {
         "metadata": {
             **_METADATA,
             "labels": {SERVICE_NAME_LABEL: True, HEADLESS_LABEL: True},
-            "annotations": {TRIGGER_TIME_ANNOTATION: True},
+            "annotations": {TRIGGER_TIME_ANNOTATION: True, WEIGHT: True, CILIUM_WEIGHT: True},
         },
         "addressType": True,
         "ports": {"name": True, "protocol": True, "port": True},
@@ -59,7 +60,12 @@ _SHAPES: Dict[str, Mapping[str, Any]] = {
         },
     },
     "Node": {
-        "metadata": {**_METADATA, "labels": {ZONE_LABEL: True, HOSTNAME_LABEL: True}, "deletionTimestamp": True},
+        "metadata": {
+            **_METADATA,
+            "labels": {ZONE_LABEL: True, HOSTNAME_LABEL: True},
+            "annotations": {WEIGHT: True},
+            "deletionTimestamp": True,
+        },
         "spec": {"podCIDR": True, "podCIDRs": True, "taints": {"key": True}},
         "status": {"addresses": {"type": True, "address": True}},
     },

@@ -18,6 +18,7 @@ class ServicePolicySettings(NamedTuple):
 
     ``annotations_enabled``: whether annotations of Services count. ``annotated_namespaces``: only those of these
     namespaces do, all if it is empty. ``aliases``: annotations of kube-router and Cilium that mean the same count, too.
+    ``node_weights``: annotations of Nodes count.
     ``node_port_sources``: CIDRs whose sources may use node ports, empty for all.
     """
 
@@ -25,6 +26,7 @@ class ServicePolicySettings(NamedTuple):
     annotated_namespaces: Tuple[str, ...] = ()
     node_port_sources: Tuple[str, ...] = ()
     aliases: bool = False
+    node_weights: bool = False
 
 
 FIELDS: Tuple[Field, ...] = (
@@ -53,6 +55,14 @@ FIELDS: Tuple[Field, ...] = (
         "annotations of kube-router and Cilium that mean the same count, too",
     ),
     Field(
+        "servicePolicy.nodeWeights",
+        "service_policy.node_weights",
+        "`false`",
+        "all",
+        HONOURED,
+        "the annotation `kubenode.proxy/weight` of Nodes counts; the agent then watches all Nodes",
+    ),
+    Field(
         "servicePolicy.nodePortSources",
         "service_policy.node_port_sources",
         "all",
@@ -72,6 +82,7 @@ def read(section: Section) -> ServicePolicySettings:
         if not is_dns_label(name):
             section.findings.problem(f"{section.field('namespaces')}[{index}]", f"{shown(name)} is not a namespace")
     aliases = section.flag("aliases", False)
+    node_weights = section.flag("nodeWeights", False)
     sources = []
     for index, text in enumerate(section.strings("nodePortSources")):
         network = canonical_network(text)
@@ -80,4 +91,4 @@ def read(section: Section) -> ServicePolicySettings:
         else:
             sources.append(network)
     section.finish()
-    return ServicePolicySettings(annotations, namespaces, tuple(sources), aliases)
+    return ServicePolicySettings(annotations, namespaces, tuple(sources), aliases, node_weights)

@@ -172,6 +172,10 @@ def _topology(port: ServicePortInfo, context: NodeContext) -> str:
 
 def _reason(endpoint: Endpoint, local_only: bool, chosen: bool, topology: str) -> str:
     state = _state(endpoint)
+    if not endpoint.weight:
+        return f"{state}; in maintenance: its weight is 0, so it gets no new connections and keeps those that it has"
+    if endpoint.weight != 1:
+        state = f"{state}, weight {endpoint.weight}"
     if endpoint.failed:
         return f"{state}; served because too few endpoints pass" if chosen else state
     if chosen:

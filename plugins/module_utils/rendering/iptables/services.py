@@ -9,6 +9,7 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 from ...addresses import IPV6, Network, parse_network
 from ...serviceports.info import Endpoint, ServicePortInfo
+from ...serviceports.weights import shares
 from ..merged import Entry
 from ..settings import DataplaneSettings
 from .fixed import (
@@ -30,16 +31,16 @@ from .tables import CHAINS, FRAGMENTS, NAT, ChainKey, Fragment
 _ADDRESS_MASK = {False: "255.255.255.255", True: "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"}
 
 
-def probability(endpoints: int) -> str:
-    """Return 1/``endpoints`` as the kernel stores it: kube-proxy's ten digits, rounded to a multiple of 2**-31."""
-    return f"{round(float(f'{1 / endpoints:.10f}') * 2**31) / 2**31:.11f}"
+def probability(total: int, share: int = 1) -> str:
+    """Return ``share/total`` as the kernel stores it: kube-proxy's ten digits, rounded to a multiple of 2**-31."""
+    return f"{round(float(f'{share / total:.10f}') * 2**31) / 2**31:.11f}"
 
 
 _PROBABILITIES: Tuple[str, ...] = ("", *(probability(count) for count in range(1, 257)))
 
 
-def _probability(endpoints: int) -> str:
-    return _PROBABILITIES[endpoints] if endpoints < len(_PROBABILITIES) else probability(endpoints)
+def _probability(total: int, share: int) -> str:
+    return _PROBABILITIES[total] if share == 1 and total < len(_PROBABILITIES) else probability(total, share)
 
 
 EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT = "external IP", "loadbalancer IP", "node port"
@@ -252,7 +253,7 @@ class _ServicePortRules:
         return f"-m recent {action} --name {chain} --mask {_ADDRESS_MASK[self.info.family == IPV6]} --rsource "
 
     def balancing_rules(self, endpoints: Sequence[Endpoint]) -> List[str]:
-        """Return the affinity rules, then one rule per endpoint with the probability 1/(endpoints left)."""
+        """Return the affinity rules, then one rule per endpoint with its probability among the endpoints left."""
         named = [
             (f"{comment(f'{self.name} -> {endpoint.text}')} " if self.comments else "", self.endpoint_chain(endpoint))
             for endpoint in endpoints
@@ -261,13 +262,14 @@ class _ServicePortRules:
         if self.info.affinity_seconds:
             action = f"--rcheck --seconds {self.info.affinity_seconds} --reap"
             rules = [f"{text}{self.recent(action, chain)}-j {chain}" for text, chain in named]
-        left = len(named)
-        for text, chain in named:
-            if left > 1:
-                rules.append(f"{text}-m statistic --mode random --probability {_probability(left)} -j {chain}")
+        wanted = shares(endpoints) if self.info.weighted else (1,) * len(named)
+        left = sum(wanted)
+        for (text, chain), share in zip(named, wanted):
+            if left > share:
+                rules.append(f"{text}-m statistic --mode random --probability {_probability(left, share)} -j {chain}")
             else:
                 rules.append(f"{text}-j {chain}")
-            left -= 1
+            left -= share
         return rules
 
     def endpoint_rules(self, endpoint: Endpoint, chain: str) -> List[str]:

@@ -13,6 +13,7 @@ from typing import Callable, FrozenSet, Hashable, List, NamedTuple, Sequence, Tu
 from ...addresses import address_and_port, parse_network
 from ...configuration.behaviour import Behaviour
 from ...serviceports.info import Endpoint, ServicePortInfo, Sources
+from ...serviceports.weights import shares
 from ..merged import Entry
 from ..settings import DataplaneSettings
 from .model import (
@@ -185,9 +186,11 @@ class _Contribution:
         """Add a virtual server and its real servers."""
         server = VirtualServerKey(self.info.protocol, address, number)
         self.add(VIRTUAL_SERVERS, server, self._settings)
-        for endpoint in endpoints:
+        weights = shares(endpoints) if self.info.weighted else ()
+        for index, endpoint in enumerate(endpoints):
             if is_real_server(endpoint.ip):
-                self.add(REAL_SERVERS, RealServerKey(server, endpoint.ip, endpoint.port), _WANTED)
+                value = RealServer(weights[index]) if weights else _WANTED
+                self.add(REAL_SERVERS, RealServerKey(server, endpoint.ip, endpoint.port), value)
         for endpoint in self._kept:
             if endpoint not in endpoints and is_real_server(endpoint.ip):
                 self.add(REAL_SERVERS, RealServerKey(server, endpoint.ip, endpoint.port), _WITHOUT_NEW)

@@ -62,6 +62,8 @@ def keeps_flows(info: ServicePortInfo, endpoint: Endpoint, behaviour: Behaviour)
     """Return whether an endpoint that gets no new connections remains as a real server of weight 0.
 
     The kernel then keeps its connections. TCP connections of a removed real server are kept without this: see
-    ``draining``.
+    ``draining``. An endpoint of weight 0 keeps those of every protocol for as long as it has that weight.
     """
+    if not endpoint.weight:
+        return endpoint.ready or endpoint.serving
     return behaviour.terminating_keep_flows and info.key.protocol != "TCP" and endpoint.serving and endpoint.terminating

@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The scheduler, its flags and the persistence of a ServicePort's virtual servers.
 
-They are the node's, as kube-proxy 1.36 sets them, unless annotations of the Service request others. Flags of schedulers
-share bits; their names are those of ipvsadm (linux/ip_vs.h).
+They are the node's, as kube-proxy 1.36 sets them, unless annotations of the Service request others, or the weights of
+endpoints differ, which some schedulers ignore. Flags of schedulers share bits; their names are those of ipvsadm
+(linux/ip_vs.h).
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ _FLAGS: Mapping[str, int] = {
 _NODE_FLAGS: Mapping[str, int] = {"mh": SCHEDULER_FLAG_2}
 #: The choice at random that nftables and iptables mode make, which IPVS does not have.
 _RANDOM = "random"
+#: What a scheduler that ignores weights is replaced with where they differ.
+_WEIGHTED: Mapping[str, str] = {"rr": "wrr", "lc": "wlc"}
+#: Those without a counterpart.
+_WITHOUT_WEIGHTS = ("dh",)
 
 
 class Scheduling(NamedTuple):
@@ -47,7 +52,14 @@ class Scheduling(NamedTuple):
 
 def requested_schedulers(info: ServicePortInfo, default: str) -> FrozenSet[str]:
     """Return the schedulers, other than the node's, of which the kernel has to have one for this ServicePort."""
-    return frozenset((info.policy.scheduler,)) - {"", _RANDOM, default}
+    wanted = info.policy.scheduler
+    if wanted in ("", _RANDOM):
+        wanted = default
+    found = {wanted, _WEIGHTED.get(wanted, wanted)} if info.weighted else {wanted}
+    if wanted != default and info.weighted:
+        # For the case that the kernel lacks the scheduler that is requested.
+        found.add(_WEIGHTED.get(default, default))
+    return frozenset(found - {default})
 
 
 def schedule(info: ServicePortInfo, default: str, usable: AbstractSet[str]) -> Scheduling:
@@ -63,7 +75,10 @@ def schedule(info: ServicePortInfo, default: str, usable: AbstractSet[str]) -> S
     elif policy.scheduler not in ("", default):
         lacks = "IPVS" if policy.scheduler == _RANDOM else "this kernel"
         ignored.append(f"{lacks} has no scheduler {policy.scheduler}; the node's ({default}) is used")
-    if policy.scheduler == scheduler or (policy.scheduler_flags and not policy.scheduler):
+    own = scheduler
+    if info.weighted:
+        scheduler = _for_weights(own, usable | {default}, ignored)
+    if policy.scheduler == own or (policy.scheduler_flags and not policy.scheduler):
         flags = _flags(policy.scheduler_flags, scheduler, ignored)
     else:
         flags = _NODE_FLAGS.get(scheduler, 0)
@@ -74,6 +89,17 @@ def schedule(info: ServicePortInfo, default: str, usable: AbstractSet[str]) -> S
         ignored.append("a persistence netmask needs sessionAffinity ClientIP")
         netmask = host_prefix(family)
     return Scheduling(VirtualServer(scheduler, flags, info.affinity_seconds, netmask), tuple(ignored))
+
+
+def _for_weights(scheduler: str, usable: AbstractSet[str], ignored: List[str]) -> str:
+    """Return the counterpart of a scheduler that heeds the weights of endpoints; add to ``ignored`` if it has none."""
+    weighted = _WEIGHTED.get(scheduler, scheduler)
+    if weighted not in usable:
+        ignored.append(f"the weights of endpoints need the scheduler {weighted}, which this kernel does not have")
+        return scheduler
+    if weighted in _WITHOUT_WEIGHTS:
+        ignored.append(f"scheduler {weighted} ignores the weights of endpoints")
+    return weighted
 
 
 def _flags(names: Tuple[str, ...], scheduler: str, ignored: List[str]) -> int:

@@ -18,6 +18,7 @@ from typing import List, Tuple
 
 from ...addresses import packed
 from ...serviceports.info import Endpoint, ServicePortInfo
+from ...serviceports.weights import slots
 from ..merged import Entry
 from ..settings import DataplaneSettings
 from . import balancing
@@ -101,9 +102,11 @@ class AffinityChains:
             x.rule(x.source_address(self._family), x.lookup(f"affinity-{name}"), x.verdict(f"goto endpoint-{name}"))
             for name in names
         ]
-        for position, name in enumerate(names):
+        # An endpoint with several places among those that are drawn gets a rule for each.
+        drawn = [endpoint_name(info, endpoint) for endpoint in slots(endpoints)] if info.weighted else names
+        for position, name in enumerate(drawn):
             target = x.verdict(f"goto endpoint-{name}")
-            left = len(names) - position
+            left = len(drawn) - position
             rules.append(x.rule([x.random_below(left), x.compare(bytes(4))] if left > 1 else [], target))
         return rules
 

@@ -9,6 +9,8 @@ if there is none under this index, the rule ends and the next one draws again. E
 because more than half of the indices are in use two draws suffice on average. After all draws have failed (one
 connection in a thousand at worst) the last rule draws below 4, where every index is in use.
 
+An endpoint with a larger weight than others is in the list several times.
+
 So the verdict of a frontend changes only when its number of endpoints passes a power of two. That matters: each new
 verdict makes the kernel check all verdict maps of the table again, which takes time in proportion to all Services;
 changing an endpoint does not.

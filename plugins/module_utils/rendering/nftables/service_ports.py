@@ -11,6 +11,7 @@ from typing import Dict, Iterable, List, Optional, Tuple
 
 from ...addresses import IPV6, packed
 from ...serviceports.info import Endpoint, ServicePortInfo
+from ...serviceports.weights import slots
 from ..merged import Entry
 from ..settings import DataplaneSettings
 from . import balancing, layout
@@ -58,30 +59,39 @@ def _chooser_entry(family: str, kind: str, policy: str, size: int) -> Entry:
     return RESOURCE, ObjectKey("chain", name), balancing.chooser(family, kind, policy, size)
 
 
+def _places(info: ServicePortInfo, endpoints: Tuple[Endpoint, ...]) -> Tuple[Endpoint, ...]:
+    """Return the endpoints under the indices of a list: each once, or several times in proportion to its weight."""
+    return slots(endpoints) if info.weighted else endpoints
+
+
+def _size(info: ServicePortInfo, endpoints: Tuple[Endpoint, ...]) -> int:
+    return balancing.size_class(len(_places(info, endpoints)))
+
+
 def _lists(info: ServicePortInfo, kind: str, key: bytes, external: bool, entries: List[Entry]) -> None:
     """Add the endpoint lists that the chain of a frontend selects from, and the chains that select."""
     family = info.family
     local_only = not external and info.internal_local
     if info.cluster and not local_only:
         listed = ElementKey("list", balancing.endpoints_map(kind, CLUSTER), key)
-        entries.append(_chooser_entry(family, kind, CLUSTER, balancing.size_class(len(info.cluster))))
-        entries.append((RESOURCE, listed, _data(family, info.cluster)))
+        entries.append(_chooser_entry(family, kind, CLUSTER, _size(info, info.cluster)))
+        entries.append((RESOURCE, listed, _data(family, _places(info, info.cluster))))
     if info.local and (local_only or (external and info.external_local)):
         listed = ElementKey("list", balancing.endpoints_map(kind, LOCAL), key)
-        entries.append(_chooser_entry(family, kind, LOCAL, balancing.size_class(len(info.local))))
-        entries.append((RESOURCE, listed, _data(family, info.local)))
+        entries.append(_chooser_entry(family, kind, LOCAL, _size(info, info.local)))
+        entries.append((RESOURCE, listed, _data(family, _places(info, info.local))))
 
 
 def _external_chain(info: ServicePortInfo, settings: DataplaneSettings, kind: str) -> Tuple[str, Optional[ChainValue]]:
     """Return name and value of the chain for external traffic; the name is empty if there is no endpoint."""
     mark = settings.masquerade_mark
-    cluster_size = balancing.size_class(len(info.cluster))
+    cluster_size = _size(info, info.cluster)
     if not info.external_local:
         if not cluster_size:
             return "", None
         value = balancing.masquerading_chooser(kind, mark, cluster_size)
         return balancing.masquerade_name(kind, cluster_size), value
-    local_size = balancing.size_class(len(info.local))
+    local_size = _size(info, info.local)
     value = balancing.external_local(kind, settings.local_traffic, mark, cluster_size, local_size)
     return balancing.external_local_name(kind, cluster_size, local_size), value
 
@@ -99,7 +109,7 @@ def _internal(info: ServicePortInfo, key: bytes, affinity: Optional[AffinityChai
     else:
         _lists(info, SERVICE_KEY, key, False, entries)
         policy = LOCAL if info.internal_local else CLUSTER
-        target = balancing.chooser_name(SERVICE_KEY, policy, balancing.size_class(len(endpoints)))
+        target = balancing.chooser_name(SERVICE_KEY, policy, _size(info, endpoints))
     entries.append((RESOURCE, ElementKey("element", layout.FRONTENDS, key), f"goto {target}"))
 
 

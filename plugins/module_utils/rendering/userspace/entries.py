@@ -13,6 +13,7 @@ from typing import FrozenSet, List, NamedTuple, Sequence, Tuple
 
 from ...addresses import address_bits, family_of, packed, parse_network
 from ...serviceports.info import Endpoint, ServicePortInfo, Sources
+from ...serviceports.weights import slots
 from ..ipvs.entries import is_bindable, is_link_local, is_real_server
 from ..merged import Entry
 from ..settings import DataplaneSettings
@@ -72,7 +73,9 @@ def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]
     owner = f"{info.key}" if info.protocol == TCP else f"{info.key}/{info.key.protocol}"
 
     def listener(only_local: bool) -> Listener:
-        endpoints = tuple((endpoint.ip, endpoint.port) for endpoint in chosen_endpoints(info, only_local))
+        chosen = chosen_endpoints(info, only_local)
+        turns = slots(chosen) if info.weighted else chosen
+        endpoints = tuple((endpoint.ip, endpoint.port) for endpoint in turns)
         return Listener(owner, endpoints, info.affinity_seconds)
 
     def serve(address: str, value: Listener) -> None:

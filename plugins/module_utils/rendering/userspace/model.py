@@ -42,7 +42,8 @@ class Listener(NamedTuple):
     """What a listener does with connections, or with datagrams.
 
     ``owner``: the ServicePort, ``namespace/name:port``. Its listeners share the turn of endpoints and the affinity of
-    clients. ``endpoints``: sorted; without any, the agent opens no socket, so that the kernel itself refuses clients.
+    clients. ``endpoints``: sorted, or in the order of turns where one has several; without any, the agent opens no
+    socket, so that the kernel itself refuses clients.
     ``affinity_seconds``: for how long a client keeps its endpoint, 0 without affinity. ``sources``: CIDRs of the
     clients that are served; empty for all.
     """

@@ -1,0 +1,77 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Weights of endpoints: which annotations count, and the share of new connections that each endpoint gets.
+
+The weight of an endpoint is that of its EndpointSlice times that of its Node. With 0 it gets no new connections.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import List, Mapping, NamedTuple, Sequence, Tuple
+
+from ..cluster.model import EndpointSlice
+from ..configuration.sections.service_policy import ServicePolicySettings
+from .info import Endpoint
+from .policy import has_policy
+
+#: The weight of an EndpointSlice without Cilium's annotation, for Cilium.
+CILIUM_DEFAULT = 100
+#: At most so many slots, or SLOTS_PER_ENDPOINT for each endpoint if that is more.
+MOST_SLOTS = 256
+SLOTS_PER_ENDPOINT = 4
+
+
+class Weights(NamedTuple):
+    """The weights of one Service's EndpointSlices, by name, and those of Nodes; 1 if missing."""
+
+    of_slices: Mapping[str, int]
+    of_nodes: Mapping[str, int]
+
+
+EQUAL = Weights({}, {})
+
+
+def weights_of(
+    slices: Sequence[EndpointSlice], namespace: str, of_nodes: Mapping[str, int], settings: ServicePolicySettings
+) -> Weights:
+    """Return the weights of a Service's endpoints; EQUAL if no annotation that counts gives one.
+
+    Weights of Cilium are relative to its default, so where one counts the other EndpointSlices get that default.
+    """
+    of_nodes = of_nodes if settings.node_weights else EQUAL.of_nodes
+    of_slices = EQUAL.of_slices
+    if has_policy(settings, namespace):
+        own = {item.name: item.weight for item in slices if item.weight is not None}
+        aliases = {item.name: item.alias_weight for item in slices if item.alias_weight is not None}
+        if settings.aliases and aliases.keys() - own.keys():
+            of_slices = {item.name: CILIUM_DEFAULT for item in slices}
+            of_slices.update(aliases)
+            of_slices.update(own)
+        else:
+            of_slices = own
+    return Weights(of_slices, of_nodes) if of_slices or of_nodes else EQUAL
+
+
+def shares(endpoints: Sequence[Endpoint]) -> Tuple[int, ...]:
+    """Return the shares of endpoints in new connections, as the smallest integers; none of the weights is 0."""
+    weights = [endpoint.weight for endpoint in endpoints]
+    divisor = gcd(*weights)
+    return tuple([weight // divisor for weight in weights])
+
+
+def slots(endpoints: Sequence[Endpoint]) -> Tuple[Endpoint, ...]:
+    """Return a list in which each endpoint has places in proportion to its weight, spread evenly over the list.
+
+    Each has at least one. Shares that need more than MOST_SLOTS places are rounded.
+    """
+    wanted = shares(endpoints)
+    most = max(MOST_SLOTS, SLOTS_PER_ENDPOINT * len(endpoints))
+    total = sum(wanted)
+    if total > most:
+        wanted = tuple([max(1, share * most // total) for share in wanted])
+    places: List[Tuple[float, int]] = []
+    for index, share in enumerate(wanted):
+        places += [((place + 0.5) / share, index) for place in range(share)]
+    return tuple([endpoints[index] for _position, index in sorted(places)])
