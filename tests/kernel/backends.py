@@ -70,6 +70,12 @@ class Backend:
             else:
                 connection.close()
 
+    def send(self, data: bytes) -> None:
+        """Send data through all held connections whose client has not closed them."""
+        for connection in self._held:
+            with contextlib.suppress(OSError):
+                connection.sendall(data)
+
     def stop(self) -> None:
         """Refuse new connections; held connections stay open."""
         if self._server is not None:
