@@ -103,6 +103,11 @@ def test_every_frontend_of_a_service(node, backends):
     node.store.put(service_of(6, ("SCTP",)))
     node.store.put(service_of(7))
     node.store.put(endpoints_of(7, [DEAD, FIRST]))
+    # With policy Local, a failed connect is retried on the node's own endpoints only.
+    node.store.put(service_of(9, internalTrafficPolicy="Local"))
+    retried = endpoints_of(9, [DEAD, FIRST, SECOND])
+    retried["endpoints"][2]["nodeName"] = "node2"
+    node.store.put(retried)
     node.store.put(service_of(8))
     node.store.put(endpoints_of(8, [cluster_ip(8)], port=80))
     node.start()
@@ -116,6 +121,7 @@ def test_every_frontend_of_a_service(node, backends):
     with pytest.raises(ConnectionResetError):
         ask("198.51.100.2", 80, source=OTHER)
     assert answering(cluster_ip(3), 80) == answering(NODE_IP, 30081) == {FIRST}
+    assert answering(cluster_ip(9), 80, 12) == {FIRST}
     for source in (OUTSIDE, OTHER, NODE_IP):
         assert len(answering(cluster_ip(4), 80, source=source)) == 1
     assert refusal(cluster_ip(5), 80)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import random
 import socket
@@ -16,6 +17,8 @@ from typing import Iterator, List
 import pytest
 
 from tests.kernel.agent_node import AgentNode, cluster_ip, wait_for
+from tests.kernel.backends import ADDRESS, PORT, endpoint, manifests, write_manifests
+from tests.kernel.backends import Backend as CheckedBackend
 from tests.kernel.userspace_node import Backend, answering, ask, endpoints_of, service_of, userspace_node
 from tests.lab import system
 
@@ -125,6 +128,29 @@ def test_existing_addresses_are_served_without_privileges(node, backends):
     system.ip_batch(["address add 198.51.100.9/32 dev lo"])
     wait_for(lambda: node.status()["forwarding"]["unboundCount"] == 0, 20.0)
     assert answering("198.51.100.9", 80) == {THIRD}
+
+
+def test_connections_to_an_endpoint_that_fails_its_checks_are_reset_at_once(node, backends):
+    checked = manifests((1, 2), **{"kubenode.proxy/check": "tcp", "kubenode.proxy/check-interval": "200ms"})
+    with contextlib.ExitStack() as stack:
+        system.ip_batch([f"address add {endpoint(number)}/32 dev lo" for number in (1, 2)])
+        servers = [CheckedBackend(number, hold=True) for number in (1, 2)]
+        for server in servers:
+            stack.callback(server.close)
+        write_manifests(node.services, checked)
+        node.start()
+        wait_for(lambda: len(node.status()["checks"]) == 2, 30.0)
+        found = {}
+        while set(found) != {b"1", b"2"}:
+            sock = stack.enter_context(socket.create_connection((ADDRESS, PORT), 30.0))
+            found[sock.recv(16)] = sock
+        servers[0].stop()
+        # The client does not send anything, and its endpoint keeps the connection open.
+        with pytest.raises(ConnectionResetError):
+            found[b"1"].recv(1)
+        servers[1].send(b"still here")
+        assert found[b"2"].recv(16) == b"still here"
+    assert "cannot be ended" not in node.log
 
 
 def test_random_changes_lose_no_request_of_an_unchanged_service(node, backends):

@@ -13,7 +13,7 @@ from ..forwarding.forwarder import RETRY_SECONDS, Forwarder
 from ..forwarding.limits import Limits, within_files
 from ..forwarding.loop import LONGEST_WAIT_SECONDS
 from ..forwarding.resource import ListenersResource
-from ..rendering.userspace.model import Listener, ListenerKey
+from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from ..resources import Resource
 from .supervision import Supervisor, Task, brief_traceback
 from .surface.log import INFO, LimitedLog
@@ -70,6 +70,10 @@ class Forwarding(ListenerAccess):
     def left(self, families: Sequence[str]) -> List[Resource[Any, Any]]:
         """See the base class."""
         return [ListenersResource(self._forwarder, family) for family in families] if self._forwarder else []
+
+    def end_connections(self, owner: str, endpoint: Endpoint) -> int:
+        """See the base class."""
+        return self._forwarder.end_connections(owner, endpoint) if self._forwarder is not None else 0
 
     def table(self) -> Mapping[ListenerKey, Listener]:
         """Return all listeners."""

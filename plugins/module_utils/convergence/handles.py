@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from types import TracebackType
-from typing import Any, List, Optional, Sequence, Type
+from typing import Any, List, Optional, Sequence, Tuple, Type
 
 from ..errors import PreflightError
 from ..kernel.facts import kernel_release
@@ -43,6 +43,13 @@ class ListenerAccess:
     def left(self, families: Sequence[str]) -> List[Resource[Any, Any]]:
         """Return the listeners that a running agent still has after it has left userspace mode."""
         return []
+
+    def end_connections(self, owner: str, endpoint: Tuple[str, int]) -> int:
+        """Reset the connections that listeners of a ServicePort forward to an endpoint; return their number.
+
+        Raises KernelError.
+        """
+        return 0
 
 
 class KernelHandles:

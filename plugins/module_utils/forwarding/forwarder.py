@@ -19,7 +19,7 @@ import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Set, Tuple, TypeVar, Union
 
 from ..errors import KernelError
-from ..rendering.userspace.model import TCP, UDP, Listener, ListenerKey
+from ..rendering.userspace.model import TCP, UDP, Endpoint, Listener, ListenerKey
 from ..resources import Change
 from . import tcp, udp
 from .balancing import Balancer, FailedEndpoints
@@ -129,6 +129,16 @@ class Forwarder:
             gone = {key.address for key in change.removed} - left
             if gone:
                 self._loop.call(lambda: self._reset_at(gone))
+
+    def end_connections(self, owner: str, endpoint: Endpoint) -> int:
+        """Reset the connections of a ServicePort that lead to an endpoint; return their number.
+
+        Those that still wait for it to accept them go to another endpoint. Raises KernelError if the loop does not
+        answer.
+        """
+        ended: List[tcp.Connection] = []
+        self._loop.call(lambda: ended.extend(self._leave(owner, endpoint)))
+        return len(ended)
 
     def status(self) -> Dict[str, Any]:
         """Return the state as plain JSON values."""
@@ -280,6 +290,16 @@ class Forwarder:
     def _evict(self, connection: tcp.Connection) -> None:
         self.totals.evicted += 1
         connection.abort()
+
+    def _leave(self, owner: str, endpoint: Endpoint) -> Iterator[tcp.Connection]:
+        for connection in self._connections:
+            if connection.endpoint != endpoint or connection.server.listener.owner != owner:
+                continue
+            if connection.halves:
+                connection.abort()
+                yield connection
+            else:
+                connection.give_up()
 
     def _reset_at(self, addresses: Set[str]) -> None:
         for connection in self._connections:

@@ -55,8 +55,9 @@ class Totals:
     ``accepted``: TCP connections; ``sessions``: UDP sessions. ``refused_sources``: connections and datagrams from
     clients outside the source ranges. ``refused_limit``: connections refused because there were too many, ``evicted``:
     connections and sessions ended to make room for others. ``connect_failures``: attempts to connect to an endpoint
-    that failed, ``unreachable``: connections for which all did. ``dropped``: datagrams without an endpoint, or that a
-    socket did not take. ``bytes``: moved by TCP connections, in both directions.
+    that failed, ``unreachable``: connections for which all did, or whose hop limit was used up. ``dropped``: datagrams
+    without an endpoint, that a socket did not take, or whose hop limit was used up. ``bytes``: moved by TCP
+    connections, in both directions.
     """
 
     def __init__(self) -> None:

@@ -1,18 +1,32 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sockets that do not block: opened for a listener, kept alive, reset."""
+"""Sockets that do not block: opened for a listener, kept alive, limited in hops, reset.
+
+Each forwarding lowers the hop limit (TTL, RFC 791; IPv6: RFC 8200) as a router does. Without that, a Service of which
+the endpoints are node ports of other nodes could have the nodes forward to each other without end.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import struct
-from typing import Callable
+from typing import Any, Callable, Sequence, Tuple
 
 _RESET = struct.pack("=ii", 1, 0)
+_HOPS = struct.Struct("=i")
 #: A vanished peer is detected after 10 minutes of silence and 5 probes, a minute apart.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 600), (socket.TCP_KEEPINTVL, 60), (socket.TCP_KEEPCNT, 5))
+
+#: linux/tcp.h: keep the headers of the packet that opened a connection, and return them.
+_TCP_SAVE_SYN, _TCP_SAVED_SYN = 27, 28
+#: linux/in.h, linux/in6.h: have the hop limit delivered with each datagram.
+_IP_RECVTTL, _IPV6_RECVHOPLIMIT, _IPV6_HOPLIMIT = 12, 51, 52
+_HEADER_BYTES = 512
+#: Where the kernel does not say it: while it answers with SYN cookies, and in sandboxes with a network stack of their
+#: own. Enough for the way from a node to any endpoint.
+_UNKNOWN_HOPS = 32
 
 
 def open_socket(address: str, kind: int) -> socket.socket:
@@ -48,3 +62,42 @@ def reset(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     sock.close()
+
+
+def save_hops(sock: socket.socket) -> None:
+    """Have the kernel keep the hop limits of what a socket receives, if it can."""
+    if sock.type & socket.SOCK_STREAM:
+        option = (socket.IPPROTO_TCP, _TCP_SAVE_SYN)
+    elif sock.family == socket.AF_INET6:
+        option = (socket.IPPROTO_IPV6, _IPV6_RECVHOPLIMIT)
+    else:
+        option = (socket.IPPROTO_IP, _IP_RECVTTL)
+    with contextlib.suppress(OSError):
+        sock.setsockopt(*option, 1)
+
+
+def hops_of_connection(sock: socket.socket) -> int:
+    """Return the hop limit with which the packet that opened an accepted connection arrived."""
+    try:
+        header = sock.getsockopt(socket.IPPROTO_TCP, _TCP_SAVED_SYN, _HEADER_BYTES)
+    except OSError:
+        header = b""
+    if len(header) < 20:
+        return _UNKNOWN_HOPS
+    return header[8] if header[0] >> 4 == 4 else header[7]
+
+
+def hops_of_datagram(ancillary: Sequence[Tuple[int, int, Any]]) -> int:
+    """Return the hop limit with which a datagram arrived, from the ancillary data of recvmsg(2)."""
+    for level, kind, data in ancillary:
+        if (level, kind) in ((socket.IPPROTO_IP, socket.IP_TTL), (socket.IPPROTO_IPV6, _IPV6_HOPLIMIT)):
+            return int(_HOPS.unpack_from(data)[0])
+    return _UNKNOWN_HOPS
+
+
+def limit_hops(sock: socket.socket, hops: int) -> None:
+    """Send the packets of a socket with this hop limit. Raises OSError."""
+    if sock.family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, hops)
+    else:
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, hops)

@@ -20,7 +20,7 @@ from .balancing import Balancer, FailedEndpoints
 from .half import End, Half, Means
 from .limits import Limits, Totals
 from .loop import Loop
-from .sockets import bound_socket, keep_alive, open_socket, reset
+from .sockets import bound_socket, hops_of_connection, keep_alive, limit_hops, open_socket, reset, save_hops
 from .sources import Sources, is_allowed
 
 _IN, _OUT, _HUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
@@ -52,13 +52,28 @@ class Shared(NamedTuple):
 
 
 class Connection:
-    """A client's connection and the one to its endpoint. ``active``: when data was last transferred."""
+    """A client's connection and the one to its endpoint. ``active``: when data was last transferred.
 
-    __slots__ = ("_queued", "_tried", "active", "client", "client_end", "endpoint", "endpoint_end", "halves", "server")
+    ``hops``: the hop limit of packets to the endpoint.
+    """
 
-    def __init__(self, server: TcpServer, sock: socket.socket, client: str) -> None:
+    __slots__ = (
+        "_hops",
+        "_queued",
+        "_tried",
+        "active",
+        "client",
+        "client_end",
+        "endpoint",
+        "endpoint_end",
+        "halves",
+        "server",
+    )
+
+    def __init__(self, server: TcpServer, sock: socket.socket, client: str, hops: int) -> None:
         self.server = server
         self.client = client
+        self._hops = hops
         self.client_end = End(sock)
         self.endpoint: Optional[Endpoint] = None
         self.endpoint_end: Optional[End] = None
@@ -98,6 +113,7 @@ class Connection:
         sock = open_socket(endpoint[0], socket.SOCK_STREAM)
         try:
             keep_alive(sock)
+            limit_hops(sock, self._hops)
             number = sock.connect_ex(endpoint)
             if number not in (0, errno.EINPROGRESS):
                 raise OSError(number, os.strerror(number))
@@ -256,6 +272,7 @@ class TcpServer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Accepted sockets inherit these options.
         keep_alive(sock)
+        save_hops(sock)
 
     def fileno(self) -> int:
         """Return the descriptor of the listening socket."""
@@ -280,12 +297,18 @@ class TcpServer:
                 reset(sock)
                 continue
             sock.setblocking(False)
+            hops = hops_of_connection(sock) - 1
+            if hops < 1:
+                # Nodes forward to each other in a loop.
+                shared.totals.unreachable += 1
+                reset(sock)
+                continue
             if not self._everyone.admit(client, shared.limits().connections):
                 shared.totals.refused_limit += 1
                 reset(sock)
                 continue
             shared.totals.accepted += 1
-            connection = Connection(self, sock, client)
+            connection = Connection(self, sock, client, hops)
             self.connections.add(connection)
             self._everyone.add(client, connection)
             connection.connect()

@@ -18,10 +18,11 @@ from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
 from .balancing import Balancer, FailedEndpoints
 from .limits import Limits, Totals
 from .loop import Loop
-from .sockets import bound_socket, open_socket
+from .sockets import bound_socket, hops_of_datagram, limit_hops, open_socket, save_hops
 from .sources import is_allowed
 
 _DATAGRAMS = 64
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4)
 #: Receive buffer of a listener, in bytes, for bursts; the kernel allows at most net.core.rmem_max.
 _RECEIVE_BYTES = 1 << 21
 
@@ -43,7 +44,7 @@ class Session:
 
     __slots__ = ("active", "address", "answered", "client", "endpoint", "server", "sock")
 
-    def __init__(self, server: UdpServer, address: Tuple[str, int], endpoint: Endpoint) -> None:
+    def __init__(self, server: UdpServer, address: Tuple[str, int], endpoint: Endpoint, hops: int) -> None:
         self.server = server
         self.address = address
         self.endpoint = endpoint
@@ -51,6 +52,7 @@ class Session:
         self.active = server.shared.loop.now
         self.sock = open_socket(endpoint[0], socket.SOCK_DGRAM)
         try:
+            limit_hops(self.sock, hops)
             self.sock.connect(endpoint)
             server.shared.loop.watch(self.sock.fileno(), self._readable, select.EPOLLIN)
         except OSError:
@@ -169,6 +171,7 @@ class UdpServer:
     @staticmethod
     def _prepare(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+        save_hops(sock)
 
     def fileno(self) -> int:
         """Return the descriptor of the socket."""
@@ -179,7 +182,7 @@ class UdpServer:
         shared = self.shared
         for _count in range(_DATAGRAMS):
             try:
-                size, address = self._socket.recvfrom_into(shared.buffer)
+                size, ancillary, _flags, address = self._socket.recvmsg_into([shared.buffer], _ANCILLARY_BYTES)
             except BlockingIOError:
                 return True
             except OSError:
@@ -188,10 +191,15 @@ class UdpServer:
             if not is_allowed(self.listener.sources, address[0]):
                 shared.totals.refused_sources += 1
                 continue
-            self._forward(shared.buffer[:size], address)
+            hops = hops_of_datagram(ancillary) - 1
+            if hops < 1:
+                # Nodes forward to each other in a loop.
+                shared.totals.dropped += 1
+                continue
+            self._forward(shared.buffer[:size], address, hops)
         return True
 
-    def _forward(self, datagram: memoryview, address: Tuple[str, int]) -> None:
+    def _forward(self, datagram: memoryview, address: Tuple[str, int], hops: int) -> None:
         session = self.sessions.get(address)
         if session is not None and session.send(datagram):
             return
@@ -206,7 +214,7 @@ class UdpServer:
             tried.append(endpoint)
             if self.shared.is_listener(endpoint):
                 continue
-            session = self._open(address, endpoint)
+            session = self._open(address, endpoint, hops)
             if session is None:
                 continue
             if session.send(datagram):
@@ -214,7 +222,7 @@ class UdpServer:
             session.fail()
         self.shared.totals.dropped += 1
 
-    def _open(self, address: Tuple[str, int], endpoint: Endpoint) -> Optional[Session]:
+    def _open(self, address: Tuple[str, int], endpoint: Endpoint, hops: int) -> Optional[Session]:
         shared = self.shared
         while len(shared.sessions) >= shared.limits().sessions:
             oldest = shared.sessions.oldest()
@@ -223,7 +231,7 @@ class UdpServer:
             oldest.close()
             shared.totals.evicted += 1
         try:
-            session = Session(self, address, endpoint)
+            session = Session(self, address, endpoint, hops)
         except OSError:
             shared.failed.add(endpoint)
             shared.totals.connect_failures += 1

@@ -13,11 +13,19 @@ import socket
 import struct
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding import tcp
+from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.sockets import (
+    hops_of_connection,
+    limit_hops,
+    save_hops,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace.model import ListenerKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change
+from tests.lab.ports import free_port
 from tests.unit.forwarding.conftest import SECONDS, closed_port, wait_for
 
 
@@ -416,3 +424,31 @@ def test_random_changes_lose_no_request_of_an_unchanged_service(start, endpoint)
     for item in clients:
         item.join()
     assert failures == []
+
+
+def test_forwarders_that_forward_to_each_other_end_the_loop(start):
+    one, two = start(), start()
+    keys = [ListenerKey("tcp", *closed_port()) for _number in range(2)]
+    for running, key, other in ((one, keys[0], keys[1]), (two, keys[1], keys[0])):
+        running.listen((other.address, other.port), key=key)
+    hops = int(Path("/proc/sys/net/ipv4/ip_default_ttl").read_text(encoding="ascii"))
+    for attempt in (1, 2):
+        assert_reset(one, keys[0])
+        wait_for(lambda: one.status("connections") == two.status("connections") == 0)
+        assert 2 <= one.status("accepted") + two.status("accepted") <= attempt * hops
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_the_hop_limit_decreases_as_at_a_router(start, address):
+    listening = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+    save_hops(listening)
+    place = listening.getsockname()[:2]
+    running = start()
+    key = running.listen(place, key=ListenerKey("tcp", address, free_port()))
+    with listening, socket.socket(listening.family) as client:
+        client.settimeout(SECONDS)
+        limit_hops(client, 17)
+        client.connect((key.address, key.port))
+        sock, _peer = listening.accept()
+        with sock:
+            assert hops_of_connection(sock) == 16

@@ -8,9 +8,17 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.forwarding.sockets import (
+    hops_of_datagram,
+    limit_hops,
+    save_hops,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.userspace.model import ListenerKey
+from tests.lab.ports import free_port
 from tests.unit.forwarding.conftest import SECONDS, closed_port, wait_for
 
 
@@ -147,3 +155,31 @@ def test_no_file_is_left_open(start, udp_endpoint):
             ask(sock)
     wait_for(lambda: running.status("sessions") == 0)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_forwarders_that_forward_to_each_other_end_the_loop(start):
+    one, two = start(), start()
+    keys = [ListenerKey("udp", *closed_port()) for _number in range(2)]
+    for running, key, other in ((one, keys[0], keys[1]), (two, keys[1], keys[0])):
+        running.listen((other.address, other.port), key=key)
+    with client(keys[0]) as sock:
+        sock.send(b"x")
+        # The datagram is dropped by the forwarder at which its hop limit is used up.
+        wait_for(lambda: one.status("droppedDatagrams") + two.status("droppedDatagrams") == 1)
+    hops = int(Path("/proc/sys/net/ipv4/ip_default_ttl").read_text(encoding="ascii"))
+    assert one.status("udpSessions") + two.status("udpSessions") == hops - 1
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_the_hop_limit_decreases_as_at_a_router(start, address):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    running = start()
+    with socket.socket(family, socket.SOCK_DGRAM) as server, socket.socket(family, socket.SOCK_DGRAM) as sender:
+        server.bind((address, 0))
+        server.settimeout(SECONDS)
+        save_hops(server)
+        key = running.listen(server.getsockname()[:2], key=ListenerKey("udp", address, free_port()))
+        limit_hops(sender, 17)
+        sender.sendto(b"x", (key.address, key.port))
+        _data, ancillary, _flags, _sender = server.recvmsg(16, 64)
+    assert hops_of_datagram(ancillary) == 16

@@ -14,7 +14,6 @@ from ...addresses import family_of
 from ...cluster.model import Failing, NamespacedName
 from ...configuration.sections.health_checks import HealthChecks
 from ...errors import KernelError
-from ...kernel.conntrack.tcp_flows import end_connections
 from ...serviceports.table import service_ports_of
 from ..api.events import NORMAL, WARNING, Post, service_reference
 from ..source.view import ClusterView
@@ -147,15 +146,12 @@ class Checks:
 
     def _end(self, view: ClusterView, proxier: Proxier, name: NamespacedName, address: str, port: int) -> None:
         for info in service_ports_of(view.state, name, proxier.context.node):
-            frontends = [(ip, info.port) for ip in (info.cluster_ip, *info.external_ips, *info.load_balancer_ips)]
             for endpoint in info.endpoints:
                 left = endpoint.failed and not endpoint.ready and info.key.protocol == "TCP"
                 if not left or endpoint.ip != address or port not in (0, endpoint.port):
                     continue
                 try:
-                    # In this order: closing IPVS connections also deletes their conntrack entries.
-                    ended = end_connections(proxier.family, (address, endpoint.port), frontends, info.node_port)
-                    proxier.drop_draining(info, endpoint)
+                    ended = proxier.end_connections(info, endpoint)
                 except KernelError as error:
                     self._log.warning("connections to a failed endpoint cannot be ended", endpoint=address, error=error)
                     continue

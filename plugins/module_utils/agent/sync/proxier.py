@@ -23,6 +23,7 @@ from ...convergence.report import ignored_policies, unserved
 from ...convergence.schedulers import requested, with_schedulers
 from ...kernel.conntrack.socket import ConntrackSocket
 from ...kernel.conntrack.stale import delete_stale
+from ...kernel.conntrack.tcp_flows import Ended, end_connections
 from ...kernel.xtables.variant import XtablesVariant
 from ...rendering.desired import DesiredTables
 from ...rendering.rendering import Totals
@@ -212,9 +213,14 @@ class Proxier:
         """Remove draining entries whose last connection has ended; return their number. Raises KernelError."""
         return self._adjustments.drain()
 
-    def drop_draining(self, port: ServicePortInfo, endpoint: Endpoint) -> None:
-        """Remove what is kept for the connections of a ServicePort to an endpoint. Raises KernelError."""
-        self._adjustments.drop(port, endpoint)
+    def end_connections(self, port: ServicePortInfo, endpoint: Endpoint) -> Ended:
+        """End the TCP connections of a ServicePort to an endpoint. Raises KernelError."""
+        ended = Ended()
+        if self.mode.tracks_connections:
+            frontends = [(ip, port.port) for ip in (port.cluster_ip, *port.external_ips, *port.load_balancer_ips)]
+            # In this order: closing IPVS connections also deletes their conntrack entries.
+            ended = end_connections(self.family, (endpoint.ip, endpoint.port), frontends, port.node_port)
+        return ended._replace(connections=ended.connections + self._adjustments.drop(port, endpoint))
 
     def clean_conntrack(self, state: ClusterState) -> Tuple[int, float]:
         """Delete stale entries of the Services that changed since the last call in a way that can make them stale.

@@ -169,7 +169,7 @@ class ServersInUse(Adjustments):
                 del self._draining[key]
         return len(gone)
 
-    def drop(self, port: ServicePortInfo, endpoint: Endpoint) -> None:
+    def drop(self, port: ServicePortInfo, endpoint: Endpoint) -> int:
         """Remove the real servers of an endpoint that are kept at weight 0.
 
         With net.ipv4.vs.expire_nodest_conn their connections end at the next packet.
@@ -187,6 +187,7 @@ class ServersInUse(Adjustments):
             self._resource.apply(Change(removed=gone))
             for key in gone:
                 del self._draining[key]
+        return 0
 
     def _connections(self, keys: Iterable[ipvs.RealServerKey]) -> Mapping[ipvs.RealServerKey, int]:
         """Return the connections of all real servers of the virtual servers that these keys belong to."""

@@ -75,8 +75,12 @@ class Adjustments:
         """Remove entries whose connections have ended; return their number. Raises KernelError."""
         return 0
 
-    def drop(self, port: ServicePortInfo, endpoint: Endpoint) -> None:
-        """Remove what is kept for the connections of a ServicePort to an endpoint. Raises KernelError."""
+    def drop(self, port: ServicePortInfo, endpoint: Endpoint) -> int:
+        """End the connections of a ServicePort to an endpoint that connection tracking does not end.
+
+        Returns how many were reset at once. Raises KernelError.
+        """
+        return 0
 
 
 class Mode:

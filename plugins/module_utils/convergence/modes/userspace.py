@@ -14,13 +14,15 @@ from typing import List, Sequence
 from ...configuration.model import KubeProxyConfiguration
 from ...preflight.check import ModeNeeds
 from ...preflight.features import may_change_network
+from ...rendering.userspace.entries import owner_of
 from ...rendering.userspace.mode import RENDERING
 from ...rendering.userspace.model import ADDRESSES, DEVICE, LISTENERS
 from ...resources import Stage
-from ..family import FamilyTables
+from ...serviceports.info import Endpoint, ServicePortInfo
+from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
 from ..stages.userspace import address_device_stage, userspace_addresses
-from .mode import Families, Mode, Subsystems
+from .mode import Adjustments, Families, Mode, Subsystems
 
 
 class UserspaceMode(Mode):
@@ -63,6 +65,21 @@ class UserspaceMode(Mode):
                 stages.append(Stage(userspace_addresses(handles, context.family), tables[ADDRESSES]))
             stages.append(Stage(handles.listeners.resource(context.family), tables[LISTENERS]))
         return stages
+
+    def adjustments(self, context: FamilyContext, stages: Sequence[Stage], handles: KernelHandles) -> Adjustments:
+        """See the base class."""
+        return ForwardedConnections(handles)
+
+
+class ForwardedConnections(Adjustments):
+    """Ends connections in the agent itself, since connection tracking does not know which Service they belong to."""
+
+    def __init__(self, handles: KernelHandles) -> None:
+        self._handles = handles
+
+    def drop(self, port: ServicePortInfo, endpoint: Endpoint) -> int:
+        """See the base class."""
+        return self._handles.listeners.end_connections(owner_of(port), (endpoint.ip, endpoint.port))
 
 
 USERSPACE_MODE = UserspaceMode()

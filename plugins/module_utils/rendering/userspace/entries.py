@@ -65,12 +65,17 @@ def chosen_endpoints(info: ServicePortInfo, only_local: bool) -> Sequence[Endpoi
     return [endpoint for endpoint in (info.local if only_local else info.cluster) if usable(endpoint)]
 
 
+def owner_of(info: ServicePortInfo) -> str:
+    """Return the name of a ServicePort in its listeners."""
+    return f"{info.key}" if info.protocol == TCP else f"{info.key}/{info.key.protocol}"
+
+
 def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]:
     """Return the ServicePort's entries as (table, key, value) triples. A key may occur more than once."""
     if refusal(info):
         return []
     entries: List[Entry] = []
-    owner = f"{info.key}" if info.protocol == TCP else f"{info.key}/{info.key.protocol}"
+    owner = owner_of(info)
 
     def listener(only_local: bool) -> Listener:
         chosen = chosen_endpoints(info, only_local)
