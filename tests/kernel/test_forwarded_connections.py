@@ -98,7 +98,7 @@ def test_a_forwarded_connection_is_reset_at_its_next_packet(node, network):
         lost.send(b"x")
         with pytest.raises(ConnectionResetError):
             lost.recv(1)
-        # The connection to the backend that passes is not affected, whoever sends.
+        # The connection to the backend that passes is not affected, in either direction.
         kept.send(b"x")
         backends[1].send(b"still here")
         kept.settimeout(30)
