@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from typing import AbstractSet, Any, Dict, FrozenSet, List, Optional, Set, Tuple
 
 from ..addresses import address_bits
-from .matching.address_space import AddressSpace
+from .matching.address_space import AddressSpace, changed_ranges
 from .matching.compiled import Block
 from .matching.owners import Address
 from .matching.peers import Content
@@ -27,6 +28,8 @@ class FamilyTables:
         self.family = family
         self.space = AddressSpace(most_pieces)
         self.class_of: Dict[Address, int] = {}
+        # The same addresses in order.
+        self._classified: List[Address] = []
         self._bytes = address_bits(family) // 8
         self._rows = rows
         self._values = values
@@ -56,11 +59,15 @@ class FamilyTables:
                 if not before + count:
                     del self._block_uses[block]
 
-    def cut(self) -> bool:
-        """Divide the address space again if the blocks in use changed; return whether they did. Raises TooManyRows."""
+    def cut(self) -> List[Address]:
+        """Divide the address space again if the blocks in use changed.
+
+        Return the classified addresses that other blocks contain now. Raises TooManyRows.
+        """
         if not self._blocks_changed:
-            return False
+            return []
         self._blocks_changed = False
+        before = self.space.pieces
         self.space.cut(self._block_uses.keys())
         pieces: Dict[Row, int] = {}
         for first, last, blocks in self.space.pieces:
@@ -73,7 +80,16 @@ class FamilyTables:
         for row, number in pieces.items():
             self._rows.put(row, number)
         self._pieces = pieces
-        return True
+        return [
+            address
+            for first, last in changed_ranges(before, self.space.pieces)
+            for address in self._classified_in(first, last)
+        ]
+
+    def _classified_in(self, first: int, last: int) -> List[Address]:
+        begin = bisect_left(self._classified, first.to_bytes(self._bytes, "big"))
+        end = bisect_right(self._classified, last.to_bytes(self._bytes, "big"), begin)
+        return self._classified[begin:end]
 
     # ---- peers
 
@@ -87,8 +103,11 @@ class FamilyTables:
             whole = content._replace(blocks=self.space.blocks_at(int.from_bytes(address, "big")))
             number = self.class_of[address] = self._classes.acquire(whole)
             self._rows.put((CLASS, address), number)
+            if before is None:
+                insort(self._classified, address)
         elif before is not None:
             self._rows.remove((CLASS, address))
+            del self._classified[bisect_left(self._classified, address)]
         if before is not None:
             self._classes.release(before)
 

@@ -171,8 +171,7 @@ class PolicyState:
         self._refresh_local(work.local)
         self._find_members(work.pods)
         for tables in self.families.values():
-            if tables.cut():
-                work.addresses.update(tables.class_of)
+            work.addresses.update(tables.cut())
         for key in sorted(work.pods):
             self._describe(key)
             work.addresses.update(self.owners.owned_by(self._pods.get(key)))

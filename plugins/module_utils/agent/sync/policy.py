@@ -188,7 +188,9 @@ class PolicySync:
             self._retry.restart(RETRY_SECONDS)
 
     def _follow(self, addresses: Addresses) -> None:
+        """Follow the objects, the node's addresses and the kernel; nothing is computed if none of them changed."""
         objects = self._view.state.policy
+        changed = bool(objects.changes) or addresses != self._addresses
         if self._policy is None:
             objects.pop_changes()
             self._policy = node_policy(self._view.state, self._settings, self._node_name, addresses)
@@ -201,7 +203,8 @@ class PolicySync:
             self._policy.set_node_addresses(raw_addresses(addresses))
             self._addresses = addresses
         self._look()
-        self._apply(self._policy)
+        if changed or self._full or self._suspect:
+            self._apply(self._policy)
 
     def _look(self) -> None:
         """Notice what another program did to the table."""

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..rows import TooManyRows
-from .compiled import Block
+from .compiled import Block, Interval
 
 _NONE: FrozenSet[Block] = frozenset()
 
@@ -57,6 +57,29 @@ def pieces_of(blocks: Iterable[Block], most: Optional[int] = None) -> List[Piece
             index += 1
         position = at
     return found
+
+
+def changed_ranges(before: Sequence[Piece], now: Sequence[Piece]) -> Iterator[Interval]:
+    """Yield the ranges of addresses, in order, that other blocks contain now than before."""
+    sides = (before, now)
+    places = [0, 0]
+    position = 0
+    while any(place < len(pieces) for place, pieces in zip(places, sides)):
+        nearest = [pieces[place] if place < len(pieces) else None for place, pieces in zip(places, sides)]
+        position = min(max(piece.first, position) for piece in nearest if piece is not None)
+        inside = [piece if piece is not None and piece.first <= position else None for piece in nearest]
+        end = min(
+            piece.last if piece is within else piece.first - 1
+            for piece, within in zip(nearest, inside)
+            if piece is not None
+        )
+        blocks = [_NONE if piece is None else piece.blocks for piece in inside]
+        if blocks[0] != blocks[1]:
+            yield position, end
+        for side, piece in enumerate(inside):
+            if piece is not None and piece.last == end:
+                places[side] += 1
+        position = end + 1
 
 
 class AddressSpace:

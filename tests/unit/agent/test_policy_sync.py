@@ -1,0 +1,104 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Network policies in the agent's loop: work is done only if an object, an address or the kernel's table changed."""
+
+from __future__ import annotations
+
+import io
+from typing import Any, Dict, List
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.source.view import ClusterView
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.health import ProxyHealth
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import LimitedLog, Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import policy
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import Timers
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.network_policy import (
+    NetworkPolicySettings,
+)
+from tests.netpol import cases
+
+KINDS = {"Pod", "Namespace", "NetworkPolicy"}
+
+
+class Kernel:
+    """The table in memory, and notifications of changes by other programs."""
+
+    port = 0
+
+    def __init__(self) -> None:
+        self.entries: Dict[Any, Any] = {}
+        self.applied: List[int] = []
+        self.observed = 0
+        self.notified = False
+
+    def network_policy(self) -> Kernel:
+        return self
+
+    def observe(self) -> Dict[Any, Any]:
+        self.observed += 1
+        return dict(self.entries)
+
+    def apply(self, change: Any) -> None:
+        self.applied.append(len(change))
+        self.entries.update(change.added)
+        self.entries.update({key: new for key, (_old, new) in change.replaced.items()})
+        for key in change.removed:
+            del self.entries[key]
+
+    def changes(self) -> set[str]:
+        notified, self.notified = self.notified, False
+        return {"inet"} if notified else set()
+
+    def fileno(self) -> int:
+        return -1
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def kernel(monkeypatch) -> Kernel:
+    made = Kernel()
+    monkeypatch.setattr(policy, "TableMonitor", lambda _ports, _table: made)
+    monkeypatch.setattr(policy, "policy_findings", lambda *_arguments: [])
+    return made
+
+
+def test_nothing_is_computed_while_nothing_changes(kernel, monkeypatch):
+    view, log = ClusterView(), Log(io.StringIO())
+    objects = cases.steps("default-deny-ingress")[0].objects
+    for item in objects.values():
+        view.state.upsert(item)
+    view.listed |= KINDS
+    sync = policy.PolicySync(view, kernel, Timers(), log=log, limited=LimitedLog(log), health=ProxyHealth(60.0))
+    sync.configure(NetworkPolicySettings(enabled=True), "node1")
+    computed: List[str] = []
+    for name in ("change_of", "policy_warnings", "difference"):
+        original = getattr(policy, name)
+        monkeypatch.setattr(
+            policy, name, lambda *words, _name=name, _original=original: computed.append(_name) or _original(*words)
+        )
+    addresses = (("eth0", "172.18.0.2"),)
+    sync.sync(addresses)
+    assert kernel.entries and kernel.observed == 1 and not sync.status()["error"]
+    computed.clear()
+    for _round in range(3):
+        sync.sync(addresses)
+    assert computed == [] and kernel.observed == 1
+    same = next(item for key, item in objects.items() if key[0] == "Pod")
+    view.state.upsert({**same, "metadata": {**same["metadata"], "annotations": {"of": "no interest"}}})
+    sync.sync(addresses)
+    assert computed == []
+    view.state.upsert({**same, "metadata": {**same["metadata"], "labels": {"app": "another"}}})
+    sync.sync(addresses)
+    assert "change_of" in computed and kernel.observed == 1
+    computed.clear()
+    sync.sync((*addresses, ("eth1", "10.244.1.12")))
+    assert "change_of" in computed and len(kernel.applied) >= 2
+    kernel.notified = True
+    kernel.entries.popitem()
+    sync.sync((*addresses, ("eth1", "10.244.1.12")))
+    assert kernel.observed == 2 and kernel.applied[-1] == 1
