@@ -129,13 +129,8 @@ class ApiClient:
         self._transport.interrupt()
 
     def report(self, error: ProxyError) -> bool:
-        """Report an error of a request; return whether another API server should be used from now on.
-
-        That is so for what another server of the same cluster may do better: a connection that fails, an answer that
-        is not one of an API server, or a status from 500 on.
-        """
-        code = error.code if isinstance(error, ApiStatusError) else _INTERNAL_ERROR
-        return isinstance(error, ApiError) and code >= _INTERNAL_ERROR and self._failed(str(error))
+        """Report an error of a request; return whether another API server should be used from now on."""
+        return concerns_server(error) and self._failed(str(error))
 
     def ready(self) -> None:
         """Raise ApiError unless the server answers ``/readyz`` with a status below 500.
@@ -375,6 +370,15 @@ class ApiClient:
             # The answer to a watch may begin only with the first event, so its time is not a latency of the server.
             seconds = None if "watch" in query else self._clock() - started
             self._observe(method, urllib.parse.urlsplit(self.host).netloc, code, seconds)
+
+
+def concerns_server(error: ProxyError) -> bool:
+    """Return whether another API server of the same cluster may do better.
+
+    That is so for a connection that fails, an answer that is not one of an API server, and a status from 500 on.
+    """
+    code = error.code if isinstance(error, ApiStatusError) else _INTERNAL_ERROR
+    return isinstance(error, ApiError) and code >= _INTERNAL_ERROR
 
 
 def unless_absent(read: Callable[[], Item]) -> Optional[Item]:

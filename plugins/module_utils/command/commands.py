@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any, Dict, List, NamedTuple, Tuple
 
-from ..cluster.api import ApiClient, list_objects
+from ..cluster.api import ApiClient
 from ..cluster.cache import read_cache
 from ..cluster.connection import ApiConnection
 from ..cluster.snapshot import read_snapshot
@@ -38,18 +38,28 @@ def _configuration(arguments: argparse.Namespace) -> Tuple[KubeProxyConfiguratio
     return loaded.configuration, loaded.warnings
 
 
-def _cluster(arguments: argparse.Namespace, configuration: KubeProxyConfiguration) -> ClusterState:
-    """Return the cluster from where the arguments say (snapshot, cache or API server), and the static Services."""
+def _cluster(
+    arguments: argparse.Namespace, configuration: KubeProxyConfiguration
+) -> Tuple[ClusterState, Tuple[str, ...]]:
+    """Return the cluster from where the arguments say (snapshot, cache or API servers), and warnings about the source.
+
+    It includes the static Services.
+    """
+    warnings: Tuple[str, ...] = ()
     if arguments.snapshot:
         state = ClusterState.from_objects(read_snapshot(arguments.snapshot))
     elif arguments.from_cache:
         state = ClusterState.from_objects(read_cache(arguments.cache).objects)
     else:
+        # Only this source needs the agent's part that knows several API servers.
+        from .cluster_source import Sources, read_objects
+
         kubeconfig = arguments.kubeconfig or configuration.client_connection.kubeconfig
-        others = policy_resources(configuration.node_proxy.network_policy)
-        state = ClusterState.from_objects(list_objects(ApiConnection(kubeconfig=kubeconfig or None), others=others))
+        sources = Sources(kubeconfig, configuration.node_proxy.api_servers, arguments.cache)
+        objects, warnings = read_objects(sources, policy_resources(configuration.node_proxy.network_policy))
+        state = ClusterState.from_objects(objects)
     state.set_static(StaticDirectory(configuration.node_proxy.static_services.directory).read())
-    return state
+    return state, warnings
 
 
 def _request(arguments: argparse.Namespace, cluster: ClusterState, configuration: KubeProxyConfiguration) -> Request:
@@ -106,7 +116,7 @@ def _report_lines(report: Report, checking: bool, with_entries: bool) -> List[st
 
 def _converged(arguments: argparse.Namespace, check: bool, describe: bool, absent: bool = False) -> CommandResult:
     configuration, warnings = _configuration(arguments)
-    cluster = ClusterState() if absent else _cluster(arguments, configuration)
+    cluster, about_source = (ClusterState(), ()) if absent else _cluster(arguments, configuration)
     request = _request(arguments, cluster, configuration)._replace(
         check=check,
         describe=describe,
@@ -119,7 +129,7 @@ def _converged(arguments: argparse.Namespace, check: bool, describe: bool, absen
     code = DIFFERENT if check and report.changed else OK
     refused = tuple(f"skipped: {refusal}" for refusal in (*report.refused, *report.skipped))
     lines = _report_lines(report, check, describe)
-    return CommandResult(code, lines, report_document(report), (*warnings, *report.warnings, *refused))
+    return CommandResult(code, lines, report_document(report), (*warnings, *about_source, *report.warnings, *refused))
 
 
 def _with_history(request: Request, arguments: argparse.Namespace) -> Request:
@@ -174,14 +184,15 @@ def status_without_agent(arguments: argparse.Namespace, reason: str) -> CommandR
     document: Dict[str, Any] = {"agent": "not running", "reason": reason}
     try:
         configuration, warnings = _configuration(arguments)
-        report = inspect(_request(arguments, _cluster(arguments, configuration), configuration))
+        cluster, about_source = _cluster(arguments, configuration)
+        report = inspect(_request(arguments, cluster, configuration))
     except ProxyError as error:
         lines.append(f"node:       cannot be compared: {error}")
         return CommandResult(NOT_RUNNING, lines, {**document, "error": str(error)})
     entries = ", ".join(f"{count} {table}" for table, count in report.programmed.items() if count)
     lines += [f"programmed: {entries or 'nothing'}", *_report_lines(report, checking=True, with_entries=False)]
     document.update(report_document(report), programmed=report.programmed)
-    return CommandResult(NOT_RUNNING, lines, document, (*warnings, *report.warnings))
+    return CommandResult(NOT_RUNNING, lines, document, (*warnings, *about_source, *report.warnings))
 
 
 class _Node(NamedTuple):
@@ -196,7 +207,7 @@ class _Node(NamedTuple):
 
 def _node(arguments: argparse.Namespace) -> _Node:
     configuration, _warnings = _configuration(arguments)
-    cluster = _cluster(arguments, configuration)
+    cluster, _about_source = _cluster(arguments, configuration)
     request = _request(arguments, cluster, configuration)
     mode = choose_mode(request._replace(check=True)).mode
     configuration = in_mode(configuration, mode.name)

@@ -51,6 +51,18 @@ def _url(host: str, port: int) -> str:
     return f"https://{address_and_port(host, port)}"
 
 
+def configured_servers(servers: Sequence[Tuple[str, int]]) -> Tuple[Candidate, ...]:
+    """Return the candidates of a configuration, given by host and port."""
+    return tuple(Candidate(_url(host, port), CONFIGURATION) for host, port in servers)
+
+
+def named_servers(found: EndpointSlice) -> Tuple[Candidate, ...]:
+    """Return the candidates that the EndpointSlice ``default/kubernetes`` names."""
+    port = next((item.port for item in found.ports if item.protocol == "TCP" and item.port), 0)
+    addresses = [endpoint.address for endpoint in found.endpoints if endpoint.ready]
+    return tuple(Candidate(_url(address, port), CLUSTER) for address in addresses[:_MOST_SERVERS] if port)
+
+
 class ApiServers:
     """The candidates, and the one in use. May be called from any thread.
 
@@ -83,7 +95,7 @@ class ApiServers:
     def configure(self, servers: Sequence[Tuple[str, int]], discover: bool) -> None:
         """Set the servers of the configuration (host and port), and whether those that the cluster names are used."""
         with self._lock:
-            self._configured = tuple(Candidate(_url(host, port), CONFIGURATION) for host, port in servers)
+            self._configured = configured_servers(servers)
             self._discover = discover
 
     def learn(self, state: ClusterState) -> None:
@@ -93,12 +105,11 @@ class ApiServers:
         if found is None or found is self._slice:
             return
         self._slice = found
-        port = next((item.port for item in found.ports if item.protocol == "TCP" and item.port), 0)
-        addresses = [endpoint.address for endpoint in found.endpoints if endpoint.ready]
-        if not port or not addresses:
+        named = named_servers(found)
+        if not named:
             return
         with self._lock:
-            self._learned = tuple(Candidate(_url(address, port), CLUSTER) for address in addresses[:_MOST_SERVERS])
+            self._learned = named
             known = {*self._candidates(), self._current}
             self._failures = {item: failure for item, failure in self._failures.items() if item in known}
 
