@@ -5,13 +5,13 @@
 
 Run as root from the top of the repository; works in a network namespace of its own and leaves nothing behind:
 
-    .venv/bin/python -m tests.benchmarks.nftables_scale [--sizes 100x1,1000x10,...] [--changes 300] [--json]
+    .venv/bin/python -m tests.benchmarks.nftables_scale [--sizes 100x1,1000x10,...] [--changes 300] [--hashed] [--json]
 
 Columns: Services x endpoints; seconds from routes to a programmed kernel, starting from nothing (rendering, difference,
 encoding, kernel), its floor and their ratio; the longest single call into the kernel; seconds for observing everything
 and finding no difference; milliseconds for one endpoint replaced, and for one more endpoint, at the median and at the
 99th percentile, from route to kernel, with the floor's median; milliseconds for replacing an endpoint in one of a
-hundred Services.
+hundred Services. With ``--hashed`` every Service is hashed (stable hashing).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tests.lab import system
 
 # isort: split
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NO_POLICY, ServicePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.protocol import NETLINK_NETFILTER
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import NetlinkSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.messages import (
@@ -39,6 +40,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.res
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.transactions import Planner
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.outcomes import Outcome
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables import service_ports
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.hashing import JHASH
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.service_ports import (
     service_port_entries,
@@ -59,6 +61,7 @@ SETTINGS = DataplaneSettings(
     node_port_cidrs=("172.18.0.2/32",),
     node_port_addresses=("172.18.0.2",),
     service_cidrs=("10.96.0.0/12",),
+    schedulers=frozenset((JHASH,)),
 )
 clock = time.perf_counter
 #: How often the whole table is programmed and replayed; the fastest run counts, since other programs use the machine.
@@ -209,9 +212,9 @@ def fill(resource: NftablesResource, by_key: Dict[Any, ServicePortInfo]) -> Tupl
     return desired, min(taken)
 
 
-def measure(services: int, endpoints: int, turns: int) -> Figures:
+def measure(services: int, endpoints: int, turns: int, policy: ServicePolicy = NO_POLICY) -> Figures:
     """Return all figures for one size."""
-    all_service_ports = routes(services, endpoints)
+    all_service_ports = [one._replace(policy=policy) for one in routes(services, endpoints)]
     by_key = {one.key: one for one in all_service_ports}
     gc.collect()
     gc.freeze()
@@ -264,6 +267,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sizes", default=SIZES)
     parser.add_argument("--changes", type=int, default=300, help="single changes measured for each size")
+    parser.add_argument("--hashed", action="store_true", help="hash the clients of every Service")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if os.geteuid() != 0:
@@ -274,7 +278,8 @@ def main() -> None:
         print(" | ".join(Figures._fields))
     for size in arguments.sizes.split(","):
         services, endpoints = map(int, size.split("x"))
-        rows.append(measure(services, endpoints, arguments.changes))
+        policy = ServicePolicy(scheduler="mh") if arguments.hashed else NO_POLICY
+        rows.append(measure(services, endpoints, arguments.changes, policy))
         if not arguments.json:
             print(" | ".join(map(str, rows[-1])), flush=True)
     if arguments.json:

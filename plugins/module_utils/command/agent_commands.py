@@ -102,16 +102,18 @@ def _lines_of(show: Callable[[Dict[str, Any]], List[str]], document: Dict[str, A
 
 def show_explanation(arguments: argparse.Namespace) -> CommandResult:
     """Explain a Service or a connection by the agent's view of the cluster, or by that of the options (``explain``)."""
-    if arguments.source is not None:
+    if arguments.destination is not None:
         return _connection(arguments)
+    client = arguments.source.address if arguments.source else ""
     try:
         if arguments.snapshot or arguments.from_cache:
             raise NoAgent("the options name another source")
-        document = ask_agent(arguments.control, {"command": "explain", "destination": str(arguments.target)})
+        question = {"command": "explain", "destination": str(arguments.target), "client": client}
+        document = ask_agent(arguments.control, question)
     except NoAgent:
         from .commands import explain_node
 
-        document = explain_node(arguments, arguments.target)
+        document = explain_node(arguments, arguments.target, client)
     lines = _lines_of(_explanation_lines, document)
     return CommandResult(OK if document["found"] else DIFFERENT, lines, document)
 
@@ -141,6 +143,9 @@ def _explanation_lines(document: Dict[str, Any]) -> List[str]:
         lines.append(f"  Service {item['service']}, port {item['port']}, by its {item['via']}")
         lines.append(f"    at {', '.join(item['frontends'])}")
         lines.append(f"    {item['outcome']}; {item['traffic']} traffic, policy {item['trafficPolicy']}")
+        if document["client"]:
+            reached = item["clientEndpoint"] or "not determined by its address"
+            lines.append(f"    client {document['client']}: {reached}")
         lines.append(f"    source address: {item['source']}")
         if item["affinitySeconds"]:
             lines.append(f"    session affinity: {item['affinitySeconds']} s")

@@ -182,7 +182,13 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="ADDRESS:PORT[/PROTOCOL]|SERVICE",
         help="10.96.0.10:53/udp, or a Service: shop/web, shop/web:http, web.shop:80",
     )
-    explain.add_argument("--from", dest="source", type=_source, metavar="END", help="a pod (shop/web) or an address")
+    explain.add_argument(
+        "--from",
+        dest="source",
+        type=_source,
+        metavar="END",
+        help="a pod (shop/web) or an address; with a Service, the address of a client",
+    )
     explain.add_argument(
         "--to", dest="destination", type=_policy_destination, metavar="END:PORT", help="shop/db:5432/tcp, 10.0.0.1:80"
     )
@@ -302,11 +308,13 @@ def _dispatch(parser: argparse.ArgumentParser, arguments: argparse.Namespace, st
 
 
 def _check_explain(arguments: argparse.Namespace) -> None:
-    """Raise UsageError unless the arguments name either a Service or both ends of a connection."""
-    ends = (arguments.source is not None) + (arguments.destination is not None)
-    if ends == 1 or (ends == 2) == (arguments.target is not None):
+    """Raise UsageError unless the arguments name a Service, perhaps with a client, or both ends of a connection."""
+    source, connection = arguments.source, arguments.destination is not None
+    if connection == (arguments.target is not None) or (connection and source is None):
         raise UsageError("explain: give either a Service, or both --from and --to")
-    if arguments.why_not and not ends:
+    if arguments.target is not None and source is not None and not source.address:
+        raise UsageError("explain: with a Service, --from is the address of a client")
+    if arguments.why_not and not connection:
         raise UsageError("explain: --why-not needs --from and --to")
 
 

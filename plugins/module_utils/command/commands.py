@@ -216,10 +216,13 @@ def _node(arguments: argparse.Namespace) -> _Node:
     return _Node(cluster, configuration, view, mode, families)
 
 
-def explain_node(arguments: argparse.Namespace, target: Target) -> Dict[str, Any]:
-    """Return the explanation of a target, from what would be programmed on this node. Raises ProxyError."""
+def explain_node(arguments: argparse.Namespace, target: Target, client: str) -> Dict[str, Any]:
+    """Return the explanation of a target, from what would be programmed on this node. Raises ProxyError.
+
+    ``client``: the address of a client, or empty.
+    """
     node = _node(arguments)
-    return explanation_document(explain(node.cluster, node.families, node.mode.name, target))
+    return explanation_document(explain(node.cluster, node.families, node.mode.name, target, client))
 
 
 def explain_connection(arguments: argparse.Namespace) -> Dict[str, Any]:

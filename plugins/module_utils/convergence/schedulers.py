@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The IPVS schedulers that annotations request, if the kernel has them.
+"""The schedulers that annotations request, if the kernel has them: those of IPVS, and the hash of nf_tables.
 
 A scheduler that is missing never keeps the node from being programmed: the Service gets the node's, with a warning.
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import Any, Iterable, Set
 
 from ..kernel.ipvs.schedulers import usable_schedulers
+from ..kernel.nftables.probe import can_hash
+from ..rendering.nftables.hashing import JHASH
 from ..rendering.rendering import Rendering
 from ..rendering.settings import DataplaneSettings
 from ..serviceports.info import ServicePortInfo
@@ -36,7 +38,9 @@ def with_schedulers(
     """
     settings = context.settings
     missing = requested(rendering, service_ports, settings) - settings.schedulers
-    usable = usable_schedulers(missing, load)
+    usable = usable_schedulers(missing - {JHASH}, load)
+    if JHASH in missing and can_hash(context.family):
+        usable |= {JHASH}
     if not usable:
         return context
     return context._replace(settings=settings._replace(schedulers=settings.schedulers | usable))

@@ -11,7 +11,7 @@ for every decision, so they produce the same tables.
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Generic, List, Mapping, NamedTuple, Sequence, Tuple, TypeVar
+from typing import Any, Dict, FrozenSet, Generic, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 from ..serviceports.info import Endpoint, ServicePortInfo, ServicePortName
 from .merged import Entry, Journal, MergedTables
@@ -128,8 +128,21 @@ class Rendering(Generic[Context]):
         return found
 
     def requested_schedulers(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> FrozenSet[str]:
-        """Return the IPVS schedulers, other than the node's, that a ServicePort uses if the kernel has them."""
+        """Return the schedulers, other than the node's, that a ServicePort uses if the kernel has them.
+
+        They are those of IPVS, or what else a mode chooses endpoints by.
+        """
         return frozenset()
+
+    def chosen_by(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
+        """Return what of a client determines its endpoint, in words; empty if nothing does."""
+        return ""
+
+    def endpoint_of(
+        self, service_port: ServicePortInfo, endpoints: Sequence[Endpoint], client: str, settings: DataplaneSettings
+    ) -> Optional[Endpoint]:
+        """Return the one of the endpoints that a client reaches, by its address; None if that does not determine it."""
+        return None
 
     def drops_without_local(self, settings: DataplaneSettings) -> bool:
         """Return whether policy Local drops connections if all endpoints are on other nodes."""
@@ -142,6 +155,10 @@ class Rendering(Generic[Context]):
     def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
         """Return an entry in native syntax: that of iptables, ipset, ipvsadm, ip or nft."""
         raise KeyError(self.name)
+
+    def summary(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+        """Return an entry as in :meth:`lines`, or shorter if that would be hundreds of lines."""
+        return self.lines(family, table, key, value)
 
     def serves(self, entry: Entry, address: str, port: int) -> bool:
         """Return whether an entry of a ServicePort affects its traffic to an address and port."""

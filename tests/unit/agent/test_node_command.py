@@ -76,10 +76,10 @@ SETTINGS = DataplaneSettings(
 CONTEXT = NodeContext("IPv4", "node1", "zone-a")
 
 
-def explained(destination, mode="iptables", *objects):
+def explained(destination, mode="iptables", *objects, client=""):
     state = ClusterState.from_objects(objects or (SERVICE, ENDPOINTS))
     family = desired_family(state, mode_named(mode).rendering, FamilyContext(SETTINGS, CONTEXT, None))
-    return explanation_document(explain(state, [family], mode, parse_target(destination)))
+    return explanation_document(explain(state, [family], mode, parse_target(destination), client))
 
 
 def run(*words):
@@ -119,6 +119,39 @@ def test_explains_that_nothing_answers(destination):
 def test_shows_the_programmed_entries_of_each_mode(mode, start):
     (item,) = explained("10.96.0.7:80", mode)["found"]
     assert any(line.startswith(start) for line in item["programmed"])
+
+
+def hashed_service(flags=""):
+    annotations = {"kubenode.proxy/scheduler": "maglev", "kubenode.proxy/scheduler-flags": flags}
+    return {**SERVICE, "metadata": {**SERVICE["metadata"], "annotations": annotations}}
+
+
+def test_explains_which_endpoint_a_client_reaches():
+    found = {}
+    for number in range(1, 30):
+        client = f"198.51.100.{number}"
+        document = explained("10.96.0.7:80", "nftables", hashed_service(), ENDPOINTS, client=client)
+        (item,) = document["found"]
+        found[client] = item["clientEndpoint"]
+        assert document["client"] == client
+    assert item["outcome"] == "sent to one of 2 endpoints, by the client's address"
+    assert set(found.values()) == {"10.244.1.5:8080", "10.244.2.5:8080"}
+    slots = [line for line in item["programmed"] if line.startswith("# service-slots") and "10.96.0.7" in line]
+    assert sum(int(line.rpartition(", ")[2].split()[0]) for line in slots) == 600
+    assert len(item["programmed"]) < 100
+
+
+@pytest.mark.parametrize(
+    ("mode", "service", "outcome"),
+    [
+        ("nftables", SERVICE, "sent to one of 2 endpoints"),
+        ("iptables", hashed_service(), "sent to one of 2 endpoints"),
+        ("nftables", hashed_service("mh-port"), "sent to one of 2 endpoints, by the client's address and port"),
+    ],
+)
+def test_explains_that_the_address_of_a_client_does_not_decide(mode, service, outcome):
+    (item,) = explained("10.96.0.7:80", mode, service, ENDPOINTS, client="198.51.100.1")["found"]
+    assert (item["clientEndpoint"], item["outcome"]) == ("", outcome)
 
 
 def test_explains_hints_terminating_endpoints_and_refusals():
@@ -238,6 +271,7 @@ def test_every_line_shown_is_in_the_desired_table(mode, endpoints):
         (("nonsense",), 2, "invalid choice"),
         (("converge", "--mode", "fast"), 2, "invalid choice"),
         (("explain",), 2, "give either a Service, or both --from and --to"),
+        (("explain", "shop/web", "--from", "shop/db"), 2, "with a Service, --from is the address of a client"),
         (("explain", "--from", "shop/web"), 2, "give either a Service, or both --from and --to"),
         (("explain", "shop/web", "--from", "shop/web", "--to", "shop/db:80"), 2, "give either a Service"),
         (("explain", "shop/web", "--why-not"), 2, "--why-not needs --from and --to"),

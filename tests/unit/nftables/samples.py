@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import ServicePolicy
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.hashing import JHASH
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings, LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import (
     Endpoint,
     ServicePortInfo,
     ServicePortName,
 )
+
+MAGLEV = ServicePolicy(scheduler="mh")
 
 
 def sample_route(family: str, number: int, endpoints: int = 0, **changes: Any) -> ServicePortInfo:
@@ -70,6 +74,11 @@ def sample_routes(family: str) -> Dict[ServicePortName, ServicePortInfo]:
         sample_route(family, 7, 0, node_port=30007, key=ServicePortName("ns", "none", "", "SCTP"), **open_to),
         sample_route(family, 8, 2, affinity_seconds=90, node_port=30008, **open_to),
         sample_route(family, 9, 1, local=(), external_local=True, node_port=30009, **open_to),
+        sample_route(family, 10, 6, policy=MAGLEV, external_local=True, node_port=30010, **open_to),
+        sample_route(
+            family, 11, 3, policy=MAGLEV._replace(scheduler_flags=("mh-port",)), node_port=30011,
+            external_ips=("2001:db8:52::2" if six else "203.0.113.2",), **open_to,
+        ),
     ]  # fmt: skip
     return {route.key: route for route in routes}
 
@@ -85,6 +94,7 @@ def sample_settings(family: str, **changes: Any) -> DataplaneSettings:
         "node_port_cidrs": (f"{node}/{128 if six else 32}",),
         "node_port_addresses": (node,),
         "service_cidrs": ("fd00:10:96::/112",) if six else ("10.96.0.0/12", "10.200.0.0/16"),
+        "schedulers": frozenset((JHASH,)),
     }
     fields.update(changes)
     return DataplaneSettings(family, **fields)

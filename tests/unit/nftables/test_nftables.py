@@ -82,7 +82,7 @@ def test_long_names_are_cut() -> None:
 
 @pytest.mark.parametrize(("count", "size"), [(0, 0), (1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1025, 2048)])
 def test_size_classes(count: int, size: int) -> None:
-    assert balancing.size_class(count) == size
+    assert balancing.at_random(count).size == size
 
 
 def test_the_number_of_rules_does_not_depend_on_services() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
+from ...addresses import canonical_address
 from ...convergence.explanation.ends import parse_end
 from ...convergence.explanation.explain import ExplainedFamily, explain, explained_families, explanation_document
 from ...convergence.explanation.policy import service_endpoints, service_target
@@ -126,8 +127,8 @@ def status_text(state: AgentState) -> str:
 def answer(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
     """Return the answer to one question of the node command; ``error`` in the answer is a message for the user.
 
-    ``question``: ``command`` is status, explain or listeners; explain has a ``destination``, or the ends ``from`` and
-    ``to`` of a connection.
+    ``question``: ``command`` is status, explain or listeners; explain has a ``destination`` and possibly the
+    address of a ``client``, or the ends ``from`` and ``to`` of a connection.
     """
     command = question.get("command")
     if command == "status":
@@ -150,7 +151,8 @@ def _explanation(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
             families = explained_families(state.view.state, proxiers.configuration, proxiers.view, proxiers.mode)
         if "from" not in question:
             target = parse_target(str(question.get("destination")))
-            return explanation_document(explain(state.view.state, families, mode, target))
+            client = canonical_address(str(question.get("client", ""))) or ""
+            return explanation_document(explain(state.view.state, families, mode, target, client))
         source = parse_end(str(question["from"]), destination=False)
         destination = parse_end(str(question.get("to")), destination=True)
         services = explain(state.view.state, families, mode, service_target(destination))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
-from ...addresses import address_and_port
+from ...addresses import address_and_port, family_of
 from ...cluster.model import NamespacedName
 from ...cluster.state import ClusterState
 from ...configuration.model import KubeProxyConfiguration
@@ -73,6 +73,7 @@ class Explanation(NamedTuple):
 
     ``via``: the kinds of addresses the traffic is sent to. ``frontends``: these addresses and ports. ``traffic``:
     internal or external. ``policy``: the traffic policy in effect. ``outcome``: what happens to a new connection.
+    ``client_endpoint``: the endpoint that the client reaches, empty if its address does not determine it.
     ``programmed``: what the desired table has for it, in native syntax.
     """
 
@@ -90,11 +91,12 @@ class Explanation(NamedTuple):
     affinity_seconds: int
     source_ranges: Tuple[str, ...]
     endpoints: Tuple[EndpointVerdict, ...]
+    client_endpoint: str
     programmed: Tuple[str, ...]
 
 
 class Explained(NamedTuple):
-    """All ServicePorts that match a target on a node, in a mode."""
+    """All ServicePorts that match a target on a node, in a mode. ``client``: the address of a client, or empty."""
 
     target: Target
     node: str
@@ -102,6 +104,7 @@ class Explained(NamedTuple):
     mode: str
     behaviour: str
     found: Tuple[Explanation, ...]
+    client: str = ""
 
 
 class _Frontend(NamedTuple):
@@ -213,8 +216,10 @@ def _outcome(
     if unserved:
         return f"not served: {unserved}"
     if chosen:
-        many = f"one of {len(chosen)} endpoints" if len(chosen) > 1 else "its only endpoint"
-        return f"sent to {many}"
+        if len(chosen) == 1:
+            return "sent to its only endpoint"
+        by = rendering.chosen_by(port, settings)
+        return f"sent to one of {len(chosen)} endpoints" + (f", by the client's {by}" if by else "")
     if not port.has_any or not rendering.drops_without_local(settings):
         return f"refused ({rendering.refused_with}): there is no endpoint"
     return "dropped: there is no endpoint on this node, and the traffic policy is Local"
@@ -249,19 +254,27 @@ def _shown(sources: Sources) -> Tuple[str, ...]:
     return () if sources is None else sources or ("none",)
 
 
-def explain(state: ClusterState, families: Sequence[ExplainedFamily], mode: str, target: Target) -> Explained:
-    """Explain how this node serves a target."""
+def explain(
+    state: ClusterState, families: Sequence[ExplainedFamily], mode: str, target: Target, client: str = ""
+) -> Explained:
+    """Explain how this node serves a target; ``client``: also which endpoint a client of this address reaches."""
     found: List[Explanation] = []
     node, zone, behaviour = "", "", ""
     for context, tables in families:
         node, zone, behaviour = context.node.node_name, context.node.zone, context.node.behaviour.name
         for port, frontends in _found(state, context, target):
-            found.append(_explanation(port, frontends, context, tables))
-    return Explained(target=target, node=node, zone=zone, mode=mode, behaviour=behaviour, found=tuple(found))
+            found.append(_explanation(port, frontends, context, tables, client))
+    return Explained(
+        target=target, node=node, zone=zone, mode=mode, behaviour=behaviour, found=tuple(found), client=client
+    )
 
 
 def _explanation(
-    port: ServicePortInfo, frontends: Tuple[_Frontend, ...], context: FamilyContext, tables: DesiredTables
+    port: ServicePortInfo,
+    frontends: Tuple[_Frontend, ...],
+    context: FamilyContext,
+    tables: DesiredTables,
+    client: str,
 ) -> Explanation:
     rendering, traffic = tables.rendering, frontends[0].traffic
     local_only = port.internal_local if traffic == INTERNAL else port.external_local
@@ -277,6 +290,9 @@ def _explanation(
         for endpoint in port.endpoints
     )
     kinds = dict.fromkeys(frontend.via for frontend in frontends)
+    reached = None
+    if client and family_of(client) == port.family:
+        reached = rendering.endpoint_of(port, chosen, client, context.settings)
     return Explanation(
         service=str(port.key.service),
         port=f"{port.key.port_name or port.port} ({port.port}/{port.protocol})",
@@ -292,6 +308,7 @@ def _explanation(
         affinity_seconds=port.affinity_seconds,
         source_ranges=_source_ranges(port, kinds),
         endpoints=verdicts,
+        client_endpoint=reached.text if reached else "",
         programmed=tuple(_programmed(port, frontends, tables)),
     )
 
@@ -302,7 +319,7 @@ def _programmed(port: ServicePortInfo, frontends: Tuple[_Frontend, ...], tables:
     places = [(frontend.address, frontend.port) for frontend in frontends]
     for entry in tables.programmed(port.key):
         if any(rendering.serves(entry, *place) for place in places):
-            yield from rendering.lines(port.family, *entry)
+            yield from rendering.summary(port.family, *entry)
 
 
 def explanation_document(explained: Explained) -> Dict[str, Any]:
@@ -313,6 +330,7 @@ def explanation_document(explained: Explained) -> Dict[str, Any]:
         "zone": explained.zone,
         "mode": explained.mode,
         "behaviour": explained.behaviour,
+        "client": explained.client,
         "found": [
             {
                 "service": item.service,
@@ -328,6 +346,7 @@ def explanation_document(explained: Explained) -> Dict[str, Any]:
                 "affinitySeconds": item.affinity_seconds,
                 "sourceRanges": list(item.source_ranges),
                 "endpoints": [verdict._asdict() for verdict in item.endpoints],
+                "clientEndpoint": item.client_endpoint,
                 "programmed": list(item.programmed),
             }
             for item in explained.found

@@ -13,6 +13,7 @@ from typing import Dict, List
 
 from ...addresses import IPV6
 from ...errors import KernelError
+from ...rendering.nftables import expressions as x
 from ...rendering.nftables.mode import RENDERING
 from ...rendering.nftables.objects import RESOURCE, TABLE_KEY, BaseHook, Key, TableIdentity, Value
 from ...rendering.settings import DataplaneSettings, LocalTraffic
@@ -114,3 +115,16 @@ def nat_refused(family: str) -> str:
     for error in outcome.errors:
         return "" if is_forbidden(error) else f"nf_tables has no NAT here ({error})"
     return ""
+
+
+def can_hash(family: str) -> bool:
+    """Return whether nf_tables has the hash by which clients are assigned to slots; True if this is not permitted.
+
+    The kernel loads the module. Raises KernelError if netlink itself fails.
+    """
+    encoder = Encoder(family, PROBE_TABLE)
+    rule = x.rule(x.source_address(family), x.hashed_below(2, 1, 0, 4 * x.address_words(family)))
+    batch = [BATCH_BEGIN, encoder.table(), encoder.chain("hash", None), encoder.rule("hash", rule)]
+    with NetlinkSocket(NETLINK_NETFILTER) as sock:
+        outcome = sock.transact(batch, single_send=True, acknowledge=False)
+    return all(is_forbidden(error) for error in outcome.errors)

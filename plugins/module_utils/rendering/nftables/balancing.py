@@ -14,17 +14,23 @@ An endpoint with a larger weight than others is in the list several times.
 So the verdict of a frontend changes only when its number of endpoints passes a power of two. That matters: each new
 verdict makes the kernel check all verdict maps of the table again, which takes time in proportion to all Services;
 changing an endpoint does not.
+
+A ServicePort that is hashed has a list of slots instead (see :mod:`.slots`), and a chain such as ``cluster-hash-3f``
+that hashes the client's address to the index of a slot; ``cluster-hash-port-3f`` hashes its port, too. The kernel dumps
+a map in time proportional to the square of its size, so slots are spread over many maps: 3f is the number of one.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import List, Optional
+from typing import List, NamedTuple, Optional
+from zlib import crc32
 
 from ..settings import LocalTraffic
 from . import expressions as x
 from . import layout
-from .objects import ChainValue, Rule
+from .objects import ADDRESS_TYPES, INDEX, PORT, PROTOCOL, ChainValue, Rule, SetValue
+from .slots import SEED, SLOTS
 
 #: Draws before the last one, which cannot fail.
 DRAWS = 10
@@ -37,60 +43,114 @@ _MAPS = {
     ("nodeport-", CLUSTER): layout.NODE_PORT_ENDPOINTS,
     ("nodeport-", LOCAL): layout.NODE_PORT_LOCAL_ENDPOINTS,
 }
+_SLOT_MAPS = {
+    ("", CLUSTER): "service-slots",
+    ("", LOCAL): "service-local-slots",
+    ("nodeport-", CLUSTER): "nodeport-slots",
+    ("nodeport-", LOCAL): "nodeport-local-slots",
+}
+#: Maps of slots of each kind of frontend and policy.
+SLOT_MAPS = 256
 SERVICE_KEY = ""
 NODE_PORT_KEY = "nodeport-"
 
 
-def size_class(count: int) -> int:
-    """Return the smallest power of two that is not less than the number of endpoints; 0 for none."""
-    return 1 << (count - 1).bit_length() if count else 0
+class Choice(NamedTuple):
+    """How a chain selects one of a frontend's endpoints: at random, or by slots.
+
+    ``size``: the power of two below which an index is drawn. ``map_number``: of the map of slots, -1 for a choice at
+    random; ``by_port``: hash the client's port, too.
+    """
+
+    size: int = 0
+    map_number: int = -1
+    by_port: bool = False
+
+    @property
+    def is_hash(self) -> bool:
+        """Return whether the client's address determines the endpoint."""
+        return self.map_number >= 0
+
+    def __str__(self) -> str:
+        """Return it as in the name of a chain."""
+        if not self.is_hash:
+            return str(self.size)
+        return f"hash-{'port-' if self.by_port else ''}{self.map_number:02x}"
 
 
-def endpoints_map(kind: str, policy: str) -> str:
+def at_random(count: int) -> Choice:
+    """Return a choice among so many endpoints; its size is the smallest power of two that is not less, 0 for none."""
+    return Choice(1 << (count - 1).bit_length() if count else 0)
+
+
+def by_slots(key: bytes, by_port: bool) -> Choice:
+    """Return the choice by the slots of a ServicePort; ``key``: of its cluster IP, protocol and port."""
+    return Choice(SLOTS, crc32(key) % SLOT_MAPS, by_port)
+
+
+def endpoints_map(kind: str, policy: str, choice: Choice) -> str:
     """Return the map with the endpoint lists of a kind of frontend (SERVICE_KEY, NODE_PORT_KEY) and a policy."""
-    return _MAPS[kind, policy]
+    return f"{_SLOT_MAPS[kind, policy]}-{choice.map_number:02x}" if choice.is_hash else _MAPS[kind, policy]
 
 
-def chooser_name(kind: str, policy: str, size: int) -> str:
-    """Return the name of the chain that selects among at most ``size`` endpoints."""
-    return f"{kind}{policy}-{size}"
+def slots_map(family: str, kind: str) -> SetValue:
+    """Return a map of slots."""
+    frontend = (PROTOCOL, PORT) if kind == NODE_PORT_KEY else (ADDRESS_TYPES[family], PROTOCOL, PORT)
+    return SetValue((*frontend, INDEX), (ADDRESS_TYPES[family], PORT))
 
 
-def masquerade_name(kind: str, size: int) -> str:
+def chooser_name(kind: str, policy: str, choice: Choice) -> str:
+    """Return the name of the chain that selects an endpoint."""
+    return f"{kind}{policy}-{choice}"
+
+
+def masquerade_name(kind: str, choice: Choice) -> str:
     """Return the name of the chain for external traffic with policy Cluster."""
-    return f"{kind}masquerade-{size}"
+    return f"{kind}masquerade-{choice}"
 
 
-def external_local_name(kind: str, cluster_size: int, local_size: int) -> str:
+def external_local_name(kind: str, cluster: Choice, local: Choice) -> str:
     """Return the name of the chain for external traffic with policy Local."""
-    return f"{kind}external-{cluster_size}-{local_size}"
+    return f"{kind}external-{cluster}-{local}"
+
+
+def client(family: str, by_port: bool, word: int = 0) -> x.Expressions:
+    """Load what identifies a client for hashing: its address, and its port if ``by_port``."""
+    address = x.source_address(family, word)
+    return [address, x.source_port(word + x.address_words(family))] if by_port else [address]
 
 
 @lru_cache(maxsize=1024)
-def chooser(family: str, kind: str, policy: str, size: int) -> ChainValue:
+def chooser(family: str, kind: str, policy: str, choice: Choice) -> ChainValue:
     """Return the chain that redirects to one endpoint in the list of the packet's frontend."""
     words = x.address_words(family)
+    if kind == NODE_PORT_KEY:
+        key, position = x.protocol_and_port(), 2
+    else:
+        key, position = x.destination(family), words + 2
+    found = x.map_lookup(endpoints_map(kind, policy, choice))
+    redirect = x.destination_nat(family, 0, words)
 
     def draw(below: int) -> Rule:
-        if kind == NODE_PORT_KEY:
-            key, position = x.protocol_and_port(), 2
-        else:
-            key, position = x.destination(family), words + 2
-        found = x.map_lookup(_MAPS[kind, policy])
-        return x.rule(key, x.random_below(below, position), found, x.destination_nat(family, 0, words))
+        return x.rule(key, x.random_below(below, position), found, redirect)
 
-    if size <= 2:
-        return ChainValue((draw(size),))
-    return ChainValue((*(draw(size),) * DRAWS, draw(size // 2)))
+    if choice.is_hash:
+        # The nft program uses the same registers.
+        source = position + 5
+        hashed = x.hashed_below(SLOTS, SEED, source, 4 * (words + choice.by_port), position)
+        return ChainValue((x.rule(key, client(family, choice.by_port, source), hashed, found, redirect),))
+    if choice.size <= 2:
+        return ChainValue((draw(choice.size),))
+    return ChainValue((*(draw(choice.size),) * DRAWS, draw(choice.size // 2)))
 
 
 @lru_cache(maxsize=1024)
-def masquerading_chooser(kind: str, mark: int, size: int) -> ChainValue:
+def masquerading_chooser(kind: str, mark: int, choice: Choice) -> ChainValue:
     """Return the chain for external traffic with policy Cluster.
 
     The endpoint may be on any node, so the packet is masqueraded: the reply has to return through this node.
     """
-    target = chooser_name(kind, CLUSTER, size)
+    target = chooser_name(kind, CLUSTER, choice)
     return ChainValue((x.rule(x.set_mark_bits(mark), comment="masquerade"), x.rule(x.verdict(f"goto {target}"))))
 
 
@@ -111,15 +171,13 @@ def short_circuits(traffic: Optional[LocalTraffic], mark: int, cluster_target: s
 
 
 @lru_cache(maxsize=4096)
-def external_local(
-    kind: str, traffic: Optional[LocalTraffic], mark: int, cluster_size: int, local_size: int
-) -> ChainValue:
+def external_local(kind: str, traffic: Optional[LocalTraffic], mark: int, cluster: Choice, local: Choice) -> ChainValue:
     """Return the chain for external traffic with policy Local.
 
     Without local endpoints the chain ends with the short circuits, and the endpoints check drops the packet.
     """
-    cluster_target = chooser_name(kind, CLUSTER, cluster_size) if cluster_size else ""
+    cluster_target = chooser_name(kind, CLUSTER, cluster) if cluster.size else ""
     rules = short_circuits(traffic, mark, cluster_target)
-    if local_size:
-        rules.append(x.rule(x.verdict(f"goto {chooser_name(kind, LOCAL, local_size)}")))
+    if local.size:
+        rules.append(x.rule(x.verdict(f"goto {chooser_name(kind, LOCAL, local)}")))
     return ChainValue(tuple(rules))

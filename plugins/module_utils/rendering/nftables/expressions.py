@@ -42,6 +42,7 @@ SCHEMA: Dict[str, Dict[int, str]] = {
     "cmp": {1: "u32", 2: "u32", 3: "data"},
     "bitwise": {1: "u32", 2: "u32", 3: "u32", 4: "data", 5: "data", 6: "u32"},
     "numgen": {1: "u32", 2: "u32", 3: "u32", 4: "u32"},
+    "hash": {1: "u32", 2: "u32", 3: "u32", 4: "u32", 5: "u32", 6: "u32", 7: "u32"},
     "nat": {1: "u32", 2: "u32", 3: "u32", 4: "u32", 5: "u32", 6: "u32", 7: "u32"},
     "masq": {1: "u32", 2: "u32", 3: "u32"},
     "fib": {1: "u32", 2: "u32", 3: "u32"},
@@ -57,6 +58,8 @@ OPTIONAL = frozenset(
         *(("dynset", number) for number in (6, 9)),
         ("lookup", 5),
         ("numgen", 4),
+        ("hash", 6),
+        ("hash", 7),
         ("bitwise", 6),
         ("nat", 7),
         ("limit", 4),
@@ -189,6 +192,19 @@ def value(data: bytes, word: int) -> Expression:
 def random_below(modulus: int, word: int = 0) -> Expression:
     """Load a random number from 0 to ``modulus`` - 1 into a register."""
     return Expression("numgen", ((1, register(word)), (2, modulus), (3, 1)))
+
+
+def source_port(word: int = 0) -> Expression:
+    """Load the source port into a register, whose other two bytes become zero."""
+    return payload(TRANSPORT_HEADER, 0, 2, word)
+
+
+def hashed_below(modulus: int, seed: int, source: int, size: int, word: int = 0) -> Expression:
+    """Load the hash of ``size`` bytes that begin at the word ``source``, from 0 to ``modulus`` - 1, into a register.
+
+    The type of the hash is 0, jhash, which is the default.
+    """
+    return Expression("hash", ((1, register(source)), (2, register(word)), (3, size), (4, modulus), (5, seed)))
 
 
 def destination_nat(family: str, address: int, port: int) -> Expression:

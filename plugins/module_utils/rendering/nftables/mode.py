@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence
 
-from ...serviceports.info import ServicePortInfo
+from ...serviceports.info import Endpoint, ServicePortInfo
 from ..merged import Entry
 from ..rendering import Options, Rendering
 from ..settings import DataplaneSettings
+from . import hashing
 from .layout import static_entries
 from .objects import RESOURCE
 from .service_ports import service_port_entries
-from .text import describe, restore_text
+from .text import describe, describe_slots, restore_text
 
 
 class NftablesRendering(Rendering[DataplaneSettings]):
@@ -35,9 +36,39 @@ class NftablesRendering(Rendering[DataplaneSettings]):
         """See the base class."""
         return service_port_entries(service_port, context)
 
+    def ignored_policy(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> Sequence[str]:
+        """See the base class; schedulers that hash the source are stable hashing here."""
+        policy = service_port.policy
+        if policy.scheduler not in hashing.SCHEDULERS:
+            return super().ignored_policy(service_port, settings)
+        rest = service_port._replace(policy=policy._replace(scheduler="", scheduler_flags=()))
+        return [*super().ignored_policy(rest, settings), *hashing.ignored(service_port, settings)]
+
+    def requested_schedulers(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> FrozenSet[str]:
+        """See the base class."""
+        return hashing.requested(service_port)
+
+    def chosen_by(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
+        """See the base class."""
+        if not hashing.is_hashed(service_port, settings):
+            return ""
+        return "address and port" if hashing.by_port(service_port) else "address"
+
+    def endpoint_of(
+        self, service_port: ServicePortInfo, endpoints: Sequence[Endpoint], client: str, settings: DataplaneSettings
+    ) -> Optional[Endpoint]:
+        """See the base class."""
+        if not endpoints or not hashing.is_hashed(service_port, settings) or hashing.by_port(service_port):
+            return None
+        return hashing.endpoint_of(service_port, endpoints, client)
+
     def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
         """Return an entry in the syntax of the nft program."""
         return describe(family, key, value)
+
+    def summary(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+        """See the base class; of slots, only how many each endpoint has."""
+        return describe_slots(family, key, value) or describe(family, key, value)
 
     def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
         """See the base class."""

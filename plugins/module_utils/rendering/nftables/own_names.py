@@ -25,9 +25,10 @@ OWN_SETS = frozenset(
         firewall.NODE_PORT_FIREWALLED,
     )
 )
-_SOURCE_RANGES = re.compile(r"(?:nodeport-)?source-ranges-\d+")
+_SET = re.compile(r"(?:nodeport-)?source-ranges-\d+|(?:service|nodeport)-(?:local-)?slots-[0-9a-f]{2}")
+_CHOICE = r"(?:\d+|hash-(?:port-)?[0-9a-f]{2})"
 _CHAIN = re.compile(
-    r"(?:nodeport-)?(?:(?:cluster|local|masquerade)-\d+|external-\d+-\d+|firewall-\d+(?:-\d+)*)"
+    rf"(?:nodeport-)?(?:(?:cluster|local|masquerade)-{_CHOICE}|external-{_CHOICE}-{_CHOICE}|firewall-\d+(?:-\d+)*)"
     r"|nodeport-firewall-check|filter-(?:prerouting|output)-nodeports"
 )
 
@@ -35,5 +36,5 @@ _CHAIN = re.compile(
 def is_own(kind: str, name: str) -> bool:
     """Return whether only this project creates a set or chain (``kind``) of that name; False for other kinds."""
     if kind == "set":
-        return name in OWN_SETS or _SOURCE_RANGES.fullmatch(name) is not None
+        return name in OWN_SETS or _SET.fullmatch(name) is not None
     return kind == "chain" and _CHAIN.fullmatch(name) is not None

@@ -21,6 +21,7 @@ _PAYLOAD_FIELDS = {
     (x.NETWORK_HEADER, 16, 4): "ip daddr",
     (x.NETWORK_HEADER, 8, 16): "ip6 saddr",
     (x.NETWORK_HEADER, 24, 16): "ip6 daddr",
+    (x.TRANSPORT_HEADER, 0, 2): "th sport",
     (x.TRANSPORT_HEADER, 2, 2): "th dport",
     (x.TRANSPORT_HEADER, 0, 1): "icmpv6 type",
     (x.TRANSPORT_HEADER, 13, 1): "tcp flags",
@@ -139,6 +140,12 @@ class _Reader:
         if part.get(3) != 1 or part.get(4):
             raise _Unknown
         self.hold(part.get(1), _Held(f"numgen random mod {part.get(2)}", 4))
+
+    def read_hash(self, part: Expression) -> None:
+        if part.get(6) or part.get(7):
+            raise _Unknown
+        text = self.concatenation(part.get(1))
+        self.hold(part.get(2), _Held(f"jhash {text} mod {part.get(4)} seed 0x{part.get(5):x}", 4))
 
     def read_bitwise(self, part: Expression) -> None:
         before = self.held(part.get(1))

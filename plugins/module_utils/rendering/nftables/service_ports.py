@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_pton
-from typing import Dict, Iterable, List, Optional, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from ...addresses import IPV6, packed
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.weights import slots
 from ..merged import Entry
 from ..settings import DataplaneSettings
-from . import balancing, layout
+from . import balancing, hashing, layout
 from .affinity import AffinityChains
-from .balancing import CLUSTER, LOCAL, NODE_PORT_KEY, SERVICE_KEY
+from .balancing import CLUSTER, LOCAL, NODE_PORT_KEY, SERVICE_KEY, Choice
 from .firewall import firewall_entries
 from .objects import PROTOCOL_NUMBERS, RESOURCE, ChainValue, ElementKey, ObjectKey
 
@@ -53,10 +53,14 @@ def transport_key(protocol: str, port: int) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def _chooser_entry(family: str, kind: str, policy: str, size: int) -> Entry:
-    """Return the entry of a chain that selects; many Services share one."""
-    name = balancing.chooser_name(kind, policy, size)
-    return RESOURCE, ObjectKey("chain", name), balancing.chooser(family, kind, policy, size)
+def _chooser_entries(family: str, kind: str, policy: str, choice: Choice) -> Tuple[Entry, ...]:
+    """Return the entries of a chain that selects, and of its map of slots; many Services share them."""
+    chain = ObjectKey("chain", balancing.chooser_name(kind, policy, choice))
+    entry = (RESOURCE, chain, balancing.chooser(family, kind, policy, choice))
+    if not choice.is_hash:
+        return (entry,)
+    key = ObjectKey("set", balancing.endpoints_map(kind, policy, choice))
+    return (RESOURCE, key, balancing.slots_map(family, kind)), entry
 
 
 def _places(info: ServicePortInfo, endpoints: Tuple[Endpoint, ...]) -> Tuple[Endpoint, ...]:
@@ -64,39 +68,64 @@ def _places(info: ServicePortInfo, endpoints: Tuple[Endpoint, ...]) -> Tuple[End
     return slots(endpoints) if info.weighted else endpoints
 
 
-def _size(info: ServicePortInfo, endpoints: Tuple[Endpoint, ...]) -> int:
-    return balancing.size_class(len(_places(info, endpoints)))
+class _Choices(NamedTuple):
+    """How a ServicePort's endpoints are chosen: among all, and among those on this node."""
+
+    cluster: Choice
+    local: Choice
 
 
-def _lists(info: ServicePortInfo, kind: str, key: bytes, external: bool, entries: List[Entry]) -> None:
-    """Add the endpoint lists that the chain of a frontend selects from, and the chains that select."""
-    family = info.family
+def _choices(info: ServicePortInfo, settings: DataplaneSettings, key: bytes) -> _Choices:
+    """Return how the endpoints of a ServicePort are chosen; ``key``: of its cluster IP, protocol and port."""
+    if not hashing.is_hashed(info, settings):
+        return _Choices(*(balancing.at_random(len(_places(info, part))) for part in (info.cluster, info.local)))
+    choice = balancing.by_slots(key, hashing.by_port(info))
+    none = balancing.at_random(0)
+    return _Choices(choice if info.cluster else none, choice if info.local else none)
+
+
+def _list(info: ServicePortInfo, kind: str, policy: str, key: bytes, choice: Choice) -> Iterator[Entry]:
+    """Yield the chain of a frontend that selects an endpoint, and the list of endpoints from which it does."""
+    endpoints = info.local if policy == LOCAL else info.cluster
+    if choice.is_hash:
+        data = _data(info.family, endpoints)
+        data = tuple([data[position] for position in hashing.slots_of(endpoints)])
+    else:
+        data = _data(info.family, _places(info, endpoints))
+    yield from _chooser_entries(info.family, kind, policy, choice)
+    yield RESOURCE, ElementKey("list", balancing.endpoints_map(kind, policy, choice), key), data
+
+
+def _lists(info: ServicePortInfo, kind: str, key: bytes, external: bool, choices: _Choices) -> Iterator[Entry]:
+    """Yield the chains of a frontend that select endpoints, and the lists of endpoints from which they do."""
     local_only = not external and info.internal_local
     if info.cluster and not local_only:
-        listed = ElementKey("list", balancing.endpoints_map(kind, CLUSTER), key)
-        entries.append(_chooser_entry(family, kind, CLUSTER, _size(info, info.cluster)))
-        entries.append((RESOURCE, listed, _data(family, _places(info, info.cluster))))
+        yield from _list(info, kind, CLUSTER, key, choices.cluster)
     if info.local and (local_only or (external and info.external_local)):
-        listed = ElementKey("list", balancing.endpoints_map(kind, LOCAL), key)
-        entries.append(_chooser_entry(family, kind, LOCAL, _size(info, info.local)))
-        entries.append((RESOURCE, listed, _data(family, _places(info, info.local))))
+        yield from _list(info, kind, LOCAL, key, choices.local)
 
 
-def _external_chain(info: ServicePortInfo, settings: DataplaneSettings, kind: str) -> Tuple[str, Optional[ChainValue]]:
+def _external_chain(
+    info: ServicePortInfo, settings: DataplaneSettings, kind: str, choices: _Choices
+) -> Tuple[str, Optional[ChainValue]]:
     """Return name and value of the chain for external traffic; the name is empty if there is no endpoint."""
     mark = settings.masquerade_mark
-    cluster_size = _size(info, info.cluster)
+    cluster, local = choices
     if not info.external_local:
-        if not cluster_size:
+        if not cluster.size:
             return "", None
-        value = balancing.masquerading_chooser(kind, mark, cluster_size)
-        return balancing.masquerade_name(kind, cluster_size), value
-    local_size = _size(info, info.local)
-    value = balancing.external_local(kind, settings.local_traffic, mark, cluster_size, local_size)
-    return balancing.external_local_name(kind, cluster_size, local_size), value
+        return balancing.masquerade_name(kind, cluster), balancing.masquerading_chooser(kind, mark, cluster)
+    value = balancing.external_local(kind, settings.local_traffic, mark, cluster, local)
+    return balancing.external_local_name(kind, cluster, local), value
 
 
-def _internal(info: ServicePortInfo, key: bytes, affinity: Optional[AffinityChains], entries: List[Entry]) -> None:
+def _internal(
+    info: ServicePortInfo,
+    key: bytes,
+    choices: _Choices,
+    affinity: Optional[AffinityChains],
+    entries: List[Entry],
+) -> None:
     if not info.has_any or (info.internal_local and not info.local):
         refuse = REJECT if not info.has_any else "drop"
         entries.append((RESOURCE, ElementKey("element", layout.NO_ENDPOINT_SERVICES, key), refuse))
@@ -107,9 +136,9 @@ def _internal(info: ServicePortInfo, key: bytes, affinity: Optional[AffinityChai
     if affinity is not None:
         target = affinity.internal
     else:
-        _lists(info, SERVICE_KEY, key, False, entries)
-        policy = LOCAL if info.internal_local else CLUSTER
-        target = balancing.chooser_name(SERVICE_KEY, policy, _size(info, endpoints))
+        entries.extend(_lists(info, SERVICE_KEY, key, False, choices))
+        policy, choice = (LOCAL, choices.local) if info.internal_local else (CLUSTER, choices.cluster)
+        target = balancing.chooser_name(SERVICE_KEY, policy, choice)
     entries.append((RESOURCE, ElementKey("element", layout.FRONTENDS, key), f"goto {target}"))
 
 
@@ -119,6 +148,7 @@ def _external(
     kind: str,
     keys: List[bytes],
     *,
+    choices: _Choices,
     affinity: Optional[AffinityChains],
     entries: List[Entry],
 ) -> None:
@@ -132,11 +162,11 @@ def _external(
     if affinity is not None:
         target = affinity.external
     else:
-        target, chain = _external_chain(info, settings, kind)
+        target, chain = _external_chain(info, settings, kind, choices)
         if not target:
             return
         for key in keys:
-            _lists(info, kind, key, True, entries)
+            entries.extend(_lists(info, kind, key, True, choices))
         entries.append((RESOURCE, ObjectKey("chain", target), chain))
     frontends = layout.NODE_PORT_FRONTENDS if node_port else layout.FRONTENDS
     entries.extend((RESOURCE, ElementKey("element", frontends, key), f"goto {target}") for key in keys)
@@ -160,14 +190,15 @@ def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> 
             ip = _address(endpoint.ip)
             key = ip + ip + transport_key(info.protocol, endpoint.port)
             entries.append((RESOURCE, ElementKey("element", layout.HAIRPIN, key), True))
-    _internal(info, cluster_ip + transport, affinity, entries)
+    choices = _choices(info, settings, cluster_ip + transport)
+    _internal(info, cluster_ip + transport, choices, affinity, entries)
     addresses = dict.fromkeys((*info.external_ips, *info.load_balancer_ips))
     if addresses:
         keys = [_address(address) + transport for address in addresses]
-        _external(info, settings, SERVICE_KEY, keys, affinity=affinity, entries=entries)
+        _external(info, settings, SERVICE_KEY, keys, choices=choices, affinity=affinity, entries=entries)
     node_port = transport_key(info.protocol, info.node_port) if info.node_port else b""
     if node_port:
-        _external(info, settings, NODE_PORT_KEY, [node_port], affinity=affinity, entries=entries)
+        _external(info, settings, NODE_PORT_KEY, [node_port], choices=choices, affinity=affinity, entries=entries)
     if info.is_restricted:
         entries.extend(firewall_entries(info, settings, transport, node_port))
     return entries

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Dict, List, Mapping, Tuple, cast
 
 from ...addresses import IPV4, IPV6, unpacked
@@ -31,6 +32,7 @@ from .objects import (
     index_of,
     list_items,
 )
+from .slots import SLOTS
 
 _TYPEOF = {
     "ipv4_addr": "ip daddr",
@@ -162,6 +164,17 @@ def describe(family: str, key: Key, value: Value) -> List[str]:
     if isinstance(value, ChainValue):
         return [f"chain {key.name} {{", *chain_lines(value), "}"]
     return [f"table {table}"]
+
+
+def describe_slots(family: str, key: Key, value: Value) -> List[str]:
+    """Return one comment for each endpoint of a list of slots, with the number of its slots; none for other entries."""
+    if not isinstance(key, ElementKey) or not isinstance(value, tuple) or len(value) != SLOTS:
+        return []
+    frontend = concatenation_text(_parts(family, key.name, key.key), key.key)
+    counts = sorted(Counter(cast(Tuple[bytes, ...], value)).items())
+    return [
+        f"# {key.name}: {frontend} : {_endpoint_text(family, data)}, {count} of {SLOTS} slots" for data, count in counts
+    ]
 
 
 def restore_text(family: str, tables: Mapping[str, Mapping[Key, Value]]) -> str:

@@ -1,0 +1,79 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which ServicePorts are hashed, and which endpoint a client of theirs reaches.
+
+The policy of a Service names schedulers of IPVS. Those that hash the source, Maglev (mh) and source hashing (sh), are
+both stable hashing here.
+"""
+
+from __future__ import annotations
+
+from typing import FrozenSet, List, Sequence, Tuple
+
+from ...addresses import packed
+from ...serviceports.info import Endpoint, ServicePortInfo
+from ..settings import DataplaneSettings
+from .slots import MOST_ENDPOINTS, assigned, slot_of
+
+SCHEDULERS = ("mh", "sh")
+#: What the kernel needs for it, by its name in ``DataplaneSettings.schedulers``.
+JHASH = "jhash"
+#: The most addresses and node ports of a ServicePort that is hashed; each has slots of its own.
+MOST_FRONTENDS = 16
+#: Flags as kube-router names them; the second one is that for ports, of both schedulers.
+_NUMBERED = ("flag-1", "flag-2", "flag-3")
+
+
+def requested(info: ServicePortInfo) -> FrozenSet[str]:
+    """Return what the kernel has to have for a ServicePort: JHASH, or nothing."""
+    return frozenset((JHASH,)) if info.policy.scheduler in SCHEDULERS and not _refusal(info) else frozenset()
+
+
+def is_hashed(info: ServicePortInfo, settings: DataplaneSettings) -> bool:
+    """Return whether the client determines the endpoint of a ServicePort."""
+    return JHASH in settings.schedulers and bool(requested(info))
+
+
+def ignored(info: ServicePortInfo, settings: DataplaneSettings) -> List[str]:
+    """Return what of a policy with one of SCHEDULERS is not done, one clause each."""
+    scheduler = info.policy.scheduler
+    reason = _refusal(info)
+    if not reason and JHASH not in settings.schedulers:
+        reason = "this kernel has no jhash of nf_tables (CONFIG_NFT_HASH)"
+    if reason:
+        return [f"scheduler {scheduler} is not used: {reason}"]
+    unknown = {name for name in info.policy.scheduler_flags if name not in _NUMBERED}
+    return [
+        f"scheduler {scheduler} has no flag {name}"
+        for name in sorted(unknown - {f"{scheduler}-port", f"{scheduler}-fallback"})
+    ]
+
+
+def _refusal(info: ServicePortInfo) -> str:
+    frontends = len({info.cluster_ip, *info.external_ips, *info.load_balancer_ips}) + bool(info.node_port)
+    if info.affinity_seconds:
+        return "sessionAffinity ClientIP has precedence"
+    if len(info.reachable) > MOST_ENDPOINTS:
+        return f"there are {len(info.reachable)} endpoints, but at most {MOST_ENDPOINTS} can be hashed"
+    if frontends > MOST_FRONTENDS:
+        return f"there are {frontends} addresses and node ports, but at most {MOST_FRONTENDS} can be hashed"
+    return ""
+
+
+def by_port(info: ServicePortInfo) -> bool:
+    """Return whether the client's port counts, too."""
+    return not {f"{info.policy.scheduler}-port", "flag-2"}.isdisjoint(info.policy.scheduler_flags)
+
+
+def slots_of(endpoints: Sequence[Endpoint]) -> Tuple[int, ...]:
+    """Return for each slot the position of its endpoint. None of the weights is 0."""
+    return assigned(tuple([(endpoint.text, endpoint.weight) for endpoint in endpoints]))
+
+
+def endpoint_of(info: ServicePortInfo, endpoints: Sequence[Endpoint], source: str, port: int = 0) -> Endpoint:
+    """Return the endpoint that a client reaches: an address of the family, and its port if :func:`by_port`."""
+    registers = packed(source) or b""
+    if by_port(info):
+        registers += port.to_bytes(2, "big") + b"\x00\x00"
+    return endpoints[slots_of(endpoints)[slot_of(registers)]]
