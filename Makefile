@@ -52,6 +52,9 @@ export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
 export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
+# Some container images set both: Python would read the payload of a module byte by byte, and compile each file again for
+# each process.
+unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE
 
 .PHONY: help e2e debian guests minimal setup setup-lab changelog demo docs docsite environment integration record test test-full quick format lint unit pythons kernel load monitoring browser uml systemd molecule \
 	modules sanity ansible-units build .packed cores importer played conformance clean

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Dict, List, Sequence
 
+from tests.lab.ansible_playbook import compiled_environment
 from tests.lab.background import Background
 from tests.lab.system import NETWORK_DEFAULTS
 
@@ -60,4 +61,5 @@ def ansible_environment(scratch: Path) -> Dict[str, str]:
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_LOCALHOST_WARNING": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
+        **compiled_environment(),
     }

@@ -11,14 +11,13 @@ Ansible costs more than a task.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
+from tests.lab.ansible_playbook import ansible_playbook
 from tests.lab.namespaces import ROOT, Namespaces, ansible_environment
 
 Task = Dict[str, Any]
@@ -77,10 +76,7 @@ class Node(Namespaces):
         play = {"hosts": "all", "gather_facts": False, "vars": {**interpreter, **variables}, **content}
         playbook = self.scratch / "playbook.yml"
         playbook.write_text(json.dumps([play]), encoding="utf-8")
-        ansible = shutil.which("ansible-playbook", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-        if ansible is None:
-            raise RuntimeError("ansible-playbook is not installed: make setup")
-        return self.run(ansible, "-i", "node,", "-c", "local", *options, str(playbook))
+        return self.run(*ansible_playbook(), "-i", "node,", "-c", "local", *options, str(playbook))
 
     def four_runs(self, module: str, options: Dict[str, Any], *, verify: Sequence[str]) -> FourRuns:
         """Run check, apply, check, apply; ``verify`` is a tool whose output proves which runs changed something."""

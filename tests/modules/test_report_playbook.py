@@ -10,12 +10,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests.lab.ansible_playbook import ansible_playbook
 from tests.lab.cluster import SNAPSHOT, Lab
 from tests.lab.demo.playbooks import VARIABLES
 from tests.modules.harness import ROOT
@@ -52,7 +52,7 @@ class Reporter:
 
     def run(self, *options):
         """Run the playbook and return its status and output."""
-        argv = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(self.lab.inventory)]
+        argv = [*ansible_playbook(), "-i", str(self.lab.inventory)]
         argv += ["-e", f"@{VARIABLES}", "kubenode.proxy.report", *options]
         environment = {
             **os.environ,

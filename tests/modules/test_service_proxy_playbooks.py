@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests.lab.ansible_playbook import ansible_playbook, compiled_environment
 from tests.lab.cluster import Lab
 from tests.lab.demo.nodes import write_snapshot
 from tests.lab.demo.playbooks import VARIABLES
@@ -66,10 +67,14 @@ class Playbooks:
         self.lab = lab
         self.scratch = scratch
         self.names = tuple(node.name for node in lab.nodes)
+        self.python = scratch / "python"
+        variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in compiled_environment().items())
+        self.python.write_text(f'#!/bin/sh\nexec env {variables} /usr/bin/python3 "$@"\n', encoding="utf-8")
+        self.python.chmod(0o755)
 
     def run(self, name, *options, snapshot=None):
         """Run a playbook of the collection; return its status, its output, and the number of changed tasks per host."""
-        argv = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(self.lab.inventory)]
+        argv = [*ansible_playbook(), "-i", str(self.lab.inventory), "-e", f"ansible_python_interpreter={self.python}"]
         argv += ["-e", f"@{VARIABLES}", "-e", f"service_proxy_snapshot={snapshot or self.lab.snapshot}"]
         environment = {
             **os.environ,

@@ -18,6 +18,7 @@ import pytest
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
+from tests.lab.ansible_playbook import ansible_playbook, compiled_environment
 from tests.modules.harness import ROOT
 
 SNAPSHOT = ROOT / "tests" / "lab" / "demo" / "cluster.json"
@@ -46,9 +47,10 @@ class Controller:
         playbook.write_text(json.dumps([play]), encoding="utf-8")
         variables = {key: value for key, value in os.environ.items() if not key.startswith(("K8S_AUTH_", "KUBECONFIG"))}
         done = subprocess.run(
-            [str(Path(sys.executable).with_name("ansible-playbook")), "-c", "local", "-i", "localhost,", str(playbook)],
+            [*ansible_playbook(), "-c", "local", "-i", "localhost,", str(playbook)],
             env={
                 **variables,
+                **compiled_environment(),
                 "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections"),
                 "ANSIBLE_LOCAL_TEMP": str(self.scratch / "local"),
                 "ANSIBLE_REMOTE_TEMP": str(self.scratch / "remote"),

@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence
 
+from tests.lab.ansible_playbook import COMPILED, SITE, ansible_playbook
+
 from . import image
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -83,6 +85,9 @@ class Node:
         self.scratch = scratch
         options = ["--privileged", "--systemd=always", "--stop-timeout=2", f"--network={network}", f"--hostname={name}"]
         options.append(f"--label={_OWNER}={os.getpid()}")
+        # The connection plugin has the node's Python keep compiled code there.
+        COMPILED.mkdir(parents=True, exist_ok=True)
+        options += [f"--volume={SITE}:/opt/compiled/site:ro", f"--volume={COMPILED}:/opt/compiled/code"]
         if project:
             options.append(f"--volume={ROOT}:{ROOT}:ro")
         image.podman("run", "--detach", "--name", name, *options, *more, image.image(release, packages))
@@ -208,10 +213,6 @@ def run_playbook(
     everywhere = {"ansible_python_interpreter": "/usr/bin/python3", "ansible_become": False, **variables}
     inventory = scratch / "hosts.json"
     inventory.write_text(json.dumps({"k8s_cluster": {"hosts": hosts, "vars": everywhere}}), encoding="utf-8")
-    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    ansible = shutil.which("ansible-playbook", path=programs)
-    if ansible is None:
-        raise RuntimeError("ansible-playbook is not installed: make setup")
     environment = {
         **image.environment(),
         "ANSIBLE_COLLECTIONS_PATH": str(collection()),
@@ -224,10 +225,10 @@ def run_playbook(
         "ANSIBLE_LOCALHOST_WARNING": "0",
         "ANSIBLE_DISPLAY_OK_HOSTS": "0",
         "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "0",
-        "PATH": programs,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    command = [*enter, ansible, "-i", str(inventory), "--diff", *options, playbook]
+    command = [*enter, *ansible_playbook(), "-i", str(inventory), "--diff", *options, playbook]
     done = subprocess.run(command, env=environment, cwd=scratch, capture_output=True, text=True, check=False)
     if bool(done.returncode) is not failing:
         raise AssertionError(

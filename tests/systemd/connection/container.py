@@ -22,6 +22,7 @@ author: kubenode.proxy contributors
 short_description: Runs tasks in a container of this machine
 description:
   - The address of the host in the inventory is the number of a process in the container.
+  - The modules of a container with a directory /opt/compiled keep their compiled code there.
   - A container with a file /run/lost-when is unreachable as long as the path is there that the file names.
 options: {}
 """
@@ -53,6 +54,8 @@ class Connection(ConnectionBase):
         if _is_lost(Path(f"/proc/{pid}/root")):
             raise AnsibleConnectionFailure("no route to host")
         words = ["nsenter", f"--target={pid}", "--all", "--wdns=/", "env", "-i", "HOME=/root", f"PATH={_PATH}"]
+        if Path(f"/proc/{pid}/root/opt/compiled").is_dir():
+            words += ["PYTHONPATH=/opt/compiled/site", "KUBENODE_COMPILED=/opt/compiled/code"]
         done = subprocess.run([*words, "sh", "-c", command], input=data, capture_output=True, check=False)
         return done.returncode, done.stdout, done.stderr
 
