@@ -10,12 +10,14 @@ and does not affect the others.
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import Refusal, SnapshotError
 from ..regular_files import read_with_own_links
 from .fields import shown
 from .model import EndpointSlice, NamespacedName, Service
+from .parsing.health_check import ANNOTATIONS as CHECK_ANNOTATIONS
+from .parsing.health_check import CHECK
 from .parsing.objects import is_read, object_key, parse_object
 from .snapshot import parse_snapshot
 
@@ -49,6 +51,11 @@ def parse_static(files: Mapping[str, Sequence[Any]], refusals: Iterable[Refusal]
     seen: Dict[Tuple[str, ...], str] = {}
     for file, objects in files.items():
         for given in objects:
+            if not isinstance(given, dict):
+                found.append(
+                    Refusal("object", "", "", field="", reason=f"{shown(given)} is not an object", source=file)
+                )
+                continue
             raw = _with_namespace(given)
             key = object_key(raw)
             if key.kind not in _KINDS:
@@ -73,38 +80,63 @@ def parse_static(files: Mapping[str, Sequence[Any]], refusals: Iterable[Refusal]
             found += [refusal._replace(source=file) for refusal in skipped]
             if isinstance(parsed, Refusal):
                 found.append(parsed._replace(source=file))
+            elif isinstance(parsed, Service) and not parsed.ports:
+                found.append(Refusal(*key, "spec.ports", "is missing; without ports nothing is served", file))
             elif isinstance(parsed, Service):
                 seen[key] = file
                 services[parsed.key] = parsed._replace(static=file)
+                found += [Refusal(*key, *useless, file) for useless in _useless_annotations(raw)]
             elif isinstance(parsed, EndpointSlice):
                 seen[key] = file
                 slices.append((file, parsed))
+                found += [Refusal(*key, *useless, file) for useless in _without_address(raw)]
             else:
                 found.append(Refusal(*key, *_unused(raw), file))
     by_owner: Slices = {}
     for file, item in slices:
-        if item.service_key in services:
+        mismatch = _mismatch(item, services.get(item.service_key))
+        if mismatch is None:
             by_owner.setdefault(item.service_key, {})[item.name] = item
         else:
-            field, reason = "metadata.labels", f"there is no static Service {item.service_key}"
-            found.append(
-                Refusal(
-                    kind="EndpointSlice",
-                    namespace=item.namespace,
-                    name=item.name,
-                    field=field,
-                    reason=reason,
-                    source=file,
-                )
-            )
+            found.append(Refusal("EndpointSlice", item.namespace, item.name, *mismatch, file))
     return StaticObjects(services, by_owner, tuple(found))
 
 
-def _with_namespace(raw: Any) -> Any:
-    metadata = raw.get("metadata") if isinstance(raw, dict) else None
+def _with_namespace(raw: Dict[str, Any]) -> Dict[str, Any]:
+    metadata = raw.get("metadata") or {}
     if not isinstance(metadata, dict) or metadata.get("namespace"):
         return raw
     return {**raw, "metadata": {**metadata, "namespace": DEFAULT_NAMESPACE}}
+
+
+def _mismatch(item: EndpointSlice, owner: Optional[Service]) -> Optional[Tuple[str, str]]:
+    """Return the field by which a slice gives its Service no endpoint, and the reason; None if it gives any."""
+    if owner is None:
+        return "metadata.labels", f"there is no static Service {item.service_key}"
+    wanted = {(port.name, port.protocol) for port in owner.ports}
+    if wanted & {(port.name, port.protocol) for port in item.ports}:
+        return None
+    names = ", ".join(f"{shown(name)} ({protocol})" for name, protocol in sorted(wanted))
+    return "ports", f"none has the name and protocol of a port of Service {item.service_key}: {names}"
+
+
+def _useless_annotations(raw: Dict[str, Any]) -> Iterator[Tuple[str, str]]:
+    """Yield the annotations of a valid Service about health checks that have no effect, with the reason."""
+    annotations = raw["metadata"].get("annotations")
+    given = [name for name in annotations if str(name).startswith(CHECK)] if isinstance(annotations, dict) else []
+    for name in given:
+        field = f"metadata.annotations[{name}]"
+        if name not in CHECK_ANNOTATIONS:
+            yield field, "is unknown"
+        elif CHECK not in given:
+            yield field, f"has no effect without the annotation {CHECK}"
+
+
+def _without_address(raw: Dict[str, Any]) -> Iterator[Tuple[str, str]]:
+    """Yield the endpoints of a valid slice that have no address, with the reason."""
+    for index, endpoint in enumerate(raw.get("endpoints") or ()):
+        if isinstance(endpoint, dict) and not endpoint.get("addresses"):
+            yield f"endpoints[{index}].addresses", "is missing"
 
 
 def _unused(raw: Dict[str, Any]) -> Tuple[str, str]:
@@ -112,11 +144,15 @@ def _unused(raw: Dict[str, Any]) -> Tuple[str, str]:
     if not is_read(raw):
         return "apiVersion", f"{shown(raw.get('apiVersion'))} is not that of a {raw['kind']} of Kubernetes"
     if raw["kind"] == "EndpointSlice":
-        return "metadata.labels", "kubernetes.io/service-name must name a static Service, of addressType IPv4 or IPv6"
+        if raw.get("addressType") == "FQDN":
+            return "addressType", "endpoints must have addresses of type IPv4 or IPv6"
+        return "metadata.labels", "kubernetes.io/service-name must name the static Service of the endpoints"
     spec = raw.get("spec") or {}
     if spec.get("type") == "ExternalName":
         return "spec.type", "an ExternalName has no address to be served at"
-    if spec.get("clusterIP") in (None, "", "None"):
+    if spec.get("clusterIP") == "None":
+        return "spec.clusterIP", "a headless Service has no address to be served at"
+    if not spec.get("clusterIP"):
         return "spec.clusterIP", "is missing; there is no API server to assign one"
     return "metadata.labels", "service.kubernetes.io/service-proxy-name gives it to another proxy"
 

@@ -99,7 +99,50 @@ def test_manifests_of_a_directory_are_served(tmp_path):
             [{"metadata": {"name": "p"}}],
             ["f.yaml: object static/p: kind: is missing; it must be Service or EndpointSlice"],
         ),
-        ([7], ["f.yaml: object (without a name): kind: is missing; it must be Service or EndpointSlice"]),
+        ([7], ["f.yaml: object (without a name): 7 is not an object"]),
+        (
+            [{"apiVersion": "v1", "kind": "Service", "spec": {}}],
+            ["f.yaml: Service static/(without a name): metadata.name: is missing"],
+        ),
+        (
+            [service(ip="None")],
+            ["f.yaml: Service static/apiserver: spec.clusterIP: a headless Service has no address to be served at"],
+        ),
+        (
+            [{**service(), "spec": {"clusterIP": "10.103.97.2"}}],
+            ["f.yaml: Service static/apiserver: spec.ports: is missing; without ports nothing is served"],
+        ),
+        (
+            [service(annotations={"kubenode.proxy/check": "tcp", "kubenode.proxy/check-intervall": "2s"})],
+            [
+                "f.yaml: Service static/apiserver: metadata.annotations[kubenode.proxy/check-intervall]: is unknown",
+            ],
+        ),
+        (
+            [service(annotations={"kubenode.proxy/check-path": "/readyz"})],
+            [
+                "f.yaml: Service static/apiserver: metadata.annotations[kubenode.proxy/check-path]: has no effect "
+                "without the annotation kubenode.proxy/check"
+            ],
+        ),
+        (
+            [service(), {**endpoint_slice(), "ports": [{"name": "https", "port": 6443}]}],
+            [
+                "f.yaml: EndpointSlice static/apiserver-1: ports: none has the name and protocol of a port of Service "
+                'static/apiserver: "" (TCP)'
+            ],
+        ),
+        (
+            [service(), {**endpoint_slice(), "addressType": "FQDN"}],
+            [
+                "f.yaml: EndpointSlice static/apiserver-1: addressType: endpoints must have addresses of type IPv4 or "
+                "IPv6"
+            ],
+        ),
+        (
+            [service(), {**endpoint_slice(), "endpoints": [{"addresses": ["192.0.2.11"]}, {"hostname": "api-2"}]}],
+            ["f.yaml: EndpointSlice static/apiserver-1: endpoints[1].addresses: is missing"],
+        ),
         (
             [{**service(), "apiVersion": "serving.knative.dev/v1"}],
             [
