@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -137,3 +138,57 @@ def test_denied_packets_are_counted_by_pod(lab):
     read = "from module_utils.kernel.nftables.denied import denied_packets"
     code = f"{read}; print(denied_packets()['in', bytes((10, 244, 1, 12))])"
     assert int(node.inside("env", f"PYTHONPATH={ENGINE}", sys.executable, "-c", code)) > 0
+
+
+async def unknown_pod_answers(network, node):
+    """Return which flows pass before and after the pod at the end of most of them is known."""
+    base = cases.steps("union-of-policies")[0].objects
+    items = {key: item for key, item in base.items() if key[0] != "NetworkPolicy"}
+    flows = {
+        "to it": "tcp shop/db -> shop/web:80",
+        "from it": "tcp shop/web -> shop/db:8080",
+        "from outside": "tcp client -> shop/web:80",
+        "to it from its node": "tcp node1 -> shop/web:80",
+        "from it to its node": "tcp shop/web -> node1:80",
+        "between known pods": "tcp bank/web -> shop/db:8080",
+    }
+    probes = {
+        (name, str(probe)): probe for name, flow in flows.items() for probe in cases.probes_of(flow, base).values()
+    }
+    wire = Wire(network)
+    found = []
+    try:
+        for known in (False, True):
+            objects = [item for key, item in items.items() if known or key != ("Pod", "shop", "web")]
+            await asyncio.to_thread(node.converge, objects)
+            answers = await wire.allowed(list(probes.values()))
+            found.append({name for (name, _text), probe in probes.items() if answers[probe]})
+            denied = {name for (name, _text), probe in probes.items() if not answers[probe]}
+            assert not found[-1] & denied, "both families have the same answers"
+    finally:
+        wire.close()
+    return found, set(flows)
+
+
+def test_addresses_of_no_known_pod_reach_only_their_node(lab, tmp_path):
+    network, node = lab("nftables")
+    policy = {"enabled": True, "unknownPods": "deny", "podCIDRs": ["10.244.1.0/24", "fd00:10:244:1::/64"]}
+    document = {"apiVersion": "kubenode.proxy/v1alpha1", "kind": "NodeProxyConfiguration", "networkPolicy": policy}
+    with open(tmp_path / "config.yaml", "a", encoding="utf-8") as file:
+        file.write(f"---\n{json.dumps(document)}\n")
+    del node.environment["LAB_NETWORK_POLICY"]
+    (unknown, known), every = asyncio.run(unknown_pod_answers(network, node))
+    assert unknown == {"to it from its node", "from it to its node", "between known pods"} and known == every
+    first = rules(node)
+    listed = tmp_path / "listed.nft"
+    listed.write_text("flush ruleset\n" + first, encoding="utf-8")
+    node.inside("nft", "-f", str(listed))
+    assert sorted(rules(node).replace(",", " ").split()) == sorted(first.replace(",", " ").split())
+    policy["podCIDRs"] = ["10.244.3.0/24"]
+    (tmp_path / "config.yaml").write_text(
+        (tmp_path / "config.yaml").read_text().partition("---")[0] + f"---\n{json.dumps(document)}\n"
+    )
+    with pytest.raises(
+        AssertionError, match=r"pods of this node have addresses outside of 10\.244\.3\.0/24: 10\.244\.1\.11"
+    ):
+        node.converge(cases.steps("union-of-policies")[0].objects.values())

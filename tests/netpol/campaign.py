@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import packed
+from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import packed, parse_network
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.policy_model import EGRESS, INGRESS
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
@@ -31,8 +31,12 @@ _PRIORITIES = (0, 2, 4, 6)
 _NUMBERS = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1}
 
 
-def _policy(cluster: ClusterState, tiers: bool) -> NodePolicy:
-    return NodePolicy("node1", cluster.policy, _OWN, tiers)
+_POD_RANGES = ("10.244.1.0/24", "fd00:10:244:1::/64")
+
+
+def _policy(cluster: ClusterState, options: Options) -> NodePolicy:
+    ranges = [parse_network(text) for text in _POD_RANGES] if options.unknown else []
+    return NodePolicy("node1", cluster.policy, _OWN, options.tiers, pod_ranges=ranges)
 
 
 def differences(seed: int) -> list[str]:
@@ -42,34 +46,38 @@ def differences(seed: int) -> list[str]:
     """
     generator = Generator(seed)
     tiers = seed % 3 != 0
-    options = Options(tiers=tiers, cut=seed % 5 == 0, log_group=9 if seed % 7 == 0 else -1)
+    options = Options(tiers=tiers, cut=seed % 5 == 0, log_group=9 if seed % 7 == 0 else -1, unknown=seed % 4 == 1)
     objects = generator.cluster()
     if not tiers:
         objects = {key: item for key, item in objects.items() if key[0] != "ClusterNetworkPolicy"}
         generator = Generator(seed + 1_000_000_000, cluster_policies=False)
     cluster = ClusterState.from_objects(objects.values())
-    policy = _policy(cluster, tiers)
+    policy = _policy(cluster, options)
     cluster.policy.pop_changes()
     policy.table.pop_journal()
     table = desired_table(policy.table.rows, options)
     wrong: list[str] = []
     for step in range(STEPS):
-        judge = Oracle(objects.values(), "node1", NODE_ADDRESSES)
+        judge = Oracle(objects.values(), "node1", NODE_ADDRESSES, _POD_RANGES if options.unknown else ())
         interpreter = Interpreter(table)
         user_space = policy.judge()
         for packet in generator.packets(PACKETS):
-            expected = judge.allowed(packet)
+            unknown = judge.is_unknown(packet)
+            expected = judge.allowed(packet) and not unknown
             if interpreter.allowed(packet, frozenset(NODE_ADDRESSES), _PRIORITIES[seed % 4]) != expected:
                 wrong.append(
                     f"seed {seed} step {step}: {packet}: the oracle says {'allowed' if expected else 'denied'}"
                 )
+            if unknown:
+                assert any(policy.is_unknown(packed(end)) for end in (packet.source, packet.destination))
+                continue
             ends = packed(packet.source), packed(packet.destination)
             by_rows = packet.from_node or user_space.allows(*ends, _NUMBERS[packet.protocol], packet.port)
             if by_rows != expected:
                 wrong.append(f"seed {seed} step {step}: {packet}: judged otherwise in user space")
             if not packet.from_node and _explained(policy, cluster, packet, tiers) != expected:
                 wrong.append(f"seed {seed} step {step}: {packet}: explained otherwise")
-        again = _policy(ClusterState.from_objects(objects.values()), tiers)
+        again = _policy(ClusterState.from_objects(objects.values()), options)
         assert not difference(policy.table.rows, again.table.rows), f"seed {seed} step {step}"
         before = dict(objects)
         generator.change(objects)

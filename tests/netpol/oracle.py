@@ -97,13 +97,23 @@ def network(text: Any) -> Network:
 
 
 class Oracle:
-    """Decide about packets for the pods of one node, in a cluster of raw objects."""
+    """Decide about packets for the pods of one node, in a cluster of raw objects.
 
-    def __init__(self, objects: Iterable[Raw], node: str = "node1", node_addresses: Iterable[str] = ()) -> None:
+    ``pod_ranges``: where addresses of no known pod exchange packets with their own node only.
+    """
+
+    def __init__(
+        self,
+        objects: Iterable[Raw],
+        node: str = "node1",
+        node_addresses: Iterable[str] = (),
+        pod_ranges: Iterable[str] = (),
+    ) -> None:
         by_key = {(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"]): item for item in objects}
         items = list(by_key.values())
         self._node = node
         self._own = set(map(ipaddress.ip_address, node_addresses))
+        self._ranges = list(map(ipaddress.ip_network, pod_ranges))
         self.pods = [item for item in items if item["kind"] == "Pod" and self._counts(item)]
         self.namespaces = {
             item["metadata"]["name"]: item["metadata"].get("labels") or {}
@@ -125,6 +135,16 @@ class Oracle:
         if not listed and status.get("podIP"):
             listed = [status["podIP"]]
         return set(map(ipaddress.ip_address, listed))
+
+    def is_unknown(self, packet: Packet) -> bool:
+        """Return whether an end of a packet between pods is in the ranges, and no pod has its address."""
+        if packet.from_node or packet.to_node:
+            return False
+        return any(
+            ipaddress.ip_address(end) in each and self.pod_at(end) is None
+            for end in (packet.source, packet.destination)
+            for each in self._ranges
+        )
 
     def pod_at(self, address: str) -> Optional[Raw]:
         """Return the pod that owns an address."""

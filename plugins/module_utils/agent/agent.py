@@ -325,6 +325,9 @@ class Agent:
         self.sync.sync(first)
         if self.sync.proxiers is not None and not self.sync.syncer.last_error:
             self.checks.end_connections(self.views.current, self.sync.proxiers.families)
+        if first and self.sync.proxiers is not None:
+            # Before systemd is notified, for which the start of kubelet waits.
+            self.policy.sync(self.sync.proxiers.view.addresses)
         if first or not self._ready_sent:
             self._send_ready()
             self.sync.clean_up()

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Any, Iterable, List, Tuple
 
-from ..addresses import FAMILIES, packed, unpacked
+from ..addresses import FAMILIES, Network, packed, parse_network, unpacked
 from ..cluster.state import ClusterState
-from ..configuration.sections.network_policy import CUT, NetworkPolicySettings
+from ..configuration.sections.network_policy import CUT, DENY, NetworkPolicySettings
 from ..kernel.conntrack.connections import Connection, cut_connections
 from ..networkpolicy.matching.owners import Address, counts
 from ..networkpolicy.node_policy import NodePolicy
 from ..preflight.conflicts import processes
 from ..preflight.findings import Finding
-from ..preflight.policies import bridge_findings, other_implementations
+from ..preflight.policies import bridge_findings, other_implementations, unknown_pod_findings
 from ..rendering.networkpolicy.elements import desired_table
 from ..rendering.networkpolicy.layout import NO_LOG, Options
 from ..resources import NotThereYet, Resource, Stage
@@ -31,6 +31,7 @@ def policy_options(settings: NetworkPolicySettings) -> Options:
         tiers=settings.cluster_policies,
         cut=settings.established_connections == CUT,
         log_group=settings.log_group if settings.log_denied else NO_LOG,
+        unknown=settings.unknown_pods == DENY,
     )
 
 
@@ -46,7 +47,22 @@ def node_policy(
     addresses: Iterable[Tuple[str, str]],
 ) -> NodePolicy:
     """Return the policies of a node. ``addresses``: of the node, as pairs (interface, address)."""
-    return NodePolicy(node_name, cluster.policy, raw_addresses(addresses), settings.cluster_policies)
+    return NodePolicy(
+        node_name,
+        cluster.policy,
+        raw_addresses(addresses),
+        settings.cluster_policies,
+        pod_ranges=pod_ranges(cluster, settings, node_name),
+    )
+
+
+def pod_ranges(cluster: ClusterState, settings: NetworkPolicySettings, node_name: str) -> Tuple[Network, ...]:
+    """Return the ranges in which traffic of addresses of no known pod is denied; none if it is allowed."""
+    if settings.unknown_pods != DENY:
+        return ()
+    node = cluster.nodes.get(node_name)
+    texts = settings.pod_cidrs or (node.pod_cidrs if node is not None else ())
+    return tuple(network for network in map(parse_network, texts) if network is not None)
 
 
 def policy_warnings(policy: NodePolicy) -> List[str]:
@@ -73,7 +89,10 @@ def policy_findings(cluster: ClusterState, settings: NetworkPolicySettings, node
         return []
     pods = (pod for pod in cluster.policy.pods.values() if pod.node_name == node_name and counts(pod))
     addresses = [address for pod in pods for address in pod.addresses]
-    return [*bridge_findings(addresses), *other_implementations(processes())]
+    found = [*bridge_findings(addresses), *other_implementations(processes())]
+    if settings.unknown_pods == DENY:
+        found += unknown_pod_findings(addresses, pod_ranges(cluster, settings, node_name))
+    return found
 
 
 def policy_stage(

@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Iterable, List, Mapping, Optional
+from typing import Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence
 
+from ..addresses import Network
 from ..cluster.model import NamespacedName
 from ..cluster.policy_model import DIRECTIONS
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
@@ -28,7 +29,8 @@ class NodePolicy:
     """The rows of one node.
 
     ``node_name``: the node whose pods are selected. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
-    ``most_rows``: the maximum number of elements that depend on the content of policies.
+    ``most_rows``: the maximum number of elements that depend on the content of policies. ``pod_ranges``: the addresses
+    of the node's pods; traffic of those in them that belong to no known pod is denied.
     """
 
     def __init__(
@@ -38,12 +40,15 @@ class NodePolicy:
         node_addresses: Iterable[Address] = (),
         cluster_policies: bool = False,
         most_rows: int = MOST_ROWS,
+        *,
+        pod_ranges: Sequence[Network] = (),
     ) -> None:
         self._node_name = node_name
         self._objects = objects
         self._node_addresses = list(node_addresses)
         self._cluster_policies = cluster_policies
         self._most_rows = most_rows
+        self._pod_ranges = tuple(pod_ranges)
         self._refused: FrozenSet[PolicySide] = frozenset()
         self._state = self._made(self._refused) or self._search()
 
@@ -66,6 +71,10 @@ class NodePolicy:
     def too_large(self) -> Dict[PolicySide, str]:
         """Return the policies that allow nothing in a direction because of their size, with the reason."""
         return {**self._state.too_large, **named(self._refused, self._most_rows)}
+
+    def is_unknown(self, address: Address) -> bool:
+        """Return whether an address in the pod ranges belongs to no known pod."""
+        return self._state.pod_ranges.contain(address) and address not in self.owners.owners
 
     def judge(self) -> Judge:
         """Return a judge that uses the current rows."""
@@ -119,6 +128,7 @@ class NodePolicy:
             self._objects,
             self._node_addresses,
             cluster_policies=self._cluster_policies,
+            pod_ranges=self._pod_ranges,
             refused=refused,
             most_rows=most_rows,
         )

@@ -9,9 +9,9 @@ isolated, the class of each peer, and what pods of the node may exchange with pe
 
 from __future__ import annotations
 
-from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from ..addresses import FAMILIES, IPV4, IPV6
+from ..addresses import FAMILIES, IPV4, IPV6, Network
 from ..cluster.model import NamespacedName
 from ..cluster.policy_model import ADMIN, BASELINE, DIRECTIONS, ClusterNetworkPolicy, ContainerPort, NetworkPolicy, Pod
 from ..cluster.policy_objects import PolicyChanges, PolicyObjects
@@ -22,6 +22,7 @@ from .limits import MOST_PIECES, excess
 from .matching.compiled import CompiledRule, compile_rule, compile_rules, side
 from .matching.owners import Address, AddressOwners, counts
 from .matching.peers import Content, PodPeers
+from .pod_ranges import PodRanges
 from .rows import ISOLATED, POLICED, SELF, PolicyRows
 from .subjects import NETWORK_POLICY, Subject, SubjectKey
 from .values import GrantValues
@@ -58,8 +59,8 @@ class PolicyState:
     """The rows of one node. If TooManyRows is raised, the state is incomplete and must not be used.
 
     ``node_name``: whose pods are judged. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
-    ``refused``: policies whose rules are omitted in a direction. ``most_rows``: see :class:`.PolicyRows`.
-    ``too_large``: further ones, with the reason (see :mod:`.limits`).
+    ``pod_ranges``: see :class:`.NodePolicy`. ``refused``: policies whose rules are omitted in a direction.
+    ``most_rows``: see :class:`.PolicyRows`. ``too_large``: further refused ones, with the reason (see :mod:`.limits`).
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class PolicyState:
         node_addresses: Iterable[Address] = (),
         *,
         cluster_policies: bool = False,
+        pod_ranges: Sequence[Network] = (),
         refused: AbstractSet[PolicySide] = frozenset(),
         most_rows: Optional[int] = None,
     ) -> None:
@@ -80,6 +82,7 @@ class PolicyState:
         self._values = GrantValues(self.table)
         most_pieces = MOST_PIECES if most_rows is not None else None
         self.families = {family: FamilyTables(family, self.table, self._values, most_pieces) for family in FAMILIES}
+        self.pod_ranges = PodRanges(pod_ranges, self.table)
         self._node_name = node_name
         self._objects = objects
         self._cluster_policies = cluster_policies
@@ -112,6 +115,7 @@ class PolicyState:
         """Apply the addresses of the node, which no pod can have. Raises TooManyRows."""
         before = dict(self.owners.owners)
         moved = self.owners.set_node_addresses(addresses)
+        self.pod_ranges.follow(moved, self.owners.owners)
         pods = [owners.get(address) for address in moved for owners in (before, self.owners.owners)]
         keys = {pod.key for pod in pods if pod is not None}
         self._refresh(_Work(keys, set(keys), moved))
@@ -139,7 +143,9 @@ class PolicyState:
             elif before is not None:
                 self._of_namespace[key.namespace].discard(key)
             affected = {key, *self.owners.owners_of(before), *self.owners.owners_of(now)}
-            work.addresses.update(self.owners.replace(before, now))
+            moved = self.owners.replace(before, now)
+            self.pod_ranges.follow(moved, self.owners.owners)
+            work.addresses.update(moved)
             affected.update(self.owners.owners_of(before), self.owners.owners_of(now))
             work.pods.update(affected)
             work.local.update(name for name in affected if name in self.local or self._is_local(name))

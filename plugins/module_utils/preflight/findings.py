@@ -33,6 +33,7 @@ FORWARD_DROP = "forward-drop"
 OTHER_IPTABLES = "other-iptables"
 OTHER_POLICIES = "other-network-policies"
 BRIDGE_NETFILTER = "bridge-netfilter"
+UNKNOWN_PODS = "unknown-pods"
 NODE = "node"
 INCOMPLETE_SNAPSHOT = "incomplete-snapshot"
 LOSS = "loss"
@@ -58,6 +59,7 @@ NAMES = (
     OTHER_IPTABLES,
     OTHER_POLICIES,
     BRIDGE_NETFILTER,
+    UNKNOWN_PODS,
     NODE,
     INCOMPLETE_SNAPSHOT,
     LOSS,

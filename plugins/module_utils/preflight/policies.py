@@ -15,7 +15,7 @@ from ..kernel.netlink.protocol import NETLINK_NETFILTER
 from ..kernel.netlink.socket import NetlinkSocket
 from ..kernel.nftables.listing import nft_chains, nft_tables
 from .conflicts import Process, option, programs
-from .findings import BRIDGE_NETFILTER, ERROR, OTHER_POLICIES, WARNING, Finding
+from .findings import BRIDGE_NETFILTER, ERROR, OTHER_POLICIES, UNKNOWN_PODS, WARNING, Finding
 
 #: Tables and the beginnings of names of chains that other implementations create.
 _TABLES = {"kube-network-policies": "kube-network-policies", "calico": "Calico"}
@@ -28,6 +28,7 @@ _PROGRAMS = {
     "cilium-agent": "Cilium",
     "antrea-agent": "Antrea",
 }
+_NAMED = 5
 _CALLS = {IPV4: "net.bridge.bridge-nf-call-iptables", IPV6: "net.bridge.bridge-nf-call-ip6tables"}
 
 
@@ -95,6 +96,24 @@ def bridge_findings(addresses: Iterable[str], root: str = "") -> List[Finding]:
             what += f" policies between them have no effect ({family})"
             findings.append(Finding(BRIDGE_NETFILTER, ERROR, what, f"modprobe br_netfilter, and set {key} to 1"))
     return findings
+
+
+def unknown_pod_findings(addresses: Sequence[str], ranges: Sequence[Network]) -> List[Finding]:
+    """Return an error if traffic of unknown pods cannot be denied: their addresses are in no known range.
+
+    ``addresses``: of the known pods of this node. ``ranges``: those in which unknown addresses are denied.
+    """
+    setting = "networkPolicy.unknownPods: deny"
+    if not ranges:
+        remedy = "set networkPolicy.podCIDRs, or let the cluster assign spec.podCIDRs to its Nodes"
+        return [Finding(UNKNOWN_PODS, ERROR, f"{setting}: the ranges of this node's pods are not known", remedy)]
+    outside = sorted(address for address in addresses if not any(network.contains(address) for network in ranges))
+    if not outside:
+        return []
+    shown = ", ".join(outside[:_NAMED]) + (f" and {len(outside) - _NAMED} more" if len(outside) > _NAMED else "")
+    what = f"{setting}: pods of this node have addresses outside of {', '.join(map(str, ranges))}: {shown}"
+    remedy = "set networkPolicy.podCIDRs to the ranges that the network plugin uses, or unknownPods: allow"
+    return [Finding(UNKNOWN_PODS, ERROR, what, remedy)]
 
 
 def _routes(family: str, root: str) -> Iterator[Tuple[str, Network]]:

@@ -18,6 +18,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.timers import
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.network_policy import (
     NetworkPolicySettings,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import policy_findings
 from tests.netpol import cases
 
 KINDS = {"Pod", "Namespace", "NetworkPolicy"}
@@ -67,14 +68,48 @@ def kernel(monkeypatch) -> Kernel:
     return made
 
 
+def follower(kernel: Kernel, view: ClusterView, **settings: str) -> policy.PolicySync:
+    log = Log(io.StringIO())
+    sync = policy.PolicySync(view, kernel, Timers(), log=log, limited=LimitedLog(log), health=ProxyHealth(60.0))
+    sync.configure(NetworkPolicySettings(enabled=True, **settings), "node1")
+    return sync
+
+
+def test_the_ranges_of_unknown_pods_are_those_that_the_node_gets(kernel, monkeypatch):
+    monkeypatch.setattr(policy, "policy_findings", policy_findings)
+    view = ClusterView()
+    objects = cases.steps("default-deny-ingress")[0].objects
+    node = next(item for key, item in objects.items() if key[0] == "Node" and key[2] == "node1")
+    for item in objects.values():
+        if item["kind"] != "Node":
+            view.state.upsert(item)
+    view.listed |= KINDS
+    sync = follower(kernel, view, unknown_pods="deny")
+
+    def ranges() -> List[Any]:
+        return [key for key in kernel.entries if key[:2] == ("element", "pod-ranges4")]
+
+    sync.sync(())
+    assert not kernel.entries, "the Node is needed"
+    view.state.upsert({**node, "spec": {}})
+    view.listed.add("Node")
+    sync.sync(())
+    assert kernel.entries and not ranges(), "policies are enforced, although the Node has no ranges yet"
+    view.state.upsert(node)
+    sync.sync(())
+    assert len(ranges()) == 1 and ("element", "known4", bytes((10, 244, 1, 12))) in kernel.entries
+    view.state.upsert({**node, "spec": {"podCIDRs": ["10.99.0.0/24"]}})
+    sync.sync(())
+    assert kernel.entries and not ranges(), "pods of the node have other addresses"
+
+
 def test_nothing_is_computed_while_nothing_changes(kernel, monkeypatch):
-    view, log = ClusterView(), Log(io.StringIO())
+    view = ClusterView()
     objects = cases.steps("default-deny-ingress")[0].objects
     for item in objects.values():
         view.state.upsert(item)
     view.listed |= KINDS
-    sync = policy.PolicySync(view, kernel, Timers(), log=log, limited=LimitedLog(log), health=ProxyHealth(60.0))
-    sync.configure(NetworkPolicySettings(enabled=True), "node1")
+    sync = follower(kernel, view)
     computed: List[str] = []
     for name in ("change_of", "policy_warnings", "difference"):
         original = getattr(policy, name)

@@ -13,13 +13,22 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
+from ...addresses import Network
 from ...cluster.model import NamespacedName
-from ...configuration.sections.network_policy import CUT, NetworkPolicySettings, policy_resources
+from ...cluster.resource_types import NODES
+from ...configuration.sections.network_policy import (
+    ALLOW,
+    CUT,
+    DENY,
+    NetworkPolicySettings,
+    policy_resources,
+)
 from ...convergence.explanation.policy import PolicyExplainer, Resolved
 from ...convergence.handles import KernelHandles
 from ...convergence.policy import (
     cut_denied,
     node_policy,
+    pod_ranges,
     policy_findings,
     policy_options,
     policy_removal_stages,
@@ -32,6 +41,7 @@ from ...kernel.nftables.policy_table import PolicyTableResource
 from ...networkpolicy.coverage import unselected_pods, unused_policies
 from ...networkpolicy.matching.owners import Address
 from ...networkpolicy.node_policy import NodePolicy
+from ...preflight.findings import UNKNOWN_PODS
 from ...rendering.networkpolicy.elements import change_of, desired_table
 from ...rendering.networkpolicy.layout import TABLE_NAME
 from ...resources import Change, apply_plan, difference, plan
@@ -77,6 +87,9 @@ class PolicySync:
         self._log = log
         self._limited = limited
         self._settings = NetworkPolicySettings()
+        # Those without what this node cannot do.
+        self._effective = self._settings
+        self._ranges: Tuple[Network, ...] = ()
         self._node_name = ""
         # Those that are in use, and those of the last call.
         self._addresses: Addresses = ()
@@ -149,7 +162,7 @@ class PolicySync:
             self._policy,
             node_name=self._node_name,
             node_addresses=[address for _interface, address in self._addresses],
-            options=policy_options(self._settings),
+            options=policy_options(self._effective),
             endpoints=endpoints,
         )
 
@@ -161,6 +174,8 @@ class PolicySync:
     def _known(self) -> bool:
         """Whether the cluster is known well enough: half of it would deny or allow wrongly."""
         needed = {resource.kind for resource in policy_resources(self._settings)}
+        if self._settings.unknown_pods == DENY and not self._settings.pod_cidrs:
+            needed.add(NODES.kind)
         return needed <= self._view.listed | self._view.from_disk
 
     def sync(self, addresses: Addresses) -> None:
@@ -191,12 +206,18 @@ class PolicySync:
         """Follow the objects, the node's addresses and the kernel; nothing is computed if none of them changed."""
         objects = self._view.state.policy
         changed = bool(objects.changes) or addresses != self._addresses
-        if self._policy is None:
+        # A Node may get its ranges some time after it was created.
+        ranges = pod_ranges(self._view.state, self._settings, self._node_name)
+        if self._policy is None or ranges != self._ranges:
             objects.pop_changes()
-            self._policy = node_policy(self._view.state, self._settings, self._node_name, addresses)
-            self._addresses, self._full = addresses, True
+            self._ranges = ranges
+            self._effective = self._settings
             for finding in policy_findings(self._view.state, self._settings, self._node_name):
                 self._log.warning(str(finding))
+                if finding.name == UNKNOWN_PODS:
+                    self._effective = self._settings._replace(unknown_pods=ALLOW)
+            self._policy = node_policy(self._view.state, self._effective, self._node_name, addresses)
+            self._addresses, self._full = addresses, True
         elif objects.changes:
             self._policy.update(objects.pop_changes())
         if addresses != self._addresses:
@@ -214,7 +235,7 @@ class PolicySync:
     def _apply(self, policy: NodePolicy) -> None:
         table = policy.table
         journal = table.pop_journal()
-        options = policy_options(self._settings)
+        options = policy_options(self._effective)
         resource = self._resource
         if resource is None:
             resource = self._resource = self._handles.network_policy()

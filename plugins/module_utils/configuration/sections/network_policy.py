@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import NamedTuple, Tuple
 
+from ...addresses import canonical_network
 from ...cluster.fields import shown
 from ...cluster.resource_types import CLUSTER_NETWORK_POLICIES, NAMESPACES, NETWORK_POLICIES, PODS, ResourceType
 from ..field import HONOURED, Field
 from ..reader import Section
 
 KEEP, CUT = "keep", "cut"
+ALLOW, DENY = "allow", "deny"
 _MOST_GROUP = 65535
 #: 100 is what other implementations use by default.
 _DEFAULT_GROUP = 4114
@@ -23,7 +25,8 @@ class NetworkPolicySettings(NamedTuple):
 
     ``only``: the node serves no Services, because kube-proxy or another program does. ``established_connections``:
     ``keep`` or ``cut`` connections that a change no longer allows. ``log_group``: NFLOG group of denied packets, if
-    ``log_denied``.
+    ``log_denied``. ``unknown_pods``: ``allow`` or ``deny`` traffic of addresses in ``pod_cidrs`` (canonical; if empty
+    those of the Node) that belong to no known pod.
     """
 
     enabled: bool = False
@@ -32,6 +35,8 @@ class NetworkPolicySettings(NamedTuple):
     established_connections: str = KEEP
     log_denied: bool = False
     log_group: int = _DEFAULT_GROUP
+    unknown_pods: str = ALLOW
+    pod_cidrs: Tuple[str, ...] = ()
 
 
 def policy_resources(settings: NetworkPolicySettings) -> Tuple[ResourceType, ...]:
@@ -91,6 +96,22 @@ FIELDS: Tuple[Field, ...] = (
         HONOURED,
         "that NFLOG group",
     ),
+    Field(
+        "networkPolicy.unknownPods",
+        "network_policy.unknown_pods",
+        "allow",
+        "all",
+        HONOURED,
+        "`allow` or `deny` traffic of addresses in the node's pod ranges that belong to no known pod",
+    ),
+    Field(
+        "networkPolicy.podCIDRs",
+        "network_policy.pod_cidrs",
+        "`spec.podCIDRs` of the Node",
+        "all",
+        HONOURED,
+        "these pod ranges",
+    ),
 )
 
 
@@ -102,6 +123,9 @@ def read(section: Section) -> NetworkPolicySettings:
         section.findings.problem(
             section.field("establishedConnections"), f"{shown(established)} is not {KEEP} or {CUT}"
         )
+    unknown = section.text("unknownPods", default.unknown_pods)
+    if unknown not in (ALLOW, DENY):
+        section.findings.problem(section.field("unknownPods"), f"{shown(unknown)} is not {ALLOW} or {DENY}")
     settings = NetworkPolicySettings(
         enabled=section.flag("enabled", default.enabled),
         only=section.flag("only", default.only),
@@ -109,8 +133,21 @@ def read(section: Section) -> NetworkPolicySettings:
         established_connections=established,
         log_denied=section.flag("logDenied", default.log_denied),
         log_group=section.integer("logGroup", default.log_group, 0, _MOST_GROUP),
+        unknown_pods=unknown,
+        pod_cidrs=_pod_cidrs(section),
     )
     section.finish()
     if settings.only and not settings.enabled:
         section.findings.problem(section.field("only"), "needs networkPolicy.enabled: true")
     return settings
+
+
+def _pod_cidrs(section: Section) -> Tuple[str, ...]:
+    found = []
+    for position, text in enumerate(section.strings("podCIDRs")):
+        network = canonical_network(text)
+        if network is None:
+            section.findings.problem(f"{section.field('podCIDRs')}[{position}]", f"{shown(text)} is not a CIDR")
+        else:
+            found.append(network)
+    return tuple(found)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set
 
-from ...addresses import packed, without_brackets
+from ...addresses import packed, unpacked, without_brackets
 from ...cluster.model import NamespacedName
 from ...cluster.policy_model import EGRESS, INGRESS, Pod
 from ...cluster.state import ClusterState
@@ -23,6 +23,8 @@ from .ends import End
 from .explain import Explained
 from .target import PROTOCOLS as SERVICE_PROTOCOLS
 from .target import Destination, ServiceTarget, Target
+
+_UNKNOWN = "denied: an address in the node's pod ranges that belongs to no known pod (networkPolicy.unknownPods)"
 
 
 class Resolved(NamedTuple):
@@ -166,7 +168,9 @@ class PolicyExplainer:
     def _side(self, direction: str, own: Address, flow: Flow, *, from_node: bool) -> Dict[str, Any]:
         pod = self._policy.owners.owners.get(own)
         if pod is None:
-            verdict = SideVerdict(True, "not judged: not a pod")
+            # Traffic with its own node is never denied to an unknown pod.
+            unknown = self._policy.is_unknown(own) and not {unpacked(own), unpacked(flow.peer)} & self._own
+            verdict = SideVerdict(not unknown, _UNKNOWN if unknown else "not judged: not a pod")
         elif from_node and pod.node_name == self._node_name:
             verdict = SideVerdict(True, "always allowed: from the pod's own node")
         else:

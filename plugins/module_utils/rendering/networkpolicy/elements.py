@@ -78,6 +78,10 @@ class Elements:
         elif kind == rows.POLICED:
             for name in (layout.DENIED, *((layout.POLICED,) if self._options.tiers else ())):
                 yield ElementKey("element", layout.name(name, _family(row[2]), row[1]), row[2]), True
+        elif kind == rows.KNOWN:
+            yield ElementKey("element", layout.name(layout.KNOWN, _family(row[1])), row[1]), True
+        elif kind == rows.POD_RANGE:
+            yield ElementKey("element", layout.name(layout.POD_RANGES, _family(row[1])), row[1] + row[2]), True
         elif self._options.tiers:
             yield self._of_tier(kind, row), class_bytes(value) if kind == rows.TIER_GRANT else True
 

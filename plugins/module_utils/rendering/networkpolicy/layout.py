@@ -37,6 +37,7 @@ TABLE_COMMENT = "network policies, by kubenode-proxy"
 ISOLATED, DENIED, SELF, POLICED = "isolated", "denied", "self", "policed"
 PODS, BLOCKS, ANY, GRANTS = "pods", "blocks", "any", "grants"
 PORTS, PORT_RANGES = "ports", "port-ranges"
+POD_RANGES, KNOWN = "pod-ranges", "known"
 TIER_PORTS, TIER_OTHERS = "tier-ports", "tier-others"
 
 POSTROUTING_PRIORITY = 95
@@ -66,11 +67,13 @@ class Options(NamedTuple):
 
     ``tiers``: ClusterNetworkPolicies are enforced. ``cut``: connections are cut when they are no longer allowed, so a
     TCP connection must not be picked up in its middle. ``log_group``: NFLOG group of denied packets, or NO_LOG.
+    ``unknown``: deny the traffic of addresses in the node's pod ranges that belong to no known pod.
     """
 
     tiers: bool = False
     cut: bool = False
     log_group: int = NO_LOG
+    unknown: bool = False
 
 
 def number(family: str) -> str:
@@ -99,6 +102,9 @@ def sets(options: Options) -> Dict[str, SetValue]:
         found[name(SELF, family)] = SetValue((address, address))
         found[name(PODS, family)] = SetValue((address,), (CLASSID,))
         found[name(BLOCKS, family)] = SetValue((address,), (CLASSID,), flags=SET_INTERVAL)
+        if options.unknown:
+            found[name(POD_RANGES, family)] = SetValue((address,), flags=SET_INTERVAL)
+            found[name(KNOWN, family)] = SetValue((address,))
         for side in SIDES:
             found[name(ISOLATED, family, side)] = SetValue((address,))
             found[name(DENIED, family, side)] = SetValue((address,), counted=True)
@@ -117,7 +123,7 @@ def sets(options: Options) -> Dict[str, SetValue]:
 TABLE = TableIdentity(
     TABLE_NAME,
     TABLE_COMMENT,
-    {key: value for key, value in sets(Options(tiers=True)).items() if value.is_interval},
+    {key: value for key, value in sets(Options(tiers=True, unknown=True)).items() if value.is_interval},
 )
 
 _SET_PRIORITY = x.set_meta(x.META_PRIORITY)
@@ -270,10 +276,23 @@ def _judged(family: str, side: str, options: Options) -> Rule:
     return x.rule(listed, x.verdict(f"jump {name(chain, family, side)}"))
 
 
+def _unknown(family: str, side: str) -> List[Expression]:
+    """Return what matches an address in the node's pod ranges that belongs to no known pod."""
+    own = _own(family, side)
+    ranges, known = name(POD_RANGES, family), name(KNOWN, family)
+    return [*x.of_family(family), own, x.lookup(ranges), own, x.lookup(known, inverted=True)]
+
+
 def _hooks(options: Options) -> Dict[str, ChainValue]:
     no_interface = [x.meta(x.META_IIF), x.compare(x.host_word(0))]
     from_node = [*no_interface, *x.is_local(x.FIB_SADDR), x.verdict("accept")]
     leaving = [*_always_accepted(), x.rule(from_node)]
+    if options.unknown:
+        leaving += [
+            x.rule(_unknown(family, side), x.verdict(f"goto {_drop_name(family, side)}"))
+            for side in ("out", "in")
+            for family in FAMILIES
+        ]
     if not options.tiers:
         leaving += [x.rule(*_to_itself(family), x.verdict("accept")) for family in FAMILIES]
     leaving += [_judged(family, side, options) for side in ("out", "in") for family in FAMILIES]
@@ -283,18 +302,22 @@ def _hooks(options: Options) -> Dict[str, ChainValue]:
     which = POLICED if options.tiers else ISOLATED
     begins = x.has_state(x.CT_STATE_NEW | x.CT_STATE_UNTRACKED)
     elsewhere = x.interface_name("lo", prefix=False, equal=False)
+    guarded = [
+        [*x.of_family(family), x.destination_address(family), x.lookup(name(which, family, "in"))]
+        for family in FAMILIES
+    ]
+    if options.unknown:
+        guarded += [_unknown(family, "in") for family in FAMILIES]
     forged = [
         x.rule(
             begins,
             elsewhere,
             x.is_local(x.FIB_SADDR),
-            x.of_family(family),
-            x.destination_address(family),
-            x.lookup(name(which, family, "in")),
+            destination,
             x.verdict("drop"),
             comment="a source address of this node that did not come from it",
         )
-        for family in FAMILIES
+        for destination in guarded
     ]
     return {
         "postrouting": ChainValue(tuple(leaving), BaseHook("filter", "postrouting", POSTROUTING_PRIORITY)),

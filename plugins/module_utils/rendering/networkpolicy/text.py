@@ -12,7 +12,7 @@ from ..nftables.text import chain_lines, concatenation_text, set_lines
 from .layout import TABLE_COMMENT, TABLE_NAME, Options, sets
 
 _FAMILY = "inet"
-_SETS = sets(Options(tiers=True))
+_SETS = sets(Options(tiers=True, unknown=True))
 
 
 def _range_text(value: SetValue, raw: bytes) -> str:
