@@ -59,14 +59,20 @@ def node_object(**more: Any) -> Object:
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 60.0, pause: float = 0.01) -> float:
-    """Wait until ``what()`` is true and return the seconds it took. Raises AssertionError on a timeout."""
+    """Wait until ``what()`` is true and return the seconds it took. Raises AssertionError on a timeout.
+
+    The pause between two calls is at least as long as a call took: the agent, which may have the same processor, is not
+    slowed down by programs that list its work.
+    """
     started = time.monotonic()
     while True:
+        called = time.monotonic()
         if what():
             return time.monotonic() - started
-        if time.monotonic() - started > seconds:
+        now = time.monotonic()
+        if now - started > seconds:
             raise AssertionError(f"not within {seconds:g} seconds: {getattr(what, '__doc__', None) or what}")
-        time.sleep(pause)
+        time.sleep(max(pause, now - called))
 
 
 class AgentNode:

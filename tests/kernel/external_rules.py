@@ -8,8 +8,10 @@ The rules follow what these programs are known to add to a node, including chain
 
 from __future__ import annotations
 
+import functools
+import os
 import subprocess
-from typing import List, Optional
+from typing import Dict, List, Optional, Pattern
 
 FIREWALLD = """\
 table inet firewalld {
@@ -143,6 +145,7 @@ def of_ipv6(text: str) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if not any(mark in line for mark in (".0.", "244.")))
 
 
+@functools.cache
 def has_nftables() -> bool:
     """Return whether nf_tables supports NAT for IPv4; the user-mode Linux kernel has it only for the family inet."""
     sample = "table ip probe { chain probe { type nat hook output priority 0; }; }"
@@ -152,6 +155,24 @@ def has_nftables() -> bool:
 def variants() -> List[str]:
     """Return the variants of iptables that the kernel supports."""
     return ["legacy", "nft"] if has_nftables() else ["legacy"]
+
+
+def parameters(skipped: Pattern[str], wanted: Optional[Pattern[str]] = None) -> Dict[str, str]:
+    """Return the values of the kernel parameters of networking, by path.
+
+    The patterns are searched in the name and in the path; parameters that cannot be read are not returned.
+    """
+    found = {}
+    for directory, _directories, names in os.walk("/proc/sys/net"):
+        for name in names:
+            path = os.path.join(directory, name)
+            if not skipped.search(name) and (wanted is None or wanted.search(path)):
+                try:
+                    with open(path, encoding="utf-8", errors="replace") as stream:
+                        found[path] = stream.read()
+                except OSError:
+                    continue  # some parameters are write-only
+    return found
 
 
 def add(variant: str, *texts: str) -> None:

@@ -74,9 +74,14 @@ def assert_repaired(node, before, what, commands):
     known = repairs(node)
     for command in commands:
         output(*command)
-    wait_for(lambda: content() == before, 30.0, 0.05)
+
+    def restored():
+        return content() == before
+
+    restored.__doc__ = f"the content is restored after: {what}"
+    # First the number of repairs: to list the content takes four programs.
     wait_for(lambda: repairs(node) > known, 30.0, 0.05)
-    assert content() == before, what
+    wait_for(restored, 30.0, 0.05)
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.runtime.lock import ConvergenceLock
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError, PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.regular_files import open_regular
+from tests.kernel.external_rules import has_nftables, parameters, variants
 from tests.lab import manifests
 
 UML = pytest.mark.uml
@@ -49,12 +50,6 @@ EXTERNAL_TABLE = "table inet external { chain kept { type filter hook input prio
 
 def run(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-def has_nftables() -> bool:
-    """Return whether nf_tables supports NAT for IPv4; the guest's kernel has it only for the family inet."""
-    sample = "table ip probe { chain probe { type nat hook output priority 0; }; }"
-    return subprocess.run(["nft", "--check", sample], capture_output=True, check=False).returncode == 0
 
 
 def has_ipvs() -> bool:
@@ -117,10 +112,6 @@ def remove(directory: Path) -> Report:
     return converge(Request(ClusterState(), load({}).configuration, state="absent", state_directory=str(directory)))
 
 
-def variants() -> List[str]:
-    return ["legacy", "nft"] if has_nftables() else ["legacy"]
-
-
 def add_external_rules(preferred: str) -> None:
     """Add rules of other programs to every table and variant; the one with most of them is the variant in use."""
     for program in ("iptables", "ip6tables"):
@@ -152,20 +143,12 @@ def rules() -> List[str]:
     return [re.sub(r"^\d+: | initval \w+", "", line) for line in lines if not line.startswith("#")]
 
 
-def everything(directory: Path) -> Tuple[List[str], ...]:
+def everything(directory: Path) -> Tuple[List[Any], ...]:
     """Return everything that a check must not change: rules, kernel parameters, modules, files."""
-    parameters = []
-    for path in sorted(Path("/proc/sys/net").rglob("*")):
-        if path.is_file() and os.stat(path).st_mode & 0o444 and re.search("conntrack|vs|conf/(all|lo)", str(path)):
-            try:
-                text = path.read_text(errors="replace")
-            except OSError:
-                continue  # some parameters are write-only
-            if "count" not in path.name and "expect" not in path.name:
-                parameters.append(f"{path} {text}")
+    values = parameters(re.compile("count|expect"), re.compile("conntrack|vs|conf/(all|lo)"))
     modules = os.listdir("/sys/module")
     files = [str(path) for top in (directory, Path("/run")) for path in sorted(top.glob("**/kubenode*"))]
-    return rules(), parameters, sorted(modules), files, sorted(map(str, directory.rglob("*")))
+    return rules(), sorted(values.items()), sorted(modules), files, sorted(map(str, directory.rglob("*")))
 
 
 @pytest.mark.parametrize(("mode", "variant"), MODES)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import re
 import signal
 from pathlib import Path
@@ -87,19 +86,9 @@ def differing(before: Dict[str, List[str]]) -> List[str]:
 
 
 def parameters() -> Dict[str, str]:
-    """Return every kernel parameter of networking, by file."""
-    found = {}
-    for path in sorted(Path("/proc/sys/net").rglob("*")):
-        if (
-            path.is_file()
-            and os.stat(path).st_mode & 0o444
-            and not re.search("count|expect|flush|sctp|random|stat", path.name)
-        ):
-            try:
-                found[f"{path} "] = path.read_text(errors="replace")
-            except OSError:
-                continue  # some parameters are write-only
-    return found
+    """Return every kernel parameter of networking, by path and a space."""
+    skipped = re.compile("count|expect|flush|sctp|random|stat")
+    return {f"{path} ": value for path, value in external_rules.parameters(skipped).items()}
 
 
 def add_other_programs(variant: str, kubelet: str = external_rules.KUBELET) -> None:
