@@ -17,6 +17,7 @@ import hashlib
 import os
 import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Dict, List
@@ -55,7 +56,7 @@ def provide(kept: Path, local: Path) -> None:
     local.mkdir(parents=True)
     if kept.is_dir():
         os.utime(kept)
-        for payload in kept.iterdir():
+        for payload in kept.glob("[!.]*"):
             (local / payload.name).symlink_to(payload)
 
 
@@ -65,9 +66,9 @@ def keep(kept: Path, local: Path) -> None:
     if added:
         kept.mkdir(parents=True, exist_ok=True)
     for path in added:
-        partial = kept / f".{path.name}.{os.getpid()}"
-        shutil.copyfile(path, partial)
-        partial.rename(kept / path.name)
+        with tempfile.NamedTemporaryFile(dir=kept, prefix=".", delete=False) as partial:
+            partial.write(path.read_bytes())
+        os.rename(partial.name, kept / path.name)
     for directory in kept.parent.glob("*"):
         if directory.stat().st_mtime < time.time() - _DAY:
             shutil.rmtree(directory, ignore_errors=True)

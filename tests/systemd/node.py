@@ -102,10 +102,10 @@ class Node:
         return self.run("systemctl", "is-system-running", check=False).stdout.strip() in ("running", "degraded")
 
     def close(self) -> None:
-        """Remove the container; on a busy machine podman may not see it stop within its time limit."""
+        """Kill and remove the container; on a busy machine podman may not see it stop within its time limit."""
 
         def removed() -> bool:
-            return image.podman("rm", "--force", "--ignore", "--time", "1", self.name, check=False).returncode == 0
+            return image.podman("rm", "--force", "--ignore", "--time", "0", self.name, check=False).returncode == 0
 
         wait_for(f"{self.name} is removed", removed)
 

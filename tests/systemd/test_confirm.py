@@ -43,7 +43,7 @@ def _no_pending_change(node):
     yield
     node.run("systemctl", "stop", TIMER, check=False)
     node.run("rm", "-rf", PENDING)
-    converge(node, {"service_proxy_state": "absent"})
+    play([node], [{"kubenode.proxy.service_proxy": {"state": "absent"}}], {})
 
 
 def address_of(node: Node) -> str:

@@ -41,7 +41,8 @@ def _load(pathname: str, source: bytes) -> CodeType:
 def _store(path: str, code: CodeType) -> None:
     partial = f"{path}.{os.getpid()}"
     try:
-        with open(partial, "wb") as file:
+        # Never a file that a process of another container, with the same ID, is writing.
+        with open(partial, "xb") as file:
             file.write(marshal.dumps(code))
         os.rename(partial, path)
     except OSError:
