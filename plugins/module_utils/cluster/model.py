@@ -100,7 +100,8 @@ class Service(NamedTuple):
     ``static`` is the file that defines a static Service (see ``static``), empty for a Service of the cluster.
     ``check`` is the health check that its annotations ask for, None without one.
     ``policy`` is what annotations of this project request, ``aliases`` what those of other proxies do.
-    ``for_outside_hosts``: whether the label kubenode.proxy/outside-hosts is "true".
+    ``for_outside_hosts``: whether the label kubenode.proxy/outside-hosts is "true"; ``node_local``: the label
+    kubenode.proxy/node-local.
     """
 
     namespace: str
@@ -123,6 +124,7 @@ class Service(NamedTuple):
     policy: ServicePolicy = NO_POLICY
     aliases: ServicePolicy = NO_POLICY
     for_outside_hosts: bool = False
+    node_local: bool = False
 
     @property
     def key(self) -> NamespacedName:

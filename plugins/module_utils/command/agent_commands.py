@@ -136,6 +136,8 @@ def _connection(arguments: argparse.Namespace) -> CommandResult:
 def _explanation_lines(document: Dict[str, Any]) -> List[str]:
     where = f"node {document['node']}" + (f" in zone {document['zone']}" if document["zone"] else "")
     lines = [f"{document['destination']} on {where}, mode {document['mode']}, behaviour {document['behaviour']}:"]
+    if document["leftToPrograms"]:
+        return [*lines, f"  left to a program on this node: Service {', '.join(document['leftToPrograms'])}"]
     if not document["found"]:
         return [*lines, "  no Service has this destination; the packet is not changed"]
     shown: List[str] = []

@@ -10,9 +10,16 @@ from ..configuration.sections.service_policy import ServicePolicySettings
 
 
 def has_policy(settings: ServicePolicySettings, namespace: str) -> bool:
-    """Return whether the annotations in a namespace count."""
+    """Return whether the annotations, and the label for node-local programs, in a namespace count."""
     chosen = settings.annotated_namespaces
     return settings.annotations_enabled and (not chosen or namespace in chosen)
+
+
+def is_node_local(service: Service, settings: ServicePolicySettings) -> bool:
+    """Return whether a Service is left to a program on this node: it is listed, or has the label and labels count."""
+    if service.node_local and has_policy(settings, service.namespace):
+        return True
+    return bool(settings.local_services) and f"{service.namespace}/{service.name}" in settings.local_services
 
 
 def policy_of(service: Service, settings: ServicePolicySettings) -> ServicePolicy:

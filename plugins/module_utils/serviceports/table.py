@@ -15,6 +15,7 @@ from ..configuration.sections.outside_host import OutsideHost
 from ..configuration.sections.service_policy import ServicePolicySettings
 from .endpoints import endpoint_counts, expand, mark_failing, slices_in_order
 from .info import ServicePortInfo, ServicePortName
+from .policy import is_node_local
 from .selection import select
 from .service_ports import DEFAULT_POLICY, cluster_ip_of, port_policy, service_attributes
 from .weights import EQUAL, weights_of
@@ -45,11 +46,15 @@ def service_ports_of(
 ) -> Tuple[ServicePortInfo, ...]:
     """Return the ServicePorts of one Service, sorted by key; empty if there is no such Service in the family.
 
+    It is also empty for a Service that is left to a program on the node.
+
     An address or node port that another Service has claimed (see ``cluster.claims``) is omitted; so is a port whose
     cluster IP another Service has claimed.
     """
     service = state.services.get(service_key)
     if service is None or not service.ports or not cluster_ip_of(service, context.family):
+        return ()
+    if is_node_local(service, context.policy):
         return ()
     if context.outside.enabled:
         if not context.outside.serves(service):
@@ -129,7 +134,11 @@ def _kept(addresses: Tuple[str, ...], port: ServicePort, lost: Mapping[Claim, Co
 
 
 def count_endpoints(
-    state: ClusterState, service_key: NamespacedName, family: str, outside: OutsideHost = INSIDE
+    state: ClusterState,
+    service_key: NamespacedName,
+    family: str,
+    outside: OutsideHost = INSIDE,
+    policy: ServicePolicySettings = DEFAULT_POLICY,
 ) -> int:
     """Return how many endpoints, whatever their conditions, the ports of a Service have together.
 
@@ -137,7 +146,7 @@ def count_endpoints(
     """
     service = state.services.get(service_key)
     cluster_ip = cluster_ip_of(service, family) if service is not None else ""
-    if service is None or not cluster_ip or not outside.serves(service):
+    if service is None or not cluster_ip or not outside.serves(service) or is_node_local(service, policy):
         return 0
     counts = endpoint_counts(state.slices_of(service_key).values(), family)
     lost = state.lost_claims(service_key)

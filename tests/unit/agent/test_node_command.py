@@ -154,6 +154,16 @@ def test_explains_that_the_address_of_a_client_does_not_decide(mode, service, ou
     assert (item["clientEndpoint"], item["outcome"]) == ("", outcome)
 
 
+@pytest.mark.parametrize(
+    ("destination", "left"), [("10.96.0.7:80", ["shop/web"]), ("shop/web", ["shop/web"]), ("10.96.0.7:81", [])]
+)
+def test_names_a_service_that_is_left_to_a_program(destination, left):
+    labels = {"kubenode.proxy/node-local": "true"}
+    service = {**SERVICE, "metadata": {**SERVICE["metadata"], "labels": labels}}
+    document = explained(destination, "nftables", service, ENDPOINTS)
+    assert (document["found"], document["leftToPrograms"]) == ([], left)
+
+
 def test_explains_hints_terminating_endpoints_and_refusals():
     hinted = json.loads(json.dumps(ENDPOINTS))
     for item, zone in zip(hinted["endpoints"], ("zone-a", "zone-b", "zone-a", "zone-a")):

@@ -136,6 +136,19 @@ def test_outside_host():
     )
 
 
+def test_services_that_are_left_to_programs():
+    def text(items):
+        return f"{FIRST}---\n{SECOND}servicePolicy: {{localServices: [{items}]}}\n"
+
+    assert load(text("kube-system/kube-dns")).configuration.node_proxy.service_policy.local_services == (
+        "kube-system/kube-dns",
+    )
+    for item in ("kube-dns", "a/b/c", "kube-system/", "A/b"):
+        assert problem(text(f"a/b, '{item}'")) == (
+            f'NodeProxyConfiguration: servicePolicy.localServices[1]: "{item}" is not a Service, NAMESPACE/NAME'
+        )
+
+
 @pytest.mark.parametrize(
     ("text", "health", "metrics"),
     [

@@ -133,6 +133,7 @@ def test_refusals() -> None:
     assert "tcp . 30009 : goto nodeport-external-1-0" in elements(desired, layout.NODE_PORT_FRONTENDS)
     assert lines_of(desired, "chain", "cluster-ips-check")[1:-1] == [
         'ip daddr @cluster-ips reject comment "Reject traffic to invalid ports of ClusterIPs"',
+        'fib daddr type local return comment "node-local programs"',
         'ip daddr 10.200.0.0/16 drop comment "Drop traffic to unallocated ClusterIPs"',
         'ip daddr 10.96.0.0/12 drop comment "Drop traffic to unallocated ClusterIPs"',
     ]

@@ -15,7 +15,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.secti
     ServicePolicySettings,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import modules
-from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import (
+    NodeContext,
+    all_service_ports,
+    count_endpoints,
+)
 
 OWN = "kubenode.proxy/scheduler"
 FLAGS = "kubenode.proxy/scheduler-flags"
@@ -123,3 +127,37 @@ def test_what_is_invalid_in_an_alias_matters_only_where_aliases_count():
 def test_annotations_can_be_switched_off(settings):
     policy, _skipped = policy_of({OWN: "lc", KUBE_ROUTER: "bogus"}, settings)
     assert policy == type(policy)()
+
+
+@pytest.mark.parametrize(
+    ("labels", "settings", "left"),
+    [
+        ({}, ServicePolicySettings(), False),
+        ({}, ServicePolicySettings(local_services=("shop/web",)), True),
+        ({}, ServicePolicySettings(local_services=("shop/web2", "web/shop")), False),
+        ({"kubenode.proxy/node-local": "true"}, ServicePolicySettings(), True),
+        ({"kubenode.proxy/node-local": "false"}, ServicePolicySettings(), False),
+        ({"kubenode.proxy/node-local": "true"}, ServicePolicySettings(annotations_enabled=False), False),
+        ({"kubenode.proxy/node-local": "true"}, ServicePolicySettings(annotated_namespaces=("other",)), False),
+    ],
+)
+def test_services_that_are_left_to_programs_on_the_node(labels, settings, left):
+    service = {
+        "kind": "Service",
+        "apiVersion": "v1",
+        "metadata": {"namespace": "shop", "name": "web", "labels": labels},
+        "spec": {"clusterIP": "10.96.0.1", "externalIPs": ["192.0.2.1"], "ports": [{"port": 80}]},
+    }
+    endpoints = {
+        "kind": "EndpointSlice",
+        "apiVersion": "discovery.k8s.io/v1",
+        "metadata": {"namespace": "shop", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4",
+        "ports": [{"name": "", "port": 8080}],
+        "endpoints": [{"addresses": ["10.244.1.5"]}],
+    }
+    state = ClusterState.from_objects([prune(service), prune(endpoints)])
+    found = all_service_ports(state, NodeContext(IPV4, "n", policy=settings))
+    assert bool(found) is not left
+    (name,) = state.services
+    assert count_endpoints(state, name, IPV4, policy=settings) == (0 if left else 1)

@@ -171,8 +171,8 @@ class Proxier:
 
     def totals(self, state: ClusterState) -> Totals:
         """Return the totals over all Services of the family, without computing any ServicePort."""
-        outside = self.context.node.outside
-        return Totals(sum(count_endpoints(state, service, self.family, outside) for service in state.services))
+        outside, policy = self.context.node.outside, self.context.node.policy
+        return Totals(sum(count_endpoints(state, service, self.family, outside, policy) for service in state.services))
 
     def found_served(self) -> Set[str]:
         """Return the cluster IPs of the family that had endpoints when the kernel was first observed."""

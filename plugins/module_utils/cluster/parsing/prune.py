@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping, Union
 from .endpoint_slice import HEADLESS_LABEL, SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
 from .health_check import ANNOTATIONS
 from .objects import HOSTNAME_LABEL, ZONE_LABEL
-from .service import OUTSIDE_HOSTS_LABEL, SERVICE_PROXY_NAME_LABEL
+from .service import NODE_LOCAL_LABEL, OUTSIDE_HOSTS_LABEL, SERVICE_PROXY_NAME_LABEL
 from .service_policy import SERVICE_ANNOTATIONS
 from .weight import CILIUM_WEIGHT, WEIGHT
 
@@ -24,7 +24,7 @@ _SHAPES: Dict[str, Mapping[str, Any]] = {
     "Service": {
         "metadata": {
             **_METADATA,
-            "labels": {SERVICE_PROXY_NAME_LABEL: True, OUTSIDE_HOSTS_LABEL: True},
+            "labels": dict.fromkeys((SERVICE_PROXY_NAME_LABEL, OUTSIDE_HOSTS_LABEL, NODE_LOCAL_LABEL), True),
             "annotations": dict.fromkeys((*ANNOTATIONS, *SERVICE_ANNOTATIONS), True),
             "creationTimestamp": True,
         },

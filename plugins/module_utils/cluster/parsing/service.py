@@ -29,6 +29,7 @@ from .service_policy import parse_aliases, parse_service_policy
 
 SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 OUTSIDE_HOSTS_LABEL = "kubenode.proxy/outside-hosts"
+NODE_LOCAL_LABEL = "kubenode.proxy/node-local"
 DEFAULT_AFFINITY_SECONDS = 10800
 MAXIMUM_AFFINITY_SECONDS = 86400
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
@@ -61,6 +62,7 @@ def parse_service(raw: Dict[str, Any], skipped: List[Invalid]) -> Optional[Servi
         namespace=namespace,
         name=name,
         for_outside_hosts=labels.get(OUTSIDE_HOSTS_LABEL) == "true",
+        node_local=labels.get(NODE_LOCAL_LABEL) == "true",
         type=service_type,
         cluster_ip_v4=cluster_ip_v4,
         cluster_ip_v6=cluster_ip_v6,

@@ -19,7 +19,8 @@ class ServicePolicySettings(NamedTuple):
     ``annotations_enabled``: whether annotations of Services count. ``annotated_namespaces``: only those of these
     namespaces do, all if it is empty. ``aliases``: annotations of kube-router and Cilium that mean the same count, too.
     ``node_weights``: annotations of Nodes count.
-    ``node_port_sources``: CIDRs whose sources may use node ports, empty for all.
+    ``node_port_sources``: CIDRs whose sources may use node ports, empty for all. ``local_services``: Services that
+    programs on the node serve, as ``namespace/name``.
     """
 
     annotations_enabled: bool = True
@@ -27,6 +28,7 @@ class ServicePolicySettings(NamedTuple):
     node_port_sources: Tuple[str, ...] = ()
     aliases: bool = False
     node_weights: bool = False
+    local_services: Tuple[str, ...] = ()
 
 
 FIELDS: Tuple[Field, ...] = (
@@ -71,6 +73,14 @@ FIELDS: Tuple[Field, ...] = (
         "CIDRs whose sources may use the node ports of this node; if all are of one family, node ports of the other"
         " family are closed",
     ),
+    Field(
+        "servicePolicy.localServices",
+        "service_policy.local_services",
+        "none",
+        "all",
+        HONOURED,
+        "Services, as `namespace/name`, that are left to [programs on the node](service-policy.md#node-local-programs)",
+    ),
 )
 
 
@@ -90,5 +100,17 @@ def read(section: Section) -> ServicePolicySettings:
             section.findings.problem(f"{section.field('nodePortSources')}[{index}]", f"{shown(text)} is not a CIDR")
         else:
             sources.append(network)
+    local_services = section.strings("localServices")
+    for index, text in enumerate(local_services):
+        if len(text.split("/")) != 2 or not all(map(is_dns_label, text.split("/"))):
+            where = f"{section.field('localServices')}[{index}]"
+            section.findings.problem(where, f"{shown(text)} is not a Service, NAMESPACE/NAME")
     section.finish()
-    return ServicePolicySettings(annotations, namespaces, tuple(sources), aliases, node_weights)
+    return ServicePolicySettings(
+        annotations_enabled=annotations,
+        annotated_namespaces=namespaces,
+        node_port_sources=tuple(sources),
+        aliases=aliases,
+        node_weights=node_weights,
+        local_services=local_services,
+    )

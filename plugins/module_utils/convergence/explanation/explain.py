@@ -19,13 +19,15 @@ from ...rendering.desired import DesiredTables
 from ...rendering.rendering import Rendering
 from ...rendering.settings import DataplaneSettings
 from ...serviceports.info import Endpoint, ServicePortInfo, Sources
+from ...serviceports.policy import is_node_local
 from ...serviceports.selection import NO_TOPOLOGY, SAME_NODE, topology_mode
+from ...serviceports.service_ports import cluster_ip_of
 from ...serviceports.table import NodeContext, all_service_ports, service_ports_of
 from ..family import FamilyContext
 from ..modes.mode import Mode
 from ..node import NodeView, family_context
 from ..schedulers import with_schedulers
-from .target import Destination, ServiceTarget, Target
+from .target import PROTOCOLS, Destination, ServiceTarget, Target
 
 INTERNAL, EXTERNAL = "internal", "external"
 CLUSTER_IP, EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT = "cluster IP", "external IP", "load balancer IP", "node port"
@@ -96,7 +98,10 @@ class Explanation(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """All ServicePorts that match a target on a node, in a mode. ``client``: the address of a client, or empty."""
+    """All ServicePorts that match a target on a node, in a mode. ``client``: the address of a client, or empty.
+
+    ``left``: the Services that match, but are left to programs on the node.
+    """
 
     target: Target
     node: str
@@ -105,6 +110,7 @@ class Explained(NamedTuple):
     behaviour: str
     found: Tuple[Explanation, ...]
     client: str = ""
+    left: Tuple[str, ...] = ()
 
 
 class _Frontend(NamedTuple):
@@ -165,6 +171,20 @@ def _found(
                 frontends = tuple(item for item in every if item.traffic == traffic)
                 if frontends:
                     yield port, frontends
+
+
+def _left(state: ClusterState, families: Sequence[ExplainedFamily], target: Target) -> Iterator[str]:
+    """Yield the Services of a target that are left to programs on the node."""
+    for context, _tables in families:
+        for key, service in state.services.items():
+            if isinstance(target, Destination):
+                ports = {(port.port, port.protocol.lower()) for port in service.ports}
+                asked = {(target.port, protocol) for protocol in PROTOCOLS if target.protocol in ("", protocol)}
+                matches = cluster_ip_of(service, context.family) == target.address and not ports.isdisjoint(asked)
+            else:
+                matches = key == (target.namespace, target.name)
+            if matches and is_node_local(service, context.node.policy):
+                yield str(key)
 
 
 def _topology(port: ServicePortInfo, context: NodeContext) -> str:
@@ -265,7 +285,14 @@ def explain(
         for port, frontends in _found(state, context, target):
             found.append(_explanation(port, frontends, context, tables, client))
     return Explained(
-        target=target, node=node, zone=zone, mode=mode, behaviour=behaviour, found=tuple(found), client=client
+        target=target,
+        node=node,
+        zone=zone,
+        mode=mode,
+        behaviour=behaviour,
+        found=tuple(found),
+        client=client,
+        left=tuple(dict.fromkeys(_left(state, families, target))),
     )
 
 
@@ -331,6 +358,7 @@ def explanation_document(explained: Explained) -> Dict[str, Any]:
         "mode": explained.mode,
         "behaviour": explained.behaviour,
         "client": explained.client,
+        "leftToPrograms": list(explained.left),
         "found": [
             {
                 "service": item.service,

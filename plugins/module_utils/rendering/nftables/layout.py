@@ -118,6 +118,8 @@ def _cluster_ips_rules(settings: DataplaneSettings) -> List[Rule]:
     family = settings.family
     refused = [x.destination_address(family), x.lookup(CLUSTER_IPS), x.reject(family)]
     rules = [x.rule(refused, comment="Reject traffic to invalid ports of ClusterIPs")]
+    if settings.service_cidrs:
+        rules.append(x.rule(x.is_local(x.FIB_DADDR), x.verdict("return"), comment="node-local programs"))
     for text in sorted(set(settings.service_cidrs)):
         network = parse_network(text)
         if network is not None and network.family == family:
