@@ -31,6 +31,7 @@ from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
 from tests.conformance.wirelab.cases import load_case
 from tests.lab import recorded, system
+from tests.lab.ansible_playbook import ansible_playbook
 from tests.lab.background import Background, runs_as
 from tests.lab.namespaces import HIDDEN, Namespaces, ansible_environment
 
@@ -168,8 +169,7 @@ class Cluster:
             **ansible_environment(self.scratch),
             "TMPDIR": str(self.scratch),
         }
-        playbook = str(Path(sys.executable).with_name("ansible-playbook"))
-        argv = [playbook, "-i", str(self.scratch / "inventory.json"), "kubenode.proxy.migrate", *options]
+        argv = [*ansible_playbook(), "-i", str(self.scratch / "inventory.json"), "kubenode.proxy.migrate", *options]
         done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
 
