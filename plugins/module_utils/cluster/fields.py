@@ -17,6 +17,8 @@ from ..addresses import canonical_address, family_of
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _DNS_SUBDOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 _SHOWN_CHARACTERS = 60
+_DURATION = re.compile(r"([0-9]{1,6})(ms|s|m)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 
 class Invalid(Exception):
@@ -43,6 +45,12 @@ def shown(value: object) -> str:
         return "a huge number"
     text = json.dumps(value, default=str)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def duration(value: str) -> float:
+    """Return the seconds of a duration such as ``500ms``, ``2s`` or ``5m``; 0 for any other text."""
+    match = _DURATION.fullmatch(value)
+    return int(match.group(1)) * _UNITS[match.group(2)] if match is not None else 0.0
 
 
 def mapping(value: object, field: str) -> Dict[str, Any]:

@@ -73,6 +73,7 @@ class ServicePolicy(NamedTuple):
     ``scheduler_flags``: as ipvsadm names them (``sh-port``, ``mh-fallback``), or ``flag-1`` to ``flag-3``.
     ``persistence_v4`` and ``persistence_v6``: prefix lengths by which clients with affinity are grouped, 0 to
     distinguish every client.
+    ``slow_start``: seconds over which the share of an endpoint rises that has become ready; 0 without.
     ``problems``: what of the annotations is invalid, for those whose validity matters only where they count.
     """
 
@@ -81,6 +82,7 @@ class ServicePolicy(NamedTuple):
     scheduler_flags: Tuple[str, ...] = ()
     persistence_v4: int = 0
     persistence_v6: int = 0
+    slow_start: float = 0.0
     problems: Tuple[str, ...] = ()
 
 

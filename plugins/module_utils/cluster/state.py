@@ -17,6 +17,10 @@ from .static import StaticObjects
 _NOTHING: FrozenSet[NamespacedName] = frozenset()
 _NO_SLICES: Dict[str, EndpointSlice] = {}
 
+Rising = Mapping[Tuple[str, int], int]
+"""How many eighths of their weight endpoints have reached, by address and port; at least one."""
+_NOT_RISING: Rising = {}
+
 
 class ClusterState:
     """Services, the EndpointSlices of each, Nodes and ServiceCIDRs; what policies depend on; and the objects refused.
@@ -48,6 +52,7 @@ class ClusterState:
         self._claims = Claims()
         self._static = StaticObjects()
         self._failing: Dict[NamespacedName, Failing] = {}
+        self._rising: Dict[NamespacedName, Rising] = {}
         self._hidden_services: Dict[NamespacedName, Service] = {}
         self._hidden_slices: Dict[NamespacedName, Dict[str, EndpointSlice]] = {}
 
@@ -183,6 +188,20 @@ class ClusterState:
             self._failing[service] = now
         else:
             del self._failing[service]
+        return frozenset((service,))
+
+    def rising(self, service: NamespacedName) -> Rising:
+        """Return the endpoints of a Service whose share still rises."""
+        return self._rising.get(service, _NOT_RISING)
+
+    def set_rising(self, service: NamespacedName, rising: Rising) -> FrozenSet[NamespacedName]:
+        """Record the endpoints of a Service whose share still rises; return the Services that this changes."""
+        if self.rising(service) == rising:
+            return _NOTHING
+        if rising:
+            self._rising[service] = rising
+        else:
+            del self._rising[service]
         return frozenset((service,))
 
     def _replace_service(self, key: NamespacedName, service: Optional[Service]) -> Set[NamespacedName]:

@@ -17,6 +17,9 @@ Sources = Optional[Tuple[str, ...]]
 """The CIDRs whose sources are allowed, possibly none; None if every source is."""
 
 
+EIGHTHS = 8
+
+
 class ServicePortName(NamedTuple):
     """Identity of a ServicePort: namespace, name, port name (may be empty) and protocol (TCP, UDP or SCTP)."""
 
@@ -41,7 +44,8 @@ class Endpoint(NamedTuple):
 
     ``failed``: why its health check from this node fails; it is then neither ready nor serving, unless too few
     endpoints of the ServicePort pass. ``weight``: relative to that of other endpoints; with 0 it gets no new
-    connections and keeps those that it has.
+    connections and keeps those that it has. ``rising``: the eighths of its weight that it has reached in slow start; 8
+    without.
     """
 
     ip: str
@@ -54,6 +58,7 @@ class Endpoint(NamedTuple):
     node_hints: Tuple[str, ...] = ()
     failed: str = ""
     weight: int = 1
+    rising: int = EIGHTHS
 
     @property
     def text(self) -> str:

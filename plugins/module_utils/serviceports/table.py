@@ -18,7 +18,7 @@ from .info import ServicePortInfo, ServicePortName
 from .policy import is_node_local
 from .selection import select
 from .service_ports import DEFAULT_POLICY, cluster_ip_of, port_policy, service_attributes
-from .weights import EQUAL, weights_of
+from .weights import EQUAL, differ, weights_of, with_rise
 
 INSIDE = OutsideHost()
 
@@ -68,6 +68,7 @@ def service_ports_of(
     weights = weights_of(slices, service.namespace, state.node_weights, context.policy)
     by_port = expand(slices, context.family, node_name, weights)
     lost, failing = state.lost_claims(service_key), state.failing(service_key)
+    rising = state.rising(service_key)
     service_ports: List[ServicePortInfo] = []
     for port in service.ports:
         external_ips, load_balancer_ips = attributes.external_ips, attributes.load_balancer_ips
@@ -82,6 +83,8 @@ def service_ports_of(
         endpoints = by_port.get((port.name, port.protocol), ())
         if failing is not None and endpoints:
             endpoints = mark_failing(endpoints, failing)
+        if rising:
+            endpoints = with_rise(endpoints, rising)
         chosen = select(endpoints, policy.uses_cluster_endpoints, policy.uses_local_endpoints, node_name, zone)
         service_ports.append(
             ServicePortInfo(
@@ -108,7 +111,7 @@ def service_ports_of(
                 external_ip_sources=attributes.external_ip_sources,
                 node_port_sources=attributes.node_port_sources,
                 policy=attributes.policy,
-                weighted=weights is not EQUAL and len({endpoint.weight for endpoint in chosen.reachable}) > 1,
+                weighted=(weights is not EQUAL or bool(rising)) and differ(chosen.reachable),
             )
         )
     if len(service_ports) > 1:

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Weights of endpoints: which annotations count, and the share of new connections that each endpoint gets.
 
-The weight of an endpoint is that of its EndpointSlice times that of its Node. With 0 it gets no new connections.
+The weight of an endpoint is that of its EndpointSlice times that of its Node. With 0 it gets no new connections. In
+slow start an endpoint gets only a part of its share.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from math import gcd
 from typing import List, Mapping, NamedTuple, Sequence, Tuple
 
 from ..cluster.model import EndpointSlice
+from ..cluster.state import Rising
 from ..configuration.sections.service_policy import ServicePolicySettings
-from .info import Endpoint
+from .info import EIGHTHS, Endpoint
 from .policy import has_policy
 
 #: The weight of an EndpointSlice without Cilium's annotation, for Cilium.
@@ -54,9 +56,19 @@ def weights_of(
     return Weights(of_slices, of_nodes) if of_slices or of_nodes else EQUAL
 
 
+def with_rise(endpoints: Tuple[Endpoint, ...], rising: Rising) -> Tuple[Endpoint, ...]:
+    """Return the endpoints of a ServicePort with those marked whose share still rises."""
+    return tuple([item._replace(rising=rising.get((item.ip, item.port), EIGHTHS)) for item in endpoints])
+
+
+def differ(endpoints: Sequence[Endpoint]) -> bool:
+    """Return whether endpoints have different shares."""
+    return len({endpoint.weight * endpoint.rising for endpoint in endpoints}) > 1
+
+
 def shares(endpoints: Sequence[Endpoint]) -> Tuple[int, ...]:
     """Return the shares of endpoints in new connections, as the smallest integers; none of the weights is 0."""
-    weights = [endpoint.weight for endpoint in endpoints]
+    weights = [endpoint.weight * endpoint.rising for endpoint in endpoints]
     divisor = gcd(*weights)
     return tuple([weight // divisor for weight in weights])
 

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.fatal import Fatal
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync import node
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
+from tests.lab import manifests
 from tests.unit.agent.sync_bench import RESOURCE, SyncBench, service
 
 IPVS = {"mode": "ipvs", "ipvs": {"syncPeriod": "20s"}}
@@ -205,3 +208,50 @@ def test_annotations_without_effect_are_reported_once_each(bench):
     bench.sync.sync()
     (proxier,) = bench.sync.proxiers.families
     assert proxier.ignored == {} and len(bench.events) == 2
+
+
+def in_slow_start(*addresses):
+    """Return the Service in slow start, and its slice with these endpoints ready."""
+    web = service("web", 1)
+    web["metadata"]["annotations"] = {"kubenode.proxy/slow-start": "40s"}
+    listed = [manifests.endpoint(address) for address in addresses]
+    return web, manifests.endpoint_slice("web", listed, [manifests.port(80)], namespace="d")
+
+
+def places(bench):
+    """Return how often each endpoint is among those that are drawn."""
+    (listed,) = [value for key, value in bench.table.items() if getattr(key, "kind", "") == "list"]
+    return Counter(".".join(map(str, place[:4])) for place in listed)
+
+
+def test_the_share_of_a_new_endpoint_rises(bench):
+    for item in in_slow_start("10.0.0.1", "10.0.0.2"):
+        bench.put(item)
+    bench.sync.sync()
+    assert places(bench) == {"10.0.0.1": 1, "10.0.0.2": 1}
+    bench.put(in_slow_start("10.0.0.1", "10.0.0.2", "10.0.0.3")[1])
+    bench.sync.sync()
+    seen = []
+    # An eighth each five seconds; the timer requests the sync of each step, and none after the last one.
+    for _second in range(60):
+        shares = places(bench)
+        if not seen or seen[-1] != shares["10.0.0.3"] / shares["10.0.0.1"]:
+            seen.append(shares["10.0.0.3"] / shares["10.0.0.1"])
+        bench.now += 1
+        bench.timers.run()
+        bench.sync.request_if_needed()
+        if bench.sync.is_due:
+            bench.sync.sync()
+    assert seen == [count / 8 for count in range(1, 9)]
+    assert places(bench) == {"10.0.0.1": 1, "10.0.0.2": 1, "10.0.0.3": 1}
+
+    # One that was not ready for a while begins again; without the annotation, or the Service, nothing rises.
+    bench.put(in_slow_start("10.0.0.1", "10.0.0.2")[1])
+    bench.sync.sync()
+    bench.put(in_slow_start("10.0.0.1", "10.0.0.2", "10.0.0.3")[1])
+    bench.sync.sync()
+    assert places(bench)["10.0.0.1"] == 8 and places(bench)["10.0.0.3"] == 1
+    bench.put(service("web", 1))
+    bench.sync.sync()
+    assert set(places(bench).values()) == {1}
+    assert bench.view.state.rising(NamespacedName("d", "web")) == {}

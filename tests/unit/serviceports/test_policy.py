@@ -161,3 +161,13 @@ def test_services_that_are_left_to_programs_on_the_node(labels, settings, left):
     assert bool(found) is not left
     (name,) = state.services
     assert count_endpoints(state, name, IPV4, policy=settings) == (0 if left else 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [("30s", 30.0), ("2m", 120.0), ("5s", 5.0), ("4s", 0.0), ("61m", 0.0), ("30", 0.0), ("", 0.0), (30, 0.0)],
+)
+def test_slow_start_is_a_duration(value, seconds):
+    policy, skipped = policy_of({"kubenode.proxy/slow-start": value, OWN: "lc"})
+    assert (policy.slow_start, policy.scheduler) == (seconds, "lc")
+    assert len(skipped) == (not seconds)

@@ -219,6 +219,15 @@ def test_every_mode_gives_endpoints_the_same_shares(shares_in, weights, expected
     assert found == pytest.approx({f"10.0.0.{number}": share for number, share in expected.items()}, abs=1e-9)
 
 
+@pytest.mark.parametrize("shares_in", [by_iptables, by_ipvs, by_nftables, by_userspace])
+def test_an_endpoint_in_slow_start_gets_a_part_of_its_share(shares_in):
+    state = cluster(["2", "2", "0"])
+    state.set_rising(WEB, {("10.0.0.2", 80): 2, ("10.0.0.3", 80): 1})
+    assert shares_in(port_of(state)) == pytest.approx({"10.0.0.1": 0.8, "10.0.0.2": 0.2}, abs=1e-9)
+    state.set_rising(WEB, {})
+    assert port_of(state).weighted is False
+
+
 @pytest.mark.parametrize("rendering", [item.RENDERING for item in (iptables, ipvs, nftables, userspace)])
 def test_equal_weights_change_nothing(rendering):
     weighted, plain = port_of(cluster(["7", "7", "7"])), port_of(cluster([None, None, None]))

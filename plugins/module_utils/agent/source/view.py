@@ -15,7 +15,7 @@ from ...cluster.model import Failing, NamespacedName
 from ...cluster.parsing.endpoint_slice import SERVICE_NAME_LABEL, TRIGGER_TIME_ANNOTATION
 from ...cluster.parsing.objects import KINDS, ObjectKey, object_key
 from ...cluster.parsing.prune import prune
-from ...cluster.state import ClusterState
+from ...cluster.state import ClusterState, Rising
 from ...cluster.static import StaticObjects
 from ...errors import Refusal
 from .reflector import Batch
@@ -117,6 +117,10 @@ class ClusterView:
     def set_failing(self, service: NamespacedName, failing: Failing) -> None:
         """Record which endpoints of a Service fail their health checks."""
         self.dirty |= self.state.set_failing(service, failing)
+
+    def set_rising(self, service: NamespacedName, rising: Rising) -> None:
+        """Record the endpoints of a Service whose share still rises."""
+        self.dirty |= self.state.set_rising(service, rising)
 
     def _note_trigger(self, raw: Dict[str, Any], gone: bool, affected: Iterable[NamespacedName]) -> None:
         if gone:

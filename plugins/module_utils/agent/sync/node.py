@@ -33,6 +33,7 @@ from .losses import LossWatch
 from .policy_warnings import PolicyWarnings
 from .schedule import Schedule
 from .setup import Proxiers, look_again, node_differences, remove_leftovers, set_up
+from .slow_start import SlowStart
 from .syncer import Syncer
 
 DRAIN_SECONDS = 60.0
@@ -85,6 +86,7 @@ class NodeSync:
         self._limited = limited
         self._post = post
         self._policy_warnings = PolicyWarnings(log, post)
+        self._slow_start = SlowStart(timers.clock)
         self._draining = timers.add("remove drained real servers", self._drain)
         self._leftovers = timers.add("remove leftovers of other modes", self.clean_up)
         self._addresses = timers.add("refresh addresses", self._refresh_addresses)
@@ -92,6 +94,7 @@ class NodeSync:
         self._check = timers.add("check everything", self._check_everything)
         self._parameters = timers.add("repair kernel parameters", self._repair_parameters)
         self._held = timers.add("apply a change that was held back", self._apply_held)
+        self._rise = timers.add("raise the share of new endpoints", self._raise_shares)
 
     def set_up(self, request: Request) -> Proxiers:
         """Prepare the kernel, and create and return proxiers without any Service yet.
@@ -154,6 +157,7 @@ class NodeSync:
             return
         self.schedule.started()
         started = self._clock()
+        self._slow_start.update(self._view, self.configuration.node_proxy.service_policy)
         outcome = self.syncer.start(proxiers) if first else self.syncer.sync(proxiers)
         now = self._clock()
         self.schedule.ended(now, outcome.succeeded)
@@ -170,6 +174,9 @@ class NodeSync:
             self._check.start(proxiers.configuration.check_period)
         self._ports.report(outcome.failed_services)
         self._policy_warnings.update(self._view.state, proxiers.families)
+        pause = self._slow_start.delay()
+        if pause:
+            self._rise.restart(pause)
         if outcome.loss:
             self._post(None, WARNING, "EndpointsLost", "Sync", outcome.loss)
         if outcome.held_until:
@@ -270,6 +277,10 @@ class NodeSync:
     @staticmethod
     def _zone(proxiers: Proxiers) -> str:
         return proxiers.families[0].context.node.zone
+
+    def _raise_shares(self) -> None:
+        # The sync finds out which shares rise.
+        self.schedule.request()
 
     def _apply_held(self) -> None:
         # The schedule may be another one by then: a new configuration replaces it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..fields import Invalid, is_dns_label, is_dns_subdomain, mapping, shown, text
+from ..fields import Invalid, duration, is_dns_label, is_dns_subdomain, mapping, shown, text
 from ..model import HealthCheck
 
 CHECK = "kubenode.proxy/check"
@@ -18,8 +18,6 @@ PORT, PATH, STATUS, SERVER_NAME, CA, INTERVAL, TIMEOUT, FALL, RISE = (
 ANNOTATIONS: Tuple[str, ...] = (CHECK, PORT, PATH, STATUS, SERVER_NAME, CA, INTERVAL, TIMEOUT, FALL, RISE)
 SCHEMES = ("tcp", "http", "https")
 
-_DURATION = re.compile(r"([0-9]{1,6})(ms|s|m)")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 _SHORTEST, _LONGEST = 0.1, 3600.0
 _STATUSES = re.compile(r"([1-5][0-9]{2})(?:-([1-5][0-9]{2}))?")
 _PATH = re.compile(r"/[!-~]{0,1023}")
@@ -83,8 +81,7 @@ def _number(given: Mapping[str, str], name: str, low: int, high: int, default: i
 def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
     if name not in given:
         return default
-    match = _DURATION.fullmatch(given[name])
-    seconds = int(match.group(1)) * _UNITS[match.group(2)] if match is not None else 0.0
+    seconds = duration(given[name])
     if not _SHORTEST <= seconds <= _LONGEST:
         raise Invalid(_field(name), f"{shown(given[name])} is not a duration such as 500ms or 2s, from 100ms to 60m")
     return seconds

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Tuple
 
 from ...addresses import canonical_address, canonical_network
-from ..fields import Invalid, shown
+from ..fields import Invalid, duration, shown
 from ..model import NO_POLICY, ServicePolicy
 
 PREFIX = "kubenode.proxy/"
@@ -24,10 +24,11 @@ ALLOWED_SOURCES = f"{PREFIX}allowed-sources"
 SCHEDULER = f"{PREFIX}scheduler"
 SCHEDULER_FLAGS = f"{PREFIX}scheduler-flags"
 PERSISTENCE_NETMASK = f"{PREFIX}persistence-netmask"
+SLOW_START = f"{PREFIX}slow-start"
 KUBE_ROUTER_SCHEDULER = "kube-router.io/service.scheduler"
 KUBE_ROUTER_FLAGS = "kube-router.io/service.schedflags"
 CILIUM_ALGORITHM = "service.cilium.io/lb-algorithm"
-_OWN = (ALLOWED_SOURCES, SCHEDULER, SCHEDULER_FLAGS, PERSISTENCE_NETMASK)
+_OWN = (ALLOWED_SOURCES, SCHEDULER, SCHEDULER_FLAGS, PERSISTENCE_NETMASK, SLOW_START)
 _ALIASES = (KUBE_ROUTER_SCHEDULER, KUBE_ROUTER_FLAGS, CILIUM_ALGORITHM)
 SERVICE_ANNOTATIONS = (*_OWN, *_ALIASES)
 #: CIDRs of one annotation that count.
@@ -43,6 +44,7 @@ _CALLED = {"maglev": "mh"}
 FLAGS = ("sh-fallback", "sh-port", "mh-fallback", "mh-port")
 _NUMBERED_FLAGS = ("flag-1", "flag-2", "flag-3")
 _ALGORITHMS = ("random", "maglev")
+_SHORTEST_RISE, _LONGEST_RISE = 5.0, 3600.0
 
 
 def parse_service_policy(metadata: Mapping[str, Any], skipped: List[Invalid]) -> ServicePolicy:
@@ -57,6 +59,7 @@ def parse_service_policy(metadata: Mapping[str, Any], skipped: List[Invalid]) ->
         scheduler_flags=_flags(given, SCHEDULER_FLAGS, FLAGS, skipped),
         persistence_v4=prefixes[0],
         persistence_v6=prefixes[1],
+        slow_start=_slow_start(given, skipped),
     )
 
 
@@ -107,6 +110,17 @@ def _flags(given: Mapping[str, Any], name: str, known: Tuple[str, ...], skipped:
         reason = f"{shown(unknown or given[name])} is not one of {', '.join(known)}; it is skipped"
         skipped.append(Invalid(_field(name), reason))
     return tuple(sorted(set(words).intersection(known)))
+
+
+def _slow_start(given: Mapping[str, Any], skipped: List[Invalid]) -> float:
+    if SLOW_START not in given:
+        return 0.0
+    seconds = duration(given[SLOW_START].strip()) if isinstance(given[SLOW_START], str) else 0.0
+    if _SHORTEST_RISE <= seconds <= _LONGEST_RISE:
+        return seconds
+    reason = f"{shown(given[SLOW_START])} is not a duration such as 30s or 2m, from 5s to 60m; there is no slow start"
+    skipped.append(Invalid(_field(SLOW_START), reason))
+    return 0.0
 
 
 def _prefixes(given: Mapping[str, Any], skipped: List[Invalid]) -> Tuple[int, int]:

@@ -18,7 +18,7 @@ from ...configuration.model import KubeProxyConfiguration
 from ...rendering.desired import DesiredTables
 from ...rendering.rendering import Rendering
 from ...rendering.settings import DataplaneSettings
-from ...serviceports.info import Endpoint, ServicePortInfo, Sources
+from ...serviceports.info import EIGHTHS, Endpoint, ServicePortInfo, Sources
 from ...serviceports.policy import is_node_local
 from ...serviceports.selection import NO_TOPOLOGY, SAME_NODE, topology_mode
 from ...serviceports.service_ports import cluster_ip_of
@@ -199,6 +199,8 @@ def _reason(endpoint: Endpoint, local_only: bool, chosen: bool, topology: str) -
         return f"{state}; in maintenance: its weight is 0, so it gets no new connections and keeps those that it has"
     if endpoint.weight != 1:
         state = f"{state}, weight {endpoint.weight}"
+    if endpoint.rising != EIGHTHS:
+        state = f"{state}, in slow start with {endpoint.rising}/{EIGHTHS} of its share"
     if endpoint.failed:
         return f"{state}; served because too few endpoints pass" if chosen else state
     if chosen:

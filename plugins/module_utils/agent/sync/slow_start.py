@@ -1,0 +1,89 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Slow start: the share of an endpoint rises from an eighth over the time that its Service's annotation gives.
+
+The age of an endpoint is counted from when this agent saw it become ready. What is ready when the agent, or a Service,
+is seen for the first time has its whole share at once: then all endpoints would rise together, and nothing be gained.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, NamedTuple, Set, Tuple
+
+from ...cluster.model import NamespacedName
+from ...cluster.state import ClusterState
+from ...configuration.sections.service_policy import ServicePolicySettings
+from ...serviceports.info import EIGHTHS
+from ...serviceports.policy import policy_of
+from ..source.view import ClusterView
+
+Place = Tuple[str, int]
+#: Later than the moment of a step, so that rounding does not fall short of it.
+_LATE_SECONDS = 0.01
+
+
+class _Known(NamedTuple):
+    """The places that are ready, since when; and those among them that rise, over ``seconds``."""
+
+    seconds: float
+    since: Dict[Place, float]
+
+
+class SlowStart:
+    """Follows when endpoints of Services with slow start become ready. ``clock``: in seconds, monotonic."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._services: Dict[NamespacedName, _Known] = {}
+        self._rising: Set[NamespacedName] = set()
+
+    def update(self, view: ClusterView, settings: ServicePolicySettings) -> None:
+        """Note what changed in the view, and mark as dirty the Services in which a share rises by a step."""
+        now = self._clock()
+        for service in tuple(view.dirty):
+            self._note(view.state, service, settings, now)
+        for service in tuple(self._rising):
+            known = self._services.get(service)
+            rising = {} if known is None else _eighths(known, now)
+            view.set_rising(service, rising)
+            if not rising:
+                self._rising.discard(service)
+
+    def _note(self, state: ClusterState, service: NamespacedName, settings: ServicePolicySettings, now: float) -> None:
+        found = state.services.get(service)
+        seconds = policy_of(found, settings).slow_start if found is not None else 0.0
+        known = self._services.get(service)
+        if not seconds:
+            if known is not None:
+                del self._services[service]
+                self._rising.add(service)
+            return
+        ready = {
+            (endpoint.address, port.port)
+            for item in state.slices_of(service).values()
+            for endpoint in item.endpoints
+            if endpoint.ready
+            for port in item.ports
+        }
+        begin = now - seconds if known is None else now
+        before = known.since if known is not None else {}
+        self._services[service] = _Known(seconds, {place: before.get(place, begin) for place in ready})
+        self._rising.add(service)
+
+    def delay(self) -> float:
+        """Return the seconds until the next share rises by a step; 0 if none rises."""
+        now = self._clock()
+        steps = []
+        for service in self._rising:
+            known = self._services[service]
+            step = known.seconds / EIGHTHS
+            for place, reached in _eighths(known, now).items():
+                steps.append(known.since[place] + (reached + 1) * step - now + _LATE_SECONDS)
+        return max(_LATE_SECONDS, min(steps)) if steps else 0.0
+
+
+def _eighths(known: _Known, now: float) -> Dict[Place, int]:
+    """Return the eighths of its share that each place has reached, without those that have all of it."""
+    reached = {place: max(1, int((now - since) * EIGHTHS / known.seconds)) for place, since in known.since.items()}
+    return {place: count for place, count in reached.items() if count < EIGHTHS}
