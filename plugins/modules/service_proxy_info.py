@@ -192,6 +192,17 @@ skipped_count:
   type: int
   returned: a source of the cluster state is given
   sample: 0
+network_policy:
+  description:
+    - The first 100 pods of this node that no NetworkPolicy selects (C(unselected_pods)), the first 100 NetworkPolicies
+      that select no pod of the cluster (C(unused_policies)), and how many there are of each.
+  type: dict
+  returned: a source of the cluster state is given, and network policies are enforced
+  sample:
+    unselected_pods: [shop/open]
+    unselected_pods_count: 1
+    unused_policies: []
+    unused_policies_count: 0
 agent_version:
   description:
     - Version of the engine that the role P(kubenode.proxy.agent#role) has installed. Empty if it has installed none.
@@ -351,6 +362,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.exec
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.history import states_result
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.requests import engine_request
 from ansible_collections.kubenode.proxy.plugins.module_utils.module_support.results import (
+    coverage_result,
     difference_lines,
     drift_summary,
     probe_records,
@@ -379,7 +391,7 @@ def agent_state(state_directory: str, installed: bool) -> Dict[str, Any]:
     return {
         "running": True,
         "healthy": answer.get("healthy", False),
-        "error": answer.get("lastError") or "",
+        "error": answer.get("lastError") or _policy_error(answer),
         "mode": answer.get("mode", ""),
         "version": answer.get("version", ""),
         "last_sync_age": round(max(time.time() - last, 0.0), 1) if last else None,
@@ -389,6 +401,11 @@ def agent_state(state_directory: str, installed: bool) -> Dict[str, Any]:
         "api_server": answer.get("apiServer", {}),
         "api_server_lost_seconds": answer.get("apiServerLostSeconds", {}),
     }
+
+
+def _policy_error(answer: Dict[str, Any]) -> str:
+    error = (answer.get("networkPolicy") or {}).get("error")
+    return f"network policies: {error}" if error else ""
 
 
 def about_node(module: AnsibleModule) -> Dict[str, Any]:
@@ -423,6 +440,8 @@ def inspected(module: AnsibleModule) -> Dict[str, Any]:
         result["states"] = states_result(History(module.params["history_directory"]))
     if not compare:
         return {key: value for key, value in result.items() if key not in COMPARED}
+    if request.configuration.node_proxy.network_policy.enabled:
+        result["network_policy"] = coverage_result(report)
     result["drift"] = report.changed
     result["summary"] = drift_summary(report.changes)
     if traffic:

@@ -84,6 +84,12 @@ def test_a_change_of_policies_is_previewed_applied_watched_and_rolled_back(node,
     assert "10.244.1.12" not in granted["stdout"], "no pod is granted anything now"
     (found,) = of_policies(drift)
     assert (found["added"], found["removed"]) == (1, 0) and "isolated-in4" in str(found), found
+    assert drift["network_policy"] == {
+        "unselected_pods": [],
+        "unselected_pods_count": 0,
+        "unused_policies": [],
+        "unused_policies_count": 0,
+    }
     assert repaired["changed"] and of_policies(repaired)
     assert rolled["changed"] and "10.244.1.12" in back["stdout"]
     assert not same["changed"], same["changes"]

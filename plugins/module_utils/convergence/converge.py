@@ -15,6 +15,7 @@ from ..configuration.validate import in_mode
 from ..errors import KernelError
 from ..kernel.conntrack.socket import ConntrackSocket
 from ..kernel.conntrack.stale import delete_stale
+from ..networkpolicy.coverage import unselected_pods, unused_policies
 from ..networkpolicy.node_policy import NodePolicy
 from ..preflight.features import capabilities, rights_findings
 from ..preflight.findings import judge
@@ -253,6 +254,7 @@ class _Convergence:
         families: Sequence[FamilyServices],
     ) -> Report:
         changes = table_changes(self.planned, self.request.describe)
+        policy = self.policy
         variant = next((str(context.variant) for context in contexts if context.variant is not None), "")
         return Report(
             mode=chosen.mode.name if chosen is not None else "",
@@ -273,5 +275,7 @@ class _Convergence:
             confirm_until=self.guard.confirm_until,
             probes=default_probes(self.request.cluster),
             behaviour=self.request.configuration.behaviour.name,
+            unselected_pods=tuple(map(str, unselected_pods(policy))) if policy is not None else (),
+            unused_policies=tuple(map(str, unused_policies(self.request.cluster.policy))) if policy is not None else (),
             targets=traffic_targets(self.request.traffic, families),
         )

@@ -81,6 +81,17 @@ def report_result(report: Report) -> Dict[str, Any]:
     }
 
 
+def coverage_result(report: Report) -> Dict[str, Any]:
+    """Return the part of a result about pods that no policy selects, and policies that select no pod."""
+    pods, policies = report.unselected_pods, report.unused_policies
+    return {
+        "unselected_pods": list(pods[:REFUSED_LIMIT]),
+        "unselected_pods_count": len(pods),
+        "unused_policies": list(policies[:REFUSED_LIMIT]),
+        "unused_policies_count": len(policies),
+    }
+
+
 def kernel_settings(configuration: KubeProxyConfiguration) -> Dict[str, Any]:
     """Return the settings that the role ``kernel`` makes persistent, as values of its variables.
 

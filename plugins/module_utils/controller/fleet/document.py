@@ -32,8 +32,9 @@ from .nodes import (
 # Raised when a field is renamed, removed or changes its meaning; not when one is added.
 SCHEMA = "kubenode.proxy/fleet-report/v1"
 REFUSED = "refused"
+POLICIES = "policies"
 # What an exception is about, in the order of the report.
-KINDS: Tuple[str, ...] = (UNREACHABLE, FAILED, AGENT, DRIFTED, UNREACHED, STALE, REFUSED, WARNED, DIFFERS)
+KINDS: Tuple[str, ...] = (UNREACHABLE, FAILED, AGENT, DRIFTED, UNREACHED, STALE, REFUSED, WARNED, POLICIES, DIFFERS)
 TITLES: Dict[str, str] = {
     UNREACHABLE: "Unreachable",
     FAILED: "Failed",
@@ -43,6 +44,7 @@ TITLES: Dict[str, str] = {
     STALE: "Last sync long ago",
     REFUSED: "Objects refused",
     WARNED: "Warnings",
+    POLICIES: "Network policies",
     DIFFERS: "Differs from the rest",
 }
 ERROR, WARNING, NOTICE = "error", "warning", "notice"
@@ -55,6 +57,7 @@ SEVERITIES: Dict[str, str] = {
     STALE: WARNING,
     REFUSED: WARNING,
     WARNED: WARNING,
+    POLICIES: NOTICE,
     DIFFERS: NOTICE,
 }
 
@@ -180,6 +183,8 @@ def _reasons(node: Node, about: About, majority: Mapping[str, str]) -> Tuple[Rea
     found += [Reason(UNREACHED, item.service, item.reason) for item in node.traffic if item.reached is False]
     found += [Reason(REFUSED, item.object, item.reason) for item in node.refused]
     found += [Reason(WARNED, "", caution) for caution in node.cautions]
+    found += [Reason(POLICIES, f"Pod {name}", "no NetworkPolicy selects it") for name in node.unselected_pods]
+    found += [Reason(POLICIES, f"NetworkPolicy {name}", "selects no pod") for name in node.unused_policies]
     for field, word, value in _COMPARED:
         own, most = value(node), majority[field]
         if own and own != most:
@@ -198,7 +203,7 @@ def _common_warnings(reasons: Sequence[Sequence[Reason]]) -> FrozenSet[Reason]:
 
 
 def _state(reasons: Sequence[Reason], common: FrozenSet[Reason]) -> str:
-    """What is the cluster's trouble and not the node's makes no state: refused objects, and warnings of most nodes."""
+    """What is not the node's trouble makes no state: refused objects, warnings of most nodes, what policies select."""
     kinds = {reason.kind for reason in reasons if reason not in common}
     return next((state for state in STATES if state in kinds), OK)
 
@@ -274,6 +279,8 @@ def _node_document(node: Node, state: str, reasons: Sequence[Reason]) -> Dict[st
         "distribution": node.distribution,
         "warnings": list(node.cautions),
         "agent": None if agent is None else agent._asdict(),
+        "unselected_pods": list(node.unselected_pods),
+        "unused_policies": list(node.unused_policies),
         "traffic": [item._asdict() for item in node.traffic],
     }
 

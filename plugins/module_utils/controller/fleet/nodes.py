@@ -18,6 +18,8 @@ TEXT_LIMIT = 1000
 NAME_LIMIT = 253
 # Names of differing entries that are read of each table of a node, and Services that it has probed.
 _NAMES_READ = 20
+# Names of pods and of policies that are read of each node.
+_POLICY_NAMES_READ = 100
 _SERVICES_READ = 100
 
 # Why a node is an exception, worst first; the state of a node is the first that holds, or OK.
@@ -83,6 +85,7 @@ class Node(NamedTuple):
 
     ``drift``: None where there was nothing to compare with. ``engine``: version of the installed engine, empty without
     an agent. ``programmed``: entries per table in the kernel. ``traffic``: the Services that it has probed.
+    ``unselected_pods``: its pods that no NetworkPolicy selects; ``unused_policies``: those that select no pod.
     """
 
     name: str
@@ -108,6 +111,8 @@ class Node(NamedTuple):
     distribution: str = ""
     cautions: Tuple[str, ...] = ()
     agent: Optional[Agent] = None
+    unselected_pods: Tuple[str, ...] = ()
+    unused_policies: Tuple[str, ...] = ()
     traffic: Tuple[ServiceReach, ...] = ()
 
     @property
@@ -146,6 +151,10 @@ def _mapping(value: Any) -> Mapping[Any, Any]:
 
 def _list(value: Any) -> List[Any]:
     return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def _names(value: Any) -> Tuple[str, ...]:
+    return tuple(filter(None, (text(name, 2 * NAME_LIMIT + 1) for name in _list(value)[:_POLICY_NAMES_READ])))
 
 
 def _flag(value: Any) -> Optional[bool]:
@@ -202,7 +211,7 @@ def _message(result: Mapping[Any, Any]) -> str:
 
 
 def _node(name: str, found: Mapping[Any, Any], failure: str, message: str) -> Node:
-    counts = _mapping(found.get("counts"))
+    counts, policy = _mapping(found.get("counts")), _mapping(found.get("network_policy"))
     changes = tuple(
         TableDrift(
             text(item.get("table")),
@@ -241,6 +250,8 @@ def _node(name: str, found: Mapping[Any, Any], failure: str, message: str) -> No
         distribution=text(found.get("distribution")),
         cautions=tuple(dict.fromkeys(text(item) for item in _list(found.get("cautions")) if text(item))),
         agent=_agent(found.get("agent")),
+        unselected_pods=_names(policy.get("unselected_pods")),
+        unused_policies=_names(policy.get("unused_policies")),
         traffic=_traffic(found.get("traffic")),
     )
 

@@ -24,6 +24,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from ...timestamps import timestamp
 from .document import (
     KINDS,
+    POLICIES,
     REFUSED,
     SEVERITIES,
     TITLES,
@@ -61,6 +62,7 @@ LETTERS: Dict[str, str] = {
     STALE: "S",
     REFUSED: "R",
     WARNED: "W",
+    POLICIES: "P",
     DIFFERS: "\u2260",
     OK: "\u00b7",
 }
@@ -74,6 +76,7 @@ _MEANINGS: Dict[str, str] = {
     STALE: "nodes whose agent has not synced for a long time",
     REFUSED: "invalid objects of the cluster, which are skipped; all others are served",
     WARNED: "warnings of nodes",
+    POLICIES: "pods that no network policy selects, and policies that select no pod",
     DIFFERS: "nodes with another mode or engine than most",
 }
 # Shown at once; the rest is one click away.

@@ -254,6 +254,25 @@ def test_refused_objects_are_grouped_and_do_not_affect_the_state():
     ]
 
 
+def test_pods_and_policies_without_each_other_are_listed_and_do_not_affect_the_state():
+    first = {"unselected_pods": ["shop/a", 7], "unused_policies": ["shop/unused"]}
+    second = {"unselected_pods": [f"bank/p{number}" for number in range(200)], "unused_policies": ["shop/unused"]}
+    report = report_of(good("a", network_policy=first), good("b", network_policy=second), good("c", network_policy=[]))
+    assert report.states == ("ok", "ok", "ok")
+    (found,) = report.exceptions
+    assert (found.kind, found.nodes) == ("policies", 2)
+    assert (found.items[0].subject, found.items[0].words, found.items[0].nodes) == (
+        "NetworkPolicy shop/unused",
+        "selects no pod",
+        ("a", "b"),
+    )
+    lines = {(item.subject, item.words, item.nodes) for item in found.items[1:]}
+    assert ("Pod shop/a", "no NetworkPolicy selects it", ("a",)) in lines and len(lines) == 2 + 100
+    shown = page(report)
+    assert "pods that no network policy selects" in shown and "shop/unused" in shown
+    assert document(report)["nodes"][0]["unselected_pods"] == ["shop/a", "7"]
+
+
 def test_warnings_that_most_nodes_share_do_not_affect_the_state():
     entries = [good("a", cautions=["x", "y"]), good("b", cautions=["x"]), good("c", cautions=["x"])]
     report = report_of(*entries)
