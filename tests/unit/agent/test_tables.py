@@ -12,6 +12,9 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.sync.summaries import Summaries
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import BEHAVIOURS
+from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.service_policy import (
+    ServicePolicySettings,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.desired import DesiredTables
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.mode import IptablesRendering
@@ -92,6 +95,24 @@ def random_slice(chance, number):
     return manifests.endpoint_slice(f"s{number}", endpoints, ports)
 
 
+def annotate(chance, raw):
+    """Annotate half of the Services with a scheduler, and half of the slices with a weight."""
+    prefix = "kubenode.proxy/"
+    requests = {
+        f"{prefix}scheduler": chance.choice(["mh", "lc", "twos", "none"]),
+        f"{prefix}scheduler-flags": "mh-port",
+    }
+    given = requests if raw["kind"] == "Service" else {f"{prefix}weight": chance.choice(["0", "2", "5", "x"])}
+    if chance.random() < 0.5:
+        raw["metadata"]["annotations"] = given
+
+
+def random_node(chance):
+    node = manifests.node(chance.choice(["node1", "node2"]), "192.0.2.1", "10.244.1.0/24")
+    node["metadata"]["annotations"] = {"kubenode.proxy/weight": chance.choice(["0", "1", "1", "3"])}
+    return node
+
+
 def apply(tables, state, services, totals=None, context=CONTEXT):
     """Apply Services to tables as a proxier does."""
     ports = {service: service_ports_of(state, service, context) for service in services}
@@ -102,9 +123,9 @@ def apply(tables, state, services, totals=None, context=CONTEXT):
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("behaviour", BEHAVIOURS.values(), ids=list(BEHAVIOURS))
 def test_random_changes_equal_a_full_rendering(mode, seed, behaviour):
-    chance = random.Random(seed)
-    context = CONTEXT._replace(behaviour=behaviour)
-    settings = SETTINGS._replace(behaviour=behaviour)
+    chance, policies = random.Random(seed), random.Random(seed)
+    context = CONTEXT._replace(behaviour=behaviour, policy=ServicePolicySettings(node_weights=True))
+    settings = SETTINGS._replace(behaviour=behaviour, schedulers=frozenset(("mh", "wrr", "wlc", "jhash")))
     state = ClusterState()
     rendering = mode_named(mode).rendering
     tables = DesiredTables(rendering, settings)
@@ -117,7 +138,10 @@ def test_random_changes_equal_a_full_rendering(mode, seed, behaviour):
         for _change in range(chance.randint(1, 3)):
             number = chance.randint(0, 7)
             raw = random_service(chance, number) if chance.random() < 0.5 else random_slice(chance, number)
+            annotate(policies, raw)
             dirty |= state.delete(raw) if chance.random() < 0.2 else state.upsert(raw)
+        if policies.random() < 0.2:
+            dirty |= state.upsert(random_node(policies))
         apply(tables, state, dirty, context=context)
         for table, change in tables.pop_changes().items():
             rows = kernel.setdefault(table, {})
