@@ -25,14 +25,14 @@ QUICK := cluster configuration convergence documentation generic iptables ipvs k
 # Cases of the wire lab without FULL: one or two for each area; then the subsets that are repeated with IPv6 or both
 # families, with legacy iptables, and on a kernel with IPVS.
 AREAS := affinity-endpoint-changes cleanup clusterip-basic clusterip-sctp detect-bridge external-ips-local foreign-rules \
-	forward-policy-drop hairpin internal-local-none-local lb-ingress-changes lb-source-ranges-several many-endpoints masquerade-all \
-	no-endpoints-every-address node-hints nodeport-addresses nodeport-cluster nodeport-local-none-local open-connection-terminating \
+	forward-policy-drop hairpin hashing-client internal-local-none-local lb-ingress-changes lb-source-ranges-several many-endpoints masquerade-all \
+	no-endpoints-every-address node-hints node-local-list nodeport-addresses nodeport-cluster nodeport-local-none-local open-connection-terminating \
 	restart-changed-meanwhile service-port-changed terminating-matrix traffic-policy-matrix udp-nodeport-replaced \
 	zone-hints-and-policies
 TWINS := affinity external-ips-local hairpin lb-source-ranges nodeport-local terminating-local udp-endpoint-replaced
 LEGACY := affinity cleanup clusterip-basic lb-source-ranges nodeport-cluster restart udp-endpoint-replaced
 IPVS := affinity cleanup clusterip-basic clusterip-sctp external-ips-local foreign-rules hairpin 'ipvs-*' lb-ingress-changes \
-	lb-source-ranges masquerade-all no-endpoints-every-address nodeport-addresses nodeport-cluster nodeport-local \
+	lb-source-ranges masquerade-all no-endpoints-every-address node-local-list nodeport-addresses nodeport-cluster nodeport-local \
 	restart-changed-meanwhile terminating-local udp-endpoint-replaced
 # The cases that apply to userspace mode, compared with the recordings of ipvs mode.
 USERSPACE := affinity affinity-endpoint-changes clusterip-basic clusterip-multiport external-ips-local hairpin host-network-endpoints \
