@@ -45,7 +45,7 @@ def test_steps_that_leave_processors_idle_run_concurrently(tmp_path, monkeypatch
     status, moments = made(tmp_path, monkeypatch, *targets)
     assert status == 0
     others = [moment - steps.FILLERS for moment in moments]
-    assert steps.has_room("conformance", ["kernel"], targets) and not steps.has_room("systemd", ["kernel"], targets)
+    assert steps.has_room("conformance", ["kernel"], targets) and not steps.has_room("uml", ["kernel"], targets)
     assert all(steps.busy(moment) <= steps.MOST_BUSY for moment in others)
     assert all(len(moment) == 1 for moment in others if "debian" in moment)
     assert set().union(*moments) == set(targets)
