@@ -23,6 +23,7 @@ from .rows import PolicyRows, TooManyRows
 
 #: The share of all policies, one in this many, that may be refused although it would fit.
 _FINENESS = 16
+_SPARE = 16
 
 
 class NodePolicy:
@@ -113,12 +114,13 @@ class NodePolicy:
         self._state = state or self._search()
         self._state.table.succeed(earlier)
 
-    def _made(self, refused: FrozenSet[PolicySide]) -> Optional[PolicyState]:
-        """Return the state with some policies refused, or None if it does not fit."""
+    def _made(self, refused: FrozenSet[PolicySide], spare: int = 0) -> Optional[PolicyState]:
+        """Return the state with some policies refused, or None if it does not fit and leave ``spare`` elements."""
         try:
-            state = self._build(refused, self._most_rows)
+            state = self._build(refused, self._most_rows - spare)
         except TooManyRows:
             return None
+        state.table.allow(spare)
         self._refused = frozenset(item for item in refused if item[0] in self._objects.policies)
         return state
 
@@ -141,7 +143,8 @@ class NodePolicy:
         low, high = 0, len(order)
         while low < high and (found is None or high - low > len(order) // _FINENESS):
             middle = (low + high) // 2
-            state = self._made(frozenset(order[:middle]))
+            # With room for new pods: without, each of them would cause another search.
+            state = self._made(frozenset(order[:middle]), self._most_rows // _SPARE)
             if state is None:
                 low = middle + 1
             else:

@@ -68,6 +68,11 @@ class PolicyRows:
         self.journal: Dict[Row, Any] = {}
         self._left = most
 
+    def allow(self, more: int) -> None:
+        """Raise the maximum number of rows."""
+        if self._left is not None:
+            self._left += more
+
     def put(self, row: Row, value: Any = True) -> None:
         """Add a row or replace its value. Raises TooManyRows."""
         before = self.rows.get(row, ABSENT)

@@ -169,3 +169,14 @@ def test_pods_beyond_the_budget_are_isolated(full):
         *((policy("tenant", key.name, ["192.0.2.0/24"], 1), True) for key, _direction in list(found.too_large)),
     )
     assert found.too_large == {}, "policies that are gone are not named"
+
+
+def test_after_a_choice_new_pods_cause_no_other_choice(monkeypatch):
+    state, found = made(*multiplying(40), *OTHERS, most=5_000)
+    assert found.too_large
+    searches = []
+    monkeypatch.setattr(NodePolicy, "_search", lambda _self: searches.append(True))
+    for number in range(3):
+        state.upsert(pod("shop", f"more{number}", f"10.244.1.{120 + number}"))
+        found.update(state.policy.pop_changes())
+    assert searches == []
