@@ -31,6 +31,8 @@ from .network_policy import is_port_name, read_network
 
 _ACTIONS = (ACCEPT, DENY, PASS)
 _TIERS = (ADMIN, BASELINE)
+#: Peers of egress rules in the API's experimental channel.
+_UNSUPPORTED = ("nodes", "domainNames")
 _MOST = 25
 _MOST_PRIORITY = 1000
 _PROTOCOLS = {"tcp": "TCP", "udp": "UDP", "sctp": "SCTP"}
@@ -120,6 +122,9 @@ def _each(value: object, field: str, read: Callable[[object, str], List[Any]]) -
 def _peers(egress: bool) -> Callable[[object, str], List[Peer]]:
     def read(value: object, field: str) -> List[Peer]:
         raw = mapping(value, field)
+        for name in _UNSUPPORTED if egress else ():
+            if raw.get(name) is not None:
+                raise Invalid(f"{field}.{name}", "is not supported")
         if egress and raw.get("networks") is not None:
             _only_field(raw, ("networks",), field)
             networks = sequence(raw["networks"], f"{field}.networks")

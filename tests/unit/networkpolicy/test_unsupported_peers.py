@@ -1,0 +1,51 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Peers of ClusterNetworkPolicies that are not supported: refused by name, rule by rule, and failing closed."""
+
+from __future__ import annotations
+
+import pytest
+
+from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import packed
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
+
+PEERS = {"nodes": {"matchLabels": {"role": "edge"}}, "domainNames": ["*.example.com"], "somethingNew": {}}
+POD = {
+    "kind": "Pod",
+    "metadata": {"namespace": "shop", "name": "web"},
+    "spec": {"nodeName": "node1"},
+    "status": {"podIPs": [{"ip": "10.244.1.11"}]},
+}
+DENY_REST = {"action": "Deny", "to": [{"networks": ["0.0.0.0/0"]}]}
+
+
+def parsed(action, peer):
+    """Return a cluster with a rule for a peer and a supported one, before a rule that denies every address."""
+    rule = {"action": action, "to": [{"networks": ["203.0.113.0/24"]}, {peer: PEERS[peer]}]}
+    spec = {"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, "egress": [rule, DENY_REST]}
+    policy = {"kind": "ClusterNetworkPolicy", "metadata": {"name": "edge"}, "spec": spec}
+    return ClusterState.from_objects([{"kind": "Namespace", "metadata": {"name": "shop"}}, POD, policy])
+
+
+@pytest.mark.parametrize("peer", PEERS)
+@pytest.mark.parametrize("action", ["Accept", "Deny", "Pass"])
+def test_a_rule_with_an_unsupported_peer_allows_nothing_and_is_named(action, peer):
+    state = parsed(action, peer)
+    (found,) = state.skipped
+    field = f"spec.egress[0].to[1].{peer}: is not supported" if peer != "somethingNew" else "spec.egress[0].to[1]: must"
+    assert "ClusterNetworkPolicy edge" in str(found) and field in str(found)
+    judge = NodePolicy("node1", state.policy, cluster_policies=True).judge()
+    for address in ("203.0.113.7", "198.51.100.1"):
+        assert not judge.allows(packed("10.244.1.11"), packed(address), 6, 443)
+
+
+def test_a_rule_with_the_supported_peer_alone_works():
+    rule = {"action": "Accept", "to": [{"networks": ["203.0.113.0/24"]}]}
+    spec = {"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, "egress": [rule, DENY_REST]}
+    policy = {"kind": "ClusterNetworkPolicy", "metadata": {"name": "edge"}, "spec": spec}
+    state = ClusterState.from_objects([{"kind": "Namespace", "metadata": {"name": "shop"}}, POD, policy])
+    judge = NodePolicy("node1", state.policy, cluster_policies=True).judge()
+    assert judge.allows(packed("10.244.1.11"), packed("203.0.113.7"), 6, 443) and not state.skipped
+    assert not judge.allows(packed("10.244.1.11"), packed("198.51.100.1"), 6, 443)
