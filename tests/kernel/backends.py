@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import threading
 from pathlib import Path
@@ -89,6 +90,49 @@ class Backend:
         self.stop()
         for connection in self._held:
             connection.close()
+
+
+class Routed:
+    """A client and the backends, each in a network namespace behind the node, which routes between them."""
+
+    def __init__(self) -> None:
+        self.client, self.servers = (f"knfw{os.getpid()}-{part}" for part in ("client", "servers"))
+        for number, name in enumerate((self.client, self.servers)):
+            system.ip_batch([f"netns add {name}", f"link add port{number} type veth peer name eth0 netns {name}"])
+            system.ip_batch(["link set lo up", "link set eth0 up"], name)
+        system.ip_batch(
+            [
+                *("link set port0 up", "link set port1 up"),
+                *("address add 203.0.113.1/24 dev port0", "address add 192.0.2.1/24 dev port1"),
+                # Addresses of Services need some route.
+                "route add default dev port1 src 192.0.2.1",
+            ]
+        )
+        system.ip_batch(["address add 203.0.113.10/24 dev eth0", "route add default via 203.0.113.1"], self.client)
+        addresses = [f"address add {endpoint(number)}/24 dev eth0" for number in (1, 2)]
+        system.ip_batch([*addresses, "route add default via 192.0.2.1"], self.servers)
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1", encoding="ascii")
+
+    def backends(self) -> List[Backend]:
+        """Start the backends, which keep connections open."""
+        with system.inside(f"/run/netns/{self.servers}"):
+            return [Backend(number, hold=True) for number in (1, 2)]
+
+    def connection_to(self, number: str, local: bool = False) -> socket.socket:
+        """Return an open connection to one backend, through the Service's address, of the client or of the node."""
+        place = None if local else f"/run/netns/{self.client}"
+        for _attempt in range(200):
+            sock = system.socket_inside(place, socket.AF_INET, socket.SOCK_STREAM)
+            sock.settimeout(20)
+            sock.connect((ADDRESS, PORT))
+            if sock.recv(16).decode() == number:
+                return sock
+            sock.close()
+        raise AssertionError(f"backend {number} never answers")
+
+    def close(self) -> None:
+        """Remove the namespaces."""
+        system.ip_batch([f"netns delete {name}" for name in (self.client, self.servers)])
 
 
 def ask(seconds: float = 2.0) -> str:

@@ -78,9 +78,9 @@ def reporter():
 
 
 def test_hosts_that_cannot_be_inspected_are_in_the_report(reporter):
-    status, output = reporter.run(
-        "-i", str(reporter.place / "lost.json"), "-e", f"service_proxy_snapshot={reporter.snapshot}"
-    )
+    lost = ("-i", str(reporter.place / "lost.json"))
+    traffic = ("-e", "verify_traffic=true", "-e", "verify_services=default/kubernetes,shop/web")
+    status, output = reporter.run(*lost, *traffic, "-e", f"service_proxy_snapshot={reporter.snapshot}")
     assert status == 0, output
     assert set(re.findall(r"changed=(\d+) +unreachable=(\d+) +failed=(\d+)", output)) == {("0", "0", "0")}
     assert "3 nodes: 1 unreachable, 1 failed, 1 drifted" in output
@@ -93,6 +93,11 @@ def test_hosts_that_cannot_be_inspected_are_in_the_report(reporter):
     kinds = {item["kind"]: item for item in found["exceptions"]}
     assert "refused" in kinds["unreachable"]["items"][0]["words"]
     assert "/nonexistent/python" in kinds["failed"]["items"][0]["words"]
+    # Nothing is programmed on the node.
+    unreached = {(item["subject"], *item["nodes"]) for item in kinds["unreached"]["items"]}
+    assert unreached == {("default/kubernetes", NODE), ("shop/web", NODE)}
+    page = (reporter.place / "fleet-report.html").read_text(encoding="utf-8")
+    assert "0 of 1 nodes reach all of these Services." in page
     assert re.fullmatch(r"\d+\.\d+\.\d+\+[0-9a-f]{12}", found["collection"]["engine"])
     assert list(reporter.place.glob("kubenode-proxy-*")) == []
 
