@@ -42,6 +42,8 @@ HAPROXY_ADDRESS = "192.0.2.9"
 RATE, BEFORE_SECONDS, AFTER_SECONDS, TIMEOUT_SECONDS = 100, 3.0, 7.0, 1.0
 SERVERS = (1, 2, 3)
 CHECK = {"kubenode.proxy/check": "http", "kubenode.proxy/check-path": "/readyz"}
+_IPTABLES = ("iptables-legacy", "-t", "mangle")
+_DROP = ("INPUT", "-d", endpoint(1), "-j", "DROP")
 _ANSWER = b"HTTP/1.1 %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _CONFIGURATION = """
 defaults
@@ -106,14 +108,16 @@ def servers() -> Iterator[Dict[int, subprocess.Popen[str]]]:
         for process in found.values():
             process.kill()
             process.wait()
-        subprocess.run(["nft", "delete", "table", "inet", "fault"], capture_output=True, check=False)
+        for undo in (["nft", "delete", "table", "inet", "fault"], [*_IPTABLES, "-D", *_DROP]):
+            subprocess.run(undo, capture_output=True, check=False)
 
 
 def drop_packets(_process: subprocess.Popen[str]) -> None:
-    """Drop all packets to the first server."""
+    """Drop all packets to the first server, by iptables where the kernel has no nftables."""
     chain = f"chain input {{ type filter hook input priority -300; ip daddr {endpoint(1)} drop; }}"
     rules = f"table inet fault {{ {chain}; }}"
-    subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True)
+    if subprocess.run(["nft", "-f", "-"], input=rules, text=True, capture_output=True, check=False).returncode:
+        subprocess.run([*_IPTABLES, "-I", *_DROP], check=True)
 
 
 FAULTS: Dict[str, Callable[[subprocess.Popen[str]], None]] = {
