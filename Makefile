@@ -228,4 +228,5 @@ minimal:
 
 clean:
 	@if [ -x $(PYTHON) ] && [ "$$(id -u)" -eq 0 ]; then for name in lab demo; do $(PYTHON) -m tests.lab --name $$name down; done; fi
+	find plugins tests molecule -name __pycache__ -prune -exec rm -rf {} +
 	rm -rf build .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .ansible collections/ansible_collections kubenode-proxy-*.tar.gz
