@@ -48,6 +48,8 @@ _HOST_PREFIXES = {
     "192.0.2.": "2001:db8:2::",
     **{f"10.244.{number}.": f"fd00:10:244:{number}::" for number in (1, 2, 3)},
 }
+#: The annotation whose value is a list with commas.
+SOURCES = "kubenode.proxy/allowed-sources"
 _SINGLE = {"0.0.0.0": "::", "127.0.0.1": "::1", sentinel.ADDRESS[4]: sentinel.ADDRESS[6]}
 _REFUSALS = {"icmp 3/3": "icmp6 1/4", "icmp 3/2": "icmp6 4/1"}
 _SERVICES = ipaddress.ip_network(SERVICE_CIDR[4])
@@ -97,13 +99,19 @@ def text(line: str) -> str:
     return _ICMP.sub(lambda match: _REFUSALS.get(match.group(), match.group()), _IN_TEXT.sub(translated, line))
 
 
+def sources(listed: str) -> str:
+    """Return a list of addresses and networks with commas, translated; what is neither is unchanged."""
+    parts = [part.strip() for part in listed.split(",")]
+    return ",".join(network(part) if _NETWORK.match(part) else str(content(part)) for part in parts)
+
+
 def content(value: Any) -> Any:
     """Return objects or configuration with whole addresses and networks and the names of the families translated.
 
     What a list has already in IPv6 is not repeated.
     """
     if isinstance(value, dict):
-        return {key: content(entry) for key, entry in value.items()}
+        return {key: sources(entry) if key == SOURCES else content(entry) for key, entry in value.items()}
     if isinstance(value, list):
         translated: list[Any] = []
         for entry in map(content, value):

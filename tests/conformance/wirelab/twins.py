@@ -7,8 +7,8 @@ The IPv6 twin is the case with every address translated (:mod:`.translation`): o
 stack twin has both: every Service has both families, every EndpointSlice comes twice, and the flows of both are run.
 
 The twins skip what has another meaning with IPv6: flows to or from the loopback address (there are no NodePorts on
-::1), the proxy's own health and metrics ports (bound to 0.0.0.0), and commands other than those of iptables, which
-becomes ip6tables.
+::1), the proxy's own health and metrics ports (bound to 0.0.0.0), flows whose endpoint follows from the addresses
+themselves (option ``untranslated``), and commands other than those of iptables, which becomes ip6tables.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def has_counterpart(flow: Flow) -> bool:
     """Report whether the flow means the same with IPv6."""
     if flow.kind == "cmd":
         return bool(_IPTABLES.search(flow.command))
-    if any(end.startswith("127.") for end in (flow.source or "", flow.destination)):
+    if "untranslated" in flow.options or any(end.startswith("127.") for end in (flow.source or "", flow.destination)):
         return False
     return flow.kind not in ("http", "metrics") or flow.port not in _OWN_PORTS
 
@@ -165,6 +165,11 @@ def _both(snapshot: Sequence[Object]) -> list[Object]:
 
 def _dual_service(item: Object) -> Object:
     twin = {**item, **_both_values({"spec": item["spec"], "status": item["status"]})}
+    annotations = item["metadata"].get("annotations") or {}
+    if annotations.get(translation.SOURCES):
+        listed = annotations[translation.SOURCES]
+        both = {**annotations, translation.SOURCES: f"{listed},{translation.sources(listed)}"}
+        twin["metadata"] = {**item["metadata"], "annotations": both}
     spec = twin["spec"]
     if spec.get("ipFamilies"):
         spec["ipFamilyPolicy"] = "RequireDualStack"
