@@ -33,7 +33,7 @@ from tests.kernel.agent_node import NODE, AgentNode, node_object, wait_for
 
 ENDPOINTS = 5
 WATCHDOG_SECONDS = 60
-SIZES = [2000, pytest.param(10000, marks=pytest.mark.full)]
+SIZES = [600, pytest.param(10000, marks=pytest.mark.full)]
 
 RECORDER = """#!/bin/sh
 text=$(mktemp {folder}/restore.XXXXXX)
