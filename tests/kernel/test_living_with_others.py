@@ -220,12 +220,16 @@ class Node(AgentNode):
     def wait_until_all_is(self, expected: Dict[str, List[str]], after: str) -> None:
         """Wait until the programmed state equals ``expected``. Raises AssertionError with the difference."""
         deadline = time.monotonic() + PATIENCE
-        while self.ours() != expected:
+        while True:
+            began = time.monotonic()
             now = self.ours()
+            if now == expected:
+                return
             missing = [line for kind, lines in expected.items() for line in lines if line not in now.get(kind, [])]
             more = [line for kind, lines in now.items() for line in lines if line not in expected.get(kind, [])]
             assert time.monotonic() < deadline, f"after {after}: missing {missing}, more {more}:\n{self.log[-2000:]}"
-            time.sleep(0.05)
+            # As in wait_for: the agent may have the same processor.
+            time.sleep(max(0.05, time.monotonic() - began))
 
     def rules_of_other_programs(self) -> List[str]:
         """Return all external rules in order; a built-in chain counts only if its policy is not ACCEPT."""
