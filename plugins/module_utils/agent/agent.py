@@ -87,9 +87,7 @@ class Agent:
         files = raise_open_files()
         self.forwarding = Forwarding(self.supervisor, self.timers, self.limited, files)
         self._handles = KernelHandles(self.systemd.progress, self.forwarding)
-        self.api = ApiAccess(
-            self._kubeconfig, options.token, leave=lambda url: self.source.leave(url), metrics=self.metrics, log=log
-        )
+        self.api = ApiAccess(self._kubeconfig, options.token, leave=self._leave_server, metrics=self.metrics, log=log)
         self.api.configure(self._configuration.node_proxy.api_servers)
         self.source = ClusterSource(
             connect=self.api.connect,
@@ -386,6 +384,9 @@ class Agent:
         self.limited.report()
         if self.limited.pending:
             self._suppressed.start(self.limited.seconds)
+
+    def _leave_server(self, url: str) -> None:
+        self.source.leave(url)
 
     def _post(self, about: Optional[Dict[str, str]], kind: str, reason: str, action: str, note: str) -> None:
         self.api.events.post(about or node_reference(self.node_name), kind, reason, action, note)
