@@ -47,6 +47,8 @@ STATUS = {
     "destination": "shop/web",
     "zone": "",
     "found": [],
+    "leftToPrograms": [],
+    "client": "",
     "from": "shop/web",
     "to": "shop/db:80/tcp",
     "allowed": False,
