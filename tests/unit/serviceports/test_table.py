@@ -290,9 +290,14 @@ def seconds_of(count):
 
 def test_the_cost_of_many_services_is_linear():
     few = list(zip(*(seconds_of(500) for _attempt in range(3))))
-    many = seconds_of(5000)
-    # Ten times the Services take about ten times as long; with quadratic cost it would be a hundred times.
-    assert many[0] < 40 * min(few[0]) and many[1] < 40 * min(few[1])
+    # Ten times the Services take about ten times as long; with quadratic cost it would be a hundred times in each
+    # attempt. On a busy machine one says little, since other processes empty the processor's caches.
+    tries = []
+    for _attempt in range(3):
+        tries.append([large / min(small) for large, small in zip(seconds_of(5000), few)])
+        if max(tries[-1]) < 40:
+            return
+    raise AssertionError(f"5000 Services take these multiples of the time for 500: {tries}")
 
 
 @pytest.mark.parametrize(
