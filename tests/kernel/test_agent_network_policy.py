@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from typing import Any, Iterator
 
 import pytest
 
 from tests.kernel.agent_node import NODE, AgentNode, Object, wait_for
+from tests.lab import system
 
 TABLE = "inet kubenode-network-policy"
 
@@ -185,3 +187,30 @@ def test_a_table_that_cannot_be_written_is_reported_until_it_is_in_force(node):
             owner.stdin.close()
     wait_for(lambda: isolated() and granted(), 30)
     wait_for(lambda: node.status()["networkPolicy"]["inForce"], 30)
+
+
+def test_denied_packets_are_logged_with_the_policies_that_isolate_the_pod(node):
+    node.node_configuration["networkPolicy"] = {"enabled": True, "logDenied": True, "logGroup": 4115}
+    node.write_configuration()
+    node.store.put(policy("quiet", podSelector={"matchLabels": {"app": "db"}}, policyTypes=["Egress"]))
+    name = f"kndenied{os.getpid()}"
+    system.ip_batch([f"netns add {name}", f"link add pod0 type veth peer name eth0 netns {name}"])
+    try:
+        system.ip_batch(["addr add 10.244.0.1/32 dev pod0", "link set pod0 up", "route add 10.244.0.5/32 dev pod0"])
+        lines = ["link set eth0 up", "addr add 10.244.0.5/32 dev eth0", "route add 10.244.0.1/32 dev eth0"]
+        system.ip_batch([*lines, "link set lo up"], name)
+        node.start()
+        wait_for(lambda: "10.244.0.5" in elements("isolated-out4"), 30)
+
+        def logged() -> bool:
+            """Send a packet that the policies deny, and return whether the log has a line about such a packet."""
+            sent = ["bash", "-c", "echo > /dev/udp/10.244.0.1/53"]
+            subprocess.run(["ip", "netns", "exec", name, *sent], check=False, capture_output=True)
+            return "denied by network policies" in node.log
+
+        wait_for(logged, 60, 0.2)
+        (line, *_others) = [text for text in node.log.splitlines() if "denied by network policies" in text]
+        for part in ("egress", "shop/db (10.244.0.5)", "10.244.0.1", "udp", "53", "shop/quiet", "no rule allows it"):
+            assert part in line, line
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=True)

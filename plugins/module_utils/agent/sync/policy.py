@@ -43,12 +43,13 @@ from ...networkpolicy.matching.owners import Address
 from ...networkpolicy.node_policy import NodePolicy
 from ...preflight.findings import UNKNOWN_PODS
 from ...rendering.networkpolicy.elements import change_of, desired_table
-from ...rendering.networkpolicy.layout import TABLE_NAME
+from ...rendering.networkpolicy.layout import NO_LOG, TABLE_NAME
 from ...resources import Change, apply_plan, difference, plan
 from ..source.view import ClusterView
 from ..surface.health import ProxyHealth
 from ..surface.log import LimitedLog, Log
 from ..timers import Timers
+from .denied_log import DeniedLog
 
 RETRY_SECONDS = 2.0
 CHECK_SECONDS = 300.0
@@ -101,6 +102,7 @@ class PolicySync:
         self._full = False
         self._suspect = False
         self._failed = False
+        self._denied = DeniedLog(log, limited)
         self._warned: FrozenSet[str] = frozenset()
         self._retry = timers.add("retry network policies", self._try_again)
         self._check = timers.add("check network policies", self._check_everything)
@@ -168,7 +170,8 @@ class PolicySync:
 
     def filenos(self) -> List[int]:
         """Return the descriptors to wait for."""
-        return [self._monitor.fileno()] if self._monitor is not None else []
+        watched = [self._monitor.fileno()] if self._monitor is not None else []
+        return [*watched, *self._denied.filenos()]
 
     @property
     def _known(self) -> bool:
@@ -226,6 +229,7 @@ class PolicySync:
         self._look()
         if changed or self._full or self._suspect:
             self._apply(self._policy)
+        self._denied.report(objects, self._policy, policy_options(self._effective))
 
     def _look(self) -> None:
         """Notice what another program did to the table."""
@@ -254,6 +258,7 @@ class PolicySync:
         if self._monitor is None:
             self._monitor = TableMonitor([resource.port], TABLE_NAME)
         self.pods = {address: key for key, local in policy.local.items() for address in local.addresses}
+        self._denied.follow(options.log_group)
         self._warn(policy)
         self._full = self._suspect = False
 
@@ -304,6 +309,7 @@ class PolicySync:
         self.sync(self._now)
 
     def _stop_watching(self) -> None:
+        self._denied.follow(NO_LOG)
         if self._monitor is not None:
             self._monitor.close()
             self._monitor = None

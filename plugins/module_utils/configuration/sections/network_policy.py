@@ -86,7 +86,7 @@ FIELDS: Tuple[Field, ...] = (
         "false",
         "all",
         HONOURED,
-        "send the beginning of at most 10 denied packets a second to an NFLOG group",
+        "send the beginning of at most 10 denied packets a second to an NFLOG group, which the agent writes to its log",
     ),
     Field(
         "networkPolicy.logGroup",

@@ -76,6 +76,13 @@ class NetlinkListener:
         """Return the descriptor to wait for; -1 after closing."""
         return self._socket.fileno()
 
+    def send(self, message: bytes) -> None:
+        """Send a message to the kernel; its answer is among the notifications. Raises KernelError."""
+        try:
+            self._socket.send(message)
+        except OSError as error:
+            raise KernelError(f"{self._what}: {error.strerror}") from error
+
     def pop_lost(self) -> bool:
         """Return whether notifications were lost since the last call, because the socket was not read in time."""
         lost, self._lost = self._lost, False

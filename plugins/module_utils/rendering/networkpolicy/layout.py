@@ -245,12 +245,17 @@ def _tier(family: str, side: str, tier: str, drop: Expression) -> List[Rule]:
     ]
 
 
+def log_prefix(side: str) -> str:
+    """Return the text that the kernel sends with a denied packet."""
+    return f"denied {side} "
+
+
 def _drop_chain(family: str, side: str, options: Options) -> ChainValue:
     """Return the chain that counts, logs and drops packets."""
     own = [*x.of_family(family), _own(family, side), x.lookup(name(DENIED, family, side))]
     rules = [x.rule(own, x.verdict("drop")), x.rule(x.verdict("drop"))]
     if options.log_group != NO_LOG:
-        logged = x.log(options.log_group, f"denied {side} ", _LOGGED_BYTES)
+        logged = x.log(options.log_group, log_prefix(side), _LOGGED_BYTES)
         rules.insert(0, x.rule(x.limit(_LOGS_PER_SECOND, _LOG_BURST), logged))
     return ChainValue(tuple(rules))
 
