@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..addresses import family_of
 from ..configuration.model import KubeProxyConfiguration
@@ -15,8 +15,6 @@ from ..configuration.validate import in_mode
 from ..errors import KernelError
 from ..kernel.conntrack.socket import ConntrackSocket
 from ..kernel.conntrack.stale import delete_stale
-from ..networkpolicy.coverage import unselected_pods, unused_policies
-from ..networkpolicy.node_policy import NodePolicy
 from ..preflight.features import capabilities, rights_findings
 from ..preflight.findings import judge
 from ..resources import Kind, PlannedChange, Stage, apply_plan, plan
@@ -28,10 +26,9 @@ from .loss import LossGuard
 from .modes.choose import ChosenMode, choose_mode
 from .modes.mode import Mode
 from .node import NodeView, family_services, removal_contexts, view_node
-from .policy import cut_denied, node_policy, policy_removal_stages, policy_stage, policy_warnings
 from .prepare import check_cluster, check_node, check_policies, node_modules, node_sysctls
 from .probes import default_probes
-from .removal import leftover_contexts, leftover_stages, removal_stages
+from .removal import leftover_contexts, leftover_stages, policy_removal_stages, removal_stages
 from .report import Stopwatch, conflict_warnings, counts, ignored_policies, table_changes, unserved
 from .request import Report, Request
 from .runtime.ledger import flows_of, forget, may_be_stale, read_ledger, write_ledger
@@ -41,6 +38,9 @@ from .runtime.state_directory import control_socket
 from .schedulers import with_schedulers
 from .stages.nftables import release_stages
 from .traffic import traffic_targets
+
+if TYPE_CHECKING:
+    from ..networkpolicy.node_policy import NodePolicy
 
 
 def run_convergence(request: Request, make_guard: Callable[[Request, KernelHandles], Guard] = Guard) -> Report:
@@ -152,6 +152,8 @@ class _Convergence:
         settings = configuration.node_proxy.network_policy
         if not settings.enabled:
             return policy_removal_stages(self.handles)
+        from .policy import node_policy, policy_stage, policy_warnings
+
         policy = self.policy = node_policy(self.request.cluster, settings, view.name, view.addresses)
         self.warnings += policy_warnings(policy)
         return [policy_stage(policy, settings, self.handles, self.request.check)]
@@ -165,10 +167,19 @@ class _Convergence:
         changed = any(item.change and item.resource.kind == Kind.POLICY_OBJECTS for item in self.planned)
         if self.policy is None or not cuts or not changed:
             return
+        from .policy import cut_denied
+
         try:
             self.conntrack_deleted += cut_denied(self.policy, view.addresses)
         except KernelError as error:
             self.warnings.append(str(error))
+
+    def _policy_coverage(self) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
+        if self.policy is None:
+            return (), ()
+        from .policy import policy_coverage
+
+        return policy_coverage(self.policy, self.request.cluster)
 
     def remove(self) -> Report:
         """Remove everything that any mode programmed; only the policies where another program serves the Services."""
@@ -254,7 +265,7 @@ class _Convergence:
         families: Sequence[FamilyServices],
     ) -> Report:
         changes = table_changes(self.planned, self.request.describe)
-        policy = self.policy
+        unselected_pods, unused_policies = self._policy_coverage()
         variant = next((str(context.variant) for context in contexts if context.variant is not None), "")
         return Report(
             mode=chosen.mode.name if chosen is not None else "",
@@ -275,7 +286,7 @@ class _Convergence:
             confirm_until=self.guard.confirm_until,
             probes=default_probes(self.request.cluster),
             behaviour=self.request.configuration.behaviour.name,
-            unselected_pods=tuple(map(str, unselected_pods(policy))) if policy is not None else (),
-            unused_policies=tuple(map(str, unused_policies(self.request.cluster.policy))) if policy is not None else (),
+            unselected_pods=unselected_pods,
+            unused_policies=unused_policies,
             targets=traffic_targets(self.request.traffic, families),
         )

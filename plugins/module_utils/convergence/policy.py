@@ -1,7 +1,10 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Network policies of the node in a convergence: from the cluster state to the stage of their table."""
+"""Network policies of the node in a convergence: from the cluster state to the stage of their table.
+
+Imported only where policies are enforced: Ansible ships modules as source, which each run on each node compiles.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from ..addresses import FAMILIES, Network, packed, parse_network, unpacked
 from ..cluster.state import ClusterState
 from ..configuration.sections.network_policy import CUT, DENY, NetworkPolicySettings
 from ..kernel.conntrack.connections import Connection, cut_connections
+from ..networkpolicy.coverage import unselected_pods, unused_policies
 from ..networkpolicy.matching.owners import Address, counts
 from ..networkpolicy.node_policy import NodePolicy
 from ..preflight.conflicts import processes
@@ -18,6 +22,7 @@ from ..preflight.findings import Finding
 from ..preflight.policies import bridge_findings, other_implementations, unknown_pod_findings
 from ..rendering.networkpolicy.elements import desired_table
 from ..rendering.networkpolicy.layout import NO_LOG, Options
+from ..rendering.networkpolicy.text import restore_text
 from ..resources import NotThereYet, Resource, Stage
 from .handles import KernelHandles
 
@@ -79,20 +84,31 @@ def policy_warnings(policy: NodePolicy) -> List[str]:
     ]
 
 
+def policy_coverage(policy: NodePolicy, cluster: ClusterState) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
+    """Return the pods of the node that no policy selects, and the policies that select no pod of the cluster."""
+    return tuple(map(str, unselected_pods(policy))), tuple(map(str, unused_policies(cluster.policy)))
+
+
 def _first(lines: List[str], most: int, others: str) -> List[str]:
     return lines if len(lines) <= most else [*lines[:most], f"{len(lines) - most} {others}"]
 
 
 def policy_findings(cluster: ClusterState, settings: NetworkPolicySettings, node_name: str) -> List[Finding]:
-    """Return what keeps policies from being enforced on this node, or enforces others; nothing while they are off."""
-    if not settings.enabled:
-        return []
+    """Return what keeps policies from being enforced on this node, or enforces others."""
     pods = (pod for pod in cluster.policy.pods.values() if pod.node_name == node_name and counts(pod))
     addresses = [address for pod in pods for address in pod.addresses]
     found = [*bridge_findings(addresses), *other_implementations(processes())]
     if settings.unknown_pods == DENY:
         found += unknown_pod_findings(addresses, pod_ranges(cluster, settings, node_name))
     return found
+
+
+def policy_text(
+    cluster: ClusterState, settings: NetworkPolicySettings, node_name: str, addresses: Iterable[Tuple[str, str]]
+) -> str:
+    """Return the table of a node as text for ``nft -f``; see :func:`node_policy`."""
+    policy = node_policy(cluster, settings, node_name, addresses)
+    return restore_text(desired_table(policy.table.rows, policy_options(settings)))
 
 
 def policy_stage(
@@ -119,8 +135,3 @@ def cut_denied(policy: NodePolicy, addresses: Iterable[Tuple[str, str]]) -> int:
         return not judge.allows(connection.source, connection.destination, connection.protocol, connection.port)
 
     return sum(cut_connections(family, denied) for family in FAMILIES)
-
-
-def policy_removal_stages(handles: KernelHandles) -> List[Stage]:
-    """Return the stage that removes the table; none if nf_tables is not loaded."""
-    return [Stage(handles.network_policy(), {})] if handles.has_nftables() else []

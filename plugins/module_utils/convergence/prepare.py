@@ -18,7 +18,6 @@ from ..resources import Stage
 from .family import FamilyContext, FamilyServices
 from .modes.mode import Mode
 from .node import NodeView
-from .policy import policy_findings
 from .request import Request
 from .stages.sysctls import sysctl_stage, wanted_sysctls
 
@@ -73,7 +72,12 @@ def check_policies(request: Request, view: NodeView) -> List[str]:
 
     Raises PreflightError if pods share a bridge whose packets nobody sees, unless that finding is ignored.
     """
-    findings = policy_findings(request.cluster, request.configuration.node_proxy.network_policy, view.name)
+    settings = request.configuration.node_proxy.network_policy
+    if not settings.enabled:
+        return []
+    from .policy import policy_findings
+
+    findings = policy_findings(request.cluster, settings, view.name)
     return list(judge(findings, request.ignore_findings))
 
 

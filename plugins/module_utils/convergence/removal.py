@@ -12,7 +12,6 @@ from .family import FamilyContext
 from .handles import KernelHandles
 from .modes.mode import Mode
 from .node import removal_contexts
-from .policy import policy_removal_stages
 from .stages.chains import chain_removal_stages
 from .stages.ipvs import ipvs_removal_stages
 from .stages.nftables import nftables_removal_stages
@@ -57,3 +56,8 @@ def removal_stages(contexts: Sequence[FamilyContext], handles: KernelHandles) ->
         *userspace_removal_stages(handles),
         *policy_removal_stages(handles),
     ]
+
+
+def policy_removal_stages(handles: KernelHandles) -> List[Stage]:
+    """Return the stage that removes the table of network policies; none if nf_tables is not loaded."""
+    return [Stage(handles.network_policy(), {})] if handles.has_nftables() else []

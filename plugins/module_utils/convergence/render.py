@@ -12,12 +12,9 @@ from ..cluster.model import Node
 from ..configuration.validate import in_mode
 from ..errors import ConfigurationError
 from ..rendering.build_settings import dataplane_settings, node_context
-from ..rendering.networkpolicy.elements import desired_table
-from ..rendering.networkpolicy.text import restore_text
 from ..serviceports.node import node_name
 from ..serviceports.table import all_service_ports
 from .modes.choose import mode_without_node
-from .policy import node_policy, policy_options
 from .request import Request
 from .schedulers import requested
 
@@ -56,8 +53,9 @@ def render(request: Request) -> Dict[str, str]:
         texts.update(rendering.texts(family, rendering.desired_tables(service_ports, settings)))
     policies = configuration.node_proxy.network_policy
     if policies.enabled:
-        rows = node_policy(request.cluster, policies, name, addresses).table.rows
-        texts["nft inet"] = restore_text(desired_table(rows, policy_options(policies)))
+        from .policy import policy_text
+
+        texts["nft inet"] = policy_text(request.cluster, policies, name, addresses)
     return texts
 
 

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Tuple
 
-from ..cluster.connection import ApiConnection
 from ..errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ..cluster.connection import ApiConnection
 
 Spec = Dict[str, Dict[str, Any]]
 
@@ -122,4 +124,6 @@ def api_connection(parameters: Mapping[str, Any], environment: Mapping[str, str]
     chosen = api_parameters(parameters, environment)
     if not has_api_source(chosen):
         raise ConfigurationError("no API server: give kubeconfig, context or host, or set K8S_AUTH_KUBECONFIG")
+    from ..cluster.connection import ApiConnection
+
     return ApiConnection(**chosen)

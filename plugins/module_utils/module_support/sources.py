@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, List, Sequence
 
-from ..cluster.api import list_objects
-from ..cluster.connection import ApiConnection
 from ..cluster.resource_types import ResourceType
 from ..cluster.snapshot import read_snapshot
 from ..cluster.state import ClusterState
@@ -39,6 +37,10 @@ def read_cluster_objects(module: AnsibleModule, others: Sequence[ResourceType] =
     if chosen["api_key"]:
         # Ansible hides a token in the options automatically, but not one from the environment.
         module.no_log_values.add(chosen["api_key"])
+    # Most hosts read a file instead, and each run of a module compiles what it imports.
+    from ..cluster.api import list_objects
+    from ..cluster.connection import ApiConnection
+
     return list_objects(ApiConnection(**chosen), module.params["api_timeout"], others)
 
 

@@ -31,10 +31,10 @@ from ...convergence.policy import (
     pod_ranges,
     policy_findings,
     policy_options,
-    policy_removal_stages,
     policy_warnings,
     raw_addresses,
 )
+from ...convergence.removal import policy_removal_stages
 from ...errors import KernelError, ProxyError
 from ...kernel.nftables.monitor import TableMonitor
 from ...kernel.nftables.policy_table import PolicyTableResource

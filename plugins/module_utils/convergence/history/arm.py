@@ -13,7 +13,7 @@ from ...errors import HistoryError, PreflightError
 from ...kernel.programs import run
 from ...packaging.running import pack_running
 from ...timestamps import timestamp
-from . import pending, revert, units
+from . import pending, units
 from .pending import Pending
 
 _CHECK_SECONDS = 120.0
@@ -59,6 +59,9 @@ def arm(number: int, seconds: float, history_directory: str, state_directory: st
     The caller holds the convergence lock. Nothing is armed if it raises HistoryError, PreflightError or
     ConfigurationError.
     """
+    # Most changes need no confirmation, and each run of a module compiles what it imports.
+    from . import revert
+
     check_timeout(seconds)
     deadline = timestamp(time.time() + seconds)
     waiting = Pending(

@@ -1,0 +1,50 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module service_proxy imports only what most runs need, because Ansible ships it as source.
+
+Each run on each node compiles whatever is imported. A file imported at the top of another one can bring a package in
+again unnoticed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+_ENGINE = "ansible_collections.kubenode.proxy.plugins.module_utils"
+_MODULE = "ansible_collections.kubenode.proxy.plugins.modules.service_proxy"
+
+
+@pytest.fixture(scope="module")
+def imported():
+    program = f"import sys, {_MODULE}; print(*sys.modules, sep='\\n')"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "networkpolicy.node_policy",
+        "rendering.networkpolicy.elements",
+        "cluster.api",
+        "cluster.connection",
+        "convergence.history.revert",
+        "convergence.history.restore",
+        "agent",
+        "controller",
+    ],
+)
+def test_what_few_runs_need_is_not_imported(imported, name):
+    assert f"{_ENGINE}.{name}" not in imported
+
+
+def test_the_engine_is_imported(imported):
+    assert f"{_ENGINE}.convergence.converge" in imported
