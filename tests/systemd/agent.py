@@ -71,7 +71,7 @@ def mark(node: Node) -> str:
 
 def log_since(node: Node, cursor: str) -> str:
     """Return what the agent has logged since the position."""
-    return node.output("journalctl", "--no-pager", "-o", "cat", "-u", UNIT, f"--after-cursor={cursor}")
+    return node.log(UNIT, f"--after-cursor={cursor}")
 
 
 def picture(node: Node) -> Dict[str, Any]:

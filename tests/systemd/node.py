@@ -148,6 +148,11 @@ class Node:
         """Return the last lines of the journal."""
         return self.run("journalctl", "--no-pager", "-n", "30", *self._SOURCES, check=False).stdout
 
+    def log(self, unit: str, *options: str) -> str:
+        """Return what a systemd unit has logged. The journal stores lines late: those written so far are waited for."""
+        self.run("journalctl", "--sync")
+        return self.output("journalctl", "--no-pager", "-o", "cat", "-u", unit, *options)
+
     def unit(self, name: str, *properties: str) -> Dict[str, str]:
         """Return properties of a systemd unit."""
         text = self.output("systemctl", "show", name, *(f"--property={word}" for word in properties))

@@ -120,11 +120,12 @@ def test_a_change_that_cuts_the_controller_off_is_reverted_at_once(node):
     assert programmed(node) == before
     state = last_state(node) - 1  # The revert saved the state that it replaced.
     assert outcome_of(node, state) == "reverted"
-    assert "is reverted: state" in node.output("journalctl", "--no-pager", "-u", SERVICE)
+    # The unit logs its result after it has recorded the outcome.
+    wait_for("the unit has ended", lambda: node.unit(SERVICE, "ActiveState") == {"ActiveState": "inactive"})
+    assert "is reverted: state" in node.log(SERVICE)
     late = play([node], [{"kubenode.proxy.service_proxy_confirm": {"state": state}}], {}, failing=True)[node.name]
     assert "was not confirmed: the node has rolled back to it" in late.output
     wait_for("the timer is stopped", lambda: timer_is(node) == "inactive")
-    wait_for("the unit has ended", lambda: node.unit(SERVICE, "ActiveState") == {"ActiveState": "inactive"})
 
 
 def test_an_unconfirmed_change_is_reverted_when_its_timeout_expires(node):

@@ -193,7 +193,7 @@ def test_a_host_lost_before_the_change_is_confirmed_rolls_back_on_its_own(fleet,
     assert "its label is removed, so kube-proxy returns as soon as the host works" in text, text
     assert fleet.labelled() == []
     wait_for("the host has gone back", lambda: outcomes(first)[-1] == "reverted", 240)
-    assert "is reverted: state" in first.output("journalctl", "--no-pager", "-u", "kubenode-proxy-revert.service")
+    wait_for("the revert has ended", lambda: "is reverted: state" in first.log("kubenode-proxy-revert.service"))
     assert_untouched(fleet, before, *fleet.members)
 
 
