@@ -109,7 +109,7 @@ format: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy plugins/module_utils tests/lab tests/e2e tests/conformance tests/documentation tests/molecule_support tests/monitoring/dashboard.py \
+	$(BIN)/mypy plugins/module_utils tests/lab tests/e2e tests/conformance tests/netpol tests/documentation tests/molecule_support tests/monitoring/dashboard.py \
 	  tests/monitoring/expressions.py tests/fleet/browser.py tests/fleet/samples.py tests/fleet/__main__.py tests/steps.py
 	$(BIN)/yamllint --strict .
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
@@ -200,7 +200,7 @@ ifneq ($(FULL),)
 	$(WIRE) run --mode iptables --iptables nft --families ipv6 --jobs 6
 	$(WIRE) run --mode nftables --families dual --jobs 6
 endif
-	$(PYTEST) -q -n 2 $(if $(FULL),,-m "not full") tests/netpol
+	$(PYTEST) -q -n 2 -m "not ipvs $(MARKS)" tests/netpol
 # One case at a time in each guest: a kernel's list of one namespace's virtual servers is affected by other namespaces.
 	$(WIRE) uml --jobs 2 -- run --mode ipvs $(call cases,$(IPVS)) --jobs 1
 	$(WIRE) uml --jobs 2 -- run --mode ipvs $(call cases,$(IPVS_TWINS)) --jobs 1 --families ipv6
@@ -221,6 +221,7 @@ debian: guests
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode iptables $(DEBIAN_13:%=--cases %) --jobs 1
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode ipvs $(DEBIAN_13:%=--cases %) --jobs 1
 	$(QEMU) --debian 13 -- python3 -m pytest -q -p no:cacheprovider -m "not full" $(KERNEL_13)
+	$(QEMU) --memory 2G --timeout 10800 --env NETPOL_TIME_SCALE=6 -- $(PYTEST) -q -p no:cacheprovider -m ipvs tests/netpol
 
 # In a root file system with only the packages that .ci/bootstrap installs.
 minimal:

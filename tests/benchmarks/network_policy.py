@@ -18,6 +18,7 @@ the node only has connection tracking.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import resource as limits
 import socket
@@ -121,6 +122,9 @@ class Follower:
         self.resource.apply(difference(self.resource.observe(), desired))
         self.seconds = (parsed - started, computed - parsed, time.process_time() - computed)
         assert not self.policy.too_large
+        # As the agent does.
+        gc.collect()
+        gc.freeze()
 
     def change(self, *events: tuple[Raw, bool]) -> float:
         """Apply events (object, whether it was deleted) and return the milliseconds."""
@@ -131,26 +135,51 @@ class Follower:
             else:
                 self.state.upsert(item)
         self.policy.update(self.state.policy.pop_changes())
+        self._apply()
+        return (time.process_time() - started) * 1000
+
+    def _apply(self) -> None:
         change = change_of(self.policy.table.pop_journal(), self.policy.table.rows, OPTIONS)
         if change:
             self.resource.apply(change)
-        return (time.process_time() - started) * 1000
+
+    def finish(self) -> list[float]:
+        """Program the grants that follow later; return the milliseconds of each transaction."""
+        found = []
+        while self.policy.pending:
+            started = time.process_time()
+            self.policy.proceed()
+            self._apply()
+            found.append((time.process_time() - started) * 1000)
+        return found
 
 
 def changes(follower: Follower, count: int, pods: int) -> Iterator[tuple[str, list[float]]]:
-    """Yield each kind of change with the milliseconds of each of them."""
+    """Yield each kind of change with the milliseconds of each of them, and what followed later if anything did."""
     remote = [NAMESPACES + 7 * number % (pods - NAMESPACES) for number in range(count)]
     kinds: dict[str, Callable[[int], float]] = {
         "a pod of another node relabelled": lambda at: follower.change((pod(remote[at], tier=f"t{at % 7}"), False)),
         "one deleted": lambda at: follower.change((pod(remote[at]), True)),
         "one added": lambda at: follower.change((pod(remote[at]), False)),
         "a pod of the node deleted": lambda at: follower.change((pod(at % NAMESPACES), True)),
-        "one added, until it is isolated": lambda at: follower.change((pod(at % NAMESPACES), False)),
+        "one added, until it is isolated and has its grants for known classes": lambda at: follower.change(
+            (pod(at % NAMESPACES), False)
+        ),
         "a policy changed": lambda at: follower.change((policy(at, port=1000 + at), False)),
     }
     for name, one in kinds.items():
         some = count if "of the node" not in name and "isolated" not in name else min(count, NAMESPACES)
-        yield name, [one(at) for at in range(some)]
+        taken, later = [], []
+        for at in range(some):
+            taken.append(one(at))
+            later.append(follower.finish())
+        yield name, taken
+        if any(later):
+            yield (
+                f"  the longest transaction that followed ({max(map(len, later))} at most)",
+                [max(map(max, filter(None, later)))],
+            )
+            yield "  all that followed", list(map(sum, later))
 
 
 def _checksum(data: bytes) -> int:

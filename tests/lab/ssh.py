@@ -46,7 +46,6 @@ def prepare_server(directory: Path, scratch: Path, address: str) -> Path:
         "PermitRootLogin prohibit-password",
         "PasswordAuthentication no",
         "KbdInteractiveAuthentication no",
-        "PermitUserRC no",
         "StrictModes no",
         "UsePAM no",
         "UseDNS no",

@@ -34,9 +34,16 @@ _NUMBERS = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1}
 _POD_RANGES = ("10.244.1.0/24", "fd00:10:244:1::/64")
 
 
-def _policy(cluster: ClusterState, options: Options) -> NodePolicy:
+def _policy(cluster: ClusterState, options: Options, portion: int = 1) -> NodePolicy:
     ranges = [parse_network(text) for text in _POD_RANGES] if options.unknown else []
-    return NodePolicy("node1", cluster.policy, _OWN, options.tiers, pod_ranges=ranges)
+    return NodePolicy("node1", cluster.policy, _OWN, options.tiers, pod_ranges=ranges, portion=portion)
+
+
+def _apply(change: Any, table: dict[Any, Any]) -> None:
+    table.update(change.added)
+    table.update({key: new for key, (_old, new) in change.replaced.items()})
+    for key in change.removed:
+        del table[key]
 
 
 def differences(seed: int) -> list[str]:
@@ -86,13 +93,69 @@ def differences(seed: int) -> list[str]:
             # The last valid version of a policy stays in force, which the stateless oracle cannot know.
             break
         policy.update(cluster.policy.pop_changes())
+        while policy.pending:
+            policy.proceed()
         change = change_of(policy.table.pop_journal(), policy.table.rows, options)
         assert change == difference(table, desired_table(policy.table.rows, options)), f"seed {seed} step {step}"
-        table.update(change.added)
-        table.update({key: new for key, (_old, new) in change.replaced.items()})
-        for key in change.removed:
-            del table[key]
+        _apply(change, table)
     return wrong
+
+
+def gradual_differences(seed: int) -> tuple[int, list[str]]:
+    """Start the pods of the node of a random cluster, and end them, while grants follow pod by pod.
+
+    Between the transactions no packet may pass that the oracle denies, and a packet that the oracle allows may be
+    denied only if one of its ends is a new pod. After each pod something else changes as well. Return how often grants
+    followed later, and one line for each packet for which this is wrong.
+    """
+    generator = Generator(seed, cluster_policies=seed % 2 == 0)
+    options = Options(tiers=seed % 2 == 0, unknown=seed % 3 == 0)
+    objects = generator.cluster()
+    own = [key for key, item in objects.items() if item["kind"] == "Pod" and item["spec"]["nodeName"] == "node1"]
+    pods = {key: objects.pop(key) for key in own}
+    cluster = ClusterState.from_objects(objects.values())
+    policy = _policy(cluster, options)
+    table = desired_table(policy.table.rows, options)
+    cluster.policy.pop_changes()
+    policy.table.pop_journal()
+    later = 0
+    wrong: list[str] = []
+    for key in (*own, *own):
+        before = dict(objects)
+        if objects.pop(key, None) is None:
+            objects[key] = pods[key]
+        between = dict(objects)
+        generator.change(objects)
+        for earlier, now in ((before, between), (between, objects)):
+            follow(cluster, earlier, now)
+            if cluster.refusals:
+                return later, wrong
+            policy.update(cluster.policy.pop_changes())
+            started = {address for each in now.keys() - earlier.keys() for address in _addresses(now[each])}
+            judge = Oracle(now.values(), "node1", NODE_ADDRESSES, _POD_RANGES if options.unknown else ())
+            packets = generator.packets(PACKETS)
+            while True:
+                _apply(change_of(policy.table.pop_journal(), policy.table.rows, options), table)
+                interpreter = Interpreter(table)
+                for packet in packets:
+                    expected = judge.allowed(packet) and not judge.is_unknown(packet)
+                    found = interpreter.allowed(packet, frozenset(NODE_ADDRESSES))
+                    may_wait = policy.pending and not started.isdisjoint((packet.source, packet.destination))
+                    if found != expected and not (may_wait and expected):
+                        verdict = "allowed" if expected else "denied"
+                        wrong.append(f"seed {seed} {key}: {packet}: the oracle says {verdict}")
+                if not policy.pending:
+                    break
+                later += 1
+                policy.proceed()
+            again = _policy(ClusterState.from_objects(now.values()), options)
+            assert not difference(policy.table.rows, again.table.rows), f"seed {seed} {key}"
+    return later, wrong
+
+
+def _addresses(item: dict[str, Any]) -> set[str]:
+    status = item.get("status", {})
+    return {each["ip"] for each in status.get("podIPs", ())} | {status.get("podIP", "")}
 
 
 def _explained(policy: NodePolicy, cluster: ClusterState, packet: Packet, tiers: bool) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Mapping
 from typing import Any
 
 from .oracle import Packet
@@ -89,7 +90,7 @@ class Generator:
         self._serial += 1
         return f"{prefix}{self._serial}"
 
-    def _labels(self, known: dict[str, tuple[str, ...]]) -> dict[str, str]:
+    def _labels(self, known: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
         return {key: self._random.choice(values) for key, values in known.items() if self._chance(0.7)}
 
     # ---- objects
@@ -142,7 +143,7 @@ class Generator:
                 ports.append(port)
         return {"name": "c", "image": "x", "ports": ports}
 
-    def _selector(self, known: dict[str, tuple[str, ...]], odd: bool = True) -> Any:
+    def _selector(self, known: Mapping[str, tuple[str, ...]], odd: bool = True) -> Any:
         if odd and self._chance(self._odd):
             return self._random.choice(
                 (
@@ -162,7 +163,7 @@ class Generator:
             selector["matchExpressions"] = [self._expression(known) for _ in range(self._random.randint(1, 2))]
         return selector
 
-    def _expression(self, known: dict[str, tuple[str, ...]]) -> Raw:
+    def _expression(self, known: Mapping[str, tuple[str, ...]]) -> Raw:
         key = self._random.choice([*known, "absent"])
         operator = self._random.choice(("In", "NotIn", "Exists", "DoesNotExist"))
         found: Raw = {"key": key, "operator": operator}
@@ -300,7 +301,7 @@ class Generator:
 
     def packets(self, count: int) -> list[Packet]:
         """Return packets between pods, nodes and external hosts, through the node under test."""
-        found = []
+        found: list[Packet] = []
         while len(found) < count:
             packet = self._packet()
             if packet is not None:

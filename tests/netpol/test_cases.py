@@ -40,6 +40,16 @@ def test_a_case_with_iptables(lab: Lab, name: str) -> None:
     assert asyncio.run(run_case(name, network, node)) == []
 
 
+@pytest.mark.ipvs
+@pytest.mark.full
+@pytest.mark.parametrize("name", cases.names())
+def test_a_case_with_ipvs(lab: Lab, name: str) -> None:
+    network, node = lab("ipvs")
+    assert asyncio.run(run_case(name, network, node)) == []
+    # 10.96.0.0/16, the cluster IPs, as the kernel lists virtual servers.
+    assert ":0A60" in node.inside("cat", "/proc/net/ip_vs").replace(" ", ":"), "another mode serves the Services"
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", cases.names())
 def test_a_case_with_pods_on_a_bridge(lab: Lab, name: str) -> None:

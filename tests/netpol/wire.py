@@ -22,7 +22,8 @@ from .network import Network
 
 LISTENING = (("tcp", 80), ("tcp", 8080), ("tcp", 8443), ("udp", 53), ("udp", 8080), ("sctp", 8080))
 #: The second and third attempts wait longer, so that a busy machine is not mistaken for a firewall.
-TRY_SECONDS = (0.25, 0.5, 1.0)
+#: NETPOL_TIME_SCALE multiplies them, for an emulated machine.
+TRY_SECONDS = tuple(seconds * float(os.environ.get("NETPOL_TIME_SCALE", "1")) for seconds in (0.25, 0.5, 1.0))
 _ECHO = {4: (socket.IPPROTO_ICMP, 8, 0), 6: (socket.IPPROTO_ICMPV6, 128, 129)}
 
 
@@ -118,7 +119,7 @@ async def _receive(made: socket.socket, version: int, reply: int, nonce: bytes) 
 
 
 def _checksum(data: bytes) -> int:
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF

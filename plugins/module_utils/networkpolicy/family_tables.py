@@ -35,6 +35,8 @@ class FamilyTables:
         self._values = values
         self._classes: Numbers[Content] = Numbers(content_digest, high=False)
         self._held: Dict[int, Content] = {}
+        #: Numbers of the classes above that a peer or block is part of.
+        self._holding: Dict[Part, Set[int]] = {}
         self._pieces: Dict[Row, int] = {}
         self._block_uses: Dict[Block, int] = {}
         self._blocks_changed = False
@@ -130,7 +132,12 @@ class FamilyTables:
         self._classes.touched.clear()
         for number in touched:
             if number in held:
-                for subject in self._concerned(held.pop(number)):
+                content = held.pop(number)
+                for part in _parts(content):
+                    self._holding[part].remove(number)
+                    if not self._holding[part]:
+                        del self._holding[part]
+                for subject in self._concerned(content):
                     self._withdraw(subject, number, self._subjects[subject])
         for subject, address in self._coming:
             self._admit(subject, address)
@@ -138,18 +145,28 @@ class FamilyTables:
         for number in touched:
             if number in live:
                 content = held[number] = live[number]
+                for part in _parts(content):
+                    self._holding.setdefault(part, set()).add(number)
                 for subject in self._concerned(content):
                     self._grant(subject, number, content, self._subjects[subject])
 
     def _concerned(self, content: Content) -> List[Subject]:
         """Return the subjects that may grant something to a class, in order of their creation."""
         found = set(self._wide)
-        parts: List[Part] = [*content.peers, *content.blocks]
-        for part in parts:
+        for part in _parts(content):
             users = self._users.get(part)
             if users:
                 found |= users
         return sorted(found, key=self._order.__getitem__)
+
+    def _granting(self, subject: Subject) -> Set[int]:
+        """Return the classes to which a subject may grant something."""
+        if subject.is_wide:
+            return set(self._held)
+        found: Set[int] = set()
+        for part in subject.parts:
+            found.update(self._holding.get(part, ()))
+        return found
 
     def _let_leave(self) -> None:
         for subject, address in self._leaving:
@@ -188,8 +205,8 @@ class FamilyTables:
         addresses = self._subjects.get(subject)
         if addresses is None:
             addresses = self._add_subject(subject)
-            for number, content in sorted(self._held.items()):
-                self._grant(subject, number, content, _NO_ADDRESSES)
+            for number in sorted(self._granting(subject)):
+                self._grant(subject, number, self._held[number], _NO_ADDRESSES)
             self._grant_value(subject, NO_CLASS, subject.default(), _NO_ADDRESSES)
             self._grant_value(subject, _ANY_CLASS, subject.any, _NO_ADDRESSES)
         addresses.add(address)
@@ -213,6 +230,10 @@ class FamilyTables:
             for address in addresses:
                 self._rows.remove(_grant_row(subject, number, address))
             self._values.release(value)
+
+
+def _parts(content: Content) -> List[Part]:
+    return [*content.peers, *content.blocks]
 
 
 #: Key in ``Subject.granted`` of a grant to peers of every class.

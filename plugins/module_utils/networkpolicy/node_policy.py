@@ -18,7 +18,7 @@ from .budget import PolicySide, named, order_of_refusal
 from .judge import Judge
 from .limits import MOST_ROWS
 from .matching.owners import Address, AddressOwners
-from .policy_state import LocalPod, PolicyState
+from .policy_state import PORTION, LocalPod, PolicyState
 from .rows import PolicyRows, TooManyRows
 
 #: The share of all policies, one in this many, that may be refused although it would fit.
@@ -31,7 +31,8 @@ class NodePolicy:
 
     ``node_name``: the node whose pods are selected. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
     ``most_rows``: the maximum number of elements that depend on the content of policies. ``pod_ranges``: the addresses
-    of the node's pods; traffic of those in them that belong to no known pod is denied.
+    of the node's pods; traffic of those in them that belong to no known pod is denied. ``portion``: see
+    :class:`.PolicyState`.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class NodePolicy:
         most_rows: int = MOST_ROWS,
         *,
         pod_ranges: Sequence[Network] = (),
+        portion: int = PORTION,
     ) -> None:
         self._node_name = node_name
         self._objects = objects
@@ -50,6 +52,7 @@ class NodePolicy:
         self._cluster_policies = cluster_policies
         self._most_rows = most_rows
         self._pod_ranges = tuple(pod_ranges)
+        self._portion = portion
         self._refused: FrozenSet[PolicySide] = frozenset()
         self._state = self._made(self._refused) or self._search()
 
@@ -96,6 +99,18 @@ class NodePolicy:
             changed = frozenset((key, direction) for key in changes.policies - gone for direction in DIRECTIONS)
             self._replace(self._made(self._refused | changed) if changed else None)
 
+    @property
+    def pending(self) -> bool:
+        """Return whether :meth:`proceed` has something to do."""
+        return self._state.pending
+
+    def proceed(self) -> None:
+        """Do a part of what :meth:`update` left: grants to peers that only pods that came since then select."""
+        try:
+            self._state.proceed()
+        except TooManyRows:
+            self._replace(None)
+
     def set_node_addresses(self, addresses: Iterable[Address]) -> None:
         """Apply the addresses of the node, which no pod can have."""
         self._node_addresses = list(addresses)
@@ -133,6 +148,7 @@ class NodePolicy:
             pod_ranges=self._pod_ranges,
             refused=refused,
             most_rows=most_rows,
+            portion=self._portion,
         )
 
     def _search(self) -> PolicyState:

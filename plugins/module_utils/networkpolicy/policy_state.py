@@ -9,6 +9,7 @@ isolated, the class of each peer, and what pods of the node may exchange with pe
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import AbstractSet, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ..addresses import FAMILIES, IPV4, IPV6, Network
@@ -29,6 +30,8 @@ from .values import GrantValues
 
 #: If more pods than one in this many are affected, all are checked once instead of searching for each new peer.
 _MANY = 4
+#: Default for ``portion``: takes some milliseconds.
+PORTION = 500
 
 
 def family_of_address(address: Address) -> str:
@@ -61,6 +64,8 @@ class PolicyState:
     ``node_name``: whose pods are judged. ``cluster_policies``: whether ClusterNetworkPolicies are enforced.
     ``pod_ranges``: see :class:`.NodePolicy`. ``refused``: policies whose rules are omitted in a direction.
     ``most_rows``: see :class:`.PolicyRows`. ``too_large``: further refused ones, with the reason (see :mod:`.limits`).
+    ``portion``: if pods of this node come or go, an update classifies at most so many other pods again, and leaves more
+    of them to :meth:`proceed`.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class PolicyState:
         pod_ranges: Sequence[Network] = (),
         refused: AbstractSet[PolicySide] = frozenset(),
         most_rows: Optional[int] = None,
+        portion: int = PORTION,
     ) -> None:
         self.table = PolicyRows(most_rows)
         self.local: Dict[NamespacedName, LocalPod] = {}
@@ -95,14 +101,32 @@ class PolicyState:
         self.too_large: Dict[PolicySide, str] = {}
         self.refused = refused
         self._compiled: Dict[Tuple[int, str], Tuple[object, Tuple[CompiledRule, ...]]] = {}
+        # Pods still to be classified again.
+        self._later: Dict[NamespacedName, None] = {}
+        self._portion = portion
+        self._complete = True
         self.update(
             PolicyChanges(
                 set(objects.pods), set(objects.namespaces), set(objects.policies), set(objects.cluster_policies)
             )
         )
+        self._complete = False
+
+    @property
+    def pending(self) -> bool:
+        """Return whether :meth:`proceed` has something to do."""
+        return bool(self._later)
+
+    def proceed(self) -> None:
+        """Classify one more portion of the pods that updates left. Raises TooManyRows."""
+        self._refresh(_Work(set(islice(self._later, self._portion)), set(), set()))
 
     def update(self, changes: PolicyChanges) -> None:
-        """Apply changes of the objects. Raises TooManyRows."""
+        """Apply changes of the objects. Raises TooManyRows.
+
+        A new pod of this node may bring peers or port names that thousands of pods match. It is isolated at once, and
+        so are the grants to classes that exist; grants to the others may come later, with :meth:`proceed`.
+        """
         work = _Work(set(), set(), set())
         self._follow_namespaces(changes.namespaces, work)
         self._follow_pods(changes.pods, work)
@@ -174,11 +198,14 @@ class PolicyState:
     # ---- bringing everything up to date
 
     def _refresh(self, work: _Work) -> None:
-        self._refresh_local(work.local)
-        self._find_members(work.pods)
+        gradual = self._refresh_local(work.local) and not self._complete
+        self._later.update(dict.fromkeys(self._others(work.pods)))
+        if not gradual or len(self._later) <= self._portion:
+            work.pods.update(self._later)
         for tables in self.families.values():
             work.addresses.update(tables.cut())
         for key in sorted(work.pods):
+            self._later.pop(key, None)
             self._describe(key)
             work.addresses.update(self.owners.owned_by(self._pods.get(key)))
         for address in sorted(work.addresses):
@@ -188,8 +215,13 @@ class PolicyState:
         for tables in self.families.values():
             tables.settle()
 
-    def _refresh_local(self, keys: Set[NamespacedName]) -> None:
-        """Determine the subjects of pods of this node again."""
+    def _refresh_local(self, keys: Set[NamespacedName]) -> bool:
+        """Determine the subjects of pods of this node again.
+
+        Return whether grants may follow later: not if an isolated pod would lack them that was there before, nor if
+        new rules can deny.
+        """
+        known = {key: self.local[key].subjects for key in keys if key in self.local}
         before = self._pairs(keys)
         judged = {address for key in keys if key in self.local for address in self.local[key].addresses}
         for key in keys:
@@ -202,13 +234,16 @@ class PolicyState:
         # An address may move from one pod to another of the same subject. New subjects are added before old ones are
         # removed, so that objects used by both are not dropped in between.
         now = self._pairs(keys)
+        gradual = all(self.local[key].subjects == subjects for key, subjects in known.items() if key in self.local)
         for subject, address in sorted(now - before, key=_pair_key):
+            gradual &= subject.tier == NETWORK_POLICY or any(subject.addresses.values())
             subject.addresses[family_of_address(address)].add(address)
             self.families[family_of_address(address)].join(subject, address)
         for subject, address in sorted(before - now, key=_pair_key):
             self._leave(subject, address)
         for address in judged:
             self._mark(address)
+        return gradual
 
     def _pairs(self, keys: Iterable[NamespacedName]) -> Set[Tuple[Subject, Address]]:
         """Return the subjects of some pods of this node, paired with each of their addresses."""
@@ -326,25 +361,26 @@ class PolicyState:
             if not before or name not in self._names:
                 self._names_changed.add(name)
 
-    def _find_members(self, dirty: Set[NamespacedName]) -> None:
-        """Add the pods whose peers or port names changed to those that are classified again."""
+    def _others(self, dirty: Set[NamespacedName]) -> Set[NamespacedName]:
+        """Return the pods to classify again because peers or port names came into use or are not used any more."""
         new, gone = self.peers.settle()
         names, self._names_changed = self._names_changed, set()
-        for entry in gone:
-            dirty |= entry.members
         if len(dirty) * _MANY > len(self._pods) and (new or names):
-            dirty.update(self._pods)
-            return
+            return set(self._pods)
+        found: Set[NamespacedName] = set()
+        for entry in gone:
+            found |= entry.members
         for entry in new:
             scope = [entry.peer.namespace] if entry.peer.namespaces is None else list(self._of_namespace)
             for namespace in scope:
                 if self.peers.selects_namespace(entry, namespace):
                     matches = entry.peer.pods.matches
-                    dirty.update(
+                    found.update(
                         key for key in self._of_namespace.get(namespace, ()) if matches(self._pods[key].labels)
                     )
         if names:
-            dirty.update(key for key, pod in self._pods.items() if any(port.name in names for port in pod.ports))
+            found.update(key for key, pod in self._pods.items() for port in pod.ports if port.name in names)
+        return found
 
     def _describe(self, key: NamespacedName) -> None:
         """Determine which peers match a pod, and which of its port names are used."""

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import io
-from typing import Any, Dict, List
+from functools import partial
+from typing import Any, Dict, List, Optional
 
 import pytest
 
@@ -19,6 +20,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.secti
     NetworkPolicySettings,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import policy_findings
+from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from tests.netpol import cases
 
 KINDS = {"Pod", "Namespace", "NetworkPolicy"}
@@ -68,9 +70,11 @@ def kernel(monkeypatch) -> Kernel:
     return made
 
 
-def follower(kernel: Kernel, view: ClusterView, **settings: str) -> policy.PolicySync:
+def follower(kernel: Kernel, view: ClusterView, timers: Optional[Timers] = None, **settings: str) -> policy.PolicySync:
     log = Log(io.StringIO())
-    sync = policy.PolicySync(view, kernel, Timers(), log=log, limited=LimitedLog(log), health=ProxyHealth(60.0))
+    sync = policy.PolicySync(
+        view, kernel, timers or Timers(), log=log, limited=LimitedLog(log), health=ProxyHealth(60.0)
+    )
     sync.configure(NetworkPolicySettings(enabled=True, **settings), "node1")
     return sync
 
@@ -137,3 +141,35 @@ def test_nothing_is_computed_while_nothing_changes(kernel, monkeypatch):
     kernel.entries.popitem()
     sync.sync((*addresses, ("eth1", "10.244.1.12")))
     assert kernel.observed == 2 and kernel.applied[-1] == 1
+
+
+def test_a_new_pod_is_isolated_first_and_nothing_is_cut_before_its_grants_are_complete(kernel, monkeypatch):
+    monkeypatch.setattr(policy, "node_policy", partial(_in_portions, 1))
+    judged: List[int] = []
+    monkeypatch.setattr(policy, "cut_denied", lambda _policy, _addresses: judged.append(len(kernel.applied)) or 0)
+    view = ClusterView()
+    objects = cases.steps("named-ports-egress")[0].objects
+    isolated = [item for item in objects.values() if item["kind"] == "Pod" and item["spec"].get("nodeName") == "node1"]
+    for item in objects.values():
+        if item not in isolated:
+            view.state.upsert(item)
+    view.listed |= KINDS
+    timers = Timers(lambda: 0.0)
+    sync = follower(kernel, view, timers, established_connections="cut")
+    sync.sync(())
+    assert len(kernel.applied) == len(judged) == 1 and timers.delay() > 0
+    for item in isolated:
+        view.state.upsert(item)
+    sync.sync(())
+    assert len(kernel.applied) == 2 and any(key[:2] == ("element", "isolated-out4") for key in kernel.entries)
+    assert len(judged) == 1, "connections that later grants allow would be cut"
+    while timers.delay() == 0:
+        timers.run()
+    assert len(kernel.applied) > 3 and judged == [1, len(kernel.applied)]
+    fresh = Kernel()
+    follower(fresh, view, established_connections="cut").sync(())
+    assert fresh.entries == kernel.entries
+
+
+def _in_portions(portion: int, state: Any, settings: NetworkPolicySettings, node_name: str, _addresses: Any) -> Any:
+    return NodePolicy(node_name, state.policy, portion=portion)

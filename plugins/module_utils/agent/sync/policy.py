@@ -10,6 +10,7 @@ server is away or the kernel refuses a change, the table stays as it is.
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
@@ -102,10 +103,12 @@ class PolicySync:
         self._full = False
         self._suspect = False
         self._failed = False
+        self._cut_due = False
         self._denied = DeniedLog(log, limited)
         self._warned: FrozenSet[str] = frozenset()
         self._retry = timers.add("retry network policies", self._try_again)
         self._check = timers.add("check network policies", self._check_everything)
+        self._rest = timers.add("program further grants of network policies", lambda: self.sync(self._now))
 
     def configure(self, settings: NetworkPolicySettings, node_name: str) -> None:
         """Adopt settings and the name of the node; the next sync applies them."""
@@ -211,7 +214,8 @@ class PolicySync:
         changed = bool(objects.changes) or addresses != self._addresses
         # A Node may get its ranges some time after it was created.
         ranges = pod_ranges(self._view.state, self._settings, self._node_name)
-        if self._policy is None or ranges != self._ranges:
+        fresh = self._policy is None or ranges != self._ranges
+        if self._policy is None or fresh:
             objects.pop_changes()
             self._ranges = ranges
             self._effective = self._settings
@@ -223,12 +227,23 @@ class PolicySync:
             self._addresses, self._full = addresses, True
         elif objects.changes:
             self._policy.update(objects.pop_changes())
+        elif self._policy.pending:
+            self._policy.proceed()
+            changed = True
         if addresses != self._addresses:
             self._policy.set_node_addresses(raw_addresses(addresses))
             self._addresses = addresses
         self._look()
         if changed or self._full or self._suspect:
             self._apply(self._policy)
+        if fresh:
+            # The state of a large cluster lives long, and a collection of garbage that visits all of it would hold up a
+            # change for a tenth of a second.
+            gc.collect()
+            gc.freeze()
+        if self._policy.pending:
+            # Events come first: a pod that is new now is isolated before grants of an earlier one are complete.
+            self._rest.start(0)
         self._denied.report(objects, self._policy, policy_options(self._effective))
 
     def _look(self) -> None:
@@ -247,14 +262,17 @@ class PolicySync:
             change = change_of(journal, table.rows, options)
             if change:
                 resource.apply(change)
-                self._cut(policy)
+                self._cut_due = True
         if self._full or self._suspect:
             change = difference(resource.observe(), desired_table(table.rows, options))
             resource.apply(change)
             self._report(policy, change)
-            if change:
-                self._cut(policy)
+            self._cut_due |= bool(change)
             self._check.restart(CHECK_SECONDS)
+        if self._cut_due and not policy.pending:
+            # What only grants that are still to come allow must not be cut.
+            self._cut_due = False
+            self._cut(policy)
         if self._monitor is None:
             self._monitor = TableMonitor([resource.port], TABLE_NAME)
         self.pods = {address: key for key, local in policy.local.items() for address in local.addresses}

@@ -45,6 +45,8 @@ class PodPeers:
         self.gone: Dict[PeerEntry, None] = {}
         self._namespaces = namespaces
         self._entries: Dict[PodPeer, PeerEntry] = {}
+        # Unused ones that are still part of the content of pods.
+        self._leaving: Dict[PodPeer, PeerEntry] = {}
         # By namespace ("" for peers that select namespaces), then by a label that a pod must have.
         self._index: Dict[str, Dict[_Label, Dict[PeerEntry, None]]] = {}
         self._selected: Dict[str, Dict[PeerEntry, bool]] = {}
@@ -53,7 +55,9 @@ class PodPeers:
         """Return the entry of a peer, and count one more use."""
         entry = self._entries.get(peer)
         if entry is None:
-            entry = self._entries[peer] = PeerEntry(peer)
+            # The same entry again, so that equal contents stay equal.
+            entry = self._leaving.pop(peer) if peer in self._leaving else PeerEntry(peer)
+            self._entries[peer] = entry
             bucket = self._index.setdefault(peer.namespace, {})
             for label in self._labels(peer):
                 bucket.setdefault(label, {})[entry] = None
@@ -71,8 +75,9 @@ class PodPeers:
         """Drop unused peers, and return the peers added and those removed since the last call."""
         gone = [entry for entry in self.gone if not entry.uses]
         new = [entry for entry in self.new if entry.uses]
+        self._leaving = {peer: entry for peer, entry in self._leaving.items() if entry.members}
         for entry in gone:
-            del self._entries[entry.peer]
+            self._leaving[entry.peer] = self._entries.pop(entry.peer)
             bucket = self._index[entry.peer.namespace]
             for label in self._labels(entry.peer):
                 del bucket[label][entry]
