@@ -20,6 +20,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.secti
     NetworkPolicySettings,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import policy_findings
+from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from tests.netpol import cases
 
@@ -173,3 +174,29 @@ def test_a_new_pod_is_isolated_first_and_nothing_is_cut_before_its_grants_are_co
 
 def _in_portions(portion: int, state: Any, settings: NetworkPolicySettings, node_name: str, _addresses: Any) -> Any:
     return NodePolicy(node_name, state.policy, portion=portion)
+
+
+def test_nothing_wakes_the_loop_between_a_failure_and_the_next_attempt(kernel, monkeypatch):
+    """Nothing reads the notifications until then, so that waiting for them would return at once, again and again."""
+    view = ClusterView()
+    for item in cases.steps("default-deny-ingress")[0].objects.values():
+        view.state.upsert(item)
+    view.listed |= KINDS
+    now = [0.0]
+    timers = Timers(lambda: now[0])
+    sync = follower(kernel, view, timers)
+    sync.sync(())
+    assert sync.filenos() == [kernel.fileno()]
+
+    def refuse(_change: Any) -> None:
+        raise KernelError("no memory")
+
+    kernel.notified = True
+    kernel.entries.popitem()
+    with monkeypatch.context() as patched:
+        patched.setattr(kernel, "apply", refuse)
+        sync.sync(())
+    assert sync.status()["error"] == "no memory" and sync.filenos() == []
+    now[0] += policy.RETRY_SECONDS
+    timers.run()
+    assert not sync.status()["error"] and sync.filenos() == [kernel.fileno()]

@@ -18,7 +18,7 @@ from ...kernel.nflog import LoggedPacket, PacketLog
 from ...networkpolicy.matching.owners import Address
 from ...networkpolicy.node_policy import NodePolicy
 from ...networkpolicy.verdicts import Flow, Verdicts
-from ...rendering.networkpolicy.layout import NO_LOG, Options, log_prefix
+from ...rendering.networkpolicy.layout import NO_LOG, log_prefix
 from ..surface.log import LimitedLog, Log
 
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp", 132: "sctp"}
@@ -51,13 +51,15 @@ class DeniedLog:
         """Return the descriptors to wait for."""
         return [self._packets.fileno()] if self._packets is not None else []
 
-    def report(self, objects: PolicyObjects, policy: NodePolicy, options: Options) -> None:
-        """Write a line for each packet that has arrived."""
+    def report(self, objects: PolicyObjects, policy: NodePolicy, tiers: bool) -> None:
+        """Write a line for each packet that has arrived. ``tiers``: ClusterNetworkPolicies are enforced, too."""
         if self._packets is None:
             return
-        verdicts = Verdicts(objects, policy.owners, options.tiers, policy.too_large)
+        verdicts: Optional[Verdicts] = None
         try:
             for packet in self._packets.packets():
+                if verdicts is None:
+                    verdicts = Verdicts(objects, policy.owners, tiers, policy.too_large)
                 self._write(packet, policy, verdicts)
         except KernelError as error:
             self._limited.warning("denied", "denied packets cannot be read", error=error)

@@ -172,7 +172,9 @@ class PolicySync:
         )
 
     def filenos(self) -> List[int]:
-        """Return the descriptors to wait for."""
+        """Return the descriptors to wait for; none until the next attempt after a failure, since none is read then."""
+        if self._failed:
+            return []
         watched = [self._monitor.fileno()] if self._monitor is not None else []
         return [*watched, *self._denied.filenos()]
 
@@ -244,7 +246,7 @@ class PolicySync:
         if self._policy.pending:
             # Events come first: a pod that is new now is isolated before grants of an earlier one are complete.
             self._rest.start(0)
-        self._denied.report(objects, self._policy, policy_options(self._effective))
+        self._denied.report(objects, self._policy, self._effective.cluster_policies)
 
     def _look(self) -> None:
         """Notice what another program did to the table."""
