@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, List, Mapping, Optional, Tuple
 
-from ..cluster.fields import shown
+from ..addresses import canonical_network
+from ..cluster.fields import is_dns_label, shown
 from ..errors import ConfigurationError
 from .duration import parse_duration
 
@@ -121,6 +122,33 @@ class Section:
             self._wrong(name, value, "a list of strings")
             return ()
         return tuple(value)
+
+    def choice(self, name: str, choices: Tuple[str, ...]) -> str:
+        """Read one of these strings; the first is the default."""
+        value = self.text(name, choices[0])
+        if value not in choices:
+            self._wrong(name, value, " or ".join(choices))
+            return choices[0]
+        return value
+
+    def networks(self, name: str) -> Tuple[str, ...]:
+        """Read a list of CIDRs, and return the valid ones in canonical form."""
+        found: List[str] = []
+        for index, text in enumerate(self.strings(name)):
+            network = canonical_network(text)
+            if network is None:
+                self._wrong(f"{name}[{index}]", text, "a CIDR")
+            else:
+                found.append(network)
+        return tuple(found)
+
+    def namespaces(self, name: str) -> Tuple[str, ...]:
+        """Read a list of namespaces."""
+        found = self.strings(name)
+        for index, text in enumerate(found):
+            if not is_dns_label(text):
+                self._wrong(f"{name}[{index}]", text, "a namespace")
+        return found
 
     def section(self, name: str) -> Section:
         """Return the object in a field; an empty one if it is absent."""

@@ -101,7 +101,6 @@ class _Convergence:
             self.warnings += conflict_warnings(request.cluster.conflicts)
         with self.watch.stage("routes"):
             families = family_services(request.cluster, configuration, view)
-        contexts = [item.context for item in families]
         for item in families:
             self.warnings += unserved(mode.rendering, item.service_ports.values())
         with self.watch.stage("preflight"):

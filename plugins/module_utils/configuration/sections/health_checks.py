@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, Tuple
 
-from ...cluster.fields import is_dns_label, shown
 from ..field import AGENT, Field
 from ..reader import Section
 
@@ -56,10 +55,7 @@ FIELDS = (
 
 def read(section: Section) -> HealthChecks:
     """Read and validate the section."""
-    namespaces = section.strings("namespaces")
-    for index, name in enumerate(namespaces):
-        if not is_dns_label(name):
-            section.findings.problem(section.field(f"namespaces[{index}]"), f"{shown(name)} is not a namespace")
+    namespaces = section.namespaces("namespaces")
     found = HealthChecks(
         namespaces,
         section.integer("maximum", MOST_CHECKS, 0, MOST_CHECKS),

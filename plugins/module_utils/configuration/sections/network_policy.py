@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, Tuple
 
-from ...addresses import canonical_network
-from ...cluster.fields import shown
 from ...cluster.resource_types import CLUSTER_NETWORK_POLICIES, NAMESPACES, NETWORK_POLICIES, PODS, ResourceType
 from ..field import HONOURED, Field
 from ..reader import Section
@@ -118,36 +116,17 @@ FIELDS: Tuple[Field, ...] = (
 def read(section: Section) -> NetworkPolicySettings:
     """Return the settings of the section, recording what is invalid."""
     default = NetworkPolicySettings()
-    established = section.text("establishedConnections", default.established_connections)
-    if established not in (KEEP, CUT):
-        section.findings.problem(
-            section.field("establishedConnections"), f"{shown(established)} is not {KEEP} or {CUT}"
-        )
-    unknown = section.text("unknownPods", default.unknown_pods)
-    if unknown not in (ALLOW, DENY):
-        section.findings.problem(section.field("unknownPods"), f"{shown(unknown)} is not {ALLOW} or {DENY}")
     settings = NetworkPolicySettings(
         enabled=section.flag("enabled", default.enabled),
         only=section.flag("only", default.only),
         cluster_policies=section.flag("clusterNetworkPolicies", default.cluster_policies),
-        established_connections=established,
+        established_connections=section.choice("establishedConnections", (KEEP, CUT)),
         log_denied=section.flag("logDenied", default.log_denied),
         log_group=section.integer("logGroup", default.log_group, 0, _MOST_GROUP),
-        unknown_pods=unknown,
-        pod_cidrs=_pod_cidrs(section),
+        unknown_pods=section.choice("unknownPods", (ALLOW, DENY)),
+        pod_cidrs=section.networks("podCIDRs"),
     )
     section.finish()
     if settings.only and not settings.enabled:
         section.findings.problem(section.field("only"), "needs networkPolicy.enabled: true")
     return settings
-
-
-def _pod_cidrs(section: Section) -> Tuple[str, ...]:
-    found = []
-    for position, text in enumerate(section.strings("podCIDRs")):
-        network = canonical_network(text)
-        if network is None:
-            section.findings.problem(f"{section.field('podCIDRs')}[{position}]", f"{shown(text)} is not a CIDR")
-        else:
-            found.append(network)
-    return tuple(found)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, Tuple
 
-from ...cluster.fields import is_dns_label, shown
 from ...cluster.model import Service
 from ..field import HONOURED, Field
 from ..reader import Section
@@ -61,10 +60,7 @@ FIELDS = (
 
 def read(section: Section) -> OutsideHost:
     """Read and validate the section."""
-    namespaces = section.strings("namespaces")
-    for index, name in enumerate(namespaces):
-        if not is_dns_label(name):
-            section.findings.problem(section.field(f"namespaces[{index}]"), f"{shown(name)} is not a namespace")
+    namespaces = section.namespaces("namespaces")
     found = OutsideHost(section.flag("enabled", False), namespaces, section.flag("labelled", False))
     section.finish()
     return found

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, Tuple
 
-from ...addresses import canonical_network
 from ...cluster.fields import is_dns_label, shown
 from ..field import HONOURED, Field
 from ..reader import Section
@@ -87,19 +86,10 @@ FIELDS: Tuple[Field, ...] = (
 def read(section: Section) -> ServicePolicySettings:
     """Read and validate the section."""
     annotations = section.flag("annotations", True)
-    namespaces = section.strings("namespaces")
-    for index, name in enumerate(namespaces):
-        if not is_dns_label(name):
-            section.findings.problem(f"{section.field('namespaces')}[{index}]", f"{shown(name)} is not a namespace")
+    namespaces = section.namespaces("namespaces")
     aliases = section.flag("aliases", False)
     node_weights = section.flag("nodeWeights", False)
-    sources = []
-    for index, text in enumerate(section.strings("nodePortSources")):
-        network = canonical_network(text)
-        if network is None:
-            section.findings.problem(f"{section.field('nodePortSources')}[{index}]", f"{shown(text)} is not a CIDR")
-        else:
-            sources.append(network)
+    sources = section.networks("nodePortSources")
     local_services = section.strings("localServices")
     for index, text in enumerate(local_services):
         if len(text.split("/")) != 2 or not all(map(is_dns_label, text.split("/"))):
@@ -109,7 +99,7 @@ def read(section: Section) -> ServicePolicySettings:
     return ServicePolicySettings(
         annotations_enabled=annotations,
         annotated_namespaces=namespaces,
-        node_port_sources=tuple(sources),
+        node_port_sources=sources,
         aliases=aliases,
         node_weights=node_weights,
         local_services=local_services,
