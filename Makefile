@@ -220,6 +220,7 @@ debian: guests
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode nftables $(DEBIAN_13:%=--cases %) --jobs 1
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode iptables $(DEBIAN_13:%=--cases %) --jobs 1
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode ipvs $(DEBIAN_13:%=--cases %) --jobs 1
+	$(QEMU) -- $(PYTHON) -m pytest -q -p no:cacheprovider -p no:hypothesispytest tests/kernel/test_local_connections.py
 	$(QEMU) --debian 13 -- python3 -m pytest -q -p no:cacheprovider -m "not full" $(KERNEL_13)
 	$(QEMU) --memory 2G --timeout 10800 --env NETPOL_TIME_SCALE=6 -- $(PYTEST) -q -p no:cacheprovider -m ipvs tests/netpol
 

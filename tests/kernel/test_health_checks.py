@@ -13,9 +13,10 @@ import pytest
 
 from tests.kernel.agent_node import AgentNode, endpoint_slice, service, wait_for
 from tests.kernel.backends import ADDRESS, NAME, PORT, Backend, ask, endpoint, make_network, manifests, write_manifests
+from tests.kernel.userspace_node import node_in_mode
 from tests.lab import system
 
-MODES = ("nftables", "iptables", pytest.param("ipvs", marks=pytest.mark.uml))
+MODES = ("nftables", "iptables", pytest.param("ipvs", marks=pytest.mark.uml), "userspace")
 NO_DESTROY = "sockets of local programs cannot be closed"
 CHECK = {"kubenode.proxy/check": "tcp", "kubenode.proxy/check-interval": "200ms"}
 
@@ -23,7 +24,7 @@ CHECK = {"kubenode.proxy/check": "tcp", "kubenode.proxy/check-interval": "200ms"
 @pytest.fixture(params=MODES)
 def node(request, tmp_path) -> Iterator[AgentNode]:
     make_network()
-    agent_node = AgentNode(tmp_path, request.param, variant="" if request.param == "nftables" else "legacy")
+    agent_node = node_in_mode(tmp_path, request.param)
     write_manifests(agent_node.services, manifests(**CHECK))
     yield agent_node
     # Printed if the test fails.

@@ -5,22 +5,23 @@
 
 from __future__ import annotations
 
-import json
 from typing import Iterator, List
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.cache import read_cache
 from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, service, wait_for
 from tests.kernel.backends import ADDRESS, NAME, PORT, Backend, ask, endpoint, make_network, manifests, write_manifests
+from tests.kernel.userspace_node import node_in_mode
 
-MODES = ("nftables", "iptables", pytest.param("ipvs", marks=pytest.mark.uml))
+MODES = ("nftables", "iptables", pytest.param("ipvs", marks=pytest.mark.uml), "userspace")
 FULL = pytest.mark.full
 
 
 @pytest.fixture(params=MODES)
 def node(request, tmp_path) -> Iterator[AgentNode]:
     make_network()
-    agent_node = AgentNode(tmp_path, request.param, variant="" if request.param == "nftables" else "legacy", api=False)
+    agent_node = node_in_mode(tmp_path, request.param, api=False)
     write_manifests(agent_node.services, manifests())
     yield agent_node
     agent_node.close()
@@ -58,12 +59,8 @@ def test_a_node_boots_without_any_api_server(node, backends):
     assert {ask() for _request in range(60)} == {"1", "2", "3"}
     # The copy of the cluster on disk holds only objects of the cluster.
     assert node.stop() == 0
-    listed = node.run("diff", "--from-cache", "--cache", str(node.scratch / "cache.gz"), *_config(node), "-o", "json")
-    assert json.loads(listed.stdout)["counts"]["services"] == 2
-
-
-def _config(node):
-    return "--config", str(node.scratch / "config.yaml"), "--state-directory", str(node.scratch / "run")
+    cached = read_cache(str(node.scratch / "cache.gz")).objects
+    assert {item["metadata"]["name"] for item in cached if item["kind"] == "Service"} == {"svc-1"}
 
 
 @pytest.mark.parametrize(
@@ -97,3 +94,29 @@ def test_files_are_followed_and_a_tenant_cannot_take_the_address(node, backends)
     assert {ask() for _request in range(20)} == {"2"}
     (node.services / "apiserver.json").unlink()
     wait_for(lambda: not ask(0.2).isdecimal(), 30.0)
+
+
+@pytest.mark.parametrize("node", ["nftables"], indirect=True)
+def test_a_rollback_restores_static_services_and_keeps_their_files(node, backends):
+    """Convergences and rollbacks without the agent; then the agent serves what the files say."""
+    node.store.put(service(1))
+    node.store.put(endpoint_slice(1))
+    node.start_api()
+    places = ("--state-directory", str(node.scratch / "run"), "--history", str(node.scratch / "history"))
+    settings = ("--config", str(node.scratch / "config.yaml"), "--kubeconfig", str(node.kubeconfig))
+
+    def run(*words: str) -> None:
+        done = node.run(*words, *places)
+        assert done.returncode == 0, done.stderr
+
+    run("converge", *settings, "--keep-states", "3")
+    assert {ask() for _request in range(40)} == {"1", "2", "3"}
+    write_manifests(node.services, manifests((2,)))
+    run("converge", *settings, "--keep-states", "3")
+    assert {ask() for _request in range(20)} == {"2"}
+    files = {path.name: path.read_bytes() for path in node.services.iterdir()}
+    run("rollback")
+    assert {ask() for _request in range(40)} == {"1", "2", "3"}
+    assert {path.name: path.read_bytes() for path in node.services.iterdir()} == files
+    node.start()
+    assert {ask() for _request in range(20)} == {"2"}

@@ -111,14 +111,21 @@ def service_of(number: int, protocols: Sequence[str] = ("TCP",), **spec: Any) ->
     return item
 
 
-def userspace_node(scratch: Path, mode: str = "userspace") -> AgentNode:
+def userspace_node(scratch: Path, mode: str = "userspace", api: bool = True) -> AgentNode:
     """Return an agent whose control socket is where one-shot commands look for it."""
-    node = AgentNode(scratch, mode)
+    node = AgentNode(scratch, mode, api=api)
     control = scratch / "run" / "agent" / "agent.sock"
     control.parent.mkdir(parents=True)
     (scratch / "agent.sock").symlink_to(control)
     node.options = ["--control", str(control)]
     return node
+
+
+def node_in_mode(scratch: Path, mode: str, api: bool = True) -> AgentNode:
+    """Return an agent in any mode, with the legacy iptables where the mode uses it."""
+    if mode == "userspace":
+        return userspace_node(scratch, api=api)
+    return AgentNode(scratch, mode, variant="" if mode == "nftables" else "legacy", api=api)
 
 
 def descriptors(process: int) -> Dict[str, str]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ import tempfile
 import time
 from functools import cache
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Sequence
 
 from tests.lab.ansible_playbook import COMPILED, SITE, ansible_playbook
 
@@ -179,6 +180,21 @@ def collection() -> Path:
         shutil.copytree(ROOT / part, target / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "galaxy.yml", target)
     return top
+
+
+@contextlib.contextmanager
+def later_version() -> Iterator[None]:
+    """Make the engine another version within the block, for upgrades."""
+    engine = collection() / "ansible_collections/kubenode/proxy/plugins/module_utils"
+    kept = engine.with_name("module_utils.kept")
+    shutil.copytree(engine, kept)
+    try:
+        with (engine / "agent/__init__.py").open("a", encoding="utf-8") as file:
+            file.write("# A version later.\n")
+        yield
+    finally:
+        shutil.rmtree(engine)
+        kept.rename(engine)
 
 
 def play(

@@ -11,7 +11,6 @@ last tests, so that its outage takes no extra time.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from typing import Any, Dict, NamedTuple
 
@@ -39,7 +38,7 @@ from .agent import (
     wait_until_converged,
 )
 from .cluster import POD, Cluster, endpoint_slice, numbered, service
-from .node import Node, collection, run_playbook, wait_for
+from .node import Node, later_version, run_playbook, wait_for
 
 PLAYBOOK = "kubenode.proxy.agent"
 CACHE = "/var/lib/kubenode-proxy/agent/cluster.json.gz"
@@ -164,16 +163,8 @@ def test_upgrade_keeps_the_dataplane_and_all_connections(members, installed):
         variant: (dataplane(member.node), start_of(member.node), flows[variant].entries())
         for variant, member in members.items()
     }
-    engine = collection() / "ansible_collections/kubenode/proxy/plugins/module_utils"
-    kept = engine.with_name("module_utils.kept")
-    shutil.copytree(engine, kept)
-    try:
-        with (engine / "agent/__init__.py").open("a") as file:
-            file.write("# A version later.\n")
+    with later_version():
         recaps = run(members, *NO_KERNEL)
-    finally:
-        shutil.rmtree(engine)
-        kept.rename(engine)
     for variant, (node, _cluster, _before) in members.items():
         rules, process, entries = before[variant]
         assert "kubenode.proxy.agent : Restart" in recaps[node.name].changed_tasks

@@ -13,9 +13,9 @@ from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store
 from tests.apiserver.tls import make_certificates, write_kubeconfig
 
-from .agent import UNIT, picture, status
+from .agent import UNIT, dataplane, picture, start_of, status, wait_for_activity
 from .cluster import BRIDGE, TOKEN
-from .node import wait_for
+from .node import later_version, wait_for
 
 ADDRESS = "10.103.97.2"
 API_ADDRESS = "10.103.97.3"
@@ -84,13 +84,33 @@ def started(node, unit):
     return int(node.unit(unit, "ExecMainStartTimestampMonotonic")["ExecMainStartTimestampMonotonic"]) / 1e6
 
 
+def await_api_servers(node):
+    """Wait until the API servers have been checked and both are served, as no server passes."""
+    wait_for("the API servers are checked", lambda: len(status(node)["checks"]) == 2)
+    targets = ("192.0.2.21:6443", "192.0.2.22:7443")
+    wait_for("both are served", lambda: all(f"--to-destination {target}" in rules(node) for target in targets))
+    assert f"{API_ADDRESS}/32" in rules(node)
+
+
 def test_static_services_are_served_and_listed(node, installed):
     wait_for("the static Service is served", lambda: f"{ADDRESS}/32" in rules(node))
     file = "/etc/kubenode-proxy/services.d/ansible.json"
     assert status(node)["staticServices"] == {"static/apiserver": file, "static/registry": file}
-    # Neither endpoint answers, so both are served.
-    wait_for("the API servers are checked", lambda: len(status(node)["checks"]) == 2)
-    assert f"{API_ADDRESS}/32" in rules(node) and "--to-destination 192.0.2.22:7443" in rules(node)
+    await_api_servers(node)
+
+
+def test_an_upgrade_keeps_static_services(node, installed, variables):
+    await_api_servers(node)
+    before, process = dataplane(node), start_of(node)
+    files = node.output("sh", "-c", "md5sum /etc/kubenode-proxy/services.d/*")
+    with later_version():
+        upgraded = node.role("agent", variables)
+    assert "kubenode.proxy.agent : Restart" in upgraded.changed_tasks
+    wait_for_activity(node)
+    assert start_of(node) != process
+    await_api_servers(node)
+    wait_for("the rules are as before", lambda: dataplane(node) == before)
+    assert node.output("sh", "-c", "md5sum /etc/kubenode-proxy/services.d/*") == files
 
 
 def test_static_services_are_served_at_boot_before_kubelet_starts(node, installed, cluster):
