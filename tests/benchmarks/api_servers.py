@@ -11,8 +11,8 @@ Run as root from the top of the repository; works in a network namespace of its 
 Three processes answer HTTP requests; a client sends 100 requests a second to the address, each on a new connection, and
 gives up after a second. After three seconds one server fails: it is killed (SIGKILL), frozen (SIGSTOP), its packets are
 dropped, or it answers /readyz with 500 and all else as before. The agent and haproxy make the same checks: /readyz by
-HTTP, interval 1 s, time-out 1 s, fall 2, rise 2. Columns: failed requests of all that were sent after the fault, and
-seconds from the fault until the last of them began.
+HTTP, interval 1 s, time-out 1 s, fall 2, rise 2, and with --fast-interval also that. Columns: failed requests of all
+that were sent after the fault, and seconds from the fault until the last of them began; with --rounds their means.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import argparse
 import asyncio
 import contextlib
 import os
+import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -57,7 +59,7 @@ defaults
 listen api
     bind {address}:{port}
     option httpchk GET /readyz
-    default-server check inter 1s fall 2 rise 2 on-marked-down shutdown-sessions
+    default-server check inter 1s {fast}fall 2 rise 2 on-marked-down shutdown-sessions
 """
 
 
@@ -169,43 +171,57 @@ def healthy(address: str) -> bool:
     return all(asyncio.run(request(address)) for _request in range(30))
 
 
-def report(subject: str, address: str) -> None:
-    """Measure every fault and print a row of the table."""
+class Plan(NamedTuple):
+    """The faults to measure, how often, and the fast interval of the checks; empty for none."""
+
+    faults: Sequence[str]
+    rounds: int
+    fast_interval: str
+
+
+def report(subject: str, address: str, chosen: Plan) -> None:
+    """Measure the faults and print a row of the table."""
     cells = []
-    for inflict in FAULTS.values():
-        with servers() as processes:
-            wait_for(lambda: healthy(address), 60.0, 1.0)
-            # The checks of all servers have passed again as well.
-            time.sleep(3.5)
-            found = asyncio.run(measure(address, lambda inflict=inflict, one=processes[1]: inflict(one)))
-        cells.append(f"{found.failed} of {found.sent}, {found.last:.1f} s" if found.failed else "none")
+    for inflict in (FAULTS[name] for name in chosen.faults):
+        found = []
+        for _round in range(chosen.rounds):
+            with servers() as processes:
+                wait_for(lambda: healthy(address), 60.0, 1.0)
+                # The checks of all servers have passed again as well, and the fault comes at any moment of an interval.
+                time.sleep(3.5 + random.random())
+                found.append(asyncio.run(measure(address, lambda inflict=inflict, one=processes[1]: inflict(one))))
+        sent, failed, last = (statistics.fmean(values) for values in zip(*found))
+        cells.append(f"{failed:.0f} of {sent:.0f}, {last:.1f} s" if failed else "none")
     sys.stdout.write(f"| {subject} | {' | '.join(cells)} |\n")
     sys.stdout.flush()
 
 
-def run_agent(scratch: Path, mode: str) -> None:
+def run_agent(scratch: Path, mode: str, chosen: Plan) -> None:
     """Measure the agent in a mode."""
     scratch.mkdir()
     node = AgentNode(scratch, mode, variant="" if mode == "nftables" else "legacy", min_sync="1s")
-    write_manifests(node.services, manifests(SERVERS, **CHECK))
+    fast = {"kubenode.proxy/check-fast-interval": chosen.fast_interval} if chosen.fast_interval else {}
+    write_manifests(node.services, manifests(SERVERS, **CHECK, **fast))
     try:
         node.start()
-        report(f"{mode} mode", ADDRESS)
+        report(f"{mode} mode", ADDRESS, chosen)
     finally:
         node.stop()
         node.run("cleanup", "--config", str(scratch / "config.yaml"), "--state-directory", str(scratch / "run"))
         node.close()
 
 
-def run_haproxy(scratch: Path, program: str, redispatch: str) -> None:
+def run_haproxy(scratch: Path, program: str, redispatch: str, chosen: Plan) -> None:
     """Measure haproxy with an option of its configuration."""
     path = scratch / "haproxy.cfg"
-    text = _CONFIGURATION.format(redispatch=redispatch, address=HAPROXY_ADDRESS, port=PORT)
+    fast = f"fastinter {chosen.fast_interval} " if chosen.fast_interval else ""
+    text = _CONFIGURATION.format(redispatch=redispatch, address=HAPROXY_ADDRESS, port=PORT, fast=fast)
     text += "".join(f"    server api{number} {endpoint(number)}:{PORT}\n" for number in SERVERS)
     path.write_text(text)
     process = subprocess.Popen([program, "-q", "-db", "-f", str(path)], stderr=subprocess.DEVNULL)
     try:
-        report("haproxy, redispatch" if redispatch.startswith("option") else "haproxy, no redispatch", HAPROXY_ADDRESS)
+        subject = "haproxy, redispatch" if redispatch.startswith("option") else "haproxy, no redispatch"
+        report(subject, HAPROXY_ADDRESS, chosen)
     finally:
         process.kill()
         process.wait()
@@ -216,6 +232,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--serve", default="", metavar="ADDRESS", help="be one of the servers")
     parser.add_argument("--modes", nargs="*", default=["nftables", "iptables"])
+    parser.add_argument("--faults", nargs="*", default=list(FAULTS), choices=list(FAULTS))
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--fast-interval", default="", metavar="500ms")
     options = parser.parse_args(arguments)
     if options.serve:
         asyncio.run(serve(options.serve))
@@ -224,13 +243,14 @@ def main(arguments: Sequence[str]) -> int:
     system.ip_batch(["link set lo up"])
     make_network()
     system.ip_batch([f"address add {HAPROXY_ADDRESS}/24 dev backends"])
-    sys.stdout.write(f"| | {' | '.join(FAULTS)} |\n|---|{'---|' * len(FAULTS)}\n")
+    chosen = Plan(options.faults, options.rounds, options.fast_interval)
+    sys.stdout.write(f"| | {' | '.join(chosen.faults)} |\n|---|{'---|' * len(chosen.faults)}\n")
     with tempfile.TemporaryDirectory() as directory:
         for mode in options.modes:
-            run_agent(Path(directory) / mode, mode)
+            run_agent(Path(directory) / mode, mode, chosen)
         program = os.environ.get(HAPROXY, "")
         for redispatch in ("no option redispatch", "option redispatch 1") if program else ():
-            run_haproxy(Path(directory), program, redispatch)
+            run_haproxy(Path(directory), program, redispatch, chosen)
     return 0
 
 

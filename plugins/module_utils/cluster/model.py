@@ -38,7 +38,8 @@ class HealthCheck(NamedTuple):
     ``scheme``: tcp, http or https. ``port``: 0 for each endpoint's own port. ``statuses``: accepted ranges of HTTP
     statuses. ``server_name``: for TLS and the Host header. ``ca``: file of the certificates by which that of the server
     is verified; empty not to verify it. ``interval`` and ``timeout`` are seconds. ``fall``: failed checks in a row
-    after which an endpoint fails; ``rise``: passed checks after which it no longer does.
+    after which an endpoint fails; ``rise``: passed checks after which it no longer does. ``fast_interval``: seconds to
+    the next check after one that counts towards ``fall`` or ``rise``, as haproxy's fastinter; 0 for the interval.
     """
 
     scheme: str = "tcp"
@@ -51,6 +52,7 @@ class HealthCheck(NamedTuple):
     timeout: float = 1.0
     fall: int = 2
     rise: int = 2
+    fast_interval: float = 0.0
 
 
 class Failing(NamedTuple):

@@ -175,6 +175,62 @@ def test_fall_and_rise(prober):
         assert change.verdict.passing and change.verdict.checks >= checks + 2
 
 
+@pytest.fixture
+def timed():
+    """Provide a prober without jitter whose clock stands still until a test moves it."""
+    changes = queue.Queue()
+    now = [1000.0]
+    started = Prober(changes.put, clock=lambda: now[0], jitter=lambda: 0.0)
+    started.changes = changes
+
+    def advance(seconds):
+        now[0] += seconds
+        started.interrupt()
+
+    started.advance = advance
+    thread = threading.Thread(target=started.run, args=(Task(),))
+    thread.start()
+    yield started
+    started.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def await_checks(prober, target, number):
+    """Wait until a target has been checked so many times; return its verdict."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = prober.verdicts().get(target, Verdict())
+        if found.checks >= number:
+            assert found.checks == number
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"fewer than {number} checks")
+
+
+def test_after_a_result_that_contradicts_the_verdict_the_next_check_follows_sooner(timed):
+    server = Server(OK)
+    target = Target(NAME, "127.0.0.1", server.port, HealthCheck(interval=100.0, timeout=50.0, fast_interval=5.0))
+    timed.follow([target])
+    await_checks(timed, target, 1)
+    server.close()
+    # The second check is due after the interval; it fails, and the third decides.
+    timed.advance(100.0)
+    assert await_checks(timed, target, 2).passing
+    timed.advance(5.0)
+    assert not await_checks(timed, target, 3).passing
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", target.port))
+        again.listen(64)
+        # A result that agrees with the verdict changes nothing: the next check waits for the interval.
+        timed.advance(99.0)
+        timed.advance(1.0)
+        assert not await_checks(timed, target, 4).passing
+        timed.advance(5.0)
+        assert await_checks(timed, target, 5).passing
+
+
 def test_the_first_failed_check_of_a_new_target_counts(prober):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

@@ -20,7 +20,11 @@ from tests.conftest import ROOT
 NAME = NamespacedName("static", "apiserver")
 TEMPLATE = ROOT / "roles" / "agent" / "templates" / "api_service.json.j2"
 READYZ = HealthCheck(
-    "https", path="/readyz", statuses=((200, 200), (401, 401), (403, 403)), ca="/etc/kubernetes/pki/ca.crt"
+    "https",
+    path="/readyz",
+    statuses=((200, 200), (401, 401), (403, 403)),
+    ca="/etc/kubernetes/pki/ca.crt",
+    fast_interval=0.5,
 )
 
 

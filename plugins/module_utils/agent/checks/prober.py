@@ -189,6 +189,9 @@ class Prober:
     def _result(self, target: Target, item: _Checked, selector: selectors.BaseSelector, error: str) -> None:
         self._end(item, selector)
         turned = item.record(target.check.fall, target.check.rise, error)
+        if target.check.fast_interval and item.verdict.passing == bool(error):
+            # The verdict may change soon, so the next check decides sooner.
+            item.due = min(item.due, self._clock() + target.check.fast_interval)
         with self._lock:
             self._verdicts[target] = item.verdict
         if turned:

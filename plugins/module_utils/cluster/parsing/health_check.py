@@ -12,10 +12,14 @@ from ..fields import Invalid, duration, is_dns_label, is_dns_subdomain, mapping,
 from ..model import HealthCheck
 
 CHECK = "kubenode.proxy/check"
-PORT, PATH, STATUS, SERVER_NAME, CA, INTERVAL, TIMEOUT, FALL, RISE = (
-    f"{CHECK}-{name}" for name in ("port", "path", "status", "server-name", "ca", "interval", "timeout", "fall", "rise")
+PORT, PATH, STATUS, SERVER_NAME, CA = (f"{CHECK}-{name}" for name in ("port", "path", "status", "server-name", "ca"))
+INTERVAL, FAST_INTERVAL, TIMEOUT, FALL, RISE = (
+    f"{CHECK}-{name}" for name in ("interval", "fast-interval", "timeout", "fall", "rise")
 )
-ANNOTATIONS: Tuple[str, ...] = (CHECK, PORT, PATH, STATUS, SERVER_NAME, CA, INTERVAL, TIMEOUT, FALL, RISE)
+ANNOTATIONS: Tuple[str, ...] = (
+    *(CHECK, PORT, PATH, STATUS, SERVER_NAME, CA),
+    *(INTERVAL, FAST_INTERVAL, TIMEOUT, FALL, RISE),
+)
 SCHEMES = ("tcp", "http", "https")
 
 _SHORTEST, _LONGEST = 0.1, 3600.0
@@ -62,6 +66,7 @@ def _check(given: Dict[str, str]) -> HealthCheck:
         timeout=_seconds(given, TIMEOUT, default.timeout),
         fall=_number(given, FALL, 1, 100, default.fall),
         rise=_number(given, RISE, 1, 100, default.rise),
+        fast_interval=_seconds(given, FAST_INTERVAL, default.fast_interval),
     )
 
 

@@ -43,6 +43,7 @@ def test_defaults_and_all_settings():
         "server_name": "kubernetes.default.svc",
         "ca": "/etc/kubernetes/pki/ca.crt",
         "interval": "500ms",
+        "fast_interval": "100ms",
         "timeout": "2s",
         "fall": "3",
         "rise": "1",
@@ -58,6 +59,7 @@ def test_defaults_and_all_settings():
         timeout=2.0,
         fall=3,
         rise=1,
+        fast_interval=0.1,
     )
     assert parsed(**every) == (expected, [])
 
@@ -78,6 +80,7 @@ def test_defaults_and_all_settings():
         ("ca", "/ca\ud800.crt", '"/ca\\ud800.crt" is not an absolute path'),
         ("ca", "ca.crt", '"ca.crt" is not an absolute path'),
         ("interval", "1", '"1" is not a duration such as 500ms or 2s, from 100ms to 60m'),
+        ("fast_interval", "0s", '"0s" is not a duration such as 500ms or 2s, from 100ms to 60m'),
         ("timeout", "10ms", '"10ms" is not a duration such as 500ms or 2s, from 100ms to 60m'),
         ("fall", "0", '"0" is not a number between 1 and 100'),
         ("rise", 3, "3 is not a string"),
