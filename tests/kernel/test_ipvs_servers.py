@@ -121,6 +121,20 @@ def test_a_changed_server_is_edited_in_place(ipvs):
     assert saved() == {"-A -t 10.96.0.1:80 -s wrr -p 60", "-a -t 10.96.0.1:80 -r 10.244.1.1:80 -m -w 1"}
 
 
+def test_the_order_in_the_kernel_does_not_depend_on_that_of_the_change(ipvs):
+    """The schedulers mh and sh depend on it; the agent's changes have their keys in no particular order."""
+    key = VirtualServerKey("tcp", "10.96.0.1", 80)
+    converge(ipvs, {key: VirtualServer("mh", 0, 0, 32)}, {})
+    wanted = {RealServerKey(key, f"10.244.0.{number}", 8080): RealServer(1) for number in range(1, 21)}
+    listed = []
+    for seed in range(3):
+        shuffled = random.Random(seed).sample(sorted(wanted), len(wanted))
+        RealServersResource(ipvs).apply(Change(added={one: wanted[one] for one in shuffled}))
+        listed.append([line for line in ipvsadm("-Sn").splitlines() if line.startswith("-a")])
+        RealServersResource(ipvs).apply(Change(removed=wanted))
+    assert len(listed[0]) == 20 and listed[0] == listed[1] == listed[2]
+
+
 def test_adding_existing_and_deleting_missing_servers_succeeds(ipvs):
     key = VirtualServerKey("tcp", "10.96.0.1", 80)
     real = RealServerKey(key, "10.244.1.1", 80)

@@ -110,6 +110,28 @@ def test_weights_share_connections_and_0_keeps_those_that_exist(node, backends):
     assert {ask() for _request in range(20)} == {"1"}
 
 
+@pytest.mark.parametrize("node", ["nftables", pytest.param("ipvs", marks=pytest.mark.uml)], indirect=True)
+def test_the_share_of_a_new_endpoint_rises(node, backends):
+    """It stays at an eighth of its weight while the time is an hour, and rises to the whole when it is five seconds."""
+
+    def lasting(text):
+        return manifests.service("web", ADDRESS, PORTS, metadata={"annotations": {"kubenode.proxy/slow-start": text}})
+
+    for item in (lasting("60m"), slice_of(1)):
+        node.store.put(item)
+    node.start()
+    assert {ask() for _request in range(20)} == {"1"}
+    node.store.put(slice_of(2))
+    wait_for(lambda: "in slow start with 1/8 of its share" in explained(node), 60.0)
+    found = Counter(ask() for _request in range(200))
+    # Six standard deviations around a ninth, and then around a half.
+    assert found["1"] + found["2"] == 200 and 1 <= found["2"] <= 49
+    node.store.put(lasting("5s"))
+    wait_for(lambda: f"{endpoint(2)}:{PORT}: ready\n" in explained(node), 60.0)
+    found = Counter(ask() for _request in range(200))
+    assert found["1"] + found["2"] == 200 and 58 <= found["2"] <= 142
+
+
 def virtual_servers():
     """Return the options of virtual servers as ipvsadm prints them, by address and port."""
     lines = subprocess.run(["ipvsadm", "-Sn"], check=True, capture_output=True, text=True).stdout.splitlines()

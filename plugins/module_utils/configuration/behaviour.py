@@ -32,6 +32,8 @@ class Behaviour(NamedTuple):
     ``ranges_before_endpoints`` (iptables): a source that is not allowed is dropped, also without endpoints.
     ``stale_flows_end``: connection tracking entries of UDP and SCTP flows are deleted whenever they lead to something
     else than a serving endpoint: also for Services that were created later, deleted, or lost their last endpoint.
+    ``hashing_falls_back`` (ipvs): a client whose endpoint by the scheduler mh or sh gets no new connections, as long as
+    it drains or is in maintenance, gets another one.
     ``masquerade_below_node_ports``: masquerading uses no source port that can be a node port.
     """
 
@@ -45,6 +47,7 @@ class Behaviour(NamedTuple):
     ranges_hold_for_families: bool = False
     ranges_before_endpoints: bool = False
     stale_flows_end: bool = False
+    hashing_falls_back: bool = False
     masquerade_below_node_ports: bool = False
 
 

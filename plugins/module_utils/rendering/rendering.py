@@ -50,6 +50,10 @@ class Derivation:
         """Update the entries derived from the keys in the journal; tables that are no resource are removed from it."""
 
 
+#: With it, nodes that see an endpoint at different times would send a client to different endpoints meanwhile.
+NO_SLOW_START = "slow start is not used where a client's address determines its endpoint"
+
+
 class Rendering(Generic[Context]):
     """The pure half of a mode.
 

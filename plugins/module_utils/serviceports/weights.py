@@ -61,6 +61,11 @@ def with_rise(endpoints: Tuple[Endpoint, ...], rising: Rising) -> Tuple[Endpoint
     return tuple([item._replace(rising=rising.get((item.ip, item.port), EIGHTHS)) for item in endpoints])
 
 
+def risen(endpoints: Sequence[Endpoint]) -> Tuple[Endpoint, ...]:
+    """Return the endpoints of a ServicePort without slow start: each has its whole share."""
+    return tuple([item._replace(rising=EIGHTHS) for item in endpoints])
+
+
 def differ(endpoints: Sequence[Endpoint]) -> bool:
     """Return whether endpoints have different shares."""
     return len({endpoint.weight * endpoint.rising for endpoint in endpoints}) > 1

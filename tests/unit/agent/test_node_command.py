@@ -17,6 +17,7 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.control import ControlRequest, ControlServer
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import NamespacedName
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.command import agent_commands, cli, commands
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explanation.explain import (
@@ -72,12 +73,15 @@ SETTINGS = DataplaneSettings(
     local_traffic=LocalTraffic("cidr", "10.244.0.0/16"),
     node_addresses=(("eth0", "192.0.2.1"),),
     node_port_addresses=("192.0.2.1",),
+    # One that the kernel of this machine need not have.
+    schedulers=frozenset(("mh",)),
 )
 CONTEXT = NodeContext("IPv4", "node1", "zone-a")
 
 
-def explained(destination, mode="iptables", *objects, client=""):
+def explained(destination, mode="iptables", *objects, client="", rising=None):
     state = ClusterState.from_objects(objects or (SERVICE, ENDPOINTS))
+    state.set_rising(NamespacedName("shop", "web"), rising or {})
     family = desired_family(state, mode_named(mode).rendering, FamilyContext(SETTINGS, CONTEXT, None))
     return explanation_document(explain(state, [family], mode, parse_target(destination), client))
 
@@ -147,11 +151,28 @@ def test_explains_which_endpoint_a_client_reaches():
         ("nftables", SERVICE, "sent to one of 2 endpoints"),
         ("iptables", hashed_service(), "sent to one of 2 endpoints"),
         ("nftables", hashed_service("mh-port"), "sent to one of 2 endpoints, by the client's address and port"),
+        ("ipvs", SERVICE, "sent to one of 2 endpoints"),
+        ("ipvs", hashed_service(), "sent to one of 2 endpoints, by the client's address"),
+        ("ipvs", hashed_service("mh-port"), "sent to one of 2 endpoints, by the client's address and port"),
     ],
 )
 def test_explains_that_the_address_of_a_client_does_not_decide(mode, service, outcome):
     (item,) = explained("10.96.0.7:80", mode, service, ENDPOINTS, client="198.51.100.1")["found"]
     assert (item["clientEndpoint"], item["outcome"]) == ("", outcome)
+
+
+@pytest.mark.parametrize(
+    ("mode", "service", "reason"),
+    [
+        ("iptables", hashed_service(), "ready, in slow start with 3/8 of its share"),
+        ("ipvs", SERVICE, "ready, in slow start with 3/8 of its share"),
+        ("ipvs", hashed_service(), "ready"),
+        ("nftables", hashed_service(), "ready"),
+    ],
+)
+def test_explains_the_share_of_an_endpoint_in_slow_start(mode, service, reason):
+    (item,) = explained("10.96.0.7:80", mode, service, ENDPOINTS, rising={("10.244.2.5", 8080): 3})["found"]
+    assert {verdict["endpoint"]: verdict["reason"] for verdict in item["endpoints"]}["10.244.2.5:8080"] == reason
 
 
 @pytest.mark.parametrize(

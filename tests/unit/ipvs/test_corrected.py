@@ -9,6 +9,7 @@ import itertools
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import ServicePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import CORRECTED, KUBE_PROXY
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.canonical import (
     canonical_rule,
@@ -85,6 +86,16 @@ def test_a_terminating_endpoint_keeps_its_udp_flows_at_weight_zero():
         weights = {REMOTE.ip: 1, terminating.ip: 0} if kept else {REMOTE.ip: 1}
         assert {key.ip: value.weight for key, value in found.items()} == weights
         assert len(render(one)[model.REAL_SERVERS]) == 1
+
+
+@pytest.mark.parametrize("scheduler", ["mh", "sh", "lc"])
+def test_clients_of_a_real_server_without_new_connections_fall_back(scheduler):
+    one = route(endpoints=[LOCAL, REMOTE], policy=ServicePolicy(scheduler=scheduler))
+    flags = []
+    for predicate in (False, True):
+        settings = with_hole(hashing_falls_back=predicate)._replace(schedulers=frozenset((scheduler,)))
+        flags += {value.flags for value in render(one, settings=settings)[model.VIRTUAL_SERVERS].values()}
+    assert flags == [0, 0 if scheduler == "lc" else model.SCHEDULER_FLAG_1]
 
 
 @pytest.mark.parametrize("allowed", [True, False])

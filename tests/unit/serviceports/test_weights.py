@@ -228,6 +228,34 @@ def test_an_endpoint_in_slow_start_gets_a_part_of_its_share(shares_in):
     assert port_of(state).weighted is False
 
 
+@pytest.mark.parametrize("scheduler", ["mh", "sh"])
+@pytest.mark.parametrize("rendering", [ipvs.RENDERING, nftables.RENDERING])
+def test_where_clients_are_hashed_there_is_no_slow_start(rendering, scheduler):
+    """Nodes see an endpoint at different times, and would send a client to different endpoints meanwhile."""
+    settings = SETTINGS._replace(schedulers=SETTINGS.schedulers | {"mh", "sh", "jhash"})
+    asked = {"kubenode.proxy/scheduler": scheduler, "kubenode.proxy/slow-start": "40s"}
+    state = cluster(["2", "6"], metadata={"annotations": asked})
+
+    def rendered():
+        info = port_of(state)
+        return rendering.desired_tables({info.key: info}, settings), list(rendering.ignored_policy(info, settings))
+
+    before, ignored = rendered()
+    assert ignored == ["slow start is not used where a client's address determines its endpoint"]
+    state.set_rising(WEB, {("10.0.0.2", 80): 1})
+    assert rendered() == (before, ignored)
+    state.set_rising(WEB, {("10.0.0.1", 80): 4, ("10.0.0.2", 80): 4})
+    assert rendered() == (before, ignored)
+
+
+def test_slow_start_counts_where_hashing_is_not_possible():
+    asked = {"kubenode.proxy/scheduler": "mh", "kubenode.proxy/slow-start": "40s"}
+    state = cluster(["1", "1"], metadata={"annotations": asked})
+    state.set_rising(WEB, {("10.0.0.2", 80): 2})
+    for shares_in in (by_iptables, by_ipvs, by_nftables, by_userspace):
+        assert shares_in(port_of(state)) == pytest.approx({"10.0.0.1": 0.8, "10.0.0.2": 0.2}, abs=1e-9)
+
+
 @pytest.mark.parametrize("rendering", [item.RENDERING for item in (iptables, ipvs, nftables, userspace)])
 def test_equal_weights_change_nothing(rendering):
     weighted, plain = port_of(cluster(["7", "7", "7"])), port_of(cluster([None, None, None]))

@@ -23,6 +23,7 @@ from ...serviceports.policy import is_node_local
 from ...serviceports.selection import NO_TOPOLOGY, SAME_NODE, topology_mode
 from ...serviceports.service_ports import cluster_ip_of
 from ...serviceports.table import NodeContext, all_service_ports, service_ports_of
+from ...serviceports.weights import risen
 from ..family import FamilyContext
 from ..modes.mode import Mode
 from ..node import NodeView, family_context
@@ -316,7 +317,7 @@ def _explanation(
             endpoint.text in chosen_texts,
             _reason(endpoint, local_only, endpoint.text in chosen_texts, topology),
         )
-        for endpoint in port.endpoints
+        for endpoint in (risen(port.endpoints) if rendering.chosen_by(port, context.settings) else port.endpoints)
     )
     kinds = dict.fromkeys(frontend.via for frontend in frontends)
     reached = None

@@ -224,11 +224,15 @@ class RealServersResource(Resource[RealServerKey, RealServer]):
         return table.servers
 
     def apply(self, change: Change[RealServerKey, RealServer]) -> None:
-        """Add, edit and remove real servers. Raises KernelError naming the first that was refused."""
+        """Add, edit and remove real servers. Raises KernelError naming the first that was refused.
+
+        They are added in the order of their keys. The schedulers mh and sh depend on the order, so nodes that make the
+        same change send a client to the same endpoint.
+        """
         hints = {errno.ESRCH: "; its virtual server does not exist", errno.EPERM: "; CAP_NET_ADMIN is needed"}
         encode = messages.RealServerEncoder(self._socket.family_id).messages
         for command, entries, verb, fine in (
-            (messages.NEW_DEST, change.added, "added", is_existing),
+            (messages.NEW_DEST, dict(sorted(change.added.items())), "added", is_existing),
             (messages.SET_DEST, {key: new for key, (_old, new) in change.replaced.items()}, "changed", _never),
         ):
             self._socket.send(encode(command, entries.items()), self._namer(entries), verb, fine, hints)

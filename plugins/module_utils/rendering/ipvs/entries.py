@@ -13,7 +13,7 @@ from typing import Callable, FrozenSet, Hashable, List, NamedTuple, Sequence, Tu
 from ...addresses import address_and_port, parse_network
 from ...configuration.behaviour import Behaviour
 from ...serviceports.info import Endpoint, ServicePortInfo, Sources
-from ...serviceports.weights import shares
+from ...serviceports.weights import risen, shares
 from ..merged import Entry
 from ..settings import DataplaneSettings
 from .model import (
@@ -32,7 +32,7 @@ from .model import (
     VirtualServerKey,
 )
 from .policies import INSIDE, endpoint_lists, keeps_flows
-from .scheduling import schedule
+from .scheduling import hashed_by, schedule
 from .sets import (
     CLUSTER_IP,
     EXTERNAL_DROPPED,
@@ -137,7 +137,8 @@ class _Contribution:
         self.entries: List[Entry] = []
         self.lists = endpoint_lists(info, facts.behaviour)
         self._names = NAMES[info.family]
-        self._settings = schedule(info, facts.scheduler, facts.schedulers).server
+        fallback = facts.behaviour.hashing_falls_back
+        self._settings = schedule(info, facts.scheduler, facts.schedulers, falls_back=fallback).server
         self._kept = [endpoint for endpoint in info.endpoints if keeps_flows(info, endpoint, facts.behaviour)]
 
     def add_all(self) -> None:
@@ -186,7 +187,8 @@ class _Contribution:
         """Add a virtual server and its real servers."""
         server = VirtualServerKey(self.info.protocol, address, number)
         self.add(VIRTUAL_SERVERS, server, self._settings)
-        weights = shares(endpoints) if self.info.weighted else ()
+        shared = risen(endpoints) if hashed_by(self._settings) else endpoints
+        weights = shares(shared) if self.info.weighted else ()
         for index, endpoint in enumerate(endpoints):
             if is_real_server(endpoint.ip):
                 value = RealServer(weights[index]) if weights else _WANTED

@@ -30,7 +30,7 @@ from .model import (
     VirtualServerKey,
 )
 from .policies import OUTSIDE, endpoint_lists
-from .scheduling import requested_schedulers, schedule
+from .scheduling import hashed_by, requested_schedulers, schedule
 from .sets import NAMES, definitions
 from .text import (
     address_line,
@@ -133,6 +133,10 @@ class IpvsRendering(Rendering[IpvsContext]):
     def ignored_policy(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> Sequence[str]:
         """See the base class."""
         return schedule(service_port, settings.scheduler, settings.schedulers).ignored
+
+    def chosen_by(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
+        """See the base class."""
+        return hashed_by(schedule(service_port, settings.scheduler, settings.schedulers).server)
 
     def requested_schedulers(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> FrozenSet[str]:
         """See the base class."""

@@ -14,6 +14,7 @@ from typing import AbstractSet, FrozenSet, List, Mapping, NamedTuple, Tuple
 
 from ...addresses import IPV6
 from ...serviceports.info import ServicePortInfo
+from ..rendering import NO_SLOW_START
 from .model import (
     PERSISTENT,
     SCHEDULER_FLAG_1,
@@ -35,6 +36,9 @@ _FLAGS: Mapping[str, int] = {
 }
 #: The flags that kube-proxy 1.36 sets for a scheduler of the node.
 _NODE_FLAGS: Mapping[str, int] = {"mh": SCHEDULER_FLAG_2}
+#: Those with which a client's address determines its endpoint; ``-fallback`` and ``-port`` are the flags of both.
+HASHING = ("mh", "sh")
+_FALLBACK, _WITH_PORT = SCHEDULER_FLAG_1, SCHEDULER_FLAG_2
 #: The choice at random that nftables and iptables mode make, which IPVS does not have.
 _RANDOM = "random"
 #: What a scheduler that ignores weights is replaced with where they differ.
@@ -62,10 +66,11 @@ def requested_schedulers(info: ServicePortInfo, default: str) -> FrozenSet[str]:
     return frozenset(found - {default})
 
 
-def schedule(info: ServicePortInfo, default: str, usable: AbstractSet[str]) -> Scheduling:
+def schedule(info: ServicePortInfo, default: str, usable: AbstractSet[str], *, falls_back: bool = False) -> Scheduling:
     """Return the settings of a ServicePort's virtual servers; affinity is persistence.
 
-    ``default``: the node's scheduler. ``usable``: other schedulers that the kernel has.
+    ``default``: the node's scheduler. ``usable``: other schedulers that the kernel has. ``falls_back``: schedulers that
+    hash take another real server instead of one of weight 0, which refuses its clients otherwise (``ip_vs_mh_get``).
     """
     policy, family = info.policy, info.family
     ignored = list(policy.problems)
@@ -82,6 +87,10 @@ def schedule(info: ServicePortInfo, default: str, usable: AbstractSet[str]) -> S
         flags = _flags(policy.scheduler_flags, scheduler, ignored)
     else:
         flags = _NODE_FLAGS.get(scheduler, 0)
+    if scheduler in HASHING:
+        flags |= _FALLBACK if falls_back else 0
+        if policy.slow_start:
+            ignored.append(NO_SLOW_START)
     netmask = (policy.persistence_v6 if family == IPV6 else policy.persistence_v4) or host_prefix(family)
     if info.affinity_seconds:
         flags |= PERSISTENT
@@ -89,6 +98,13 @@ def schedule(info: ServicePortInfo, default: str, usable: AbstractSet[str]) -> S
         ignored.append("a persistence netmask needs sessionAffinity ClientIP")
         netmask = host_prefix(family)
     return Scheduling(VirtualServer(scheduler, flags, info.affinity_seconds, netmask), tuple(ignored))
+
+
+def hashed_by(server: VirtualServer) -> str:
+    """Return what of a client determines its real server: ``address``, ``address and port``, or nothing."""
+    if server.scheduler not in HASHING:
+        return ""
+    return "address and port" if server.flags & _WITH_PORT else "address"
 
 
 def _for_weights(scheduler: str, usable: AbstractSet[str], ignored: List[str]) -> str:

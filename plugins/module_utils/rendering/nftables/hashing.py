@@ -13,6 +13,7 @@ from typing import FrozenSet, List, Sequence, Tuple
 
 from ...addresses import packed
 from ...serviceports.info import Endpoint, ServicePortInfo
+from ..rendering import NO_SLOW_START
 from ..settings import DataplaneSettings
 from .slots import MOST_ENDPOINTS, assigned, slot_of
 
@@ -43,8 +44,9 @@ def ignored(info: ServicePortInfo, settings: DataplaneSettings) -> List[str]:
         reason = "this kernel has no jhash of nf_tables (CONFIG_NFT_HASH)"
     if reason:
         return [f"scheduler {scheduler} is not used: {reason}"]
+    found = [NO_SLOW_START] if info.policy.slow_start else []
     unknown = {name for name in info.policy.scheduler_flags if name not in _NUMBERED}
-    return [
+    return found + [
         f"scheduler {scheduler} has no flag {name}"
         for name in sorted(unknown - {f"{scheduler}-port", f"{scheduler}-fallback"})
     ]
@@ -67,7 +69,10 @@ def by_port(info: ServicePortInfo) -> bool:
 
 
 def slots_of(endpoints: Sequence[Endpoint]) -> Tuple[int, ...]:
-    """Return for each slot the position of its endpoint. None of the weights is 0."""
+    """Return for each slot the position of its endpoint. None of the weights is 0.
+
+    The age of endpoints does not count, which nodes see differently: there is no slow start.
+    """
     return assigned(tuple([(endpoint.text, endpoint.weight) for endpoint in endpoints]))
 
 
