@@ -10,15 +10,19 @@ and does not affect the others.
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..errors import Refusal, SnapshotError
 from ..regular_files import read_with_own_links
-from .fields import shown
+from .fields import Invalid, shown
+from .manifest_fields import check_endpoint_fields, check_fields
 from .model import EndpointSlice, NamespacedName, Service
 from .parsing.health_check import ANNOTATIONS as CHECK_ANNOTATIONS
 from .parsing.health_check import CHECK
-from .parsing.objects import is_read, object_key, parse_object
+from .parsing.objects import ObjectKey, is_read, object_key, parse_object
+from .parsing.service import LABELS
+from .parsing.service_policy import PREFIX, SERVICE_ANNOTATIONS
+from .parsing.weight import WEIGHT
 from .snapshot import parse_snapshot
 
 #: The default namespace of manifests.
@@ -26,8 +30,14 @@ DEFAULT_NAMESPACE = "static"
 _SUFFIXES = (".yaml", ".yml", ".json")
 _MOST_BYTES = 1 << 20
 _MOST_FILES = 256
-_KINDS = ("Service", "EndpointSlice")
+#: The labels and annotations with the collection's prefix that have a meaning, by kind.
+_NAMES: Mapping[str, Mapping[str, Tuple[str, ...]]] = {
+    "Service": {"labels": LABELS, "annotations": (*CHECK_ANNOTATIONS, *SERVICE_ANNOTATIONS)},
+    "EndpointSlice": {"labels": (), "annotations": (WEIGHT,)},
+}
 
+Problem = Tuple[str, str]
+"""The field of a manifest that is not used, and the reason."""
 Slices = Dict[NamespacedName, Dict[str, EndpointSlice]]
 Signature = Tuple[Tuple[str, int, int, int], ...]
 
@@ -48,50 +58,30 @@ def parse_static(files: Mapping[str, Sequence[Any]], refusals: Iterable[Refusal]
     services: Dict[NamespacedName, Service] = {}
     slices: List[Tuple[str, EndpointSlice]] = []
     found = list(refusals)
-    seen: Dict[Tuple[str, ...], str] = {}
+    seen: Dict[ObjectKey, str] = {}
+    selecting: Dict[NamespacedName, ObjectKey] = {}
     for file, objects in files.items():
         for given in objects:
             if not isinstance(given, dict):
-                found.append(
-                    Refusal("object", "", "", field="", reason=f"{shown(given)} is not an object", source=file)
-                )
+                found.append(Refusal("object", "", "", "", f"{shown(given)} is not an object")._replace(source=file))
                 continue
             raw = _with_namespace(given)
             key = object_key(raw)
-            if key.kind not in _KINDS:
-                reason = f"{'is missing; it must be' if not key.kind else 'is not'} Service or EndpointSlice"
-                found.append(
-                    Refusal(
-                        kind=key.kind or "object",
-                        namespace=key.namespace,
-                        name=key.name,
-                        field="kind",
-                        reason=reason,
-                        source=file,
-                    )
-                )
-                continue
             if key in seen:
-                reason = f"is already that of another {key.kind}, in {seen[key]}"
-                found.append(Refusal(*key, "metadata.name", reason, file))
+                problem = ("metadata.name", f"is already that of another {key.kind}, in {seen[key]}")
+                found.append(Refusal(*key, *problem, file))
                 continue
-            skipped: List[Refusal] = []
-            parsed = parse_object(raw, skipped)
-            found += [refusal._replace(source=file) for refusal in skipped]
-            if isinstance(parsed, Refusal):
-                found.append(parsed._replace(source=file))
-            elif isinstance(parsed, Service) and not parsed.ports:
-                found.append(Refusal(*key, "spec.ports", "is missing; without ports nothing is served", file))
-            elif isinstance(parsed, Service):
-                seen[key] = file
-                services[parsed.key] = parsed._replace(static=file)
-                found += [Refusal(*key, *useless, file) for useless in _useless_annotations(raw)]
-            elif isinstance(parsed, EndpointSlice):
-                seen[key] = file
+            parsed, problems = _parse(raw)
+            found += [Refusal(key.kind or "object", key.namespace, key.name, *problem, file) for problem in problems]
+            if parsed is None:
+                continue
+            seen[key] = file
+            if isinstance(parsed, EndpointSlice):
                 slices.append((file, parsed))
-                found += [Refusal(*key, *useless, file) for useless in _without_address(raw)]
-            else:
-                found.append(Refusal(*key, *_unused(raw), file))
+                continue
+            services[parsed.key] = parsed._replace(static=file)
+            if raw["spec"].get("selector"):
+                selecting[parsed.key] = key
     by_owner: Slices = {}
     for file, item in slices:
         mismatch = _mismatch(item, services.get(item.service_key))
@@ -99,7 +89,36 @@ def parse_static(files: Mapping[str, Sequence[Any]], refusals: Iterable[Refusal]
             by_owner.setdefault(item.service_key, {})[item.name] = item
         else:
             found.append(Refusal("EndpointSlice", item.namespace, item.name, *mismatch, file))
+    reason = "selects no pods; EndpointSlices name the endpoints of a static Service"
+    for name, key in selecting.items():
+        if name not in by_owner:
+            found.append(Refusal(*key, "spec.selector", reason, services[name].static))
     return StaticObjects(services, by_owner, tuple(found))
+
+
+def _parse(raw: Dict[str, Any]) -> Tuple[Union[Service, EndpointSlice, None], List[Problem]]:
+    """Return the object of a manifest, None if it is refused; and its problems, or those of parts that are skipped."""
+    kind = object_key(raw).kind
+    if kind not in _NAMES:
+        return None, [("kind", f"{'is not' if kind else 'is missing; it must be'} Service or EndpointSlice")]
+    skipped: List[Refusal] = []
+    usable, problems = _without_invalid_endpoints(raw)
+    parsed = parse_object(usable, skipped)
+    if not is_read(raw) or (isinstance(parsed, Refusal) and parsed.field == "apiVersion"):
+        # Another type, or another version of it, has other fields.
+        return None, [(parsed.field, parsed.reason) if isinstance(parsed, Refusal) else _unused(raw)]
+    try:
+        check_fields(raw)
+    except Invalid as error:
+        return None, [(error.field, error.reason)]
+    problems += [(refusal.field, refusal.reason) for refusal in skipped]
+    if isinstance(parsed, Refusal):
+        return None, [(parsed.field, parsed.reason)]
+    if not isinstance(parsed, (Service, EndpointSlice)):
+        return None, [_unused(raw)]
+    if isinstance(parsed, Service) and not parsed.ports:
+        return None, [("spec.ports", "is missing; without ports nothing is served")]
+    return parsed, [*problems, *_useless_names(raw)]
 
 
 def _with_namespace(raw: Dict[str, Any]) -> Dict[str, Any]:
@@ -109,7 +128,7 @@ def _with_namespace(raw: Dict[str, Any]) -> Dict[str, Any]:
     return {**raw, "metadata": {**metadata, "namespace": DEFAULT_NAMESPACE}}
 
 
-def _mismatch(item: EndpointSlice, owner: Optional[Service]) -> Optional[Tuple[str, str]]:
+def _mismatch(item: EndpointSlice, owner: Optional[Service]) -> Optional[Problem]:
     """Return the field by which a slice gives its Service no endpoint, and the reason; None if it gives any."""
     if owner is None:
         return "metadata.labels", f"there is no static Service {item.service_key}"
@@ -120,26 +139,39 @@ def _mismatch(item: EndpointSlice, owner: Optional[Service]) -> Optional[Tuple[s
     return "ports", f"none has the name and protocol of a port of Service {item.service_key}: {names}"
 
 
-def _useless_annotations(raw: Dict[str, Any]) -> Iterator[Tuple[str, str]]:
-    """Yield the annotations of a valid Service about health checks that have no effect, with the reason."""
-    annotations = raw["metadata"].get("annotations")
-    given = [name for name in annotations if str(name).startswith(CHECK)] if isinstance(annotations, dict) else []
-    for name in given:
-        field = f"metadata.annotations[{name}]"
-        if name not in CHECK_ANNOTATIONS:
-            yield field, "is unknown"
-        elif CHECK not in given:
-            yield field, f"has no effect without the annotation {CHECK}"
+def _useless_names(raw: Dict[str, Any]) -> Iterator[Problem]:
+    """Yield the labels and annotations of a valid object with the collection's prefix that have no effect."""
+    for field, known in _NAMES[raw["kind"]].items():
+        names = raw["metadata"].get(field)
+        given = [name for name in names if str(name).startswith(PREFIX)] if isinstance(names, dict) else []
+        for name in given:
+            if name not in known:
+                yield f"metadata.{field}[{name}]", "is unknown"
+            elif name in CHECK_ANNOTATIONS and CHECK not in given:
+                yield f"metadata.{field}[{name}]", f"has no effect without the annotation {CHECK}"
 
 
-def _without_address(raw: Dict[str, Any]) -> Iterator[Tuple[str, str]]:
-    """Yield the endpoints of a valid slice that have no address, with the reason."""
-    for index, endpoint in enumerate(raw.get("endpoints") or ()):
-        if isinstance(endpoint, dict) and not endpoint.get("addresses"):
-            yield f"endpoints[{index}].addresses", "is missing"
+def _without_invalid_endpoints(raw: Dict[str, Any]) -> Tuple[Dict[str, Any], List[Problem]]:
+    """Return a manifest in which endpoints with unknown fields are empty, and the problems of these and empty ones."""
+    endpoints = raw.get("endpoints")
+    if not isinstance(endpoints, list):
+        return raw, []
+    problems: List[Problem] = []
+    kept = list(endpoints)
+    for index, endpoint in enumerate(endpoints):
+        try:
+            check_endpoint_fields(endpoint, index)
+        except Invalid as error:
+            # An endpoint without an address is not served.
+            kept[index] = {}
+            problems.append((error.field, error.reason))
+        else:
+            if isinstance(endpoint, dict) and not endpoint.get("addresses"):
+                problems.append((f"endpoints[{index}].addresses", "is missing"))
+    return {**raw, "endpoints": kept}, problems
 
 
-def _unused(raw: Dict[str, Any]) -> Tuple[str, str]:
+def _unused(raw: Dict[str, Any]) -> Problem:
     """Return the field that prevents a valid object from being served, and the reason."""
     if not is_read(raw):
         return "apiVersion", f"{shown(raw.get('apiVersion'))} is not that of a {raw['kind']} of Kubernetes"

@@ -30,6 +30,8 @@ from .service_policy import parse_aliases, parse_service_policy
 SERVICE_PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
 OUTSIDE_HOSTS_LABEL = "kubenode.proxy/outside-hosts"
 NODE_LOCAL_LABEL = "kubenode.proxy/node-local"
+#: The labels of the collection's own.
+LABELS = (OUTSIDE_HOSTS_LABEL, NODE_LOCAL_LABEL)
 DEFAULT_AFFINITY_SECONDS = 10800
 MAXIMUM_AFFINITY_SECONDS = 86400
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
