@@ -26,6 +26,14 @@ CASES = [
     ({"service_proxy_policy_annotations": []}, {"annotations": False}),
     ({"service_proxy_policy_annotations": ["shop"]}, {"namespaces": ["shop"]}),
     ({"service_proxy_node_port_sources": ["192.0.2.0/24"]}, {"nodePortSources": ["192.0.2.0/24"]}),
+    ({"service_proxy_local_services": ["kube-system/dns"]}, {"localServices": ["kube-system/dns"]}),
+    (
+        {
+            "service_proxy_local_services": ["kube-system/dns"],
+            "service_proxy_node_configuration": {"servicePolicy": {"localServices": ["shop/web"], "nodeWeights": True}},
+        },
+        {"localServices": ["kube-system/dns"], "nodeWeights": True},
+    ),
     (
         {
             "service_proxy_policy_annotations": ["shop"],
