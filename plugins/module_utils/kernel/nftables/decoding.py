@@ -21,7 +21,7 @@ from ...rendering.nftables.objects import (
     Expression,
     SetValue,
 )
-from ..netlink.attributes import attribute_text, each_attribute, parse_attributes
+from ..netlink.attributes import NLA_TYPE_MASK, attribute_text, each_attribute, parse_attributes
 from . import messages
 from .attributes import (
     NFTA_CHAIN_HOOK,
@@ -55,6 +55,10 @@ from .attributes import (
 )
 
 _U32 = struct.Struct(">I")
+# Size and type of NFTA_LIST_ELEM, NFTA_SET_ELEM_KEY and NFTA_DATA_VALUE before the key of an element, and of
+# NFTA_SET_ELEM_DATA and NFTA_DATA_VALUE before its data: nf_tables writes them in this order.
+_KEY_HEADERS = struct.Struct("=6H")
+_DATA_HEADERS = struct.Struct("=4H")
 _INCOMPLETE_ATTEMPTS = 20
 _RESIZE_SECONDS = 0.05
 #: A set with so few elements fits into one datagram of a dump, which the kernel reads atomically.
@@ -183,6 +187,60 @@ def parse_hook(found: Dict[int, memoryview]) -> Optional[BaseHook]:
     priority = struct.unpack(">i", hook[NFTA_HOOK_PRIORITY])[0]
     policy = u32(found, NFTA_CHAIN_POLICY, 1)
     return BaseHook(attribute_text(found[NFTA_CHAIN_TYPE]), name, priority, policy)
+
+
+def _uniform_elements(nest: bytes) -> Optional[Dict[bytes, Any]]:
+    """Return what :func:`parse_elements` does for elements with keys of one size and data of one size, else None.
+
+    Most sets are like that, and have tens of thousands of elements: they are decoded by few calls in all.
+    """
+    if len(nest) < _KEY_HEADERS.size:
+        return None
+    size, _kind, _size, key_kind, value_size, value_kind = _KEY_HEADERS.unpack_from(nest)
+    key_size, heads = value_size - 4, _KEY_HEADERS.size
+    if (key_kind & NLA_TYPE_MASK, value_kind & NLA_TYPE_MASK) != (NFTA_SET_ELEM_KEY, NFTA_DATA_VALUE):
+        return None
+    layout = f"={heads}s{key_size}s"
+    rest = size - heads - key_size
+    if rest:
+        if rest < _DATA_HEADERS.size:
+            return None
+        _size, data_kind, data_size, value_kind = _DATA_HEADERS.unpack_from(nest, heads + key_size)
+        if (data_kind & NLA_TYPE_MASK, value_kind & NLA_TYPE_MASK) != (NFTA_SET_ELEM_DATA, NFTA_DATA_VALUE):
+            return None
+        # Data of this size end the element: no padding, expression or flag follows.
+        if data_size - 4 != rest - _DATA_HEADERS.size:
+            return None
+        layout += f"{_DATA_HEADERS.size}s{data_size - 4}s"
+    if size % 4 or key_size % 4 or len(nest) % size:
+        return None
+    columns = list(zip(*struct.iter_unpack(layout, nest)))
+    if any(headers.count(headers[0]) != len(headers) for headers in columns[::2]):
+        return None
+    return dict(zip(columns[1], columns[3])) if rest else dict.fromkeys(columns[1], True)
+
+
+def parse_elements(nests: Iterable[bytes]) -> Dict[bytes, Any]:
+    """Return the elements of a set from NFTA_SET_ELEM_LIST_ELEMENTS attributes: key to True, verdict or data."""
+    found: Dict[bytes, Any] = {}
+    parsed: Dict[bytes, Any] = {}
+    for nest in nests:
+        uniform = _uniform_elements(nest)
+        if uniform is not None:
+            found.update(uniform)
+            continue
+        for _number, raw in each_attribute(memoryview(nest), 0, len(nest)):
+            parts = parse_attributes(raw, 0, len(raw))
+            key = parse_data(parts[NFTA_SET_ELEM_KEY]) if NFTA_SET_ELEM_KEY in parts else messages.CATCH_ALL
+            data: Any = True
+            if NFTA_SET_ELEM_DATA in parts:
+                # Thousands of elements share a verdict.
+                encoded = bytes(parts[NFTA_SET_ELEM_DATA])
+                data = parsed.get(encoded)
+                if data is None:
+                    data = parsed[encoded] = parse_data(memoryview(encoded))
+            found[key] = data
+    return found
 
 
 def added_up(

@@ -14,6 +14,7 @@ from ...rendering.nftables.objects import (
     SET_CONCAT,
     ChainValue,
     ElementKey,
+    Expression,
     Key,
     ObjectKey,
     Rule,
@@ -22,20 +23,17 @@ from ...rendering.nftables.objects import (
     Value,
     list_value,
 )
-from ..netlink.attributes import NLA_TYPE_MASK, attribute_text, each_attribute, parse_attributes, text_attribute
+from ..netlink.attributes import attribute_text, each_attribute, parse_attributes, text_attribute
 from ..netlink.protocol import Slice
 from ..netlink.socket import NetlinkSocket
 from ..outcomes import NetlinkRefusal, is_missing, is_unsupported
 from . import messages
 from .attributes import (
     NFTA_CHAIN_NAME,
-    NFTA_DATA_VALUE,
     NFTA_RULE_CHAIN,
     NFTA_RULE_EXPRESSIONS,
     NFTA_RULE_USERDATA,
     NFTA_SET_COUNT,
-    NFTA_SET_ELEM_DATA,
-    NFTA_SET_ELEM_KEY,
     NFTA_SET_ELEM_LIST_ELEMENTS,
     NFTA_SET_ELEM_LIST_SET,
     NFTA_SET_FLAGS,
@@ -45,7 +43,7 @@ from .attributes import (
 )
 from .decoding import (
     added_up,
-    parse_data,
+    parse_elements,
     parse_expression,
     parse_hook,
     parse_set,
@@ -67,12 +65,20 @@ def _dump(sock: NetlinkSocket, kind: int, payload: bytes) -> List[Slice]:
         raise
 
 
+class _Expressions(Dict[bytes, Expression]):
+    """Encoded expressions, parsed on first use: thousands of rules have most of them in common."""
+
+    def __missing__(self, encoded: bytes) -> Expression:
+        parsed = self[encoded] = parse_expression(memoryview(encoded))
+        return parsed
+
+
 class Reader:
     """Reads the table of one family over a socket."""
 
     def __init__(self, sock: NetlinkSocket, family: str, table: TableIdentity = SERVICES_TABLE) -> None:
         self._sock = sock
-        self._name = table.name
+        self._encoded_name = table.name.encode() + b"\x00"
         self._key = table.key
         self._header = messages.family_header(family)
         self._in_table = self._header + text_attribute(NFTA_TABLE_NAME, table.name)
@@ -81,7 +87,7 @@ class Reader:
         """Return the flags of the table, or None if there is no table."""
         for buffer, _kind, start, end in _dump(self._sock, messages.GET_TABLE, self._header):
             found = parse_attributes(buffer, start + _HEAD, end)
-            if attribute_text(found[NFTA_TABLE_NAME]) == self._name:
+            if found[NFTA_TABLE_NAME] == self._encoded_name:
                 return u32(found, NFTA_TABLE_FLAGS)
         return None
 
@@ -89,7 +95,7 @@ class Reader:
         for buffer, _kind, start, end in _dump(self._sock, kind, self._in_table):
             found = parse_attributes(buffer, start + _HEAD, end)
             # NFTA_CHAIN_TABLE, NFTA_RULE_TABLE and NFTA_SET_TABLE are the same number.
-            if attribute_text(found[NFTA_TABLE_NAME]) == self._name:
+            if found[NFTA_TABLE_NAME] == self._encoded_name:
                 yield found
 
     def sets(self) -> Dict[str, SetValue]:
@@ -110,55 +116,45 @@ class Reader:
         chains = self._objects(messages.GET_CHAIN)
         hooks = {attribute_text(each[NFTA_CHAIN_NAME]): parse_hook(each) for each in chains}
         rules: Dict[str, List[Rule]] = {name: [] for name in hooks}
+        expressions = _Expressions()
         for found in self._objects(messages.GET_RULE):
             raw = found.get(NFTA_RULE_EXPRESSIONS, memoryview(b""))
-            parts = tuple(parse_expression(part) for _kind, part in each_attribute(raw, 0, len(raw)))
+            parts = tuple([expressions[bytes(part)] for _kind, part in each_attribute(raw, 0, len(raw))])
             rule = Rule(parts, rule_comment(found, NFTA_RULE_USERDATA))
             rules.setdefault(attribute_text(found[NFTA_RULE_CHAIN]), []).append(rule)
         return {name: ChainValue(tuple(found), hooks.get(name)) for name, found in rules.items()}
 
     def elements(self, name: str, count: Optional[int] = None) -> Dict[bytes, Any]:
         """Return all elements of a set: key to True, verdict or data. ``count``: their number, if known."""
-        return added_up(lambda: self._dumped_elements(name), count, messages.CATCH_ALL)
+        before: List[bytes] = []
 
-    def _dumped_elements(self, name: str) -> Iterator[Tuple[bytes, Any]]:
+        def dump() -> Iterable[Tuple[bytes, Any]]:
+            nonlocal before
+            nests = self._dumped_elements(name)
+            # The second dump of a large set usually repeats the first, byte by byte.
+            if nests == before:
+                return ()
+            before = nests
+            return parse_elements(nests).items()
+
+        return added_up(dump, count, messages.CATCH_ALL)
+
+    def _dumped_elements(self, name: str) -> List[bytes]:
+        """Return the elements of a set as the kernel encodes them, many in each part."""
         payload = self._in_table + text_attribute(NFTA_SET_ELEM_LIST_SET, name)
-        unpack = struct.Struct("=HH").unpack_from
-        for buffer, _kind, start, end in _dump(self._sock, messages.GET_ELEMENT, payload):
-            found = parse_attributes(buffer, start + _HEAD, end)
-            nest = found.get(NFTA_SET_ELEM_LIST_ELEMENTS)
-            if nest is None:
-                continue
-            position, stop = 0, len(nest)
-            while position + 4 <= stop:
-                size = unpack(nest, position)[0]
-                yield self._element(nest, position + 4, position + size, unpack)
-                position += (size + 3) & ~3
-
-    @staticmethod
-    def _element(nest: memoryview, start: int, end: int, unpack: Any) -> Tuple[bytes, Any]:
-        # The key comes first, then its data: nf_tables writes them in this order.
-        key_size, kind = unpack(nest, start)
-        if kind & NLA_TYPE_MASK == NFTA_SET_ELEM_KEY:
-            after = start + key_size
-            key = bytes(nest[start + 8 : after])
-            if after >= end:
-                return key, True
-            data_size, kind = unpack(nest, after)
-            is_last = kind & NLA_TYPE_MASK == NFTA_SET_ELEM_DATA and after + data_size == end
-            if is_last and unpack(nest, after + 4)[1] & NLA_TYPE_MASK == NFTA_DATA_VALUE:
-                return key, bytes(nest[after + 8 : end])
-        found = parse_attributes(nest, start, end)
-        key = parse_data(found[NFTA_SET_ELEM_KEY]) if NFTA_SET_ELEM_KEY in found else messages.CATCH_ALL
-        return key, parse_data(found[NFTA_SET_ELEM_DATA]) if NFTA_SET_ELEM_DATA in found else True
+        found = [
+            parse_attributes(buffer, start + _HEAD, end).get(NFTA_SET_ELEM_LIST_ELEMENTS, b"")
+            for buffer, _kind, start, end in _dump(self._sock, messages.GET_ELEMENT, payload)
+        ]
+        return [bytes(nest) for nest in found]
 
     def _ranges(self, name: str, value: SetValue) -> Dict[bytes, Any]:
         """Return all elements of a set of ranges: see :func:`ranges`."""
-        payload = self._in_table + text_attribute(NFTA_SET_ELEM_LIST_SET, name)
-        elements: List[memoryview] = []
-        for buffer, _kind, start, end in _dump(self._sock, messages.GET_ELEMENT, payload):
-            nest = parse_attributes(buffer, start + _HEAD, end).get(NFTA_SET_ELEM_LIST_ELEMENTS, memoryview(b""))
-            elements += [raw for _number, raw in each_attribute(nest, 0, len(nest))]
+        elements = [
+            raw
+            for nest in self._dumped_elements(name)
+            for _number, raw in each_attribute(memoryview(nest), 0, len(nest))
+        ]
         return ranges(elements, bool(value.flags & SET_CONCAT))
 
     def everything(self) -> Dict[Key, Value]:

@@ -60,6 +60,7 @@ class AffinityChains:
         self.external = f"external-{base}"
         self.entries: List[Entry] = []
         self._family = settings.family
+        self._names = {endpoint: endpoint_name(info, endpoint) for endpoint in info.reachable}
         self._add_endpoints(info)
         if info.cluster:
             self._add_chain(cluster, self._choose(info, info.cluster))
@@ -80,8 +81,7 @@ class AffinityChains:
             size=CLIENTS_PER_ENDPOINT,
         )
         protocol = bytes([PROTOCOL_NUMBERS[info.protocol]])
-        for endpoint in info.reachable:
-            name = endpoint_name(info, endpoint)
+        for endpoint, name in self._names.items():
             address = packed(endpoint.ip) or b""
             redirect = [
                 x.meta(x.META_L4PROTO),
@@ -97,13 +97,13 @@ class AffinityChains:
             )
 
     def _choose(self, info: ServicePortInfo, endpoints: Tuple[Endpoint, ...]) -> List[Rule]:
-        names = [endpoint_name(info, endpoint) for endpoint in endpoints]
+        names = [self._names[endpoint] for endpoint in endpoints]
         rules = [
             x.rule(x.source_address(self._family), x.lookup(f"affinity-{name}"), x.verdict(f"goto endpoint-{name}"))
             for name in names
         ]
         # An endpoint with several places among those that are drawn gets a rule for each.
-        drawn = [endpoint_name(info, endpoint) for endpoint in slots(endpoints)] if info.weighted else names
+        drawn = [self._names[endpoint] for endpoint in slots(endpoints)] if info.weighted else names
         for position, name in enumerate(drawn):
             target = x.verdict(f"goto endpoint-{name}")
             left = len(drawn) - position

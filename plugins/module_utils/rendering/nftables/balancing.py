@@ -78,6 +78,7 @@ class Choice(NamedTuple):
         return f"hash-{'port-' if self.by_port else ''}{self.map_number:02x}"
 
 
+@lru_cache(maxsize=4096)
 def at_random(count: int) -> Choice:
     """Return a choice among so many endpoints; its size is the smallest power of two that is not less, 0 for none."""
     return Choice(1 << (count - 1).bit_length() if count else 0)
@@ -99,6 +100,7 @@ def slots_map(family: str, kind: str) -> SetValue:
     return SetValue((*frontend, INDEX), (ADDRESS_TYPES[family], PORT))
 
 
+@lru_cache(maxsize=1024)
 def chooser_name(kind: str, policy: str, choice: Choice) -> str:
     """Return the name of the chain that selects an endpoint."""
     return f"{kind}{policy}-{choice}"

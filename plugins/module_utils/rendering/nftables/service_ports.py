@@ -78,7 +78,8 @@ class _Choices(NamedTuple):
 def _choices(info: ServicePortInfo, settings: DataplaneSettings, key: bytes) -> _Choices:
     """Return how the endpoints of a ServicePort are chosen; ``key``: of its cluster IP, protocol and port."""
     if not hashing.is_hashed(info, settings):
-        return _Choices(*(balancing.at_random(len(_places(info, part))) for part in (info.cluster, info.local)))
+        cluster, local = _places(info, info.cluster), _places(info, info.local)
+        return _Choices(balancing.at_random(len(cluster)), balancing.at_random(len(local)))
     choice = balancing.by_slots(key, hashing.by_port(info))
     none = balancing.at_random(0)
     return _Choices(choice if info.cluster else none, choice if info.local else none)
