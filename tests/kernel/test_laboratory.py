@@ -68,6 +68,15 @@ def test_files_that_a_node_writes_stay_in_the_node(lab: Lab, name: str) -> None:
     assert not any(os.path.exists(place) for place in places)
 
 
+@pytest.mark.parametrize("name", NODES)
+def test_commands_on_a_node_ignore_the_start_up_files_of_the_machines_root(lab: Lab, name: str) -> None:
+    line = "echo read; export PATH=/nowhere"
+    files = "/root/.bashrc /root/.profile /root/.bash_profile /root/.ssh/rc"
+    lab.output(name, f"mkdir -p /root/.ssh; for file in {files}; do echo '{line}' >$file; done")
+    assert lab.output(name, "echo $PATH").split(":")[0] == "/usr/local/sbin"
+    lab.output(name, f"rm {files}")
+
+
 def test_rules_and_modules_of_a_node_are_its_own(lab: Lab) -> None:
     lab.output("lab-iptables", f"iptables -t nat -N {MARK[:28]}")
     assert MARK[:28] in lab.output("lab-iptables", "iptables-save -t nat")

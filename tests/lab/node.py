@@ -214,7 +214,7 @@ def _live(specification: Specification) -> None:
     if specification.echo:
         services.append([sys.executable, "-m", "tests.lab.echo", specification.echo])
     if specification.sshd:
-        _unlock_root()
+        _open_root()
         services.append(["/usr/sbin/sshd", "-D", "-e", "-f", specification.sshd])
     _run_services(specification, services)
 
@@ -255,15 +255,23 @@ def _gateway(pod: Dict[str, str]) -> str:
     return pod["address"].rsplit(".", 1)[0] + ".1"
 
 
-def _unlock_root() -> None:
-    """Let root log in by key: sshd refuses an account whose password field begins with an exclamation mark."""
-    shadow = Path("/etc/shadow")
-    lines = shadow.read_text(encoding="ascii").splitlines()
-    fields = [line.split(":") for line in lines]
-    for entry in fields:
+def _open_root() -> None:
+    """Let root log in by key, to a shell that reads no start-up file.
+
+    sshd refuses an account whose password field begins with an exclamation mark. bash would read the ``.bashrc`` of
+    this machine's root for each command, which may change the search path, print something or take seconds.
+    """
+    _edit_root("/etc/shadow", 1, "*")
+    _edit_root("/etc/passwd", 6, "/bin/sh")
+
+
+def _edit_root(path: str, field: int, value: str) -> None:
+    """Set a field of root's line in a file of accounts."""
+    entries = [line.split(":") for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    for entry in entries:
         if entry[0] == "root":
-            entry[1] = "*"
-    shadow.write_text("".join(":".join(entry) + "\n" for entry in fields), encoding="ascii")
+            entry[field] = value
+    Path(path).write_text("".join(":".join(entry) + "\n" for entry in entries), encoding="utf-8")
 
 
 def _run_command(specification: Specification) -> None:

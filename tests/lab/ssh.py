@@ -46,6 +46,7 @@ def prepare_server(directory: Path, scratch: Path, address: str) -> Path:
         "PermitRootLogin prohibit-password",
         "PasswordAuthentication no",
         "KbdInteractiveAuthentication no",
+        "PermitUserRC no",
         "StrictModes no",
         "UsePAM no",
         "UseDNS no",
