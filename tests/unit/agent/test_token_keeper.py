@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import stat
@@ -12,6 +13,8 @@ import threading
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.clients import ApiClients
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.servers import ApiServers
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.token import (
     CHECK_SECONDS,
     PAUSE_SECONDS,
@@ -19,6 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.agent.api.token imp
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.supervision import Supervisor
 from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.log import Log
+from ansible_collections.kubenode.proxy.plugins.module_utils.agent.surface.metrics import Metrics
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access import token_file
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.service_token import parse_token
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.access.token_file import read_token, store_token
@@ -26,6 +30,9 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.api import 
 from ansible_collections.kubenode.proxy.plugins.module_utils.controller import account
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ApiError, ConfigurationError
 from tests.apiserver.accounts import Accounts, claims_of, sign
+from tests.apiserver.server import ApiServer
+from tests.apiserver.store import Store
+from tests.apiserver.tls import make_certificates, write_kubeconfig
 
 WHO = account.Account("kube-system", "kubenode-proxy")
 DAY = 86_400
@@ -53,7 +60,7 @@ class Server:
 
 
 class Client:
-    """A client that sends the token of the file, as the agent's does."""
+    """A client of the only server, which sends the token of the file, as the agent's does."""
 
     def __init__(self, server, path):
         self._server, self._token = server, read_token(path)
@@ -67,6 +74,9 @@ class Client:
         if not who or not self._server.accounts.allowed(who, "POST", path):
             raise ApiStatusError(f"{purpose}: the credentials are not accepted (401 Unauthorized)", 401)
         return self._server.send("POST", path, body, purpose)
+
+    def report(self, _error):
+        return False
 
     def close(self):
         pass
@@ -127,6 +137,27 @@ def test_an_outage_of_less_than_half_a_lifetime_costs_only_a_log_line(keeper, se
     server.away = False
     run(keeper, server, 2 * PAUSE_SECONDS)
     assert server.accounts.review(read_token(path)) and "was renewed" in log.getvalue()
+
+
+def test_another_api_server_is_asked_after_one_that_fails(tmp_path, server, path, log):
+    """Over HTTPS, while no other thread has noticed that the server in use refuses connections."""
+    certificates = make_certificates(tmp_path / "tls")
+    good, dead = (ApiServer(Store(), certificates) for _number in range(2))
+    dead.close()
+    good.accounts = server.accounts
+    with contextlib.closing(good):
+        kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", dead.url, certificates.authority, read_token(path))
+        servers = ApiServers(Log(log), choose=lambda candidates: candidates[0])
+        servers.configure([("127.0.0.1", int(good.url.rpartition(":")[2]))], True)
+        clients = ApiClients(servers, lambda: str(kubeconfig), Metrics(), Log(log))
+        keeper = TokenKeeper(path, clients.connect, Log(log), lambda: server.now)
+        before = read_token(path)
+        server.now += 0.6 * DAY
+        assert keeper.step() == PAUSE_SECONDS and read_token(path) == before
+        server.now += PAUSE_SECONDS
+        assert keeper.step() == PAUSE_SECONDS and read_token(path) != before
+    assert server.accounts.review(read_token(path))
+    assert [item["server"] for item in servers.status() if item["inUse"]] == [good.url]
 
 
 def test_a_replaced_token_file_is_read_after_expiry(keeper, server, path, log):
@@ -208,6 +239,9 @@ def test_the_supervised_thread_renews_and_ends(server, path, log):
             hung.set()
             assert broken_off.wait(20)
             raise ApiError("broken off")
+
+        def report(self, _error):
+            return False
 
         def interrupt(self):
             broken_off.set()

@@ -103,6 +103,11 @@ class TokenKeeper:
         """Request a token with the same account, lifetime and binding. Raises ApiError."""
         with self._client.opened(expect) as client:
             seconds = int(token.lifetime)
-            return request_token(
-                client, token.namespace, token.account, seconds=seconds, node=token.node, node_uid=token.node_uid
-            )
+            try:
+                return request_token(
+                    client, token.namespace, token.account, seconds=seconds, node=token.node, node_uid=token.node_uid
+                )
+            except ProxyError as error:
+                # The next step asks another server, if this one fails and there are several.
+                client.report(error)
+                raise
