@@ -67,7 +67,7 @@ def sample_routes(family: str) -> Dict[ServicePortName, ServicePortInfo]:
         sample_route(family, 3, 2, external_ips=(external,), node_port=30003, **open_to),
         sample_route(
             family, 4, 4, external_local=True, node_port=30004, load_balancer_ips=(vip(family),), source_ranges=ranges,
-            **open_to,
+            node_port_sources=ranges[:3], **open_to,
         ),
         sample_route(family, 5, 3, internal_local=True, node_port=30005, **open_to),
         sample_route(family, 6, 3, affinity_seconds=10800, node_port=30006, external_local=True, **open_to),

@@ -20,7 +20,10 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.affinity import hashed_name
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import (
+    INDEX,
+    ElementKey,
     Expression,
+    ObjectKey,
     Rule,
     SparseList,
     list_items,
@@ -30,7 +33,11 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.service_ports import (
     service_port_entries,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.text import describe, restore_text
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.text import (
+    describe,
+    key_parts,
+    restore_text,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import LocalTraffic
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
 
@@ -327,6 +334,17 @@ def test_messages_stay_below_the_maximum_size_of_an_attribute() -> None:
         nest = parse_attributes(memoryview(payload), 4, len(payload))[3]
         counted += len(nest) // 16
     assert counted == 20_000
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_elements_are_shown_with_the_parts_of_their_set(family: str) -> None:
+    desired = RENDERING.desired_tables(sample_routes(family), sample_settings(family))["table objects"]
+    elements = [key for key in desired if isinstance(key, ElementKey)]
+    for key in elements:
+        declared = desired[ObjectKey("set", key.name)].key
+        # The last part of a set of lists is the index, which its entries do not have.
+        assert key_parts(family, key.name, key.key) == tuple(part for part in declared if part != INDEX), key.name
+    assert {"source-ranges-", "nodeport-source-ranges-"} <= {key.name.rstrip("0123456789") for key in elements}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,6 +10,7 @@ from typing import Dict, List, Mapping, Tuple, cast
 
 from ...addresses import IPV4, IPV6, unpacked
 from . import rule_text
+from .balancing import NODE_PORT_KEY
 from .objects import (
     CLASSID,
     DATA_TYPES,
@@ -43,6 +44,10 @@ _TYPEOF = {
 }
 
 
+#: The beginning of the names that ``firewall.source_ranges_name`` gives for service addresses.
+_SOURCE_RANGES = "source-ranges-"
+
+
 def table_family(family: str) -> str:
     """Return ``ip``, ``ip6``, or ``inet`` for tables of both families."""
     return {IPV4: "ip", IPV6: "ip6"}.get(family, family)
@@ -73,9 +78,13 @@ def concatenation_text(parts: Tuple[str, ...], raw: bytes) -> str:
     return " . ".join(texts)
 
 
-def guessed_parts(family: str, raw: bytes) -> Tuple[str, ...]:
-    """Return the parts of a key, guessed by its length alone; correct for all sets of the layout."""
+def key_parts(family: str, name: str, raw: bytes) -> Tuple[str, ...]:
+    """Return the parts of a key of a set of the layout, by the set's name where the length does not determine them."""
     address = "ipv6_addr" if family == IPV6 else "ipv4_addr"
+    if name.startswith(_SOURCE_RANGES):
+        return (address, PROTOCOL, PORT, address)
+    if name.startswith(NODE_PORT_KEY + _SOURCE_RANGES):
+        return (PROTOCOL, PORT, address)
     size = DATA_TYPES[address][1]
     transport = (PROTOCOL, PORT)
     shapes = {
@@ -87,13 +96,6 @@ def guessed_parts(family: str, raw: bytes) -> Tuple[str, ...]:
     return shapes.get(len(raw), ("unknown",))
 
 
-def _parts(family: str, name: str, raw: bytes) -> Tuple[str, ...]:
-    if name.startswith("source-ranges-"):
-        address = "ipv6_addr" if family == IPV6 else "ipv4_addr"
-        return (address, PROTOCOL, PORT, address)
-    return guessed_parts(family, raw)
-
-
 def _endpoint_text(family: str, raw: bytes) -> str:
     return concatenation_text(("ipv6_addr" if family == IPV6 else "ipv4_addr", PORT), raw)
 
@@ -101,7 +103,7 @@ def _endpoint_text(family: str, raw: bytes) -> str:
 def element_texts(family: str, key: ElementKey, value: Value) -> List[str]:
     """Return the elements of an entry as they are written between the braces of ``elements = { }``."""
     # The element of another program that matches what no other one does has no key.
-    text = concatenation_text(_parts(family, key.name, key.key), key.key) if key.key else "*"
+    text = concatenation_text(key_parts(family, key.name, key.key), key.key) if key.key else "*"
     if isinstance(value, (tuple, SparseList)):
         items = list_items(cast(ListValue, value))
         return [f"{text} . {index} : {_endpoint_text(family, data)}" for index, data in items]
@@ -170,7 +172,7 @@ def describe_slots(family: str, key: Key, value: Value) -> List[str]:
     """Return one comment for each endpoint of a list of slots, with the number of its slots; none for other entries."""
     if not isinstance(key, ElementKey) or not isinstance(value, tuple) or len(value) != SLOTS:
         return []
-    frontend = concatenation_text(_parts(family, key.name, key.key), key.key)
+    frontend = concatenation_text(key_parts(family, key.name, key.key), key.key)
     counts = sorted(Counter(cast(Tuple[bytes, ...], value)).items())
     return [
         f"# {key.name}: {frontend} : {_endpoint_text(family, data)}, {count} of {SLOTS} slots" for data, count in counts
