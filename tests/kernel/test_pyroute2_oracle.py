@@ -17,8 +17,14 @@ from pyroute2.netlink import NETLINK_NETFILTER, NLM_F_ACK, NLM_F_CREATE, NLM_F_R
 from pyroute2.netlink.nfnetlink import nftsocket
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel import links
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.address_monitor import (
+    AddressEvent,
+    AddressMonitor,
+    LinkRemoved,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.messages import identity
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.conntrack.socket import ConntrackSocket
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.facts import interface_addresses
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.netlink.socket import NetlinkSocket
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.listing import nft_chains, nft_tables
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
@@ -88,6 +94,33 @@ def test_addresses_in_both_directions(route, rtnetlink, family):
     route.addr("add", index=index, address=theirs, prefixlen=bits)
     assert set(resource.observe()) == ADDRESSES[family] - {ours} | {theirs}
     assert {address for address, _length in oracle()} == set(resource.observe())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_we_read_and_hear_of_addresses_that_pyroute2_adds_and_removes(route, rtnetlink, family):
+    """The second address has a peer, whose address is in the attribute where other messages have the own one."""
+    links.make_device(rtnetlink, DEVICE, "bridge")
+    (index,) = route.link_lookup(ifname=DEVICE)
+    first, second, peer = sorted(ADDRESSES[family])
+    settings = {first: {"prefixlen": 28 if family == "IPv4" else 64}, second: {"local": second, "address": peer}}
+    bits = 32 if family == "IPv4" else 128
+    monitor = AddressMonitor()
+    given = [{"address": address, "prefixlen": bits, **options} for address, options in settings.items()]
+    for options in given:
+        route.addr("add", index=index, **options)
+    found = {(entry.address, entry.prefix_length) for entry in interface_addresses() if entry.interface == DEVICE}
+    assert found == {(first, settings[first]["prefixlen"]), (second, bits)}
+    dumped = route.get_addr(family=NUMBERS[family], index=index)
+    theirs = {message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS") for message in dumped}
+    assert {address for address, _length in found} == theirs
+    for options in given:
+        route.addr("delete", index=index, **options)
+    heard = [event for event in monitor.events() if isinstance(event, AddressEvent) and event.interface == index]
+    expected = [(added, address) for added in (True, False) for address in (first, second)]
+    assert sorted((event.added, event.address) for event in heard) == sorted(expected)
+    links.remove_device(rtnetlink, DEVICE)
+    assert LinkRemoved(DEVICE) in monitor.events()
+    monitor.close()
 
 
 def flow(family, number):
