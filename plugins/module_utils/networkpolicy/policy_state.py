@@ -31,7 +31,7 @@ from .values import GrantValues
 #: If more pods than one in this many are affected, all are checked once instead of searching for each new peer.
 _MANY = 4
 #: Default for ``portion``: takes some milliseconds.
-PORTION = 500
+PORTION = 200
 
 
 def family_of_address(address: Address) -> str:
