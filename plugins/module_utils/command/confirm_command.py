@@ -13,7 +13,7 @@ from ..errors import HistoryError
 from .result import OK, CommandResult
 
 if TYPE_CHECKING:
-    from ..convergence.probes import ProbeResult
+    from ..convergence.probing.probe import ProbeResult
 
 
 def confirm_change(arguments: argparse.Namespace) -> CommandResult:
@@ -41,6 +41,6 @@ def confirm_change(arguments: argparse.Namespace) -> CommandResult:
 
 def _probed(urls: Sequence[str], seconds: float) -> List[ProbeResult]:
     # Import probes only if needed: their imports take longer than a confirmation.
-    from ..convergence.probes import parse_probe, run_probes
+    from ..convergence.probing.attempts import parse_probe, run_probes
 
     return run_probes([parse_probe(url) for url in urls], seconds)

@@ -27,7 +27,8 @@ from .modes.choose import ChosenMode, choose_mode
 from .modes.mode import Mode
 from .node import NodeView, family_services, removal_contexts, view_node
 from .prepare import check_cluster, check_node, check_policies, node_modules, node_sysctls
-from .probes import default_probes
+from .probing.probe import default_probes
+from .probing.traffic import traffic_targets
 from .removal import leftover_contexts, leftover_stages, policy_removal_stages, removal_stages
 from .report import Stopwatch, conflict_warnings, counts, ignored_policies, table_changes, unserved
 from .request import Report, Request
@@ -37,7 +38,6 @@ from .runtime.lock import ConvergenceLock
 from .runtime.state_directory import control_socket
 from .schedulers import with_schedulers
 from .stages.nftables import release_stages
-from .traffic import traffic_targets
 
 if TYPE_CHECKING:
     from ..networkpolicy.node_policy import NodePolicy

@@ -13,7 +13,7 @@ from ..configuration.model import KubeProxyConfiguration
 from ..errors import Refusal
 
 if TYPE_CHECKING:
-    from .traffic import Target
+    from .probing.traffic import Target
 
 
 class Request(NamedTuple):

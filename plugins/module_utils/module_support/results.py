@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, List, Sequence
 
 from ..addresses import IPV4
 from ..configuration.model import KubeProxyConfiguration
-from ..convergence.probes import ProbeResult
+from ..convergence.probing.probe import ProbeResult
 from ..convergence.request import Report, TableChange
 from ..errors import Refusal
 from ..serviceports.node_ports import PRIMARY, node_port_addresses

@@ -23,6 +23,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.history.state import NodeState
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import HistoryError, PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.programs import Completed
+from ansible_collections.kubenode.proxy.plugins.module_utils.packaging import running
 
 
 @pytest.fixture
@@ -235,7 +236,7 @@ def test_a_revert_program_that_does_not_run_is_refused(history, place, tmp_path,
     write = functools.partial(pending.write, directory=place)
     monkeypatch.setattr(arm.pending, "write", write)
     monkeypatch.setattr(arm.units, "why_not_systemd", lambda: "")
-    monkeypatch.setattr(arm, "pack_running", lambda entry: b"not a zip application")
+    monkeypatch.setattr(running, "pack_running", lambda entry: b"not a zip application")
     started = []
     monkeypatch.setattr(arm.units, "start_timer", lambda *arguments: started.append(arguments))
     with pytest.raises(HistoryError, match="rolling back to state 1 would not work"):

@@ -13,8 +13,8 @@ import pytest
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext, FamilyServices
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probes import Probe
-from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.traffic import (
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probing.probe import Probe
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.probing.traffic import (
     Target,
     chosen_services,
     probe_targets,

@@ -37,6 +37,8 @@ def imported():
         "cluster.api",
         "cluster.connection",
         "convergence.history.revert",
+        "convergence.probing.attempts",
+        "packaging.running",
         "convergence.history.restore",
         "agent",
         "controller",
@@ -44,6 +46,11 @@ def imported():
 )
 def test_what_few_runs_need_is_not_imported(imported, name):
     assert f"{_ENGINE}.{name}" not in imported
+
+
+@pytest.mark.parametrize("library", ["http.client", "ssl", "zipfile"])
+def test_libraries_that_few_runs_need_are_not_imported(imported, library):
+    assert library not in imported
 
 
 def test_the_engine_is_imported(imported):

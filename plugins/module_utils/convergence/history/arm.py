@@ -11,7 +11,6 @@ from typing import Optional
 
 from ...errors import HistoryError, PreflightError
 from ...kernel.programs import run
-from ...packaging.running import pack_running
 from ...timestamps import timestamp
 from . import pending, units
 from .pending import Pending
@@ -60,6 +59,7 @@ def arm(number: int, seconds: float, history_directory: str, state_directory: st
     ConfigurationError.
     """
     # Most changes need no confirmation, and each run of a module compiles what it imports.
+    from ...packaging.running import pack_running
     from . import revert
 
     check_timeout(seconds)

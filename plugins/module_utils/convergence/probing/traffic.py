@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..cluster.model import NamespacedName
-from ..cluster.state import ClusterState
-from ..errors import ConfigurationError
-from ..serviceports.info import ServicePortInfo
-from .family import FamilyServices
-from .probes import API_SERVER, DEFAULT_NAME, Probe, ProbeResult, default_services, run_probes
+from ...cluster.model import NamespacedName
+from ...cluster.state import ClusterState
+from ...errors import ConfigurationError
+from ...serviceports.info import ServicePortInfo
+from ..family import FamilyServices
+from .probe import API_SERVER, DEFAULT_NAME, Probe, ProbeResult, default_services
 
 _DNS_PORT = 53
 
@@ -99,6 +99,9 @@ def traffic_targets(keys: Sequence[NamespacedName], families: Sequence[FamilySer
 
 def probe_targets(targets: Sequence[Target], seconds: float) -> Tuple[Reach, ...]:
     """Probe all targets at the same time, for at most ``seconds`` (and one attempt each)."""
+    # Few runs probe, and each run of a module compiles what it imports.
+    from .attempts import run_probes
+
     results = {item.probe: item for item in run_probes([probe for item in targets for probe in item.probes], seconds)}
     found = []
     for target in targets:

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Probes of served addresses by TCP, UDP, TLS, HTTP and DNS, repeated until they succeed or the time is up.
+"""Attempts to reach served addresses by TCP, UDP, TLS, HTTP and DNS, repeated until they succeed or the time is up.
 
 A probe is a URL: ``tcp://10.96.0.1:443``, ``udp://10.96.0.5:514``, ``tls://10.96.0.1:443``, ``http://10.96.0.7/ready``
 (also ``https``), ``dns://10.96.0.10/kubernetes.default.svc.cluster.local``. Certificates are not verified.
@@ -17,52 +17,18 @@ import ssl
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, List, Sequence
 from urllib.parse import urlsplit
 
-from ..addresses import address_and_port, canonical_address
-from ..cluster.model import NamespacedName
-from ..cluster.state import ClusterState
-from ..errors import ConfigurationError
+from ...addresses import canonical_address
+from ...errors import ConfigurationError
+from .probe import DEFAULT_NAME, Probe, ProbeResult
 
 _PORTS = {"http": 80, "https": 443, "dns": 53}
-#: The name that a DNS probe without a name queries. Any server answers, with an error if its domain is different.
-DEFAULT_NAME = "kubernetes.default.svc.cluster.local"
-_DNS_SERVICES = (
-    NamespacedName("kube-system", "kube-dns"),
-    NamespacedName("kube-system", "coredns"),
-    NamespacedName("kube-system", "rke2-coredns-rke2-coredns"),
-    NamespacedName("openshift-dns", "dns-default"),
-)
-#: The Service of the API servers, which every cluster has.
-API_SERVER = NamespacedName("default", "kubernetes")
 _PAUSE_SECONDS = 0.3
 _ATTEMPT_SECONDS = 2.0
 # Attempts that are made at the same time; each of them may wait for its time-out.
 _CONCURRENT = 16
-
-
-class Probe(NamedTuple):
-    """One probe: ``scheme`` as in the URL, host, port, and ``path``: the path of HTTP or the name to query by DNS."""
-
-    scheme: str
-    host: str
-    port: int
-    path: str = ""
-
-    def __str__(self) -> str:
-        path = f"/{self.path.lstrip('/')}" if self.path else ""
-        return f"{self.scheme}://{address_and_port(self.host, self.port)}{path}"
-
-
-class ProbeResult(NamedTuple):
-    """The result of a probe: whether it was answered, the reason if not, and the number of attempts and seconds."""
-
-    probe: Probe
-    answered: bool
-    reason: str
-    attempts: int
-    seconds: float
 
 
 def parse_probe(text: str) -> Probe:
@@ -225,36 +191,3 @@ def run_probes(probes: Sequence[Probe], seconds: float) -> List[ProbeResult]:
             if not waiting or time.monotonic() - started + _PAUSE_SECONDS > seconds:
                 return [results[probe] for probe in dict.fromkeys(probes)]
             time.sleep(_PAUSE_SECONDS)
-
-
-def default_services(cluster: ClusterState) -> Tuple[NamespacedName, ...]:
-    """Return those of the Services that every cluster needs, the API server and the DNS, that this cluster has."""
-    dns = next((key for key in _DNS_SERVICES if key in cluster.services), None)
-    return tuple(key for key in (API_SERVER, dns) if key is not None and key in cluster.services)
-
-
-def default_probes(cluster: ClusterState) -> Tuple[str, ...]:
-    """Return URLs that probe what every cluster needs: the API server's ClusterIP, and the cluster's DNS if it has one.
-
-    Services without a ready endpoint are not probed, because no proxy could make them answer.
-    """
-    found: List[str] = []
-    api = cluster.services.get(API_SERVER)
-    if api is not None and _is_served(cluster, API_SERVER):
-        address = api.cluster_ip_v4 or api.cluster_ip_v6
-        found += [str(Probe("tcp", address, port.port)) for port in api.ports if port.protocol == "TCP" and address]
-    for key in _DNS_SERVICES:
-        service = cluster.services.get(key)
-        if service is None or not _is_served(cluster, key):
-            continue
-        address = service.cluster_ip_v4 or service.cluster_ip_v6
-        port = next((item.port for item in service.ports if item.protocol == "UDP"), 0)
-        if address and port:
-            found.append(str(Probe("dns", address, port, DEFAULT_NAME)))
-            break
-    return tuple(found)
-
-
-def _is_served(cluster: ClusterState, key: NamespacedName) -> bool:
-    slices = cluster.slices.get(key, {})
-    return any(endpoint.ready for item in slices.values() for endpoint in item.endpoints)
