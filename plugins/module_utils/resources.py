@@ -42,6 +42,7 @@ class Kind:
     EMPTY_TABLES = "empty tables"
     TABLE_OBJECTS = "table objects"
     POLICY_OBJECTS = "network policy objects"
+    IPVS_OBJECTS = "IPVS table objects"
     SETS = "sets"
     SET_ELEMENTS = "set elements"
     VIRTUAL_SERVERS = "virtual servers"

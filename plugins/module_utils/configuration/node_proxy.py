@@ -20,6 +20,7 @@ from .sections import (
     api_servers,
     behaviour,
     health_checks,
+    ipvs_glue,
     network_policy,
     outside_host,
     service_policy,
@@ -50,6 +51,7 @@ class NodeProxyConfiguration(NamedTuple):
     outside_host: OutsideHost = OutsideHost()
     userspace: UserspaceSection = UserspaceSection()
     network_policy: NetworkPolicySettings = NetworkPolicySettings()
+    ipvs_glue: str = ipvs_glue.AUTO
 
 
 FIELDS: Tuple[Field, ...] = (
@@ -59,6 +61,7 @@ FIELDS: Tuple[Field, ...] = (
     *health_checks.FIELDS,
     *api_servers.FIELDS,
     *outside_host.FIELDS,
+    *ipvs_glue.FIELDS,
     *userspace.FIELDS,
     *network_policy.FIELDS,
 )
@@ -80,6 +83,7 @@ def read_node_proxy(values: Mapping[str, Any], findings: Findings) -> NodeProxyC
         health_checks=health_checks.read(root.section("healthChecks")),
         api_servers=api_servers.read(root.section("apiServers")),
         outside_host=outside_host.read(root.section("outsideHost")),
+        ipvs_glue=ipvs_glue.read(root),
     )
     root.finish()
     return configuration

@@ -29,7 +29,7 @@ from .node import NodeView, family_services, removal_contexts, view_node
 from .prepare import check_cluster, check_node, check_policies, node_modules, node_sysctls
 from .probing.probe import default_probes
 from .probing.traffic import traffic_targets
-from .removal import leftover_contexts, leftover_stages, policy_removal_stages, removal_stages
+from .removal import leaving_stages, leftover_contexts, leftover_stages, policy_removal_stages, removal_stages
 from .report import Stopwatch, conflict_warnings, counts, ignored_policies, table_changes, unserved
 from .request import Report, Request
 from .runtime.ledger import flows_of, forget, may_be_stale, read_ledger, write_ledger
@@ -106,7 +106,7 @@ class _Convergence:
         with self.watch.stage("preflight"):
             self.warnings += check_node(configuration, mode, families, request.ignore_findings)
             self.warnings += check_policies(request, view)
-        self._run([node_modules(configuration, view)])
+        self._run([node_modules(mode, configuration, view)])
         families = self._with_schedulers(mode, families)
         contexts = [item.context for item in families]
         with self.watch.stage("render"):
@@ -120,6 +120,8 @@ class _Convergence:
 
         self._run([self._sysctls(configuration, view, contexts), *stages], allowed)
         self.warnings += self.loss.warnings
+        if not request.check:
+            self._run(leaving_stages(mode, self.handles))
         self._run(leftover_stages(mode, self.handles, others))
         if not request.check:
             if mode.serves:

@@ -21,6 +21,7 @@ from ..kernel.ipvs.servers import PROC_TABLE, IpvsSocket
 from ..kernel.modules import asking_loads
 from ..kernel.netlink.protocol import NETLINK_NETFILTER, NETLINK_ROUTE
 from ..kernel.netlink.socket import NetlinkSocket, is_supported
+from ..kernel.nftables.ipvs_table import IpvsTableResource
 from ..kernel.nftables.policy_table import PolicyTableResource
 from ..kernel.nftables.probe import answers as nftables_answers
 from ..kernel.nftables.resource import NftablesResource
@@ -96,6 +97,10 @@ class KernelHandles:
     def nftables(self, family: str) -> NftablesResource:
         """Return the nftables table of a family, with a socket that is closed with the others."""
         return self._open.enter_context(contextlib.closing(NftablesResource(family)))
+
+    def ipvs_table(self, family: str) -> IpvsTableResource:
+        """Return the nftables table beside IPVS of a family, with a socket that is closed with the others."""
+        return self._open.enter_context(contextlib.closing(IpvsTableResource(family)))
 
     def network_policy(self) -> PolicyTableResource:
         """The nftables table of network policies, with a socket that is closed with the others."""

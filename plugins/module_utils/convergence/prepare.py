@@ -81,9 +81,10 @@ def check_policies(request: Request, view: NodeView) -> List[str]:
     return list(judge(findings, request.ignore_findings))
 
 
-def node_modules(configuration: KubeProxyConfiguration, view: NodeView) -> Stage:
+def node_modules(mode: Mode, configuration: KubeProxyConfiguration, view: NodeView) -> Stage:
     """Return the stage that loads the mode's kernel modules."""
-    names = modules_for(configuration.mode, configuration.effective_schedulers, view.facts.kernel_version)
+    needs, release = mode.needs, view.facts.kernel_version
+    names = modules_for(needs.name, configuration.effective_schedulers, release, glue=needs.glue)
     modules = ModulesResource(names)
     return Stage(modules, modules.desired())
 

@@ -13,7 +13,7 @@ from .handles import KernelHandles
 from .modes.mode import Mode
 from .node import removal_contexts
 from .stages.chains import chain_removal_stages
-from .stages.ipvs import ipvs_removal_stages
+from .stages.ipvs import ipvs_removal_stages, retiring_stages, unused_glue_stages
 from .stages.nftables import nftables_removal_stages
 from .stages.userspace import userspace_removal_stages
 
@@ -24,6 +24,14 @@ def leftover_contexts(mode: Mode, families: Sequence[str]) -> List[FamilyContext
     On a node where another program serves the Services, all chains belong to that program.
     """
     return [] if mode.subsystems.chains or not mode.serves else removal_contexts(families)
+
+
+def leaving_stages(mode: Mode, handles: KernelHandles) -> List[Stage]:
+    """Return the stages to apply before :func:`leftover_stages` are planned: see :func:`.retiring_stages`.
+
+    Raises KernelError.
+    """
+    return retiring_stages(handles) if mode.serves and not mode.subsystems.ipvs else []
 
 
 def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[FamilyContext]) -> List[Stage]:
@@ -37,7 +45,9 @@ def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[Famil
         return []
     used = mode.subsystems
     stages: List[Stage] = []
-    if not used.ipvs:
+    if used.ipvs:
+        stages += unused_glue_stages(handles, used.ipsets, used.ipvs_table)
+    else:
         stages += ipvs_removal_stages(handles, draining=True)
     stages += chain_removal_stages(contexts)
     if not used.nftables:

@@ -67,6 +67,10 @@ _MODULES: Mapping[str, Tuple[str, ...]] = {
     "none": ("nf_tables", "nf_conntrack"),
 }
 MODES: Tuple[str, ...] = tuple(_MODULES)
+# Instead of the above, for the glues of ipvs mode that are not made of ipsets and iptables.
+_MODULES_OF_GLUE: Mapping[str, Tuple[str, ...]] = {
+    "nftables": ("ip_vs", "nf_conntrack", "dummy", "nf_tables", "nft_chain_nat"),
+}
 
 # The kernel configuration option that builds a module in, for kernels whose list of built-in modules is not installed.
 _OPTIONS: Mapping[str, str] = {
@@ -124,7 +128,11 @@ def scheduler_module(scheduler: str) -> str:
 
 
 def modules_for(
-    mode: str, schedulers: Iterable[str] = (), release: Tuple[int, int, int] = (6, 1, 0), bridge_netfilter: bool = False
+    mode: str,
+    schedulers: Iterable[str] = (),
+    release: Tuple[int, int, int] = (6, 1, 0),
+    bridge_netfilter: bool = False,
+    glue: str = "",
 ) -> List[str]:
     """Return the modules to load before a mode is programmed, in loading order, without duplicates.
 
@@ -132,12 +140,12 @@ def modules_for(
     in use, ``rr`` if empty; ignored otherwise. ``release``: kernel version (before 4.19 IPv4 connection tracking is a
     separate module).
     ``bridge_netfilter``: also br_netfilter, which pods on one bridge need to reach each other by Service address.
-    Raises ConfigurationError.
+    ``glue``: in mode ipvs, iptables (the default) or nftables. Raises ConfigurationError.
     """
     if mode not in _MODULES:
         raise ConfigurationError(f"mode {mode!r}: not one of {', '.join(MODES)}")
     names: List[str] = []
-    for name in _MODULES[mode]:
+    for name in _MODULES_OF_GLUE.get(glue, _MODULES[mode]):
         names.append(name)
         if name == "ip_vs":
             names.extend(scheduler_module(scheduler) for scheduler in list(schedulers) or ["rr"])

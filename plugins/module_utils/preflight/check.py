@@ -17,6 +17,7 @@ from .features import (
     capabilities,
     extension_findings,
     family_findings,
+    ipset_findings,
     iptables_findings,
     ipvs_findings,
     kernel_version_findings,
@@ -32,15 +33,18 @@ class ModeNeeds(NamedTuple):
     """What a mode requires of the node.
 
     ``name``: of the mode; it selects the kernel modules. ``kernel``: the oldest supported release. ``extensions``: the
-    iptables matches and targets that its rules use; empty for a mode without iptables. ``ipvs``: whether it uses IPVS
-    and ipsets. ``capabilities``: of this process, without which the mode cannot work. ``exclusive``: no other program
-    may serve Services or change the firewall beside it.
+    iptables matches and targets that its rules use; empty for a mode without iptables. ``ipvs``, ``ipsets``: whether it
+    uses them. ``glue``: that of ipvs mode, which selects the kernel modules too. ``capabilities``: of this process,
+    without which the mode cannot work. ``exclusive``: no other program may serve Services or change the firewall beside
+    it.
     """
 
     name: str
     kernel: Tuple[int, int, int] = (0, 0, 0)
     extensions: Extensions = {}
     ipvs: bool = False
+    ipsets: bool = False
+    glue: str = ""
     capabilities: Tuple[str, ...] = ("CAP_NET_ADMIN", "CAP_NET_RAW")
     exclusive: bool = True
 
@@ -88,7 +92,7 @@ def preflight(intention: Intention, release: str = "") -> List[Finding]:
     findings = rights_findings(effective, needs.capabilities)
     if findings:
         return findings
-    modules = modules_for(needs.name, intention.schedulers, version)
+    modules = modules_for(needs.name, intention.schedulers, version, glue=needs.glue)
     findings += kernel_version_findings(needs.name, needs.kernel, version)
     findings += module_findings(modules, effective, release)
     variants: Mapping[str, XtablesVariant] = {}
@@ -102,6 +106,8 @@ def preflight(intention: Intention, release: str = "") -> List[Finding]:
         findings += extension_findings(needs.extensions, variants, release)
     if needs.ipvs:
         findings += ipvs_findings(release)
+    if needs.ipsets:
+        findings += ipset_findings(release)
         findings += set_limit_findings(intention.set_contributions)
     findings += sysctl_findings(intention.sysctls, modules)
     if needs.exclusive:

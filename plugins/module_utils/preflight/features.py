@@ -148,23 +148,27 @@ def extension_findings(
 
 
 def ipvs_findings(release: str, root: str = "") -> List[Finding]:
-    """Return errors if the kernel has IPVS or ipsets but they do not answer in this network namespace.
+    """Return an error if the kernel has IPVS but it does not answer in this network namespace.
 
     Modules that are not loaded yet are not checked, because a request would load them.
     """
-    findings = []
-    present = present_modules(["ip_vs", "ip_set"], release, root)
-    if "ip_vs" in present:
+    if "ip_vs" in present_modules(["ip_vs"], release, root):
         try:
             IpvsSocket().close()
         except KernelError as error:
-            findings.append(Finding(IPVS, ERROR, f"IPVS does not answer: {error}", "use mode nftables or iptables"))
-    if "ip_set" in present:
+            return [Finding(IPVS, ERROR, f"IPVS does not answer: {error}", "use mode nftables or iptables")]
+    return []
+
+
+def ipset_findings(release: str, root: str = "") -> List[Finding]:
+    """Return an error if the kernel has ipsets but they do not answer, as for :func:`ipvs_findings`."""
+    if "ip_set" in present_modules(["ip_set"], release, root):
         try:
             IpsetSocket().close()
         except KernelError as error:
-            findings.append(Finding(IPSET, ERROR, str(error), "use mode nftables or iptables"))
-    return findings
+            remedy = "use the glue nftables of mode ipvs, or mode nftables or iptables"
+            return [Finding(IPSET, ERROR, str(error), remedy)]
+    return []
 
 
 def sysctl_findings(wanted: Mapping[str, sysctls.Wanted], to_be_loaded: Iterable[str], root: str = "") -> List[Finding]:

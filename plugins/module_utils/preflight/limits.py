@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Dict, Hashable, Iterable, Iterator, List, Mapping, Set, Tuple
 
-from ..rendering.ipvs.entries import node_facts, service_port_entries
+from ..rendering.ipvs.entries import node_facts
+from ..rendering.ipvs.ipset_entries import service_port_entries
 from ..rendering.ipvs.model import SET_ELEMENTS, SetElementKey
 from ..rendering.settings import DataplaneSettings
 from ..serviceports.info import ServicePortInfo, ServicePortName
@@ -38,7 +39,7 @@ def set_limit_findings(contributions: Iterable[SetContribution], limit: int = EL
             ERROR,
             f"ipset {name} holds at most {limit} elements, {len(elements[name])} are needed;"
             f" Service {service} is the first that no longer fits",
-            "use mode nftables or iptables, which have no such limit, or exclude Services by label",
+            "use ipvsGlue nftables, or mode nftables or iptables, without such a limit, or exclude Services by label",
         )
         for name, service in first_too_many.items()
     ]

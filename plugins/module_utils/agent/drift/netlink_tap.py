@@ -19,12 +19,14 @@ from .notifications import Watch, suspect
 class NetlinkTap(Watch):
     """Detects other programs' requests to IPVS and ipset, for ipvs mode.
 
-    ``active``: whether it works; while it does not, contents must be read more often. The constructor raises
-    KernelError if the kernel has no such devices, or if this process may not use packet sockets.
+    ``ipsets``: whether there are ipsets of ours; if not, ipset need not be loaded. ``active``: whether it works; while
+    it does not, contents must be read more often. The constructor raises KernelError if the kernel has no such devices,
+    or if this process may not use packet sockets.
     """
 
-    def __init__(self, families: Sequence[str], handles: KernelHandles) -> None:
+    def __init__(self, families: Sequence[str], handles: KernelHandles, ipsets: bool = True) -> None:
         self._families = tuple(families)
+        self._ipsets = ipsets
         self._handles = handles
         self._tap: Optional[RequestTap] = None
         self._open()
@@ -36,7 +38,7 @@ class NetlinkTap(Watch):
 
     def _open(self) -> None:
         handles = self._handles
-        ports = (handles.ipvs.netlink.port, handles.ipset.netlink.port)
+        ports = [handles.ipvs.netlink.port, *([handles.ipset.netlink.port] if self._ipsets else [])]
         # Add the device even if it exists: that brings it up, and fails for a device of another kind.
         MonitoringDeviceResource(handles.route).apply(Change(added={MONITORING_DEVICE: MONITORING_KIND}))
         try:

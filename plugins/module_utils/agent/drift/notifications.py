@@ -70,10 +70,12 @@ class NftWatch(Watch):
 
 
 def nftables_watch(families: Sequence[Proxier]) -> Watch:
-    """Return a watch on our tables, for nftables mode. Raises KernelError."""
+    """Return a watch on the mode's table of each family. Raises KernelError."""
     resources = [stage.resource for family in families for stage in family.stages]
     tables = [item for item in resources if isinstance(item, NftablesResource)]
-    return NftWatch([item.family for item in tables], TableMonitor(item.port for item in tables))
+    return NftWatch(
+        [item.family for item in tables], TableMonitor((item.port for item in tables), tables[0].table.name)
+    )
 
 
 def xtables_nft_watch(resources: Sequence[ChainsResource]) -> Watch:

@@ -54,17 +54,17 @@ class DriftWatch:
         self._suspects: Dict[str, str] = {}
         self._settled_at = 0.0
         names = [family.family for family in families]
-        if subsystems.nftables:
+        if subsystems.nftables or subsystems.ipvs_table:
             self._watches.append(nftables_watch(families))
         if subsystems.chains:
             self._watch_chains(families)
         if subsystems.ipvs:
-            self._watch_ipvs(names, handles)
+            self._watch_ipvs(names, handles, subsystems.ipsets)
 
-    def _watch_ipvs(self, families: Sequence[str], handles: KernelHandles) -> None:
+    def _watch_ipvs(self, families: Sequence[str], handles: KernelHandles, ipsets: bool) -> None:
         notified: Callable[[], bool] = bool
         try:
-            tap = NetlinkTap(families, handles)
+            tap = NetlinkTap(families, handles, ipsets)
         except KernelError as error:
             self._log.info("external changes to IPVS and ipsets are only detected by polling", reason=error)
         else:
@@ -75,6 +75,8 @@ class DriftWatch:
 
         outline = self._closing.enter_context(closing(ServersOutline()))
         self._watches.append(PollWatch("IPVS", families, read=ServersContent(), outline=outline, notified=notified))
+        if not ipsets:
+            return
         content, headers = (sets_digest(handles, families, header_only) for header_only in (False, True))
         self._watches.append(PollWatch("ipsets", families, read=content, outline=headers, notified=notified))
 

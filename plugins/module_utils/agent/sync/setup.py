@@ -17,7 +17,7 @@ from ...convergence.modes.choose import choose_mode
 from ...convergence.modes.mode import Mode
 from ...convergence.node import NodeView, family_context, family_settings, node_addresses_now, view_node
 from ...convergence.prepare import check_node, missing_node, node_modules, wanted_node_sysctls
-from ...convergence.removal import leftover_contexts, leftover_stages
+from ...convergence.removal import leaving_stages, leftover_contexts, leftover_stages
 from ...convergence.request import Request
 from ...convergence.stages.sysctls import sysctl_stage
 from ...kernel.sysctls import Wanted
@@ -57,7 +57,7 @@ def set_up(request: Request, handles: KernelHandles) -> Proxiers:
     warnings += check_node(configuration, mode, nothing, request.ignore_findings)
     # A missing Node is no reason not to serve, because it may be created later.
     warnings += [str(finding) for finding in missing_node(request, view)]
-    apply_plan(plan([node_modules(configuration, view)]))
+    apply_plan(plan([node_modules(mode, configuration, view)]))
     if mode.make_counters():
         view = view._replace(nfacct_counters=mode.counters())
         contexts = _contexts(request, configuration, view)
@@ -90,6 +90,8 @@ class Leftovers(NamedTuple):
 def remove_leftovers(proxiers: Proxiers, agent: KernelHandles) -> Leftovers:
     """Remove leftovers of other modes from the node, with handles as the agent's own. Raises KernelError."""
     with KernelHandles(agent.progress, agent.listeners) as handles:
+        leaving = plan(leaving_stages(proxiers.mode, handles))
+        apply_plan(leaving)
         stages = leftover_stages(proxiers.mode, handles, leftover_contexts(proxiers.mode, proxiers.view.families))
         stages += proxiers.mode.extra_stages([proxier.context for proxier in proxiers.families])
         for stage in stages:
@@ -98,7 +100,8 @@ def remove_leftovers(proxiers: Proxiers, agent: KernelHandles) -> Leftovers:
         apply_plan(planned)
     servers = [item for item in planned if item.resource.kind == Kind.REAL_SERVERS]
     return Leftovers(
-        sum(len(item.change) for item in planned), sum(item.entries - len(item.change.removed) for item in servers)
+        sum(len(item.change) for item in [*leaving, *planned]),
+        sum(item.entries - len(item.change.removed) for item in servers),
     )
 
 

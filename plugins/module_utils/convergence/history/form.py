@@ -82,6 +82,7 @@ def encode_state(state: NodeState) -> Dict[str, Any]:
             for item in state.chains
         ],
         "nftables": {family: _encode_nftables(table) for family, table in state.nftables.items()},
+        "ipvs_tables": {family: _encode_nftables(table) for family, table in state.ipvs_tables.items()},
         **({} if policy is None else {"network_policy": _encode_nftables(policy)}),
         "sets": [[name, *value] for name, value in state.sets.items()],
         "set_elements": [list(key) for key in state.set_elements],
@@ -183,6 +184,12 @@ def _decode_nftables(reader: _Reader, rows: Any) -> RawTable:
     return table
 
 
+def _decode_tables(reader: _Reader, name: str) -> Dict[str, RawTable]:
+    """Return the tables by family in a field."""
+    found = reader.get(name, dict).items()
+    return {family: _decode_nftables(reader, rows) for family, rows in found if family in FAMILIES}
+
+
 def _check_sysctls(reader: _Reader, values: Dict[str, str]) -> None:
     """Raise HistoryError for anything but the numbers that modes set: other kernel parameters can start programs."""
     reader.field = "sysctls"
@@ -197,11 +204,9 @@ def decode_state(document: Any) -> NodeState:
     """Return the state in JSON values. Raises HistoryError, naming the field."""
     reader = _Reader(document)
     chains = tuple(_decode_chains(reader, item) for item in reader.get("chains", list))
-    nftables = {
-        family: _decode_nftables(reader, rows)
-        for family, rows in reader.get("nftables", dict).items()
-        if family in FAMILIES
-    }
+    nftables = _decode_tables(reader, "nftables")
+    # States saved by versions without this table do not have the field.
+    ipvs_tables = _decode_tables(reader, "ipvs_tables") if "ipvs_tables" in document else {}
     policy = None
     if "network_policy" in document:
         policy = _decode_nftables(reader, reader.get("network_policy", list))
@@ -231,6 +236,7 @@ def decode_state(document: Any) -> NodeState:
     return NodeState(
         chains=chains,
         nftables=nftables,
+        ipvs_tables=ipvs_tables,
         network_policy=policy,
         sets=sets,
         set_elements=elements,

@@ -21,8 +21,10 @@ from ...kernel.ipvs.connections import used_connections
 from ...kernel.ipvs.servers import TimeoutsResource
 from ...kernel.links import AddressesResource, DummyDeviceResource
 from ...kernel.modules import ModulesResource, modules_for
+from ...kernel.nftables.ipvs_table import RawIpvsTableResource
 from ...kernel.nftables.policy_table import RawPolicyTableResource
 from ...kernel.nftables.raw import RawTableResource
+from ...kernel.nftables.raw_reading import RawSet
 from ...kernel.sysctls import SysctlsResource, read_value, unchangeable
 from ...kernel.xtables.chains import ChainsResource
 from ...kernel.xtables.empty_tables import EmptyTablesResource
@@ -30,14 +32,27 @@ from ...kernel.xtables.variant import NFT
 from ...preflight.features import capabilities, rights_findings
 from ...preflight.findings import judge
 from ...rendering.ipvs.draining import with_draining
+from ...rendering.ipvs.nftables_glue import NFTABLES_GLUE
+from ...rendering.ipvs.nftables_layout import NODE_PORTS
+from ...rendering.nftables.objects import ObjectKey
 from ...resources import Kind, PlannedChange, Resource, Stage, apply_plan, never, plan
 from ..handles import KernelHandles
 from ..report import Stopwatch, table_changes
 from ..request import TableChange
 from ..runtime.ledger import Flows, write_ledger
 from ..runtime.lock import ConvergenceLock
-from ..stages.ipvs import IpvsResources, OnlyOurServers, ipvs_resources, observed_once, unloaded_ipvs_resources
-from ..stages.still_connected import StillConnected, replaces_iptables_mode
+from ..stages.ipvs import (
+    GlueResources,
+    IpvsResources,
+    OnlyOurServers,
+    glue_resources,
+    ipvs_resources,
+    observed_once,
+    unloaded_ipvs_resources,
+    unloaded_set_resources,
+    unused_glue_stages,
+)
+from ..stages.still_connected import StillConnected, node_port_record, replaces_iptables_mode
 from ..stages.userspace import userspace_removal_stages
 from . import units
 from .confirm import withdraw
@@ -110,19 +125,21 @@ class _IpvsStages(NamedTuple):
     kept: StillConnected
 
 
-def _ipvs_stages(state: NodeState, resources: IpvsResources, family: str, loaded: bool) -> _IpvsStages:
+def _ipvs_stages(
+    state: NodeState, resources: IpvsResources, glue: GlueResources, family: str, *, loaded: bool, to_end: bool
+) -> _IpvsStages:
     """Return the stages of one family. With a state of another mode, servers with active connections are kept."""
     servers, real_servers = of_family(state.virtual_servers, family), of_family(state.real_servers, family)
     listed = functools.partial(used_connections, family)
-    owned = resources.addresses, resources.elements
+    record = glue.record(family)
 
     def touched(resource: Resource[Any, Any]) -> Resource[Any, Any]:
         """Return those that belong to Services now, or were saved; later additions of other programs are kept."""
-        return OnlyOurServers(resource, *owned, state.virtual_servers) if loaded else resource
+        return OnlyOurServers(resource, resources.addresses, record, state.virtual_servers) if loaded else resource
 
     going = touched(resources.real_servers)
     draining = loaded and not state.virtual_servers
-    kept = StillConnected(going, resources.elements, listed, resources.used, draining)
+    kept = StillConnected(going, record, listed, resources.used, draining)
 
     def with_kept(saved: Table, still: Callable[[Table], Table]) -> Callable[[Table], Table]:
         return lambda observed: {**still(observed), **saved}
@@ -133,10 +150,18 @@ def _ipvs_stages(state: NodeState, resources: IpvsResources, family: str, loaded
             **with_draining(real_servers, observed, resources.connections(), servers),
         }
 
-    before = [
-        Stage(resources.sets, with_kept(of_family(state.sets, family), kept.sets)),
-        Stage(resources.elements, with_kept(of_family(state.set_elements, family), kept.elements)),
-    ]
+    before = []
+    if glue.sets is not None:
+        before = [
+            Stage(glue.sets.sets, with_kept(of_family(state.sets, family), kept.sets)),
+            Stage(glue.sets.elements, with_kept(of_family(state.set_elements, family), kept.elements)),
+        ]
+    saved = state.ipvs_tables.get(family, {})
+    if saved:
+        before.append(Stage(RawIpvsTableResource(family), saved if to_end else functools.partial(_with_ports, saved)))
+    elif glue.table is not None:
+        left = kept.table if to_end else node_port_record
+        before.append(Stage(glue.table, left, postponed=lambda _change: True))
     after = [
         Stage(touched(resources.servers), with_kept(servers, kept.servers)),
         Stage(going, staying),
@@ -145,12 +170,32 @@ def _ipvs_stages(state: NodeState, resources: IpvsResources, family: str, loaded
     return _IpvsStages(before, after, kept)
 
 
-def restore_stages(state: NodeState, handles: KernelHandles, check: bool) -> Tuple[List[Stage], List[str]]:
+def _with_ports(saved: Table, observed: Table) -> Table:
+    """Return a saved table beside IPVS with the node ports of the present one, which identify virtual servers."""
+    key = ObjectKey("set", NODE_PORTS)
+    old, now = saved.get(key), observed.get(key)
+    if not isinstance(old, RawSet) or not isinstance(now, RawSet):
+        return saved
+    return {**saved, key: old._replace(elements=tuple(dict.fromkeys((*old.elements, *now.elements))))}
+
+
+def _glue(state: NodeState, handles: KernelHandles, family: str) -> GlueResources:
+    """Return what is loaded of the glues, and ipsets that can only be described if a saved state has them."""
+    found = glue_resources(handles, family)
+    if found.sets is None and of_family(state.sets, family):
+        return found._replace(sets=unloaded_set_resources(family))
+    return found
+
+
+def restore_stages(
+    state: NodeState, handles: KernelHandles, check: bool, to_end: bool = True
+) -> Tuple[List[Stage], List[str]]:
     """Return the stages that restore a state, in order, and warnings. Raises KernelError.
 
     Kernel parameters come first if the state is one of ipvs mode, otherwise last: without net.ipv4.vs.conntrack, IPVS
     would not masquerade the connections that it still serves. What another program programmed for Services is not part
-    of a state with policies only, and does not change.
+    of a state with policies only, and does not change. ``to_end`` False: the table beside IPVS keeps what identifies
+    virtual servers that are to be removed later.
     """
     if state.policies_only:
         return _policy_stages(state, handles), []
@@ -160,14 +205,25 @@ def restore_stages(state: NodeState, handles: KernelHandles, check: bool) -> Tup
     device = DummyDeviceResource(handles.route)
     # The listeners of userspace mode end with the agent, so its addresses lead nowhere and are in no saved state.
     leaving = userspace_removal_stages(handles)
-    loaded = handles.has_ipvs() and handles.has_ipset()
+    loaded = handles.has_ipvs()
     if not state.sets and not state.virtual_servers and not loaded:
         addresses = [AddressesResource(handles.route, family) for family in FAMILIES]
         own = [Stage(item, of_family(state.addresses, family)) for item, family in zip(addresses, FAMILIES)]
-        return [*first, Stage(device, state.devices), *tables, *own, *last, *leaving], warnings
+        unused = unused_glue_stages(handles, False, False)
+        return [*first, Stage(device, state.devices), *tables, *own, *unused, *last, *leaving], warnings
     there = loaded or not check
     find = ipvs_resources if there else unloaded_ipvs_resources
-    families = [_ipvs_stages(state, observed_once(find(handles, family)), family, there) for family in FAMILIES]
+    families = [
+        _ipvs_stages(
+            state,
+            observed_once(find(handles, family)),
+            _glue(state, handles, family),
+            family,
+            loaded=there,
+            to_end=to_end,
+        )
+        for family in FAMILIES
+    ]
 
     def devices(observed: Table) -> Table:
         return {**state.devices, **(observed if any(item.kept.any() for item in families) else {})}
@@ -224,7 +280,8 @@ def _module_stages(state: NodeState) -> List[Stage]:
     if not state.virtual_servers and not state.sets:
         return []
     schedulers = sorted({server.scheduler for server in state.virtual_servers.values()})
-    modules = ModulesResource(modules_for(IPVS, schedulers, node_facts().kernel_version))
+    glue = NFTABLES_GLUE.name if any(state.ipvs_tables.values()) and not state.sets else ""
+    modules = ModulesResource(modules_for(IPVS, schedulers, node_facts().kernel_version, glue=glue))
     return [Stage(modules, modules.desired())]
 
 
@@ -283,7 +340,7 @@ def restore(
     if not check:
         apply_plan(modules)
     with watch.stage("observe"):
-        stages, more = restore_stages(state, handles, check)
+        stages, more = restore_stages(state, handles, check, to_end=check)
         planned = plan(stages)
     saved, rest = None, planned
     if not check and _differs(planned):

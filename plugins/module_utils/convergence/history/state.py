@@ -15,6 +15,7 @@ from ...configuration.model import MODES
 from ...kernel.facts import node_facts
 from ...kernel.ipvs.servers import TimeoutsResource
 from ...kernel.links import AddressesResource, DummyDeviceResource
+from ...kernel.nftables.ipvs_table import RawIpvsTableResource
 from ...kernel.nftables.policy_table import RawPolicyTableResource
 from ...kernel.nftables.raw import RawTableResource
 from ...kernel.nftables.raw_reading import RawTable
@@ -30,7 +31,7 @@ from ...resources import ObservedOnce, Resource
 from ..handles import KernelHandles
 from ..node import removal_contexts
 from ..stages.chains import chain_ownership
-from ..stages.ipvs import OnlyOurServers, ipvs_resources, observed_once
+from ..stages.ipvs import OnlyOurServers, glue_resources, ipvs_resources, observed_once
 
 TIMEOUTS = ("tcp", "tcp_fin", "udp")
 
@@ -50,7 +51,8 @@ class ChainsState(NamedTuple):
 class NodeState(NamedTuple):
     """The observed entries by kind. Both families share one mapping if their keys are distinct.
 
-    ``nftables``: by family the table ``kube-proxy`` (see kernel.nftables.raw), empty if it did not exist.
+    ``nftables``: by family the table ``kube-proxy`` (see kernel.nftables.raw), empty if it did not exist;
+    ``ipvs_tables``: the table beside IPVS in the same form.
     ``network_policy``: the table of network policies in the same form; None if an older version saved the state.
     ``devices``: the dummy device and its kind, if it existed. ``addresses``: those on it. ``timeouts``: of IPVS, in
     seconds. ``exclude_cidrs``: networks of virtual servers of other programs, which are not in ``virtual_servers``.
@@ -59,6 +61,7 @@ class NodeState(NamedTuple):
 
     chains: Tuple[ChainsState, ...] = ()
     nftables: Mapping[str, RawTable] = {}
+    ipvs_tables: Mapping[str, RawTable] = {}
     network_policy: Optional[RawTable] = None
     sets: Mapping[str, ipvs.SetDefinition] = {}
     set_elements: Mapping[ipvs.SetElementKey, bool] = {}
@@ -76,6 +79,7 @@ class NodeState(NamedTuple):
         return {
             "chains": sum(key.kind == "chain" for item in self.chains for key in item.chains),
             "nftables_objects": sum(len(table) for table in self.nftables.values()),
+            "ipvs_table_objects": sum(len(table) for table in self.ipvs_tables.values()),
             "network_policy_objects": len(self.network_policy or {}),
             "virtual_servers": len(self.virtual_servers),
             "real_servers": len(self.real_servers),
@@ -153,17 +157,19 @@ def _observed_ipvs(
     ``addresses``: by family those on the dummy device.
     """
     found: Dict[str, Dict[Any, Any]] = {"sets": {}, "set_elements": {}, "virtual_servers": {}, "real_servers": {}}
-    if not (handles.has_ipvs() and handles.has_ipset()):
+    if not handles.has_ipvs():
         return found
     for family in FAMILIES:
         resources = observed_once(ipvs_resources(handles, family))._replace(addresses=addresses[family])
-        found["sets"].update(resources.sets.observe())
-        found["set_elements"].update(resources.elements.observe())
+        glue = glue_resources(handles, family)
+        if glue.sets is not None:
+            found["sets"].update(glue.sets.sets.observe())
+            found["set_elements"].update(glue.sets.elements.observe())
         for name, resource in (("virtual_servers", resources.servers), ("real_servers", resources.real_servers)):
             chosen: Resource[Any, Any] = resource
             if not all_servers:
                 # Modes without IPVS do not change servers that are not known to belong to a Service.
-                chosen = OnlyOurServers(resource, resources.addresses, resources.elements)
+                chosen = OnlyOurServers(resource, resources.addresses, glue.record(family))
             for key, value in chosen.observe().items():
                 if not in_networks(ipvs.server_of(key).address, networks):
                     found[name][key] = value
@@ -185,6 +191,7 @@ def observe_state(handles: KernelHandles, all_servers: bool = False, exclude_cid
             _observed_chains(item.variant, item.settings) for item in removal_contexts() if item.variant is not None
         ),
         nftables={family: RawTableResource(family).observe() if has_nftables else {} for family in FAMILIES},
+        ipvs_tables={family: RawIpvsTableResource(family).observe() if has_nftables else {} for family in FAMILIES},
         network_policy=RawPolicyTableResource().observe() if has_nftables else {},
         devices=DummyDeviceResource(handles.route).observe(),
         addresses={address: True for each in addresses.values() for address in each.observe()},

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ...configuration.model import MODES
 from ...errors import ConfigurationError, PreflightError
@@ -14,11 +14,13 @@ from ...kernel.facts import supported_families
 from ...preflight.check import Intention, preflight
 from ...preflight.features import capabilities, rights_findings
 from ...preflight.findings import CONFLICTS, ERROR, judge
-from ..handles import NO_AGENT
+from ..handles import NO_AGENT, KernelHandles
 from ..request import Request
 from ..runtime.state_directory import control_socket
+from ..stages.ipvs import set_resources
 from .iptables import IPTABLES_MODE
-from .ipvs import IPVS_MODE
+from .ipvs_iptables import IPVS_MODE
+from .ipvs_nftables import IPVS_WITH_NFTABLES
 from .mode import Mode
 from .nftables import NFTABLES_MODE
 from .none import NO_MODE
@@ -31,6 +33,10 @@ _MODES: Dict[str, Mode] = {mode.name: mode for mode in (IPTABLES_MODE, IPVS_MODE
 #: The modes that ``auto`` tries, in this order; if none is possible, the agent forwards connections itself.
 _PREFERRED: Tuple[Mode, ...] = (NFTABLES_MODE, IPVS_MODE, IPTABLES_MODE)
 _LAST_RESORT: Mode = USERSPACE_MODE
+
+
+#: ipvs mode by the name of its glue.
+_GLUES: Dict[str, Mode] = {mode.glue: mode for mode in (IPVS_MODE, IPVS_WITH_NFTABLES)}
 
 
 class ChosenMode(NamedTuple):
@@ -50,13 +56,48 @@ def mode_named(name: str) -> Mode:
 
 
 def mode_without_node(request: Request) -> Mode:
-    """Return the mode that the request names, without looking at any node. Raises ConfigurationError for ``auto``."""
+    """Return the mode that the request names, without looking at any node; in ipvs mode ``auto`` is the glue iptables.
+
+    Raises ConfigurationError for the mode ``auto``.
+    """
     if request.configuration.node_proxy.network_policy.only:
         return NO_MODE
     name = request.mode or request.configuration.mode
     if name not in _MODES:
         raise ConfigurationError(f"mode: {name!r} cannot be rendered without a node; use one of {', '.join(MODES)}")
-    return _MODES[name]
+    mode = _MODES[name]
+    return _GLUES.get(request.configuration.node_proxy.ipvs_glue, mode) if mode is IPVS_MODE else mode
+
+
+def _with_glue(mode: Mode, request: Request) -> ChosenMode:
+    """Return ipvs mode with the glue of the configuration, and why that is the one; other modes as they are.
+
+    ``auto``: the glue that serves this node now, so that a takeover keeps it, else nftables if the kernel accepts its
+    table, else iptables.
+    """
+    if mode is not IPVS_MODE:
+        return ChosenMode(mode, "")
+    wanted = request.configuration.node_proxy.ipvs_glue
+    if wanted in _GLUES:
+        return ChosenMode(_GLUES[wanted], f"glue {wanted}: set in the configuration")
+    serving = _serving_glue()
+    if serving is not None:
+        return ChosenMode(serving, f"glue {serving.glue}: this node is served with it")
+    lacking = _obstacles(IPVS_WITH_NFTABLES, request) or IPVS_WITH_NFTABLES.unsupported_reasons(supported_families())
+    if lacking:
+        return ChosenMode(IPVS_MODE, f"glue {IPVS_MODE.glue}: {'; '.join(lacking)}")
+    return ChosenMode(IPVS_WITH_NFTABLES, f"glue {IPVS_WITH_NFTABLES.glue}: this node has all that it needs")
+
+
+def _serving_glue() -> Optional[Mode]:
+    """Return ipvs mode with the glue that is on this node, None if there is none. Loads nothing. Raises KernelError."""
+    families = supported_families()
+    with KernelHandles() as handles:
+        if handles.has_nftables() and any(handles.ipvs_table(family).exists() for family in families):
+            return IPVS_WITH_NFTABLES
+        if handles.has_ipset() and any(set_resources(handles, family).sets.observe() for family in families):
+            return IPVS_MODE
+    return None
 
 
 def _obstacles(mode: Mode, request: Request) -> List[str]:
@@ -89,10 +130,11 @@ def choose_mode(request: Request) -> ChosenMode:
     if wanted not in _MODES:
         raise ConfigurationError(f"mode: {wanted!r} is not one of {', '.join((*MODES, AUTO))}")
     asked = "requested" if request.mode else "set in the configuration"
-    mode = mode_named(wanted)
+    mode, glue, *_none = _with_glue(mode_named(wanted), request)
+    asked = "; ".join(text for text in (asked, glue) if text)
     if mode.needs_agent and not (request.check or request.agent):
         raise PreflightError(f"{NO_AGENT}; run the agent on this node, or use another mode")
-    if mode is IPVS_MODE and request.fallback:
+    if mode.glue and request.fallback:
         obstacles = _obstacles(mode, request)
         if obstacles:
             fallback = mode_named(request.fallback)
@@ -115,10 +157,12 @@ def _automatic(request: Request) -> ChosenMode:
     # Otherwise a right that this process lacks would be reported as a feature that the kernel lacks.
     judge(rights_findings(capabilities()), request.ignore_findings)
     reasons: List[str] = []
-    for mode in _PREFERRED:
+    for preferred in _PREFERRED:
+        mode, glue, *_none = _with_glue(preferred, request)
         obstacles = _obstacles(mode, request) or mode.unsupported_reasons(supported_families())
         if not obstacles:
-            return ChosenMode(mode, "; ".join([f"auto: this node has all that {mode.name} mode needs", *reasons]))
+            chosen = f"auto: this node has all that {mode.name} mode needs"
+            return ChosenMode(mode, "; ".join([chosen, *([glue] if glue else []), *reasons]))
         reasons.append(f"{mode.name} mode is not possible: {'; '.join(obstacles)}")
     why = "; ".join(reasons)
     if not _may_forward(request):

@@ -1,26 +1,19 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""ipvs mode: virtual servers, ipsets, chains that match them, and addresses on the dummy device.
+"""ipvs mode: virtual servers, addresses on the dummy device, and a packet filter beside IPVS, the glue.
 
-Sets come before the chains that match them, chains before the virtual servers whose connections they masquerade, and
-the addresses that make a Service reachable last.
+The glue comes before the virtual servers whose connections it masquerades, and the addresses that make a Service
+reachable come last.
 """
 
 from __future__ import annotations
 
-import itertools
-from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Sequence
 
 from ...configuration.model import KubeProxyConfiguration
-from ...errors import ProxyError
 from ...kernel.ipvs.servers import RealServersResource
-from ...kernel.xtables.restore import RestoreError
-from ...preflight.check import ModeNeeds
-from ...preflight.features import IPVS_EXTENSIONS
-from ...preflight.limits import SetContribution, ipvs_set_contributions
 from ...rendering.desired import Changes
-from ...rendering.iptables.tables import CHAINS
 from ...rendering.ipvs import model as ipvs
 from ...rendering.ipvs.draining import (
     drain_change,
@@ -33,41 +26,25 @@ from ...rendering.ipvs.draining import (
     with_excluded_real_servers,
     with_excluded_servers,
 )
-from ...rendering.ipvs.mode import RENDERING
 from ...resources import Change, Stage
 from ...serviceports.info import Endpoint, ServicePortInfo
-from ..family import FamilyContext, FamilyServices, FamilyTables
+from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
-from ..stages.chains import chain_stages, shared_chain_stages, xtables_families
 from ..stages.ipvs import IpvsResources, device_stage, ipvs_resources, timeouts_stage, unloaded_ipvs_resources
-from ..stages.still_connected import replaces_iptables_mode
-from .mode import Adjustments, Deprecation, Families, Mode, Subsystems
+from .mode import Adjustments, Deprecation, Mode
 
 
 class IpvsMode(Mode):
-    """See the base class."""
+    """See the base class; each glue is a subclass, which has the resources of the packet filter beside IPVS."""
 
-    rendering = RENDERING
-    subsystems = Subsystems(chains=True, ipvs=True, device=ipvs.DEVICE)
-    needs = ModeNeeds("ipvs", extensions=IPVS_EXTENSIONS, ipvs=True)
     measures_kinds = False
     deprecation = Deprecation(
         "IPVSDeprecation", "The ipvs proxier is now deprecated and may be removed in a future release."
     )
 
-    def find_families(self, families: Sequence[str]) -> Families:
-        """Return the iptables of each family."""
-        return Families(*xtables_families(families))
-
-    def set_contributions(self, families: Iterable[FamilyServices]) -> Iterable[SetContribution]:
-        """See the base class."""
-        return itertools.chain.from_iterable(
-            ipvs_set_contributions(item.service_ports, item.context.settings) for item in families
-        )
-
-    def is_loaded(self, handles: KernelHandles) -> bool:
-        """See the base class."""
-        return handles.has_ipvs() and handles.has_ipset()
+    def glue_stages(self, family: FamilyTables, handles: KernelHandles, loaded: bool) -> List[Stage]:
+        """Return the resources of the glue for a family, in order of dependence. Raises KernelError."""
+        raise KeyError(self.glue)
 
     def stages(
         self,
@@ -84,27 +61,19 @@ class IpvsMode(Mode):
         if wanted:
             stages.append(timeouts_stage(handles, wanted, loaded))
         find = ipvs_resources if loaded else unloaded_ipvs_resources
-        for context, tables in families:
-            stages += _family_stages(context, tables, find(handles, context.family))
+        for family in families:
+            stages += self.glue_stages(family, handles, loaded)
+            stages += _server_stages(family, find(handles, family.context.family))
         return stages
-
-    def extra_stages(self, families: Sequence[FamilyContext]) -> List[Stage]:
-        """Return the stages that remove the chain which iptables mode shares with kubelet."""
-        return shared_chain_stages(families)
 
     def adjustments(self, context: FamilyContext, stages: Sequence[Stage], handles: KernelHandles) -> Adjustments:
         """See the base class."""
         resource = next(item.resource for item in stages if isinstance(item.resource, RealServersResource))
         return ServersInUse(context, resource, handles)
 
-    def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
-        """Count transactions that iptables-restore refused."""
-        return ("iptables_restore_failures",) if isinstance(error, RestoreError) else ()
 
-
-def _family_stages(
-    context: FamilyContext, tables: Mapping[str, Mapping[Any, Any]], resources: IpvsResources
-) -> List[Stage]:
+def _server_stages(family: FamilyTables, resources: IpvsResources) -> List[Stage]:
+    context, tables = family
     excluded = networks_of(context.settings.exclude_cidrs)
     servers, real_servers = tables[ipvs.VIRTUAL_SERVERS], tables[ipvs.REAL_SERVERS]
 
@@ -115,12 +84,7 @@ def _family_stages(
         kept = with_excluded_real_servers(real_servers, observed, servers, excluded)
         return with_draining(kept, observed, resources.connections(), servers)
 
-    # If this change removes the chains of iptables mode, it does so last, so that they serve until then.
-    chains = [item._replace(postponed=replaces_iptables_mode) for item in chain_stages(context, tables[CHAINS], False)]
     return [
-        Stage(resources.sets, tables[ipvs.SETS]),
-        Stage(resources.elements, tables[ipvs.SET_ELEMENTS]),
-        *chains,
         Stage(resources.servers, all_servers),
         Stage(resources.real_servers, all_real_servers),
         Stage(resources.addresses, tables[ipvs.ADDRESSES]),
@@ -193,6 +157,3 @@ class ServersInUse(Adjustments):
         """Return the connections of all real servers of the virtual servers that these keys belong to."""
         servers = {key.server for key in keys}
         return self._handles.ipvs.real_servers_of(servers).connections if servers else {}
-
-
-IPVS_MODE = IpvsMode()

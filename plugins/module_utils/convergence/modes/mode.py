@@ -28,14 +28,16 @@ from ..handles import KernelHandles
 class Subsystems(NamedTuple):
     """The parts of the kernel in which a mode creates objects.
 
-    ``chains``: iptables; ``ipvs``: IPVS and ipsets; ``nftables``: a table of its own in nf_tables. ``listeners``:
-    sockets of the agent, which are no part of the kernel. ``device``: the device that carries service addresses, or
-    empty.
+    ``chains``: iptables; ``ipvs``: virtual servers; ``ipsets``; ``nftables``: the table of nftables mode;
+    ``ipvs_table``: the table of nf_tables beside IPVS. ``listeners``: sockets of the agent, which are no part of the
+    kernel. ``device``: the device that carries service addresses, or empty.
     """
 
     chains: bool = False
     ipvs: bool = False
+    ipsets: bool = False
     nftables: bool = False
+    ipvs_table: bool = False
     listeners: bool = False
     device: str = ""
 
@@ -92,7 +94,7 @@ class Mode:
     kube-proxy has separate metrics for full and partial syncs of this mode. ``needs_agent``: only the agent can serve
     in this mode. ``tracks_connections``: traffic passes connection tracking, whose stale entries are removed.
     ``caution``: a warning about the mode itself, ``policy_caution``: one about network policies in it; or empty.
-    ``deprecation``: None for a mode that is not deprecated.
+    ``deprecation``: None for a mode that is not deprecated. ``glue``: in ipvs mode, what its packet filter is made of.
     """
 
     rendering: Rendering[Any]
@@ -106,6 +108,7 @@ class Mode:
     caution: str = ""
     policy_caution: str = ""
     deprecation: Optional[Deprecation] = None
+    glue: str = ""
 
     @property
     def name(self) -> str:

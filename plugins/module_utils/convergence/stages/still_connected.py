@@ -8,17 +8,34 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, FrozenSet, Mapping, Optional, Tuple
 
 from ...rendering.ipvs import model as ipvs
+from ...rendering.ipvs.nftables_layout import IPVS_TABLE, NODE_PORTS
 from ...rendering.ipvs.sets import PROTOCOL_OF_NODE_PORTS
+from ...rendering.nftables.objects import PROTOCOL_NAMES, ElementKey, ObjectKey
 from ...resources import Change, Resource
+
+#: Protocol and port, each padded to four bytes.
+_NODE_PORT_BYTES = 8
 
 
 def node_ports(elements: Mapping[Any, bool]) -> FrozenSet[Tuple[str, int]]:
-    """Return (protocol, port) of the node ports among set elements."""
-    return frozenset(
-        (PROTOCOL_OF_NODE_PORTS[name], int(element.rsplit(":", 1)[-1]))
-        for name, element in elements
-        if name in PROTOCOL_OF_NODE_PORTS
-    )
+    """Return (protocol, port) of the node ports among the elements of ipsets, or of the table beside IPVS."""
+    found = (_node_port(key) for key in elements)
+    return frozenset(item for item in found if item is not None)
+
+
+def _node_port(key: Any) -> Optional[Tuple[str, int]]:
+    if isinstance(key, ipvs.SetElementKey) and key.set in PROTOCOL_OF_NODE_PORTS:
+        return PROTOCOL_OF_NODE_PORTS[key.set], int(key.element.rsplit(":", 1)[-1])
+    if isinstance(key, ElementKey) and key.name == NODE_PORTS and len(key.key) == _NODE_PORT_BYTES:
+        protocol = PROTOCOL_NAMES.get(key.key[0])
+        return (protocol, int.from_bytes(key.key[4:6], "big")) if protocol else None
+    return None
+
+
+def node_port_record(observed: Mapping[Any, Any]) -> Dict[Any, Any]:
+    """Return what of the table beside IPVS identifies virtual servers, and does nothing to packets."""
+    found = (IPVS_TABLE.key, ObjectKey("set", NODE_PORTS))
+    return {key: value for key, value in observed.items() if key in found or _node_port(key)}
 
 
 class StillConnected:
@@ -80,9 +97,18 @@ class StillConnected:
         kept = {(key.server.protocol, key.server.port) for key in self._real_servers()}
         return {key: value for key, value in observed.items() if kept and kept & node_ports({key: value})}
 
+    def table(self, observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """Return the table beside IPVS with such elements alone; nothing if there are none."""
+        elements = self.elements(observed) if self.any() else {}
+        if not elements:
+            return {}
+        record = node_port_record(observed)
+        return {key: value for key, value in record.items() if key in elements or isinstance(key, ObjectKey)}
+
     def sets(self, observed: Mapping[Any, Any]) -> Mapping[Any, Any]:
         """Return the sets that contain such elements."""
-        kept = {name for name, _element in self.elements(self._elements.observe())} if self.any() else set()
+        found = self.elements(self._elements.observe()) if self.any() else {}
+        kept = {key.set for key in found if isinstance(key, ipvs.SetElementKey)}
         return {key: value for key, value in observed.items() if key in kept}
 
 

@@ -9,13 +9,17 @@ the probe builds a small table with every kind of object and expression that the
 
 from __future__ import annotations
 
-from typing import Dict, List
+from typing import Any, Dict, List
 
 from ...addresses import IPV6
 from ...errors import KernelError
+from ...rendering.ipvs.mode import OVER_NFTABLES
+from ...rendering.ipvs.nftables_layout import IPVS_TABLE
+from ...rendering.ipvs.nftables_layout import RESOURCE as IPVS_RESOURCE
 from ...rendering.nftables import expressions as x
 from ...rendering.nftables.mode import RENDERING
-from ...rendering.nftables.objects import RESOURCE, TABLE_KEY, BaseHook, Key, TableIdentity, Value
+from ...rendering.nftables.objects import RESOURCE, SERVICES_TABLE, BaseHook, Key, TableIdentity, Value
+from ...rendering.rendering import Rendering
 from ...rendering.settings import DataplaneSettings, LocalTraffic
 from ...resources import Change
 from ...serviceports.info import Endpoint, ServicePortInfo, ServicePortName
@@ -30,8 +34,11 @@ PROBE_TABLE = TableIdentity("kube-proxy-probe", "")
 _GET_GENERATION = 10 << 8 | 16
 
 
-def _sample(family: str) -> Dict[Key, Value]:
-    """Return a desired table in which every kind of object occurs once."""
+def _sample(family: str, rendering: Rendering[Any], resource: str, identity: TableIdentity) -> Dict[Key, Value]:
+    """Return a desired table in which every kind of object occurs once.
+
+    ``resource``: the name of the table among those of the rendering, ``identity``: its name in the kernel.
+    """
     six = family == IPV6
     address, network = ("2001:db8::1", "2001:db8::/32") if six else ("192.0.2.1", "192.0.2.0/24")
     endpoints = tuple(Endpoint(address, port, is_local=True) for port in (1, 2, 3))
@@ -62,8 +69,8 @@ def _sample(family: str) -> Dict[Key, Value]:
 
     service_ports = {item.key: item for item in (info("plain", 0), info("sticky", 1))}
     settings = DataplaneSettings(family, local_traffic=LocalTraffic("cidr", network), service_cidrs=(network,))
-    table = RENDERING.desired_tables(service_ports, settings)[RESOURCE]
-    return {PROBE_TABLE.key if key == TABLE_KEY else key: value for key, value in table.items()}
+    table = rendering.desired_tables(service_ports, settings)[resource]
+    return {PROBE_TABLE.key if key == identity.key else key: value for key, value in table.items()}
 
 
 def _try(labelled: List[Labelled]) -> str:
@@ -79,12 +86,23 @@ def _try(labelled: List[Labelled]) -> str:
 
 def unsupported_reason(family: str) -> str:
     """Return why this kernel does not support nftables mode for a family; empty if it does. Changes nothing."""
-    change: Change[Key, Value] = Change(_sample(family))
+    refused = _refused(family, _sample(family, RENDERING, RESOURCE, SERVICES_TABLE))
+    return f"nf_tables refuses what nftables mode needs: {refused}" if refused else ""
+
+
+def unsupported_beside_ipvs(family: str) -> str:
+    """Return why this kernel does not support the table beside IPVS; empty if it does. Changes nothing."""
+    refused = _refused(family, _sample(family, OVER_NFTABLES, IPVS_RESOURCE, IPVS_TABLE))
+    return f"nf_tables refuses what ipvs mode with the glue nftables needs: {refused}" if refused else ""
+
+
+def _refused(family: str, sample: Dict[Key, Value]) -> str:
+    """Return what of a table the kernel refuses, and why; empty for nothing."""
+    change: Change[Key, Value] = Change(sample)
     try:
-        refused = _try(Planner(Encoder(family, PROBE_TABLE)).transactions(change)[0].messages)
+        return _try(Planner(Encoder(family, PROBE_TABLE)).transactions(change)[0].messages)
     except KernelError as error:
         return str(error)
-    return f"nf_tables refuses what nftables mode needs: {refused}" if refused else ""
 
 
 def answers() -> bool:

@@ -100,6 +100,10 @@ class NftablesResource(Resource[Key, Value]):
         """Return the whole table, whichever programs created its objects. Raises KernelError."""
         return self._reader().everything()
 
+    def exists(self) -> bool:
+        """Return whether there is a table of this name. Raises KernelError."""
+        return self._reader().table_flags() is not None
+
     def _reader(self) -> Reader:
         return Reader(self.socket, self._table_family, self.table)
 

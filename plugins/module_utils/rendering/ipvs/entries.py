@@ -3,52 +3,32 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The entries that one ServicePort contributes to the tables of ipvs mode (kube-proxy 1.36).
 
-Several ServicePorts may contribute the same key, such as one cluster IP with several ports; merging counts them.
+Addresses, virtual servers and real servers are the same whatever programs the packet filter beside IPVS; the rest is
+left to a subclass of :class:`Contribution` for each glue. Several ServicePorts may contribute the same key, such as one
+cluster IP with several ports; merging counts them.
 """
 
 from __future__ import annotations
 
-from typing import Callable, FrozenSet, Hashable, List, NamedTuple, Sequence, Tuple
+from typing import FrozenSet, Hashable, List, NamedTuple, Sequence, Tuple
 
-from ...addresses import address_and_port, parse_network
+from ...addresses import parse_network
 from ...configuration.behaviour import Behaviour
 from ...serviceports.info import Endpoint, ServicePortInfo, Sources
 from ...serviceports.weights import risen, shares
 from ..merged import Entry
 from ..settings import DataplaneSettings
-from .model import (
-    ADDRESSES,
-    DEVICE,
-    FIREWALLED,
-    REAL_SERVERS,
-    REDIRECTED,
-    SET_ELEMENTS,
-    VIRTUAL_SERVERS,
-    FirewalledPort,
-    RealServer,
-    RealServerKey,
-    Redirect,
-    SetElementKey,
-    VirtualServerKey,
-)
-from .policies import INSIDE, endpoint_lists, keeps_flows
+from .model import ADDRESSES, DEVICE, REAL_SERVERS, VIRTUAL_SERVERS, RealServer, RealServerKey, VirtualServerKey
+from .policies import endpoint_lists, keeps_flows
 from .scheduling import hashed_by, schedule
 from .sets import (
     CLUSTER_IP,
     EXTERNAL_DROPPED,
     EXTERNAL_IP,
     EXTERNAL_IP_LOCAL,
-    HEALTH_CHECK_NODE_PORT,
     INTERNAL_DROPPED,
-    IPVS_IPS,
     LOAD_BALANCER,
-    LOAD_BALANCER_FW,
     LOAD_BALANCER_LOCAL,
-    LOAD_BALANCER_SOURCE_CIDR,
-    LOAD_BALANCER_SOURCE_IP,
-    LOOP_BACK,
-    NAMES,
-    NODE_PORT_SETS,
 )
 
 _WANTED = RealServer(1)
@@ -121,69 +101,96 @@ def node_facts(settings: DataplaneSettings) -> NodeFacts:
     )
 
 
-def service_port_entries(info: ServicePortInfo, facts: NodeFacts) -> List[Entry]:
-    """Return what the ServicePort contributes: (table, key, value) triples. A key may occur more than once."""
-    contribution = _Contribution(info, facts)
-    contribution.add_all()
-    return contribution.entries
-
-
-class _Contribution:
-    """Collects the entries of one ServicePort."""
+class Contribution:
+    """Collects the entries of one ServicePort; the methods without a body are those of the glue."""
 
     def __init__(self, info: ServicePortInfo, facts: NodeFacts) -> None:
         self.info = info
         self.facts = facts
         self.entries: List[Entry] = []
         self.lists = endpoint_lists(info, facts.behaviour)
-        self._names = NAMES[info.family]
         fallback = facts.behaviour.hashing_falls_back
         self._settings = schedule(info, facts.scheduler, facts.schedulers, falls_back=fallback).server
         self._kept = [endpoint for endpoint in info.endpoints if keeps_flows(info, endpoint, facts.behaviour)]
 
-    def add_all(self) -> None:
-        """Add all entries."""
+    def add_all(self) -> List[Entry]:
+        """Add all entries and return them."""
         info = self.info
         for endpoint in info.endpoints:
             if endpoint.is_local:
-                self.in_set(LOOP_BACK, f"{endpoint.ip},{info.protocol}:{endpoint.port},{endpoint.ip}")
-        self.in_set(CLUSTER_IP, f"{info.cluster_ip},{info.protocol}:{info.port}")
+                self.add_hairpin(endpoint)
+        self.add_to_set(CLUSTER_IP, info.cluster_ip, info.port)
         self.add(ADDRESSES, info.cluster_ip, True)
-        self.in_set(IPVS_IPS, info.cluster_ip)
-        self.serve(info.cluster_ip, info.port, self.lists.internal)
+        self.add_own_address(info.cluster_ip)
+        self._serve(info.cluster_ip, info.port, self.lists.internal)
         if self.lists.internal_dropped:
-            self.in_set(INTERNAL_DROPPED, f"{info.cluster_ip},{info.protocol}:{info.port}")
+            self.add_to_set(INTERNAL_DROPPED, info.cluster_ip, info.port)
         for address in info.external_ips:
-            name = EXTERNAL_IP_LOCAL if info.external_local else EXTERNAL_IP
-            self.in_set(name, f"{address},{info.protocol}:{info.port}")
-            self.bind(address)
-            self.serve_external(address, info.port, info.external_ip_sources)
+            self.add_to_set(EXTERNAL_IP_LOCAL if info.external_local else EXTERNAL_IP, address, info.port)
+            self._bind(address)
+            self._serve_external(address, info.port, info.external_ip_sources)
         for address in info.load_balancer_ips:
-            element = f"{address},{info.protocol}:{info.port}"
-            self.in_set(LOAD_BALANCER, element)
+            self.add_to_set(LOAD_BALANCER, address, info.port)
             if info.external_local:
-                self.in_set(LOAD_BALANCER_LOCAL, element)
-            self.bind(address)
-            self.serve_external(address, info.port, info.source_ranges)
+                self.add_to_set(LOAD_BALANCER_LOCAL, address, info.port)
+            self._bind(address)
+            self._serve_external(address, info.port, info.source_ranges)
         if info.node_port and self.facts.node_ips:
-            _node_port_sets(info, self.facts, self.in_set)
+            self.add_node_port()
             for address in self.facts.node_ips:
-                self.serve_external(address, info.node_port, info.node_port_sources)
+                self._serve_external(address, info.node_port, info.node_port_sources)
         if info.health_check_node_port and (self.facts.node_ips or not info.node_port):
-            self.in_set(HEALTH_CHECK_NODE_PORT, str(info.health_check_node_port))
+            self.add_health_check(info.health_check_node_port)
+        return self.entries
 
     def add(self, table: str, key: Hashable, value: object) -> None:
+        """Add one entry."""
         self.entries.append((table, key, value))
 
-    def in_set(self, name: str, element: str) -> None:
-        self.entries.append((SET_ELEMENTS, SetElementKey(self._names[name], element), True))
+    def add_hairpin(self, endpoint: Endpoint) -> None:
+        """Have connections of a local endpoint to itself masqueraded."""
+        raise NotImplementedError
 
-    def bind(self, address: str) -> None:
+    def add_to_set(self, name: str, address: str, number: int) -> None:
+        """Add an address and port to one of the sets of both, by its name in ``sets`` without a family."""
+        raise NotImplementedError
+
+    def add_own_address(self, address: str) -> None:
+        """Add an address of the dummy device, whose other ports are closed."""
+        raise NotImplementedError
+
+    def add_node_port(self) -> None:
+        """Add the node port."""
+        raise NotImplementedError
+
+    def add_health_check(self, number: int) -> None:
+        """Add a health check node port."""
+        raise NotImplementedError
+
+    def redirect(self, address: str, number: int) -> None:
+        """Have connections of some clients to an external address or node port served by the cluster IP's servers."""
+        raise NotImplementedError
+
+    def restrict(self, address: str, number: int, sources: Sequence[str]) -> None:
+        """Restrict an address and port to sources.
+
+        A connection of the node to one of these addresses has that address as its source, which no range names, so
+        the address itself becomes an allowed source if a range contains the node's IP. Otherwise kube-proxy drops the
+        connection in OUTPUT by that source, even if a range contains the address.
+        """
+        raise NotImplementedError
+
+    def allows_node(self, sources: Sequence[str]) -> bool:
+        """Return whether one of the ranges contains the node's IP."""
+        networks = map(parse_network, sources)
+        return any(network is not None and network.contains(self.facts.node_ip) for network in networks)
+
+    def _bind(self, address: str) -> None:
         if address not in self.facts.owned and not is_link_local(address) and is_bindable(address):
             self.add(ADDRESSES, address, True)
-            self.in_set(IPVS_IPS, address)
+            self.add_own_address(address)
 
-    def serve(self, address: str, number: int, endpoints: Sequence[Endpoint]) -> None:
+    def _serve(self, address: str, number: int, endpoints: Sequence[Endpoint]) -> None:
         """Add a virtual server and its real servers."""
         server = VirtualServerKey(self.info.protocol, address, number)
         self.add(VIRTUAL_SERVERS, server, self._settings)
@@ -197,51 +204,12 @@ class _Contribution:
             if endpoint not in endpoints and is_real_server(endpoint.ip):
                 self.add(REAL_SERVERS, RealServerKey(server, endpoint.ip, endpoint.port), _WITHOUT_NEW)
 
-    def serve_external(self, address: str, number: int, sources: Sources) -> None:
+    def _serve_external(self, address: str, number: int, sources: Sources) -> None:
         """Add the virtual server of an external address or node port, and what its policy and sources require."""
-        info = self.info
-        self.serve(address, number, self.lists.external)
-        element = f"{address},{info.protocol}:{number}"
+        self._serve(address, number, self.lists.external)
         if self.lists.external_dropped:
-            self.in_set(EXTERNAL_DROPPED, element)
+            self.add_to_set(EXTERNAL_DROPPED, address, number)
         if self.lists.redirected:
-            target = address_and_port(info.cluster_ip, info.port)
-            redirect = Redirect(target, self.lists.redirected == INSIDE)
-            self.add(REDIRECTED, VirtualServerKey(info.protocol, address, number), redirect)
+            self.redirect(address, number)
         if sources is not None:
             self.restrict(address, number, sources)
-
-    def restrict(self, address: str, number: int, sources: Sequence[str]) -> None:
-        """Restrict an address and port to sources.
-
-        A connection of the node to one of these addresses has that address as its source, which no range names, so
-        the address itself becomes an allowed source if a range contains the node's IP. Otherwise kube-proxy drops the
-        connection in OUTPUT by that source, even if a range contains the address.
-        """
-        info, facts = self.info, self.facts
-        element = f"{address},{info.protocol}:{number}"
-        self.in_set(LOAD_BALANCER_FW, element)
-        node_is_allowed = False
-        for text in sources:
-            self.in_set(LOAD_BALANCER_SOURCE_CIDR, f"{element},{_element_network(text)}")
-            network = parse_network(text)
-            node_is_allowed = node_is_allowed or (network is not None and network.contains(facts.node_ip))
-        if node_is_allowed:
-            self.in_set(LOAD_BALANCER_SOURCE_IP, f"{element},{address}")
-        elif not facts.behaviour.ranges_hold_for_node:
-            self.add(FIREWALLED, FirewalledPort(address, info.protocol, number), True)
-
-
-def _element_network(network: str) -> str:
-    """Return a range as ipset prints it: a single address without its prefix length."""
-    address, _slash, length = network.partition("/")
-    return address if length == ("128" if ":" in address else "32") else network
-
-
-def _node_port_sets(info: ServicePortInfo, facts: NodeFacts, in_set: Callable[[str, str], None]) -> None:
-    for name in NODE_PORT_SETS[info.protocol][: 2 if info.external_local else 1]:
-        if info.protocol == "sctp":
-            for address in facts.node_ips:
-                in_set(name, f"{address},sctp:{info.node_port}")
-        else:
-            in_set(name, str(info.node_port))

@@ -212,6 +212,12 @@ def destination_nat(family: str, address: int, port: int) -> Expression:
     return Expression("nat", ((1, NAT_DESTINATION), (2, NFPROTO[family]), (3, register(address)), (5, register(port))))
 
 
+def same_destination(family: str) -> Expressions:
+    """Settle that the destination stays as it is, so that no later rule for new connections rewrites it."""
+    settled = Expression("nat", ((1, NAT_DESTINATION), (2, NFPROTO[family]), (3, register(0))))
+    return [destination_address(family), settled]
+
+
 def masquerade() -> Expression:
     """Rewrite the source to the address of the outgoing interface, with a random port."""
     return Expression("masq", ((1, NAT_FULLY_RANDOM),))

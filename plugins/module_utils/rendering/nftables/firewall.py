@@ -106,10 +106,15 @@ def firewall_entries(
     for sources, own in by_sources.items():
         if sources is not None:
             keys = [address + transport for address in own]
-            entries += _restrict(info.family, SERVICE_KEY, keys=keys, sources=sources, own=own, settings=settings)
+            entries += restrict(info.family, SERVICE_KEY, keys=keys, sources=sources, own=own, node_ip=settings.node_ip)
     if info.node_port and info.node_port_sources is not None:
-        restricted = _restrict(
-            info.family, NODE_PORT_KEY, keys=[node_port], sources=info.node_port_sources, own=(), settings=settings
+        restricted = restrict(
+            info.family,
+            NODE_PORT_KEY,
+            keys=[node_port],
+            sources=info.node_port_sources,
+            own=(),
+            node_ip=settings.node_ip,
         )
         entries += [*_node_port_check(settings), *restricted] if restricted else []
     return entries
@@ -119,21 +124,20 @@ def _bytes(address: str) -> bytes:
     return packed(address) or b""
 
 
-def _restrict(
-    family: str,
-    kind: str,
-    *,
-    keys: Iterable[bytes],
-    sources: Sequence[str],
-    own: Iterable[bytes],
-    settings: DataplaneSettings,
+def restrict(
+    family: str, kind: str, *, keys: Iterable[bytes], sources: Sequence[str], own: Iterable[bytes], node_ip: str
 ) -> List[Entry]:
+    """Return the entries that restrict frontends of a kind, given by their keys, to allowed sources.
+
+    Where a range contains ``node_ip``, the addresses ``own`` are allowed as well. Nothing is restricted by a range of
+    all addresses.
+    """
     networks = [network for network in map(parse_network, sources) if network is not None]
     if any(network.prefix_length == 0 for network in networks):
         return []
     size = 16 if family == IPV6 else 4
     allowed = {(network.prefix_length, network.first) for network in networks}
-    if settings.node_ip and any(network.contains(settings.node_ip) for network in networks):
+    if node_ip and any(network.contains(node_ip) for network in networks):
         allowed.update((size * 8, int.from_bytes(address, "big")) for address in own)
     entries: List[Entry] = []
     verdict = "drop"

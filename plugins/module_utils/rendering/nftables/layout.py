@@ -84,7 +84,8 @@ def from_local(traffic: LocalTraffic, local: bool) -> x.Expressions:
     return x.interface_name(traffic.value, traffic.kind == "prefix", local)
 
 
-def _not_loopback(family: str) -> x.Expressions:
+def not_loopback(family: str) -> x.Expressions:
+    """Match destination addresses that are not loopback ones."""
     if family == IPV6:
         return [x.destination_address(family), x.compare(bytes(15) + b"\x01", equal=False)]
     return x.in_network(Network(127 << 24, 8, family), load_source=False, equal=False)
@@ -95,7 +96,7 @@ def node_port_match(settings: DataplaneSettings, dispatching: bool) -> x.Express
     if settings.node_port_cidrs:
         return [x.destination_address(settings.family), x.lookup(NODE_PORT_IPS)]
     local = x.is_local(x.FIB_DADDR) if dispatching else []
-    return [*local, *_not_loopback(settings.family)]
+    return [*local, *not_loopback(settings.family)]
 
 
 def _services_rules(settings: DataplaneSettings) -> List[Rule]:
@@ -128,7 +129,7 @@ def _cluster_ips_rules(settings: DataplaneSettings) -> List[Rule]:
     return rules
 
 
-def _masquerade_rules(settings: DataplaneSettings, match: x.Expressions) -> List[Rule]:
+def masquerade_rules(settings: DataplaneSettings, match: x.Expressions) -> List[Rule]:
     """Return the rules that masquerade what the expressions match.
 
     Where the source ports are limited, each protocol needs a rule of its own: the nft program accepts no other form.
@@ -159,8 +160,8 @@ def _regular_chains(settings: DataplaneSettings) -> Dict[str, List[Rule]]:
         CLUSTER_IPS_CHECK: _cluster_ips_rules(settings),
         MASQUERADING: [
             # The bit is cleared so that a packet that traverses this chain again is not masqueraded twice.
-            *_masquerade_rules(settings, [*x.has_bits(x.meta(x.META_MARK), mark), *x.flip_mark_bits(mark)]),
-            *_masquerade_rules(settings, [*x.was_redirected(), *connection, x.lookup(HAIRPIN)]),
+            *masquerade_rules(settings, [*x.has_bits(x.meta(x.META_MARK), mark), *x.flip_mark_bits(mark)]),
+            *masquerade_rules(settings, [*x.was_redirected(), *connection, x.lookup(HAIRPIN)]),
         ],
         SERVICES: _services_rules(settings),
     }

@@ -196,6 +196,8 @@ class _Reader:
         if " map @" in address:
             family = "ip6" if part.get(2) == x.NFPROTO["IPv6"] else "ip"
             self.parts.append(f"dnat {family} to {address}")
+        elif not part.get(5):
+            self.parts.append(f"dnat to {address}")
         else:
             shown = f"[{address}]" if ":" in address else address
             self.parts.append(f"dnat to {shown}:{self.held(part.get(5)).text}")

@@ -19,8 +19,7 @@ from .objects import (
     PROTOCOL,
     PROTOCOL_NAMES,
     RESOURCE,
-    TABLE_COMMENT,
-    TABLE_KEY,
+    SERVICES_TABLE,
     TABLE_NAME,
     VERDICT,
     ChainValue,
@@ -29,6 +28,7 @@ from .objects import (
     ListValue,
     SetValue,
     SparseList,
+    TableIdentity,
     Value,
     index_of,
     list_items,
@@ -156,9 +156,9 @@ def chain_lines(value: ChainValue) -> List[str]:
     return lines
 
 
-def describe(family: str, key: Key, value: Value) -> List[str]:
+def describe(family: str, key: Key, value: Value, table_name: str = TABLE_NAME) -> List[str]:
     """Return lines that show one entry of the table as commands or blocks that ``nft -f`` accepts."""
-    table = f"{table_family(family)} {TABLE_NAME}"
+    table = f"{table_family(family)} {table_name}"
     if isinstance(key, ElementKey):
         return [f"element {table} {key.name} {{ {text} }}" for text in element_texts(family, key, value)]
     if isinstance(value, SetValue):
@@ -181,12 +181,16 @@ def describe_slots(family: str, key: Key, value: Value) -> List[str]:
 
 def restore_text(family: str, tables: Mapping[str, Mapping[Key, Value]]) -> str:
     """Return a script for ``nft -f`` that replaces the family's table by the desired one; empty if none is desired."""
-    table = tables[RESOURCE]
-    if TABLE_KEY not in table:
+    return table_text(family, SERVICES_TABLE, tables[RESOURCE])
+
+
+def table_text(family: str, identity: TableIdentity, table: Mapping[Key, Value]) -> str:
+    """Return a script for ``nft -f`` that replaces a table by the desired one; empty if none is desired."""
+    if identity.key not in table:
         return ""
-    name = f"{table_family(family)} {TABLE_NAME}"
+    name = f"{table_family(family)} {identity.name}"
     # Declared first, so that the deletion succeeds whether or not the table exists.
-    lines = [f"table {name}", f"delete table {name}", f"table {name} {{", f'\tcomment "{TABLE_COMMENT}"']
+    lines = [f"table {name}", f"delete table {name}", f"table {name} {{", f'\tcomment "{identity.comment}"']
     elements: Dict[str, List[str]] = {}
     for key, value in table.items():
         if isinstance(key, ElementKey):

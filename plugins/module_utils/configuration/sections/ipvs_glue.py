@@ -1,0 +1,36 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The field ``ipvsGlue``: what the packet filter beside IPVS is made of, in ipvs mode."""
+
+from __future__ import annotations
+
+from typing import Tuple
+
+from ...cluster.fields import shown
+from ..field import HONOURED, Field
+from ..reader import Section
+
+AUTO = "auto"
+GLUES = (AUTO, "iptables", "nftables")
+
+FIELDS: Tuple[Field, ...] = (
+    Field(
+        "ipvsGlue",
+        "ipvs_glue",
+        "`auto`",
+        "ipvs",
+        HONOURED,
+        "what masquerades and filters connections beside IPVS: `iptables` with ipsets, `nftables`, or `auto`:"
+        " what serves the node today, else nftables if the kernel can do it; see"
+        " [modes.md](modes.md#ipvs-without-iptables)",
+    ),
+)
+
+
+def read(root: Section) -> str:
+    """Return the field of the document itself; record an invalid value."""
+    glue = root.text("ipvsGlue", AUTO)
+    if glue not in GLUES:
+        root.findings.problem("ipvsGlue", f"{shown(glue)} is not one of {', '.join(GLUES)}")
+    return glue

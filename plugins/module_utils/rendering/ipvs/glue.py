@@ -1,0 +1,47 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The glue of ipvs mode: the packet filter beside IPVS, which marks, masquerades and filters its connections.
+
+IPVS only rewrites destinations. Which connections are masqueraded, which sources may connect, and which ports of
+service addresses are closed, is the task of the glue: chains of iptables with ipsets, as kube-proxy makes them, or one
+table of nf_tables. Both do the same to packets.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Tuple, Type
+
+from ..merged import Entry
+from ..rendering import Derivation
+from ..settings import DataplaneSettings
+from .entries import Contribution
+
+
+class Glue:
+    """The pure half of a glue.
+
+    ``name``: as in a NodeProxyConfiguration. ``tables``: the tables that its resources hold, in order of dependence.
+    ``parts``: further tables that ServicePorts contribute to. ``contribution``: collects what one of them contributes.
+    """
+
+    name: str = ""
+    tables: Tuple[str, ...] = ()
+    parts: Tuple[str, ...] = ()
+    contribution: Type[Contribution]
+
+    def static_entries(self, settings: DataplaneSettings) -> List[Entry]:
+        """Return the entries that exist without any Service, in an order in which they can be created."""
+        raise KeyError(self.name)
+
+    def derivation(self, settings: DataplaneSettings) -> Derivation:
+        """Return the derivation of entries from all contributions together, for one set of tables."""
+        return Derivation()
+
+    def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+        """Return an entry in native syntax."""
+        raise KeyError(self.name)
+
+    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
+        """Return desired tables as input of the usual tools, by tool."""
+        raise KeyError(self.name)

@@ -1,0 +1,111 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The glue of ipvs mode in nf_tables: one table of each family, which needs neither iptables nor ipset."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Sequence
+
+from ...addresses import packed
+from ...serviceports.info import Endpoint
+from ..merged import Entry
+from ..nftables.balancing import SERVICE_KEY
+from ..nftables.firewall import restrict
+from ..nftables.layout import HAIRPIN
+from ..nftables.objects import ElementKey
+from ..nftables.service_ports import transport_key
+from ..nftables.text import describe, table_text
+from ..settings import DataplaneSettings
+from . import nftables_layout as layout
+from .entries import Contribution
+from .glue import Glue
+from .policies import INSIDE
+
+_PORT_BYTES = 4
+
+
+def _address(text: str) -> bytes:
+    return packed(text) or b""
+
+
+class NftablesContribution(Contribution):
+    """See the base class."""
+
+    def _element(self, name: str, key: bytes, value: object = True) -> None:
+        self.entries.append((layout.RESOURCE, ElementKey("element", name, key), value))
+
+    def _frontend(self, address: str, number: int) -> bytes:
+        return _address(address) + transport_key(self.info.protocol, number)
+
+    def add_hairpin(self, endpoint: Endpoint) -> None:
+        """See the base class."""
+        address = _address(endpoint.ip)
+        self._element(HAIRPIN, address + address + transport_key(self.info.protocol, endpoint.port))
+
+    def add_to_set(self, name: str, address: str, number: int) -> None:
+        """See the base class."""
+        self._element(layout.FRONTENDS[name], self._frontend(address, number))
+
+    def add_own_address(self, address: str) -> None:
+        """See the base class."""
+        self._element(layout.ADDRESSES, _address(address))
+
+    def add_node_port(self) -> None:
+        """See the base class."""
+        key = transport_key(self.info.protocol, self.info.node_port)
+        self._element(layout.NODE_PORTS, key)
+        if self.info.external_local:
+            self._element(layout.LOCAL_NODE_PORTS, key)
+
+    def add_health_check(self, number: int) -> None:
+        """See the base class."""
+        self._element(layout.HEALTH_CHECKS, transport_key("tcp", number))
+
+    def redirect(self, address: str, number: int) -> None:
+        """See the base class."""
+        info = self.info
+        frontend = self._frontend(address, number)
+        inside = self.lists.redirected == INSIDE
+        port = transport_key(info.protocol, info.port)[-_PORT_BYTES:]
+        self._element(layout.REDIRECTED, frontend)
+        name = layout.REDIRECTED_INSIDE if inside else layout.REDIRECTED_OUTSIDE
+        self._element(name, frontend, _address(info.cluster_ip) + port)
+
+    def restrict(self, address: str, number: int, sources: Sequence[str]) -> None:
+        """See the base class."""
+        own, frontend = _address(address), self._frontend(address, number)
+        found = restrict(
+            self.info.family,
+            SERVICE_KEY,
+            keys=[frontend],
+            sources=sources,
+            own=[own],
+            node_ip=self.facts.node_ip,
+        )
+        self.entries += [(layout.RESOURCE, key, value) for _table, key, value in found]
+        if not self.allows_node(sources) and not self.facts.behaviour.ranges_hold_for_node:
+            self._element(layout.FIREWALLED_FOR_NODE, own + frontend)
+
+
+class NftablesGlue(Glue):
+    """See the base class. The keys and values of its one table are those of ``rendering.nftables.objects``."""
+
+    name = "nftables"
+    tables = (layout.RESOURCE,)
+    contribution = NftablesContribution
+
+    def static_entries(self, settings: DataplaneSettings) -> List[Entry]:
+        """Return the table with its chains and sets."""
+        return layout.static_entries(settings)
+
+    def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+        """Return an entry in the syntax of the nft program."""
+        return describe(family, key, value, layout.TABLE_NAME)
+
+    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
+        """See the base class."""
+        return {f"nft {family}": table_text(family, layout.IPVS_TABLE, tables[layout.RESOURCE])}
+
+
+NFTABLES_GLUE = NftablesGlue()
