@@ -151,6 +151,11 @@ behaviour:
   type: str
   returned: O(state) is not V(rendered)
   sample: kube-proxy
+ipvs_glue:
+  description: What filters and masquerades beside IPVS in ipvs mode, V(iptables) or V(nftables); empty in other modes.
+  type: str
+  returned: O(state) is not V(rendered)
+  sample: nftables
 node_name:
   description: The Node name that identified the node's endpoints, zone and addresses.
   type: str

@@ -142,6 +142,11 @@ behaviour:
   type: str
   returned: a source of the cluster state is given
   sample: kube-proxy
+ipvs_glue:
+  description: What filters and masquerades beside IPVS in ipvs mode, V(iptables) or V(nftables); empty in other modes.
+  type: str
+  returned: a source of the cluster state is given
+  sample: nftables
 node_name:
   description: The Node name that identified the node's endpoints, zone and addresses.
   type: str

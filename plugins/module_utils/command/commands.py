@@ -81,6 +81,7 @@ def report_document(report: Report) -> Dict[str, Any]:
         "mode": report.mode,
         "modeReason": report.mode_reason,
         "behaviour": report.behaviour,
+        "ipvsGlue": report.ipvs_glue,
         "node": report.node_name,
         "families": list(report.families),
         "changed": report.changed,

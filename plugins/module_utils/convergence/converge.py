@@ -287,6 +287,7 @@ class _Convergence:
             confirm_until=self.guard.confirm_until,
             probes=default_probes(self.request.cluster),
             behaviour=self.request.configuration.behaviour.name,
+            ipvs_glue=chosen.mode.glue if chosen is not None else "",
             unselected_pods=unselected_pods,
             unused_policies=unused_policies,
             targets=traffic_targets(self.request.traffic, families),

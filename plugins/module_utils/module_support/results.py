@@ -71,6 +71,7 @@ def report_result(report: Report) -> Dict[str, Any]:
         "mode": report.mode,
         "mode_reason": report.mode_reason,
         "behaviour": report.behaviour,
+        "ipvs_glue": report.ipvs_glue,
         "node_name": report.node_name,
         "families": list(report.families),
         "variant": report.xtables_variant,

@@ -135,9 +135,13 @@ class Case:
         base.update({name: {"minSyncPeriod": "50ms"} for name in MODES})
         return merge(merge(base, self.config), changes)
 
-    def node_configuration(self, behaviour: str, changes: dict[str, Any] | None) -> dict[str, Any] | None:
+    def node_configuration(
+        self, behaviour: str, changes: dict[str, Any] | None, ipvs_glue: str = ""
+    ) -> dict[str, Any] | None:
         """Return the NodeProxyConfiguration of the case, with the *changes* of its steps; None if it needs none."""
         settings = merge(self.node_config, changes)
+        if ipvs_glue:
+            settings = {"ipvsGlue": ipvs_glue, **settings}
         if behaviour != KUBE_PROXY:
             settings = {"behaviour": behaviour, **settings}
         if not settings:

@@ -62,6 +62,7 @@ STATES = st.builds(
     NodeState,
     chains=st.lists(CHAINS, max_size=3).map(tuple),
     nftables=st.dictionaries(st.sampled_from(["IPv4", "IPv6"]), st.lists(NFT, max_size=5).map(dict)),
+    ipvs_tables=st.dictionaries(st.sampled_from(["IPv4", "IPv6"]), st.lists(NFT, max_size=5).map(dict)),
     network_policy=st.none() | st.lists(NFT, max_size=5).map(dict),
     sets=st.dictionaries(WORDS, st.builds(ipvs.SetDefinition, WORDS, st.sampled_from(["", "IPv4"]), PORTS), max_size=3),
     set_elements=st.dictionaries(st.builds(ipvs.SetElementKey, WORDS, WORDS), st.just(True), max_size=3),

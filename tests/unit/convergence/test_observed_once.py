@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
+import pytest
+
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages import localnet
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.ipvs import (
     IpvsResources,
@@ -21,6 +23,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode
     VirtualServer,
     VirtualServerKey,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import ElementKey, ObjectKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import (
     Change,
     ObservedOnce,
@@ -71,10 +74,7 @@ OTHER, SAVED = VirtualServerKey("tcp", "192.0.2.1", 8080), VirtualServerKey("tcp
 def resources() -> IpvsResources:
     servers = {key: VirtualServer("rr", 0, 0, 32) for key in (SERVICE, NODE_PORT, OTHER, SAVED)}
     real = {RealServerKey(key, "10.1.0.1", 80): RealServer(1) for key in servers}
-    elements = {SetElementKey("KUBE-NODE-PORT-UDP", "30080"): True}
     return IpvsResources(
-        sets=Counted("sets", {}),
-        elements=Counted("set elements", dict(elements)),
         servers=Counted("virtual servers", dict(servers)),
         real_servers=Counted("real servers", dict(real)),
         addresses=Counted("addresses", {SERVICE.address: True}),
@@ -83,27 +83,42 @@ def resources() -> IpvsResources:
     )
 
 
-def test_service_servers_are_identified_by_address_or_node_port() -> None:
+# What identifies node ports: an element of an ipset, or of the table beside IPVS (protocol and port as in registers).
+RECORDS = {
+    "iptables": {SetElementKey("KUBE-NODE-PORT-UDP", "30080"): True},
+    "nftables": {
+        ElementKey("element", "node-ports", b"\x11\0\0\0" + (30080).to_bytes(2, "big") + b"\0\0"): True,
+        ElementKey("element", "local-node-ports", b"\x06\0\0\0" + (8080).to_bytes(2, "big") + b"\0\0"): True,
+        ObjectKey("set", "node-ports"): None,
+    },
+}
+
+
+@pytest.mark.parametrize("glue", RECORDS)
+def test_service_servers_are_identified_by_address_or_node_port(glue: str) -> None:
     found = resources()
-    ours = OnlyOurServers(found.servers, found.addresses, found.elements)
+    record = Counted("set elements", RECORDS[glue])
+    ours = OnlyOurServers(found.servers, found.addresses, record)
     assert list(ours.observe()) == [SERVICE, NODE_PORT]
-    restored = OnlyOurServers(found.real_servers, found.addresses, found.elements, {SAVED: None})
+    restored = OnlyOurServers(found.real_servers, found.addresses, record, {SAVED: None})
     assert [key.server for key in restored.observe()] == [SERVICE, NODE_PORT, SAVED]
 
 
 def test_one_plan_reads_each_ipvs_table_once() -> None:
     read = resources()
     once = observed_once(read)
-    owned = once.addresses, once.elements
+    elements = Counted("set elements", dict(RECORDS["iptables"]))
+    record = ObservedOnce(elements)
+    owned = once.addresses, record
     stages = [
-        Stage(once.elements, {}),
+        Stage(record, {}),
         Stage(OnlyOurServers(once.servers, *owned), {}),
         Stage(OnlyOurServers(once.real_servers, *owned), {}),
         Stage(once.addresses, {}),
     ]
     apply_plan(plan(stages))
-    assert [each.reads for each in read[1:5]] == [1, 1, 1, 1]
-    assert list(read.servers.table) == [OTHER, SAVED] and not read.addresses.table and not read.elements.table
+    assert [each.reads for each in (elements, *read[:3])] == [1, 1, 1, 1]
+    assert list(read.servers.table) == [OTHER, SAVED] and not read.addresses.table and not elements.table
 
 
 def test_loopback_routing_depends_on_the_chains_to_be_removed(monkeypatch) -> None:

@@ -69,6 +69,7 @@ def status_document(state: AgentState) -> Dict[str, Any]:
         "mode": proxiers.configuration.mode if proxiers is not None else "",
         "modeReason": proxiers.mode_reason if proxiers is not None else "",
         "behaviour": state.sync.configuration.behaviour.name,
+        "ipvsGlue": proxiers.mode.glue if proxiers is not None else "",
         "healthy": state.healthy,
         "since": round(state.started, 3),
         "uptimeSeconds": round(time.time() - state.started, 1),
