@@ -47,6 +47,8 @@ DEBIAN_13 := affinity cleanup clusterip-basic foreign-rules lb-source-ranges nod
 # For cases of network policies; the kernel loads others itself. Not sctp: the tests speak it themselves, and a kernel that
 # can would answer each INIT with an ABORT of its own.
 NETPOL_MODULES := ip_vs,ip_vs_rr,nf_conntrack,nf_conntrack_netlink,ip_set,xt_set,dummy,veth,bridge,br_netfilter
+# In IPVS mode with its packet filter in nftables; with FULL all cases.
+DEBIAN_GLUE := clusterip-basic hairpin lb-source-ranges nodeport-local
 # Tests of the kernel's interfaces on Debian 13, with its programs and its Python.
 KERNEL_13 := tests/kernel/test_ipvs_addresses.py tests/kernel/test_own_namespace.py
 cases = $(if $(FULL),,$(foreach case,$(1),--cases $(case)))
@@ -220,6 +222,10 @@ guests: setup-lab
 # Each guest has one processor; in IPVS mode it runs one case at a time, as above.
 debian: guests
 	$(WIRE) qemu --jobs 2 -- run --mode ipvs $(DEBIAN_IPVS:%=--cases %) --jobs 1
+	LAB_IPVS_GLUE=nftables $(WIRE) qemu --jobs 2 -- run --mode ipvs $(call cases,$(DEBIAN_GLUE)) --jobs 1
+ifneq ($(FULL),)
+	LAB_IPVS_GLUE=nftables LAB_BEHAVIOUR=corrected $(WIRE) qemu --jobs 2 -- run --mode ipvs --jobs 1
+endif
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode nftables $(DEBIAN_13:%=--cases %) --jobs 1
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode iptables $(DEBIAN_13:%=--cases %) --jobs 1
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode ipvs $(DEBIAN_13:%=--cases %) --jobs 1

@@ -39,6 +39,13 @@ options:
     type: list
     elements: str
     default: []
+  ipvs_glue:
+    description:
+      - What filters and masquerades beside IPVS. V(nftables) needs the modules of neither ipset nor iptables.
+      - Only with O(mode=ipvs).
+    type: str
+    choices: [iptables, nftables]
+    default: iptables
   bridge_netfilter:
     description:
       - With O(mode), also load C(br_netfilter), which pods on the same bridge need to reach each other through a
@@ -241,7 +248,13 @@ def _named_modules(parameters: Dict[str, Any]) -> List[str]:
     names = list(parameters["modules"])
     if parameters["mode"]:
         version = facts.kernel_version(facts.kernel_release())
-        names += modules_for(parameters["mode"], parameters["schedulers"], version, parameters["bridge_netfilter"])
+        names += modules_for(
+            parameters["mode"],
+            parameters["schedulers"],
+            version,
+            parameters["bridge_netfilter"],
+            parameters["ipvs_glue"] if parameters["mode"] == "ipvs" else "",
+        )
     return names
 
 
@@ -311,6 +324,7 @@ def _argument_spec() -> Dict[str, Any]:
         "modules": {"type": "list", "elements": "str", "default": []},
         "mode": {"type": "str", "choices": ["iptables", "ipvs", "nftables", "userspace", "none"]},
         "schedulers": {"type": "list", "elements": "str", "default": []},
+        "ipvs_glue": {"type": "str", "choices": ["iptables", "nftables"], "default": "iptables"},
         "bridge_netfilter": {"type": "bool", "default": False},
         "parameters": {"type": "dict", "default": {}},
         "unchangeable": {"type": "str", "choices": ["fail", "warn"], "default": "fail"},

@@ -89,8 +89,9 @@ class Report(NamedTuple):
     ``counts``: services, without_endpoints (of these), service_ports, endpoints, added, replaced, removed.
     ``programmed``: entries per table after the convergence (in a check: the current ones).
     ``durations``: seconds per stage and per table. ``mode_reason`` and ``xtables_variant`` say what was chosen and why.
-    ``behaviour``: kube-proxy or corrected. ``ipvs_glue``: iptables or nftables in ipvs mode, else empty. ``unselected_pods``: pods of this node that no NetworkPolicy selects;
-    ``unused_policies``: NetworkPolicies that select no pod; both empty where policies are not enforced.
+    ``behaviour``: kube-proxy or corrected. ``ipvs_glue``: iptables or nftables in ipvs mode, else empty.
+    ``unselected_pods``: pods of this node that no NetworkPolicy selects; ``unused_policies``: NetworkPolicies that
+    select no pod; both empty where policies are not enforced.
     ``skipped``: invalid parts of objects. ``saved_state``: the number of the state saved before the change, None if
     none was saved. ``confirm_until``: when the node rolls back to it unless the change is confirmed (UTC, RFC 3339),
     empty if it needs no confirmation. ``probes``: probes of the API server and DNS, to run before confirming.

@@ -31,8 +31,9 @@ def impossible(monkeypatch) -> Set[str]:
     monkeypatch.setattr(
         choose, "_obstacles", lambda mode, _request: [f"no {mode.name} here"] if mode.name in found else []
     )
+    monkeypatch.setattr(choose, "_serving_glue", lambda: None)
     monkeypatch.setattr(Mode, "unsupported_reasons", lambda _mode, _families: [])
-    for mode in choose._PREFERRED:
+    for mode in (*choose._PREFERRED, *choose._GLUES.values()):
         monkeypatch.setattr(type(mode), "unsupported_reasons", lambda _mode, _families: [])
     return found
 
@@ -96,3 +97,44 @@ def test_policies_that_a_mode_bypasses_are_named(impossible, mode, warned):
     found = choose.choose_mode(asked._replace(configuration=configuration))
     assert [text for text in found.warnings if "networkPolicy" in text] == [found.mode.policy_caution] * warned
     assert bool(found.mode.policy_caution) is warned
+
+
+IPTABLES, NFTABLES = choose.IPVS_MODE, choose.IPVS_WITH_NFTABLES
+
+
+@pytest.mark.parametrize(
+    ("wanted", "serving", "lacking", "glue", "reason"),
+    [
+        ("auto", None, (), "iptables", "glue iptables: this node has all that it needs"),
+        (
+            "auto",
+            None,
+            ("iptables",),
+            "nftables",
+            "glue nftables: this node has all that it needs; glue iptables is not",
+        ),
+        ("auto", None, ("iptables", "nftables"), "iptables", "glue iptables is not possible: no iptables here"),
+        ("auto", NFTABLES, (), "nftables", "glue nftables: this node is served with it"),
+        ("auto", IPTABLES, ("iptables",), "iptables", "glue iptables: this node is served with it"),
+        ("nftables", IPTABLES, ("nftables",), "nftables", "glue nftables: set in the configuration"),
+        ("iptables", NFTABLES, (), "iptables", "glue iptables: set in the configuration"),
+    ],
+)
+def test_glue_of_ipvs_mode(impossible, monkeypatch, wanted, serving, lacking, glue, reason):
+    monkeypatch.setattr(choose, "_serving_glue", lambda: serving)
+    monkeypatch.setattr(
+        choose, "_obstacles", lambda mode, _request: [f"no {mode.glue} here"] if mode.glue in lacking else []
+    )
+    asked = request("ipvs")
+    node_proxy = asked.configuration.node_proxy._replace(ipvs_glue=wanted)
+    found = choose.choose_mode(asked._replace(configuration=asked.configuration._replace(node_proxy=node_proxy)))
+    assert (found.mode.name, found.mode.glue) == ("ipvs", glue)
+    assert found.reason.startswith(f"requested; {reason}")
+
+
+def test_a_glue_is_rendered_without_a_node():
+    asked = request("ipvs")
+    for wanted, glue in (("auto", "iptables"), ("iptables", "iptables"), ("nftables", "nftables")):
+        node_proxy = asked.configuration.node_proxy._replace(ipvs_glue=wanted)
+        configuration = asked.configuration._replace(node_proxy=node_proxy)
+        assert choose.mode_without_node(asked._replace(configuration=configuration)).glue == glue

@@ -35,7 +35,7 @@ _PREFERRED: Tuple[Mode, ...] = (NFTABLES_MODE, IPVS_MODE, IPTABLES_MODE)
 _LAST_RESORT: Mode = USERSPACE_MODE
 
 
-#: ipvs mode by the name of its glue.
+#: ipvs mode by the name of its glue, in the order in which ``auto`` tries them.
 _GLUES: Dict[str, Mode] = {mode.glue: mode for mode in (IPVS_MODE, IPVS_WITH_NFTABLES)}
 
 
@@ -72,21 +72,26 @@ def mode_without_node(request: Request) -> Mode:
 def _with_glue(mode: Mode, request: Request) -> ChosenMode:
     """Return ipvs mode with the glue of the configuration, and why that is the one; other modes as they are.
 
-    ``auto``: the glue that serves this node now, so that a takeover keeps it, else nftables if the kernel accepts its
-    table, else iptables.
+    ``auto``: the glue that serves this node now, so that nothing changes by itself, else the first that this node has
+    all for. Raises PreflightError without the rights to determine that, KernelError.
     """
     if mode is not IPVS_MODE:
         return ChosenMode(mode, "")
     wanted = request.configuration.node_proxy.ipvs_glue
     if wanted in _GLUES:
         return ChosenMode(_GLUES[wanted], f"glue {wanted}: set in the configuration")
+    judge(rights_findings(capabilities()), request.ignore_findings)
     serving = _serving_glue()
     if serving is not None:
         return ChosenMode(serving, f"glue {serving.glue}: this node is served with it")
-    lacking = _obstacles(IPVS_WITH_NFTABLES, request) or IPVS_WITH_NFTABLES.unsupported_reasons(supported_families())
-    if lacking:
-        return ChosenMode(IPVS_MODE, f"glue {IPVS_MODE.glue}: {'; '.join(lacking)}")
-    return ChosenMode(IPVS_WITH_NFTABLES, f"glue {IPVS_WITH_NFTABLES.glue}: this node has all that it needs")
+    reasons: List[str] = []
+    for preferred in _GLUES.values():
+        lacking = _obstacles(preferred, request) or preferred.unsupported_reasons(supported_families())
+        if not lacking:
+            chosen = f"glue {preferred.glue}: this node has all that it needs"
+            return ChosenMode(preferred, "; ".join([chosen, *reasons]))
+        reasons.append(f"glue {preferred.glue} is not possible: {'; '.join(lacking)}")
+    return ChosenMode(mode, "; ".join(reasons))
 
 
 def _serving_glue() -> Optional[Mode]:
