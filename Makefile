@@ -51,6 +51,9 @@ NETPOL_MODULES := ip_vs,ip_vs_rr,nf_conntrack,nf_conntrack_netlink,ip_set,xt_set
 DEBIAN_GLUE := clusterip-basic hairpin lb-source-ranges nodeport-local
 # Tests of the kernel's interfaces on Debian 13, with its programs and its Python.
 KERNEL_13 := tests/kernel/test_ipvs_addresses.py tests/kernel/test_own_namespace.py
+# Tests of IPVS beside nf_tables with NAT: on Debian's kernel, since neither this machine's nor that of user-mode Linux
+# has both.
+BESIDE_IPVS := tests/kernel/test_ipvs_glue.py
 cases = $(if $(FULL),,$(foreach case,$(1),--cases $(case)))
 export FULL
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/collections
@@ -138,7 +141,7 @@ browser: setup-lab
 
 # Two files at a time, here and below: much of the time is spent waiting for nodes and for conditions.
 kernel: setup-lab
-	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder tests/kernel -m "not uml $(MARKS)" --ignore $(LOAD)
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder tests/kernel -m "not uml $(MARKS)" --ignore $(LOAD) --ignore $(BESIDE_IPVS)
 
 # Not in parallel, since an emulated node needs all processors.
 load: setup-lab
@@ -226,6 +229,7 @@ debian: guests
 ifneq ($(FULL),)
 	LAB_IPVS_GLUE=nftables LAB_BEHAVIOUR=corrected $(WIRE) qemu --jobs 2 -- run --mode ipvs --jobs 1
 endif
+	$(QEMU) -- $(PYTHON) -m pytest -q -p no:cacheprovider $(BESIDE_IPVS)
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode nftables $(DEBIAN_13:%=--cases %) --jobs 1
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode iptables $(DEBIAN_13:%=--cases %) --jobs 1
 	$(WIRE) qemu --debian 13 --jobs 2 -- run --mode ipvs $(DEBIAN_13:%=--cases %) --jobs 1
