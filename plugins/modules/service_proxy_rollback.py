@@ -123,6 +123,7 @@ states:
       sample:
         chains: 512
         nftables_objects: 0
+        ipvs_table_objects: 0
         network_policy_objects: 0
         virtual_servers: 0
         real_servers: 0

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The table beside IPVS in a real kernel, without IPVS: written, read back, loaded by nft, and beside foreign NAT."""
+"""The table beside IPVS in a real kernel, without IPVS: written, read back, loaded by nft, beside NAT of others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAMILIES = ("IPv4", "IPv6")
 SERVICE, OTHER = "172.30.0.1", "192.0.2.9"
 # As a port that a container runtime maps on all addresses of the node.
 MAPPED_PORT = """
-table ip foreign {
+table ip external {
     chain mapped {
         type nat hook output priority -100; policy accept;
         fib daddr type local tcp dport 8080 dnat to %s:8081

@@ -89,8 +89,10 @@ class SetResources(NamedTuple):
 class Together(Resource[Any, Any]):
     """The entries of several resources with distinct keys, for observing them only."""
 
+    kind = Kind.SET_ELEMENTS
+
     def __init__(self, family: str, resources: Sequence[Resource[Any, Any]]) -> None:
-        self.kind, self.family = Kind.SET_ELEMENTS, family
+        self.family = family
         self._resources = resources
 
     def observe(self) -> Dict[Any, Any]:
