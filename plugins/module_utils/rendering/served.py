@@ -16,6 +16,7 @@ from ..serviceports.info import ServicePortInfo
 from .iptables.fixed import SERVICES
 from .iptables.names import CLUSTER_PREFIX, LOCAL_PREFIX
 from .ipvs.model import RealServerKey, SetElementKey
+from .ipvs.nftables_layout import FRONTENDS as IPVS_FRONTENDS
 from .ipvs.sets import CLUSTER_IP, NAMES
 from .nftables.layout import FRONTENDS
 from .nftables.objects import ElementKey
@@ -27,6 +28,7 @@ _KUBE_PROXY_MAP = "service-ips"
 #: Verdicts of frontends for internal traffic, those that are cluster IPs, with and without affinity.
 _INTERNAL = ("goto cluster-", "goto local-", "goto service-")
 _FRONTENDS = (FRONTENDS, _KUBE_PROXY_MAP)
+_CLUSTER_IP_FRONTENDS = IPVS_FRONTENDS[CLUSTER_IP]
 _CLUSTER_IP_SETS = frozenset(names[CLUSTER_IP] for names in NAMES.values())
 
 Table = Mapping[Any, Any]
@@ -50,6 +52,8 @@ def served_cluster_ips(tables: Iterable[Table]) -> Set[str]:
                 if key.name in _FRONTENDS and str(value).startswith(_INTERNAL):
                     # The address is followed by protocol and port, each padded to a register of four bytes.
                     frontends.add(key.key[:-8])
+                elif key.name == _CLUSTER_IP_FRONTENDS:
+                    cluster_ips.add(unpacked(key.key[:-8]))
             elif kind is SetElementKey:
                 if key.set in _CLUSTER_IP_SETS:
                     cluster_ips.add(key.element.partition(",")[0])

@@ -22,6 +22,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs impo
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode import OVER_NFTABLES, RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.nftables_layout import IPVS_TABLE, RESOURCE
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import ElementKey, ObjectKey
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.served import served_cluster_ips
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Resource
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortInfo
@@ -166,3 +167,9 @@ def test_the_glue_nftables_needs_no_module_of_ipset_or_iptables():
     assert {"ip_vs", "ip_vs_wlc", "nf_tables", "dummy"} <= set(names)
     assert not [name for name in names if name.startswith(("ip_set", "xt_", "ip_tables"))]
     assert modules_for("ipvs", ["wlc"], glue="iptables") == modules_for("ipvs", ["wlc"])
+
+
+def test_services_that_are_served_are_recognised():
+    with_endpoint, without = route(endpoints=[REMOTE]), route(name="b", cluster_ip="172.30.0.42", node_port=3001)
+    tables = OVER_NFTABLES.desired_tables(by_key(with_endpoint, without), SETTINGS)
+    assert served_cluster_ips(tables.values()) == {"172.30.0.41"}
