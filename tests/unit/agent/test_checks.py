@@ -74,10 +74,11 @@ class Server:
         self.socket.close()
 
 
-@pytest.fixture
-def prober():
+@contextlib.contextmanager
+def running(**words):
+    """Provide a prober that runs in a thread."""
     changes = queue.Queue()
-    started = Prober(changes.put)
+    started = Prober(changes.put, **words)
     started.changes = changes
     thread = threading.Thread(target=started.run, args=(Task(),))
     thread.start()
@@ -85,6 +86,12 @@ def prober():
     started.stop()
     thread.join(10)
     assert not thread.is_alive()
+
+
+@pytest.fixture
+def prober():
+    with running() as started:
+        yield started
 
 
 def verdict(prober, target, seconds=10.0):
@@ -178,22 +185,15 @@ def test_fall_and_rise(prober):
 @pytest.fixture
 def timed():
     """Provide a prober without jitter whose clock stands still until a test moves it."""
-    changes = queue.Queue()
     now = [1000.0]
-    started = Prober(changes.put, clock=lambda: now[0], jitter=lambda: 0.0)
-    started.changes = changes
+    with running(clock=lambda: now[0], jitter=lambda: 0.0) as started:
 
-    def advance(seconds):
-        now[0] += seconds
-        started.interrupt()
+        def advance(seconds):
+            now[0] += seconds
+            started.interrupt()
 
-    started.advance = advance
-    thread = threading.Thread(target=started.run, args=(Task(),))
-    thread.start()
-    yield started
-    started.stop()
-    thread.join(10)
-    assert not thread.is_alive()
+        started.advance = advance
+        yield started
 
 
 def await_checks(prober, target, number):
