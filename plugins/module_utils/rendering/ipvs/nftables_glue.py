@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Sequence
 
-from ...addresses import packed
 from ...serviceports.info import Endpoint
 from ..merged import Entry
 from ..nftables.balancing import SERVICE_KEY
 from ..nftables.firewall import restrict
+from ..nftables.keys import address_key, transport_key
 from ..nftables.layout import HAIRPIN
 from ..nftables.objects import ElementKey
-from ..nftables.service_ports import transport_key
 from ..nftables.text import describe, table_text
 from ..settings import DataplaneSettings
 from . import nftables_layout as layout
@@ -25,10 +24,6 @@ from .policies import INSIDE
 _PORT_BYTES = 4
 
 
-def _address(text: str) -> bytes:
-    return packed(text) or b""
-
-
 class NftablesContribution(Contribution):
     """See the base class."""
 
@@ -36,11 +31,11 @@ class NftablesContribution(Contribution):
         self.entries.append((layout.RESOURCE, ElementKey("element", name, key), value))
 
     def _frontend(self, address: str, number: int) -> bytes:
-        return _address(address) + transport_key(self.info.protocol, number)
+        return address_key(address) + transport_key(self.info.protocol, number)
 
     def add_hairpin(self, endpoint: Endpoint) -> None:
         """See the base class."""
-        address = _address(endpoint.ip)
+        address = address_key(endpoint.ip)
         self._element(HAIRPIN, address + address + transport_key(self.info.protocol, endpoint.port))
 
     def add_to_set(self, name: str, address: str, number: int) -> None:
@@ -49,7 +44,7 @@ class NftablesContribution(Contribution):
 
     def add_own_address(self, address: str) -> None:
         """See the base class."""
-        self._element(layout.ADDRESSES, _address(address))
+        self._element(layout.ADDRESSES, address_key(address))
 
     def add_node_port(self) -> None:
         """See the base class."""
@@ -70,11 +65,11 @@ class NftablesContribution(Contribution):
         port = transport_key(info.protocol, info.port)[-_PORT_BYTES:]
         self._element(layout.REDIRECTED, frontend)
         name = layout.REDIRECTED_INSIDE if inside else layout.REDIRECTED_OUTSIDE
-        self._element(name, frontend, _address(info.cluster_ip) + port)
+        self._element(name, frontend, address_key(info.cluster_ip) + port)
 
     def restrict(self, address: str, number: int, sources: Sequence[str]) -> None:
         """See the base class."""
-        own, frontend = _address(address), self._frontend(address, number)
+        own, frontend = address_key(address), self._frontend(address, number)
         found = restrict(
             self.info.family,
             SERVICE_KEY,

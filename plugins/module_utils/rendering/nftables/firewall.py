@@ -12,13 +12,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Dict, Iterable, List, Sequence, Tuple
 
-from ...addresses import IPV6, packed, parse_network
+from ...addresses import IPV6, parse_network
 from ...serviceports.info import ServicePortInfo, Sources
 from ..merged import Entry
 from ..settings import DataplaneSettings
 from . import expressions as x
 from . import layout
 from .balancing import NODE_PORT_KEY, SERVICE_KEY
+from .keys import address_key
 from .objects import (
     ADDRESS_TYPES,
     PORT,
@@ -98,8 +99,8 @@ def firewall_entries(
     itself, an external address is allowed as its own source: the node may have used it.
     """
     entries: List[Entry] = []
-    addresses: Dict[bytes, Sources] = {_bytes(address): info.external_ip_sources for address in info.external_ips}
-    addresses.update((_bytes(address), info.source_ranges) for address in info.load_balancer_ips)
+    addresses: Dict[bytes, Sources] = {address_key(address): info.external_ip_sources for address in info.external_ips}
+    addresses.update((address_key(address), info.source_ranges) for address in info.load_balancer_ips)
     by_sources: Dict[Sources, List[bytes]] = {}
     for address, sources in addresses.items():
         by_sources.setdefault(sources, []).append(address)
@@ -118,10 +119,6 @@ def firewall_entries(
         )
         entries += [*_node_port_check(settings), *restricted] if restricted else []
     return entries
-
-
-def _bytes(address: str) -> bytes:
-    return packed(address) or b""
 
 
 def restrict(

@@ -9,7 +9,7 @@ from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
-from ...addresses import IPV6, packed
+from ...addresses import IPV6
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ...serviceports.weights import slots
 from ..merged import Entry
@@ -18,15 +18,10 @@ from . import balancing, hashing, layout
 from .affinity import AffinityChains
 from .balancing import CLUSTER, LOCAL, NODE_PORT_KEY, SERVICE_KEY, Choice
 from .firewall import firewall_entries
-from .objects import PROTOCOL_NUMBERS, RESOURCE, ChainValue, ElementKey, ObjectKey
+from .keys import address_key, transport_key
+from .objects import RESOURCE, ChainValue, ElementKey, ObjectKey
 
 REJECT = f"goto {layout.REJECT_CHAIN}"
-
-
-@lru_cache(maxsize=1 << 18)
-def _address(text: str) -> bytes:
-    raw = packed(text)
-    return b"" if raw is None else raw
 
 
 class _PortData(Dict[int, bytes]):
@@ -44,12 +39,6 @@ def _data(family: str, endpoints: Iterable[Endpoint]) -> Tuple[bytes, ...]:
     # A first load converts tens of thousands of endpoints: a call to Python for each, or a cache, would only cost time.
     number = AF_INET6 if family == IPV6 else AF_INET
     return tuple([inet_pton(number, endpoint[0]) + _PORT_DATA[endpoint[1]] for endpoint in endpoints])
-
-
-@lru_cache(maxsize=1 << 16)
-def transport_key(protocol: str, port: int) -> bytes:
-    """Return protocol and port as in a key: the protocol in lower case."""
-    return bytes((PROTOCOL_NUMBERS[protocol], 0, 0, 0)) + port.to_bytes(2, "big") + b"\x00\x00"
 
 
 @lru_cache(maxsize=1024)
@@ -180,7 +169,7 @@ def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> 
     """
     entries: List[Entry] = []
     transport = transport_key(info.protocol, info.port)
-    cluster_ip = _address(info.cluster_ip)
+    cluster_ip = address_key(info.cluster_ip)
     affinity = None
     if info.affinity_seconds:
         affinity = AffinityChains(info, settings)
@@ -188,14 +177,14 @@ def service_port_entries(info: ServicePortInfo, settings: DataplaneSettings) -> 
     entries.append((RESOURCE, ElementKey("element", layout.CLUSTER_IPS, cluster_ip), True))
     for endpoint in info.reachable:
         if endpoint.is_local:
-            ip = _address(endpoint.ip)
+            ip = address_key(endpoint.ip)
             key = ip + ip + transport_key(info.protocol, endpoint.port)
             entries.append((RESOURCE, ElementKey("element", layout.HAIRPIN, key), True))
     choices = _choices(info, settings, cluster_ip + transport)
     _internal(info, cluster_ip + transport, choices, affinity, entries)
     addresses = dict.fromkeys((*info.external_ips, *info.load_balancer_ips))
     if addresses:
-        keys = [_address(address) + transport for address in addresses]
+        keys = [address_key(address) + transport for address in addresses]
         _external(info, settings, SERVICE_KEY, keys, choices=choices, affinity=affinity, entries=entries)
     node_port = transport_key(info.protocol, info.node_port) if info.node_port else b""
     if node_port:
