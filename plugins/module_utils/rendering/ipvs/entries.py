@@ -10,6 +10,7 @@ cluster IP with several ports; merging counts them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import FrozenSet, Hashable, List, NamedTuple, Sequence, Tuple
 
 from ...addresses import parse_network
@@ -101,8 +102,8 @@ def node_facts(settings: DataplaneSettings) -> NodeFacts:
     )
 
 
-class Contribution:
-    """Collects the entries of one ServicePort; the methods without a body are those of the glue."""
+class Contribution(ABC):
+    """Collects the entries of one ServicePort; the abstract methods are those of the glue."""
 
     def __init__(self, info: ServicePortInfo, facts: NodeFacts) -> None:
         self.info = info
@@ -147,30 +148,31 @@ class Contribution:
         """Add one entry."""
         self.entries.append((table, key, value))
 
+    @abstractmethod
     def add_hairpin(self, endpoint: Endpoint) -> None:
         """Have connections of a local endpoint to itself masqueraded."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add_to_set(self, name: str, address: str, number: int) -> None:
         """Add an address and port to one of the sets of both, by its name in ``sets`` without a family."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add_own_address(self, address: str) -> None:
         """Add an address of the dummy device, whose other ports are closed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add_node_port(self) -> None:
         """Add the node port."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add_health_check(self, number: int) -> None:
         """Add a health check node port."""
-        raise NotImplementedError
 
+    @abstractmethod
     def redirect(self, address: str, number: int) -> None:
         """Have connections of some clients to an external address or node port served by the cluster IP's servers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restrict(self, address: str, number: int, sources: Sequence[str]) -> None:
         """Restrict an address and port to sources.
 
@@ -178,7 +180,6 @@ class Contribution:
         the address itself becomes an allowed source if a range contains the node's IP. Otherwise kube-proxy drops the
         connection in OUTPUT by that source, even if a range contains the address.
         """
-        raise NotImplementedError
 
     def allows_node(self, sources: Sequence[str]) -> bool:
         """Return whether one of the ranges contains the node's IP."""

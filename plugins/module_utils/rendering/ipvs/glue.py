@@ -10,6 +10,7 @@ table of nf_tables. Both do the same to packets.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Dict, List, Mapping, Tuple, Type
 
 from ..merged import Entry
@@ -18,7 +19,7 @@ from ..settings import DataplaneSettings
 from .entries import Contribution
 
 
-class Glue:
+class Glue(ABC):
     """The pure half of a glue.
 
     ``name``: as in a NodeProxyConfiguration. ``tables``: the tables that its resources hold, in order of dependence.
@@ -30,18 +31,18 @@ class Glue:
     parts: Tuple[str, ...] = ()
     contribution: Type[Contribution]
 
+    @abstractmethod
     def static_entries(self, settings: DataplaneSettings) -> List[Entry]:
         """Return the entries that exist without any Service, in an order in which they can be created."""
-        raise KeyError(self.name)
 
     def derivation(self, settings: DataplaneSettings) -> Derivation:
         """Return the derivation of entries from all contributions together, for one set of tables."""
         return Derivation()
 
+    @abstractmethod
     def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
         """Return an entry in native syntax."""
-        raise KeyError(self.name)
 
+    @abstractmethod
     def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
         """Return desired tables as input of the usual tools, by tool."""
-        raise KeyError(self.name)
