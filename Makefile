@@ -16,8 +16,8 @@ WIRE := tests/conformance/lab
 FULL ?=
 MARKS := $(if $(FULL),,and not full)
 # The steps of `make test`; all run even if one fails. To run some of them: make test STEPS="lint unit"
-STEPS ?= kernel uml modules systemd conformance load unit pythons molecule lint build played sanity importer cores browser monitoring \
-	$(if $(FULL),debian ansible-units)
+STEPS ?= load kernel modules systemd uml unit conformance molecule pythons lint build sanity importer cores browser monitoring \
+	$(if $(FULL),debian ansible-units played)
 # The scenarios of `make molecule`; to run one: make molecule SCENARIOS=ipvs
 SCENARIOS ?= default $(if $(FULL),ipvs modes airgap)
 # The unit tests of `make quick`: from the cluster's objects to the tables of each mode, and the documentation.
@@ -64,7 +64,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 # each process.
 unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE
 
-.PHONY: help e2e debian guests minimal setup setup-lab changelog demo docs docsite environment integration record test test-full quick format lint unit pythons kernel load monitoring browser uml systemd molecule \
+.PHONY: help e2e debian guests minimal setup setup-lab soak changelog demo docs docsite environment integration record test test-full quick format lint unit pythons kernel load monitoring browser uml systemd molecule \
 	modules sanity ansible-units build .packed cores importer played conformance clean
 
 help:
@@ -237,6 +237,10 @@ endif
 	$(QEMU) --debian 13 -- python3 -m pytest -q -p no:cacheprovider -m "not full" $(KERNEL_13)
 	$(QEMU) --memory 2G --timeout 10800 --modules $(NETPOL_MODULES) --env NETPOL_TIME_SCALE=6 -- \
 	  $(PYTEST) -q -p no:cacheprovider -m ipvs tests/netpol
+
+# Hours of changes, and a million endpoints. For another time and size: make soak SOAK_MINUTES=5 SOAK_ENDPOINTS=100000
+soak: setup-lab
+	$(PYTEST) -q -s tests/soak
 
 # In a root file system with only the packages that .ci/bootstrap installs.
 minimal:

@@ -25,6 +25,11 @@ def family_of(address: str) -> str:
     return IPV6 if ":" in address else IPV4
 
 
+def is_link_local(address: str) -> bool:
+    """Return whether a canonical address is an IPv6 link-local one; 169.254.0.0/16 is treated as any other."""
+    return ":" in address and address.startswith(("fe8", "fe9", "fea", "feb"))
+
+
 def address_bits(family: str) -> int:
     """Return the number of bits in an address of the family: 32 or 128."""
     return 128 if family == IPV6 else 32

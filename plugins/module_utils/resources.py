@@ -232,6 +232,11 @@ def never(_change: Change[Any, Any]) -> bool:
     return False
 
 
+def always(_change: Change[Any, Any]) -> bool:
+    """Return True, for changes that wait for all other stages."""
+    return True
+
+
 class Stage(NamedTuple):
     """A resource and the table it should hold.
 

@@ -13,6 +13,7 @@ gives up after a second. After three seconds one server fails: it is killed (SIG
 dropped, or it answers /readyz with 500 and all else as before. The agent and haproxy make the same checks: /readyz by
 HTTP, interval 1 s, time-out 1 s, fall 2, rise 2, and with --fast-interval also that. Columns: failed requests of all
 that were sent after the fault, and seconds from the fault until the last of them began; with --rounds their means.
+A mode NAME+userspace is the mode NAME in which the Service of the servers has userspace mode.
 """
 
 from __future__ import annotations
@@ -199,12 +200,14 @@ def report(subject: str, address: str, chosen: Plan) -> None:
 def run_agent(scratch: Path, mode: str, chosen: Plan) -> None:
     """Measure the agent in a mode."""
     scratch.mkdir()
-    node = AgentNode(scratch, mode, variant="" if mode == "nftables" else "legacy", min_sync="1s")
+    name, _plus, beside = mode.partition("+")
+    node = AgentNode(scratch, name, variant="" if name == "nftables" else "legacy", min_sync="1s")
+    own = {"kubenode.proxy/mode": beside} if beside else {}
     fast = {"kubenode.proxy/check-fast-interval": chosen.fast_interval} if chosen.fast_interval else {}
-    write_manifests(node.services, manifests(SERVERS, **CHECK, **fast))
+    write_manifests(node.services, manifests(SERVERS, **CHECK, **fast, **own))
     try:
         node.start()
-        report(f"{mode} mode", ADDRESS, chosen)
+        report(f"{name} mode, the Service in {beside} mode" if beside else f"{name} mode", ADDRESS, chosen)
     finally:
         node.stop()
         node.run("cleanup", "--config", str(scratch / "config.yaml"), "--state-directory", str(scratch / "run"))

@@ -201,7 +201,7 @@ class AgentNode:
             self.process.wait()
         self.stop_api()
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run a subcommand of the node command beside the agent, with the agent's configuration."""
         return subprocess.run(
             self._command(*words),
@@ -209,7 +209,7 @@ class AgentNode:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=timeout,
             preexec_fn=self.before_exec,
         )
 
@@ -255,11 +255,12 @@ class AgentNode:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(int(value) for value in fields[11:15]) / os.sysconf("SC_CLK_TCK")
 
-    def differences(self) -> Object:
+    def differences(self, timeout: float = 120.0) -> Object:
         """Return the differences that a one-shot check against the API server reports."""
         done = self.run(
             *("diff", "--config", str(self.scratch / "config.yaml"), "--kubeconfig", str(self.kubeconfig)),
             *("--state-directory", str(self.scratch / "run"), "-o", "json"),
+            timeout=timeout,
         )
         assert done.returncode in (0, 3), done.stderr
         return dict(json.loads(done.stdout))

@@ -9,12 +9,14 @@ results must be JSON values.
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
@@ -27,7 +29,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request
 from ansible_collections.kubenode.proxy.plugins.module_utils.packaging.archive import pack
 from tests.conformance.wirelab.cases import load_case
 from tests.kernel.agent_node import AgentNode
-from tests.lab import recorded
+from tests.lab import recorded, system
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = load_case(str(ROOT / "tests" / "conformance" / "cases" / "nodeport-cluster"))
@@ -40,6 +42,26 @@ def _run(command: Sequence[str], text: Optional[str] = None) -> str:
     if done.returncode:
         raise RuntimeError(f"{command}: {done.stderr}")
     return done.stdout
+
+
+def _saved_chains(variant: str) -> List[str]:
+    return [_run([f"{family}-{variant}-save"]) for family in ("iptables", "ip6tables")]
+
+
+#: Programs, and kernel modules by pattern, that a node without iptables and ipset does not have.
+PROGRAMS = re.compile(r"(?:ip6?tables|xtables|arptables|ebtables)(?:-.*)?|ipset|ipvsadm|nft")
+KERNEL_MODULES = (
+    "ip_set*",
+    "ip_tables",
+    "ip6_tables",
+    "iptable_*",
+    "ip6table_*",
+    "x_tables",
+    "xt_*",
+    "ipt_*",
+    "ip6t_*",
+)
+KERNEL_MODULES += ("nft_compat",)
 
 
 class UpgradedAgent(AgentNode):
@@ -81,13 +103,18 @@ class LoadedNode:
             for name, value in IPVS_SYSCTLS.items():
                 Path("/proc/sys/net/ipv4/vs", name).write_text(str(value), encoding="ascii")
 
-    def converge(self, mode: str) -> int:
-        """Converge and return the number of the state that was saved before the change."""
+    def converge(self, mode: str, glue: str = "iptables") -> int:
+        """Converge and return the number of the state that was saved before the change.
+
+        ``glue``: that of ipvs mode.
+        """
         report = converge(
             Request(
                 whole_cluster=False,
                 cluster=ClusterState.from_objects(CASE.snapshots()[0]),
-                configuration=load(CASE.proxy_configuration(mode, "", None)).configuration,
+                configuration=load(
+                    CASE.proxy_configuration(mode, "", None), node_source={"ipvsGlue": glue}
+                ).configuration,
                 node_name=CASE.node,
                 mode=mode,
                 state_directory=str(self._scratch / "state"),
@@ -113,11 +140,50 @@ class LoadedNode:
         """Return the programmed state as the mode's own tools print it, without counters and sorted."""
         if mode == "nftables":
             return sorted(_run(["nft", "-s", "list", "ruleset"]).splitlines())
-        texts = [_run([f"{family}-{variant}-save"]) for family in ("iptables", "ip6tables")]
+        texts = _saved_chains(variant)
         if mode == "ipvs":
             texts += [_run(["ipvsadm", "-Sn"]), _run(["ipset", "save"])]
         lines = [COUNTERS.sub("", line) for text in texts for line in text.splitlines() if not line.startswith("#")]
         return sorted(re.sub(r" initval 0x\w+", "", line) for line in lines)
+
+    def glues(self) -> List[str]:
+        """Return what of each glue of ipvs mode is on the node: ipsets, chains that match them, tables of nftables."""
+        saved = [line for text in _saved_chains("nft") + _saved_chains("legacy") for line in text.splitlines()]
+        found = {
+            "ipsets": bool(_run(["ipset", "list", "-n"])),
+            "chains": any("--match-set KUBE-" in line or line.startswith(":KUBE-IPVS-") for line in saved),
+            "tables": "kubenode-ipvs" in _run(["nft", "list", "tables"]),
+        }
+        return [name for name, exists in found.items() if exists]
+
+    @staticmethod
+    def remove_iptables() -> None:
+        """Remove the programs of iptables, ipset, IPVS and nft, and the modules of the first two, from a guest.
+
+        Its root is an overlay in memory, and the directory of modules becomes one. Raises RuntimeError elsewhere.
+        """
+        if "tests.lab.node" not in Path("/proc/1/cmdline").read_text(encoding="utf-8"):
+            raise RuntimeError("this is no guest: its programs are the host's")
+        for directory in ("/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin"):
+            for path in Path(directory).iterdir():
+                if PROGRAMS.fullmatch(path.name):
+                    path.unlink()
+        release = os.uname().release
+        place, layers = Path("/lib/modules", release), Path("/run/modules")
+        for name in ("upper", "work"):
+            (layers / name).mkdir(parents=True)
+        system.mount(
+            "overlay", str(place), "overlay", data=f"lowerdir={place},upperdir={layers}/upper,workdir={layers}/work"
+        )
+        for pattern in KERNEL_MODULES:
+            for path in place.rglob(f"{pattern}.ko*"):
+                path.unlink()
+        _run(["depmod", release])
+
+    @staticmethod
+    def kernel_modules() -> List[str]:
+        """Return the names of the modules that are loaded."""
+        return [line.split()[0] for line in Path("/proc/modules").read_text(encoding="ascii").splitlines()]
 
     def start_agent(self, mode: str, stamp: str) -> None:
         """Install an archive, start the agent from it, and return after its first sync."""
@@ -125,6 +191,21 @@ class LoadedNode:
             self._agent = UpgradedAgent(self._scratch, mode)
         self._agent.install(stamp)
         self._agent.start()
+
+    def boot_agent(self, disk: str) -> Dict[str, Any]:
+        """Start the agent in ipvs mode with the files of an earlier boot, if there are any; return its status.
+
+        ``disk``: the directory that outlives the node. With an earlier boot's files there is no API server.
+        """
+        kept = Path(disk, "cache.gz")
+        self._agent = UpgradedAgent(self._scratch, "ipvs")
+        if kept.exists():
+            self._agent.stop_api()
+            shutil.copy(kept, self._scratch / kept.name)
+        self._agent.install("")
+        self._agent.start()
+        shutil.copy(self._scratch / kept.name, kept)
+        return self._agent.status()
 
     def stop_agent(self, number: int) -> None:
         """Stop the agent with a signal."""

@@ -237,7 +237,7 @@ def programmed_within(node: AgentNode, number: int) -> float:
     return wait_for(lambda: address in node.kernel_text(""), PATIENCE, 0.02)
 
 
-@pytest.mark.parametrize("seconds", [10.0, pytest.param(60.0, marks=pytest.mark.full)])
+@pytest.mark.parametrize("seconds", [2.0, pytest.param(60.0, marks=pytest.mark.full)])
 def test_thousands_of_idle_connections_of_one_client_delay_no_other_client(tmp_path, seconds):
     node = make_node(tmp_path, "nftables", "", {1: PORT})
     node.store.put(service(2))
@@ -246,6 +246,14 @@ def test_thousands_of_idle_connections_of_one_client_delay_no_other_client(tmp_p
     changes: List[float] = []
     answers: List[Tuple[int, float]] = []
     stop = threading.Event()
+    began_idle = 0.0
+
+    def served_meanwhile() -> bool:
+        """Return whether enough probes and changes succeeded during these connections, however slow this machine is."""
+        held = time.monotonic() - began_idle
+        enough = len(answers) >= 30 and len(changes) >= 5
+        assert enough or held < PATIENCE, f"{len(answers)} probes and {len(changes)} changes in {held:.0f} s"
+        return enough and held >= seconds
 
     def probe() -> None:
         while not stop.is_set():
@@ -265,8 +273,9 @@ def test_thousands_of_idle_connections_of_one_client_delay_no_other_client(tmp_p
         threads = [threading.Thread(target=work) for work in (probe, change)]
         for thread in threads:
             thread.start()
+        began_idle = time.monotonic()
         try:
-            opened = hold_idle(("127.0.0.1", node.health_port), ATTACKER, 5000, seconds)
+            opened = hold_idle(("127.0.0.1", node.health_port), ATTACKER, 5000, served_meanwhile)
         finally:
             stop.set()
             for thread in threads:
@@ -275,14 +284,14 @@ def test_thousands_of_idle_connections_of_one_client_delay_no_other_client(tmp_p
         changes.sort()
         waits = sorted(wait for _status, wait in answers)
         print(
-            f"{opened} connections in {seconds:g} s; {len(changes)} changes: {changes[len(changes) // 2]:.3f} s "
+            f"{opened} connections; {len(changes)} changes: {changes[len(changes) // 2]:.3f} s "
             f"(usually {usual[len(usual) // 2]:.3f}), at most {changes[-1]:.3f} s; {len(answers)} probes of /livez: "
             f"{waits[len(waits) // 2]:.3f} s, at most {waits[-1]:.3f} s"
         )
         assert {status for status, _wait in answers} == {200}
-        # Neither waits for the end of the idle connections.
-        assert waits[-1] < seconds
-        assert len(changes) > 2 and changes[len(changes) // 2] < 5 * usual[len(usual) // 2] + 3.0
+        # Compared with what this machine needs without the connections, however slow it is.
+        assert waits[len(waits) // 2] < 1.0 and waits[-1] < 10.0
+        assert changes[len(changes) // 2] < 5 * usual[len(usual) // 2] + 3.0
         assert node.process is not None and node.process.poll() is None
         assert len(node.log.splitlines()) < 400 + 4 * len(changes)
         assert "Traceback" not in node.log

@@ -24,7 +24,7 @@ NODE = {
     "metadata": {"name": "worker-1", "labels": {"kubernetes.io/hostname": "w1"}},
     "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.11"}]},
 }
-MODES = ["iptables", "nftables", pytest.param("ipvs", marks=UML)]
+MODES = ["iptables", "nftables", pytest.param("ipvs", marks=(UML, pytest.mark.full))]
 
 
 def service(number: int) -> Dict[str, Any]:

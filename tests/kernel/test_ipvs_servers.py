@@ -254,10 +254,10 @@ def test_virtual_servers_in_other_namespaces_hide_none_of_ours(ipvs, monkeypatch
     command = ["unshare", "-n", "sh", "-c", script]
     with Background(command):
         converge(ipvs, servers, real_servers)
-        with open(ipvs_module.PROC_TABLE, encoding="ascii") as table:
+        with open(ipvs_module.PROC_IPVS, encoding="ascii") as table:
             assert len(parse_proc(table, "IPv4").seen) < len(servers)
         assert RealServersResource(ipvs).observe() == real_servers
-    monkeypatch.setattr(ipvs_module, "PROC_TABLE", "/proc/nothing")
+    monkeypatch.setattr(ipvs_module, "PROC_IPVS", "/proc/nothing")
     assert RealServersResource(ipvs).observe() == real_servers
 
 

@@ -13,15 +13,16 @@ from typing import Any, Dict
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.behaviour import BEHAVIOURS
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.registry import ipvs_with
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.still_connected import node_port_record
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.ipvs_table import IpvsTableResource
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.probe import unsupported_beside_ipvs
+from ansible_collections.kubenode.proxy.plugins.module_utils.preflight.limits import ELEMENTS_LIMIT
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode import OVER_NFTABLES
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.nftables_layout import RESOURCE
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import LocalTraffic
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.nftables_layout import ADDRESSES, RESOURCE
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import ElementKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from tests.lab.system import ip_batch
-from tests.unit.nftables.samples import sample_routes, sample_settings
+from tests.unit.nftables.samples import sample_routes, sample_settings, settings_of_other_rules
 
 FAMILIES = ("IPv4", "IPv6")
 SERVICE, OTHER = "172.30.0.1", "192.0.2.9"
@@ -36,11 +37,8 @@ table ip external {
 """
 
 
-def desired(family: str, behaviour: str = "kube-proxy", detector: bool = True) -> Dict[Any, Any]:
-    settings = sample_settings(family, behaviour=BEHAVIOURS[behaviour])
-    if not detector:
-        settings = settings._replace(local_traffic=None)
-    return OVER_NFTABLES.desired_tables(sample_routes(family), settings)[RESOURCE]
+def desired(family: str, **changes: Any) -> Dict[Any, Any]:
+    return OVER_NFTABLES.desired_tables(sample_routes(family), sample_settings(family, **changes))[RESOURCE]
 
 
 def nft(script: str) -> None:
@@ -51,16 +49,16 @@ def nft(script: str) -> None:
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_kernel_has_what_is_desired_and_nft_loads_the_same(family, behaviour):
-    assert unsupported_beside_ipvs(family) == ""
+    assert ipvs_with("nftables").unsupported_reasons([family]) == []
     with IpvsTableResource(family) as resource:
         assert not resource.exists()
-        wanted = desired(family, behaviour)
-        for table in (desired(family, behaviour, detector=False), wanted):
-            resource.apply(difference(resource.observe(), table))
-            assert not difference(resource.observe(), table)
+        for changes in ({}, *settings_of_other_rules()):
+            wanted = desired(family, behaviour=BEHAVIOURS[behaviour], **changes)
+            resource.apply(difference(resource.observe(), wanted))
+            assert not difference(resource.observe(), wanted)
+            nft(OVER_NFTABLES.glue.texts(family, {RESOURCE: wanted})[f"nft {family}"])
+            assert not difference(resource.observe(), wanted)
         assert resource.exists()
-        nft(OVER_NFTABLES.glue.texts(family, {RESOURCE: wanted})[f"nft {family}"])
-        assert not difference(resource.observe(), wanted)
         subprocess.run(["nft", "list", "ruleset"], capture_output=True, check=True)
         # When ipvs mode is left, what is left has no rule; then nothing is left.
         for rest in (node_port_record(wanted), {}):
@@ -69,12 +67,17 @@ def test_the_kernel_has_what_is_desired_and_nft_loads_the_same(family, behaviour
         assert not resource.exists()
 
 
-def test_an_interface_as_detector():
-    settings = sample_settings("IPv4")._replace(local_traffic=LocalTraffic("prefix", "veth"))
-    table = OVER_NFTABLES.desired_tables(sample_routes("IPv4"), settings)[RESOURCE]
+def test_sets_hold_more_than_an_ipset():
+    """Ipsets of this project end at 65,536 elements, above which the glue of iptables is refused."""
+    wanted = desired("IPv4")
+    for number in range(ELEMENTS_LIMIT + 5000):
+        address = (0x0B000000 + number).to_bytes(4, "big")
+        wanted[ElementKey("element", ADDRESSES, address)] = True
     with IpvsTableResource("IPv4") as resource:
-        resource.apply(difference({}, table))
-        assert not difference(resource.observe(), table)
+        resource.apply(difference({}, wanted))
+        assert not difference(resource.observe(), wanted)
+        resource.apply(difference(wanted, {}))
+        assert not resource.exists()
 
 
 def test_nat_of_other_programs_does_not_redirect_connections_to_service_addresses():

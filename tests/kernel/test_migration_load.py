@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""No request is lost during a takeover, changes of mode, an agent upgrade, and a rollback.
+"""No request is lost during a takeover, changes of mode or of the glue of ipvs mode, an agent upgrade, and a rollback.
 
 500 requests a second pass the node of the conformance lab over new and persistent TCP connections and over UDP, in both
 families, from a pod, from outside and from the node itself. Every request must be answered by an endpoint during each
@@ -15,6 +15,7 @@ stall while this machine is busy, a connection may be retried, but UDP requests 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import signal
 import sys
@@ -25,7 +26,7 @@ from typing import Any, Iterator, List, Optional, Sequence
 import pytest
 
 from tests.conformance.wirelab.topology import Topology
-from tests.kernel.loaded_node import LoadedNode
+from tests.kernel.loaded_node import KERNEL_MODULES, LoadedNode
 from tests.lab import system
 from tests.lab.load import Endpoint, Flow, Load, Tally
 from tests.lab.node import Specification
@@ -143,9 +144,12 @@ def node(tmp_path: Path) -> Iterator[Loaded]:
         topology.destroy()
 
 
-@pytest.fixture()
-def machine(tmp_path: Path) -> Iterator[Loaded]:
-    """Provide a node that is a virtual machine with its own kernel."""
+@contextlib.contextmanager
+def booted(scratch: Path, modules: Sequence[str] = MODULES, disk: Sequence[str] = ()) -> Iterator[Loaded]:
+    """Provide a node that is a virtual machine with its own kernel.
+
+    ``modules``: those that are loaded at once. ``disk``: directories that outlive the machine.
+    """
     taps: List[int] = []
     topology = Topology(f"-load{os.getpid()}", plug=lambda namespace, name: taps.append(open_tap(namespace, name)))
     with contextlib.ExitStack() as stack:
@@ -153,12 +157,13 @@ def machine(tmp_path: Path) -> Iterator[Loaded]:
         topology.build()
         specification = Specification(
             hostname="node1",
-            scratch=str(tmp_path),
-            modules=list(MODULES),
+            scratch=str(scratch),
+            writable=list(disk),
+            modules=list(modules),
             sysctls=topology.node_sysctls(),
             network=topology.node_lines(),
             environment={"PYTHONPATH": f"{ROOT}:{ROOT}/collections", "HOME": "/root", "LANG": "C.UTF-8"},
-            # Not in tmp_path: the directory shared with the host cannot hold sockets.
+            # Not in the scratch directory: one that is shared with the host cannot hold sockets.
             command=[
                 sys.executable,
                 "-m",
@@ -178,20 +183,42 @@ def machine(tmp_path: Path) -> Iterator[Loaded]:
         yield loaded
 
 
+@pytest.fixture()
+def machine(tmp_path: Path) -> Iterator[Loaded]:
+    """Provide a node that is a virtual machine."""
+    with booted(tmp_path) as loaded:
+        yield loaded
+
+
+# What is on the node of the packet filters beside IPVS, in ipvs mode. When that is left, parts of them identify virtual
+# servers until the last connection has ended.
+GLUE = {"ipvs": ["ipsets", "chains"], "ipvs/nftables": ["tables"]}
+
+
+def served_with(node: Loaded, mode: str, done: str) -> None:
+    """Fail if a request was lost, or if ipvs mode has left anything of the other glue."""
+    node.all_answered(f"{done} {mode}")
+    if mode in GLUE:
+        assert node.call("glues") == GLUE[mode], f"{done} {mode}"
+
+
 def migrate_and_roll_back(node: Loaded, recorded_mode: str, variant: str, modes: Sequence[str]) -> None:
-    """Adopt what kube-proxy has programmed, change through the modes, and roll back to kube-proxy's state."""
+    """Adopt what kube-proxy has programmed, change through the modes, and roll back to kube-proxy's state.
+
+    Mode ``ipvs/nftables`` is ipvs mode without iptables.
+    """
     node.call("load_recorded", recorded_mode, variant)
     node.begin()
     first = node.call("programmed", recorded_mode, variant)
     node.call("converge", recorded_mode)
-    node.all_answered(f"adopt {recorded_mode}")
+    served_with(node, recorded_mode, "adopt")
     saved: List[int] = []
     for mode in modes:
-        saved.append(node.call("converge", mode))
-        node.all_answered(f"change to {mode}")
+        saved.append(node.call("converge", *mode.split("/")))
+        served_with(node, mode, "change to")
     for number, mode in reversed([*zip(saved, [recorded_mode, *modes])]):
         node.call("roll_back", number)
-        node.all_answered(f"roll back to {mode}")
+        served_with(node, mode, "roll back to")
     if recorded_mode != "nftables":
         last = node.call("programmed", recorded_mode, variant)
         assert [line for line in first if line not in last] == []
@@ -208,13 +235,27 @@ def test_from_kube_proxy_in_nftables_mode_to_iptables_mode_and_back(node):
     migrate_and_roll_back(node, "nftables", "nft", ("iptables", "nftables"))
 
 
-def test_from_iptables_mode_to_ipvs_mode_to_nftables_mode_and_back(machine):
-    migrate_and_roll_back(machine, "iptables", "nft", ("ipvs", "nftables", "ipvs", "iptables"))
+@pytest.mark.parametrize(
+    "modes",
+    [
+        ("ipvs", "nftables"),
+        pytest.param(("ipvs/nftables", "nftables", "ipvs", "iptables"), marks=FULL),
+    ],
+    ids="-".join,
+)
+def test_from_iptables_mode_to_ipvs_mode_to_others_and_back(machine, modes):
+    """Each change to and from ipvs mode is made once, by a convergence or by a rollback; with ``full`` by both."""
+    migrate_and_roll_back(machine, "iptables", "nft", modes)
 
 
 @FULL
 def test_from_kube_proxy_in_ipvs_mode_to_the_other_modes_and_back(machine):
     migrate_and_roll_back(machine, "ipvs", "legacy", ("nftables", "iptables"))
+
+
+@FULL
+def test_from_kube_proxy_in_ipvs_mode_to_ipvs_mode_without_iptables_and_back(machine):
+    migrate_and_roll_back(machine, "ipvs", "nft", ("ipvs/nftables",))
 
 
 def upgrade(node: Loaded, mode: str, variant: str) -> None:
@@ -240,3 +281,24 @@ def test_agent_is_upgraded(node, mode, variant):
 @FULL
 def test_agent_is_upgraded_in_ipvs_mode(machine):
     upgrade(machine, "ipvs", "nft")
+
+
+@FULL
+def test_a_node_without_iptables_and_ipset_serves_ipvs_mode_after_each_boot(tmp_path):
+    """The agent loads what it needs; after the second boot it has only what the first one has kept on disk."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    for boot in ("first", "second"):
+        scratch = tmp_path / boot
+        scratch.mkdir()
+        with booted(scratch, ("veth",), [str(disk)]) as node:
+            node.call("remove_iptables")
+            status = node.call("boot_agent", str(disk))
+            assert (status["mode"], status["ipvsGlue"]) == ("ipvs", "nftables")
+            assert status["startedFromCache"] is (boot == "second")
+            node.begin()
+            node.all_answered(f"{boot} boot")
+            node.end()
+            loaded = node.call("kernel_modules")
+            assert {"ip_vs", "nf_tables"} <= set(loaded)
+            assert [name for name in loaded for pattern in KERNEL_MODULES if fnmatch.fnmatch(name, pattern)] == []

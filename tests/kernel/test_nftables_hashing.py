@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
@@ -16,7 +16,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.probe import can_hash
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.hashing import JHASH, endpoint_of
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import (
+    RENDERING,
+    NftablesRendering,
+)
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.slots import SLOTS
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.slot_limit import within_limit
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import (
     Endpoint,
@@ -163,3 +168,52 @@ def test_repair_of_slots_that_another_program_removed(family: str) -> None:
         assert {key.name for key in found.added} == {name}
         resource.apply(found)
         assert not difference(resource.observe(), table)
+
+
+def numbered(family: str, number: int, minute: int) -> ServicePortInfo:
+    """Return a ServicePort with a cluster IP of its own and three endpoints, created in a minute."""
+    form = "fd00:10:96::{:x}:{:x}" if family == "IPv6" else "10.96.{}.{}"
+    info = hashed(family)
+    return info._replace(
+        key=ServicePortName("ns", f"svc{number}", "dns", "UDP"),
+        cluster_ip=form.format(number >> 8, number & 255),
+        node_port=0,
+        load_balancer_ips=(),
+        cluster=info.cluster[:3],
+        reachable=info.cluster[:3],
+        created=f"2026-01-{1 + minute // 1440:02}T{minute // 60 % 24:02}:{minute % 60:02}:00Z",
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "limit"),
+    [("IPv4", 12), ("IPv6", 12), pytest.param("IPv4", RENDERING.most_lists, marks=pytest.mark.full)],
+)
+def test_the_kernel_holds_no_more_slots_than_the_limit(
+    monkeypatch: pytest.MonkeyPatch, family: str, limit: int
+) -> None:
+    """Other Services are served, too, and one more changes no slot of another."""
+    monkeypatch.setattr(NftablesRendering, "most_lists", limit)
+    chosen = settings(family, schedulers=frozenset((JHASH,)))
+    infos = [numbered(family, number, limit + 10 - number) for number in range(limit + 5)]
+
+    def tables(chosen_infos: List[ServicePortInfo]) -> Dict[Any, Any]:
+        ports = within_limit(RENDERING, {info.key: info for info in chosen_infos})
+        return dict(RENDERING.desired_tables(ports, chosen)["table objects"])
+
+    with NftablesResource(family) as resource:
+        resource.apply(difference(resource.observe(), tables(infos)))
+        held = resource.observe()
+        assert not difference(held, tables(infos))
+        lists = {key: value for key, value in held.items() if key[0] == "list" and "slots" in key[1]}
+        assert len(lists) == limit and sum(map(len, lists.values())) == limit * SLOTS
+        random = [value for key, value in held.items() if key[:2] == ("list", "service-endpoints")]
+        assert [len(value) for value in random] == [3] * 5
+        # The newest, and one that is older than all others.
+        more = difference(held, tables([*infos, numbered(family, limit + 5, limit + 20)]))
+        assert not more.removed and not [key for key in more.added if "slots" in key[1]]
+        more = difference(held, tables([*infos, numbered(family, limit + 5, 0)]))
+        resource.apply(more)
+        changed = [key for key in (*more.added, *more.removed) if key[0] == "list" and "slots" in key[1]]
+        assert len(changed) == 2
+        assert not difference(resource.observe(), tables([*infos, numbered(family, limit + 5, 0)]))

@@ -13,10 +13,11 @@ from typing import Any, Dict, Iterator, List, Tuple
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence import handles
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.registry import mode_object
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import KernelError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables import transactions
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.monitor import TableMonitor
-from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.probe import answers, unsupported_reason
+from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.probe import answers
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.resource import NftablesResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.mode import RENDERING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import (
@@ -27,7 +28,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.text import restore_text, table_family
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import Change, difference
-from tests.unit.nftables.samples import sample_routes, sample_settings
+from tests.unit.nftables.samples import sample_routes, sample_settings, settings_of_other_rules
 
 FAMILIES = ("IPv4", "IPv6")
 
@@ -75,7 +76,7 @@ def converge(resource: NftablesResource, desired: Dict[Any, Any]) -> Change[Any,
 
 def test_probe_changes_nothing() -> None:
     for family in FAMILIES:
-        assert unsupported_reason(family) == ""
+        assert mode_object("nftables").unsupported_reasons([family]) == []
     assert subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=True).stdout == ""
 
 
@@ -100,6 +101,17 @@ def test_nft_lists_the_table_as_if_it_had_loaded_it(resource: NftablesResource) 
     assert len(normal(over_netlink)) == sum(key[0] in ("set", "chain") for key in desired["table objects"])
     # A table loaded by nft equals the desired one when we read it.
     assert not difference(resource.observe(), desired["table objects"])
+
+
+@pytest.mark.parametrize("changes", settings_of_other_rules())
+def test_a_table_that_nft_loaded_is_no_drift(resource: NftablesResource, changes: Dict[str, Any]) -> None:
+    """The program encodes each rule as this project does, whatever the settings."""
+    family = resource.family
+    desired = RENDERING.desired_tables(sample_routes(family), sample_settings(family, **changes))
+    nft(restore_text(family, desired))
+    assert not difference(resource.observe(), desired["table objects"])
+    converge(resource, {})
+    converge(resource, desired["table objects"])
 
 
 def test_small_transactions_result_in_the_same_table(resource: NftablesResource) -> None:

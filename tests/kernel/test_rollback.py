@@ -54,7 +54,7 @@ JOURNEYS = [
     ("nftables", "nft", ["iptables"]),
     ("nftables", "legacy", ["iptables"]),
     pytest.param("none", "legacy", ["ipvs"], marks=UML_FULL),
-    pytest.param("none", "legacy", ["iptables", "ipvs"], marks=UML),
+    pytest.param("none", "legacy", ["iptables", "ipvs"], marks=UML_FULL),
     pytest.param("iptables", "legacy", ["ipvs"], marks=UML_FULL),
     pytest.param("ipvs", "legacy", ["ipvs"], marks=UML_FULL),
     pytest.param("ipvs", "legacy", ["iptables"], marks=UML),

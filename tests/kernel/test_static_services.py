@@ -14,8 +14,8 @@ from tests.kernel.agent_node import AgentNode, cluster_ip, endpoint_slice, servi
 from tests.kernel.backends import ADDRESS, NAME, PORT, Backend, ask, endpoint, make_network, manifests, write_manifests
 from tests.kernel.userspace_node import node_in_mode
 
-MODES = ("nftables", "iptables", pytest.param("ipvs", marks=pytest.mark.uml), "userspace")
 FULL = pytest.mark.full
+MODES = ("nftables", "iptables", pytest.param("ipvs", marks=(pytest.mark.uml, FULL)), "userspace")
 
 
 @pytest.fixture(params=MODES)

@@ -111,9 +111,9 @@ def service_of(number: int, protocols: Sequence[str] = ("TCP",), **spec: Any) ->
     return item
 
 
-def userspace_node(scratch: Path, mode: str = "userspace", api: bool = True) -> AgentNode:
+def userspace_node(scratch: Path, mode: str = "userspace", api: bool = True, variant: str = "") -> AgentNode:
     """Return an agent whose control socket is where one-shot commands look for it."""
-    node = AgentNode(scratch, mode, api=api)
+    node = AgentNode(scratch, mode, variant, api=api)
     control = scratch / "run" / "agent" / "agent.sock"
     control.parent.mkdir(parents=True)
     (scratch / "agent.sock").symlink_to(control)

@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import select
 import socket
-import time
 from typing import Callable, Dict, Tuple
 
 
-def hold_idle(
-    server: Tuple[str, int], source: str, count: int, seconds: float, beat: Callable[[], None] = lambda: None
-) -> int:
+def hold_idle(server: Tuple[str, int], source: str, count: int, until: Callable[[], bool]) -> int:
     """Keep ``count`` connections open from one IPv4 address, and open each again that the server closes.
 
-    Return how many connections were opened, after ``seconds`` and not before ``count``. ``beat`` is called between
-    rounds.
+    Return how many connections were opened, once there were ``count`` and ``until()``, called between rounds, is true.
     """
     poll = select.epoll()
     held: Dict[int, socket.socket] = {}
     opened = 0
-    end = time.monotonic() + seconds
     try:
-        while time.monotonic() < end or opened < count:
+        while not until() or opened < count:
             for _turn in range(min(200, count - len(held))):
                 sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
                 # Choosing the port when the destination is known leaves enough of them.
@@ -38,7 +33,6 @@ def hold_idle(
                 # Closing is not enough: a child that is being started may still hold the connection.
                 poll.unregister(number)
                 held.pop(number).close()
-            beat()
     finally:
         for sock in held.values():
             sock.close()

@@ -213,12 +213,14 @@ ROWS: Tuple[Tuple[str, Tuple[Panel, ...]], ...] = (
         (
             Panel(
                 "Refused objects",
-                "By kind, with parts of objects that are served otherwise, and addresses that several Services claim; "
+                "By kind, with parts of objects that are served otherwise, addresses that several Services claim, and "
+                "Services with annotations that do not all have an effect; "
                 "kubenode-proxy status on any node names them.",
                 (
                     (f"max by (kind) ({selected('kubenode_proxy_objects_refused')})", "{{kind}}"),
                     (f"max by (kind) ({selected('kubenode_proxy_parts_skipped')})", "parts of {{kind}}"),
                     (f"max({selected('kubenode_proxy_conflicts')})", "conflicts"),
+                    (f"max({selected('kubenode_proxy_policies_ignored')})", "ignored annotations"),
                     (f"sum(increase({selected('kubenode_proxy_losses_total')}[$__rate_interval]))", "losses"),
                     (f"sum by (state) ({selected('kubenode_proxy_checked_endpoints')})", "{{state}} their checks"),
                     (

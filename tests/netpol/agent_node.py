@@ -17,7 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.nftables.policy_table import PolicyTableResource
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import desired_table
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.layout import Options
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.sets import Options
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from tests.apiserver.server import ApiServer
 from tests.apiserver.store import Store

@@ -198,6 +198,7 @@ def test_every_kind_of_unit_has_a_good_score(node):
     settings = {}
     for part in ("vars", "defaults"):
         settings.update(yaml.safe_load((role / part / "main.yml").read_text()))
+    settings["role_path"] = str(role)
     kinds = [
         {"user": user, "modules": modules, "mode": mode, "exposure": exposure}
         for (user, modules), exposures in EXPOSURES.items()

@@ -22,6 +22,7 @@ from ..configuration.model import NODE_CIDR, KubeProxyConfiguration
 from ..configuration.sections.network_policy import policy_resources
 from ..configuration.validate import in_mode
 from ..convergence.handles import KernelHandles
+from ..convergence.modes.registry import with_listeners
 from ..convergence.request import Request
 from ..convergence.runtime.lock import AGENT, ConvergenceLock
 from ..errors import KernelError, ProxyError
@@ -243,6 +244,20 @@ class Agent:
     def _look_for_static(self) -> None:
         self._static_timer.start(CHECK_SECONDS)
         self.views.look_for_static()
+        self._follow_listeners()
+
+    def _follow_listeners(self) -> None:
+        """Set up again if static Services begin or cease to ask for userspace mode beside the node's mode."""
+        proxiers = self.sync.proxiers
+        if proxiers is None or with_listeners(proxiers.mode, self.views.current.state) is proxiers.mode:
+            return
+        try:
+            self.sync.rebuild(self._request(self._configuration))
+        except ProxyError as error:
+            self.limited.warning("listeners", "the mode of static Services cannot change, retrying", error=error)
+        else:
+            # The next sync removes what is left of listeners, or of rules.
+            self._ready_sent = False
 
     def _await_cluster(self) -> None:
         """Wait for the lists; if the API server is late, use the state kept on disk for the missing ones."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from ..configuration.model import KubeProxyConfiguration
 from ..convergence.handles import ListenerAccess
@@ -14,7 +14,7 @@ from ..forwarding.limits import Limits, within_files
 from ..forwarding.loop import LONGEST_WAIT_SECONDS
 from ..forwarding.resource import ListenersResource
 from ..rendering.userspace.model import Endpoint, Listener, ListenerKey
-from ..resources import Resource
+from ..resources import Change, Resource
 from .supervision import Supervisor, Task, brief_traceback
 from .surface.log import INFO, LimitedLog
 from .timers import Timers
@@ -45,7 +45,7 @@ def limits_of(configuration: KubeProxyConfiguration, files: int) -> Limits:
 
 
 class Forwarding(ListenerAccess):
-    """The agent's forwarder, which exists once a mode has used it. ``files``: how many files the agent may open."""
+    """The agent's forwarder, which exists once there is a listener. ``files``: how many files the agent may open."""
 
     def __init__(self, supervisor: Supervisor, timers: Timers, log: LimitedLog, files: int) -> None:
         self._supervisor = supervisor
@@ -64,23 +64,27 @@ class Forwarding(ListenerAccess):
             self._forwarder.limits = self._limits
 
     def resource(self, family: str) -> Resource[Any, Any]:
-        """See the base class. The first call starts the thread."""
-        return ListenersResource(self._started(), family)
+        """See the base class."""
+        return ListenersResource(self, family)
 
     def left(self, families: Sequence[str]) -> List[Resource[Any, Any]]:
         """See the base class."""
-        return [ListenersResource(self._forwarder, family) for family in families] if self._forwarder else []
+        return [self.resource(family) for family in families] if self._forwarder else []
 
     def end_connections(self, owner: str, endpoint: Endpoint) -> int:
         """See the base class."""
         return self._forwarder.end_connections(owner, endpoint) if self._forwarder is not None else 0
 
-    def table(self) -> Mapping[ListenerKey, Listener]:
+    def table(self) -> Dict[ListenerKey, Listener]:
         """Return all listeners."""
         return self._forwarder.table() if self._forwarder is not None else {}
 
+    def apply(self, change: Change[ListenerKey, Listener]) -> None:
+        """Add, change and remove listeners; the first call starts the thread. Raises KernelError."""
+        self._started().apply(change)
+
     def status(self) -> Dict[str, Any]:
-        """Return the state of the forwarder as plain JSON values; empty if no mode has used it."""
+        """Return the state of the forwarder as plain JSON values; empty if there has been no listener."""
         return self._forwarder.status() if self._forwarder is not None else {}
 
     def stop(self) -> None:

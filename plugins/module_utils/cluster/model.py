@@ -76,6 +76,7 @@ class ServicePolicy(NamedTuple):
     ``persistence_v4`` and ``persistence_v6``: prefix lengths by which clients with affinity are grouped, 0 to
     distinguish every client.
     ``slow_start``: seconds over which the share of an endpoint rises that has become ready; 0 without.
+    ``userspace``: the agent forwards the connections of the Service itself, whatever the node's mode is.
     ``problems``: what of the annotations is invalid, for those whose validity matters only where they count.
     """
 
@@ -85,6 +86,7 @@ class ServicePolicy(NamedTuple):
     persistence_v4: int = 0
     persistence_v6: int = 0
     slow_start: float = 0.0
+    userspace: bool = False
     problems: Tuple[str, ...] = ()
 
 

@@ -35,10 +35,12 @@ def _status_lines(document: Dict[str, Any]) -> List[str]:
     lost = document.get("apiServerLostSeconds", {})
     if lost and all(lost.values()):
         healthy += f", without the API server for {min(lost.values()):.0f} s"
+    mode, glue = document["mode"] or "not chosen yet", document.get("ipvsGlue")
+    with_glue = f", glue {glue}" if glue else ""
     lines = [
         f"agent:      running for {document['uptimeSeconds']:.0f} s, {healthy}",
         f"node:       {document['node']}",
-        f"mode:       {document['mode'] or 'not chosen yet'} ({document['modeReason'] or 'waiting for the cluster'})",
+        f"mode:       {mode}{with_glue} ({document['modeReason'] or 'waiting for the cluster'})",
         f"behaviour:  {document['behaviour']}",
     ]
     servers = document.get("apiServers", ())

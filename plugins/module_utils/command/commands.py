@@ -98,14 +98,15 @@ def report_document(report: Report) -> Dict[str, Any]:
 
 def _report_lines(report: Report, checking: bool, with_entries: bool) -> List[str]:
     lines = change_lines(report.changes, checking, with_entries)
+    mode = f"{report.mode}, glue {report.ipvs_glue}," if report.ipvs_glue else report.mode
     if report.mode and not report.families:
-        lines.append(f"mode {report.mode} on {report.node_name}: {report.mode_reason}")
+        lines.append(f"mode {mode} on {report.node_name}: {report.mode_reason}")
     elif report.mode:
         counts = report.counts
         where = f"{counts['services']} Services, {counts['service_ports']} ports, {counts['endpoints']} endpoints"
         if counts["without_endpoints"]:
             where += f", {counts['without_endpoints']} Services without endpoints"
-        lines.append(f"mode {report.mode} on {report.node_name}: {where}")
+        lines.append(f"mode {mode} on {report.node_name}: {where}")
     if not report.changed:
         lines.append("no differences")
     if report.confirm_until:

@@ -13,10 +13,9 @@ from ..configuration.model import KubeProxyConfiguration
 from ..configuration.sections.network_policy import CUT
 from ..configuration.validate import in_mode
 from ..errors import KernelError
-from ..kernel.conntrack.socket import ConntrackSocket
-from ..kernel.conntrack.stale import delete_stale
 from ..preflight.features import capabilities, rights_findings
 from ..preflight.findings import judge
+from ..rendering.slot_limit import within_limit
 from ..resources import Kind, PlannedChange, Stage, apply_plan, plan
 from ..serviceports.flows import released_protocols
 from .family import FamilyContext, FamilyServices, FamilyTables
@@ -37,7 +36,6 @@ from .runtime.listeners import AskedListeners
 from .runtime.lock import ConvergenceLock
 from .runtime.state_directory import control_socket
 from .schedulers import with_schedulers
-from .stages.nftables import release_stages
 
 if TYPE_CHECKING:
     from ..networkpolicy.node_policy import NodePolicy
@@ -130,9 +128,10 @@ class _Convergence:
         return self._report(chosen, view.name, contexts, families)
 
     def _with_schedulers(self, mode: Mode, families: Sequence[FamilyServices]) -> List[FamilyServices]:
-        """Return the families with the schedulers that annotations request and the kernel has."""
+        """Return the families with the schedulers that annotations request, the kernel has, and that fit."""
         found = []
         for context, ports in families:
+            ports = within_limit(mode.rendering, ports)
             context = with_schedulers(context, mode.rendering, ports.values(), load=not self.request.check)
             self.warnings += ignored_policies(mode.rendering, ports.values(), context.settings)
             found.append(FamilyServices(context, ports))
@@ -196,6 +195,8 @@ class _Convergence:
     def release(self) -> Report:
         """Remove objects that were left for kube-proxy and that it does not use."""
         self.warnings += self.guard.begin()
+        from .stages.release import release_stages
+
         self._run(release_stages(self.handles))
         return self._report(None, "", (), ())
 
@@ -247,6 +248,9 @@ class _Convergence:
         with self.watch.stage("conntrack"):
             try:
                 if may_be_stale(before, now):
+                    from ..kernel.conntrack.socket import ConntrackSocket
+                    from ..kernel.conntrack.stale import delete_stale
+
                     with ConntrackSocket() as sock:
                         for context, ports in families:
                             family = context.family

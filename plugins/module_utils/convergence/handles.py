@@ -4,7 +4,8 @@
 """The sockets of one convergence, opened when first needed and closed together.
 
 Opening a socket to IPVS or ipset can make the kernel load a module. A check must not do that, so it first tests whether
-the subsystem is loaded.
+the subsystem is loaded. What speaks to IPVS and ipset is imported with the first socket, because each run of an Ansible
+module compiles what it imports.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ from __future__ import annotations
 import contextlib
 import os
 from types import TracebackType
-from typing import Any, List, Optional, Sequence, Tuple, Type
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Type
 
 from ..errors import PreflightError
-from ..kernel.facts import kernel_release
-from ..kernel.ipset.sets import IpsetSocket
-from ..kernel.ipvs.servers import PROC_TABLE, IpvsSocket
+from ..kernel.facts import PROC_IPVS, kernel_release
 from ..kernel.modules import asking_loads
 from ..kernel.netlink.protocol import NETLINK_NETFILTER, NETLINK_ROUTE
 from ..kernel.netlink.socket import NetlinkSocket, is_supported
@@ -26,6 +25,10 @@ from ..kernel.nftables.policy_table import PolicyTableResource
 from ..kernel.nftables.probe import answers as nftables_answers
 from ..kernel.nftables.resource import NftablesResource
 from ..resources import Progress, Resource, unheeded
+
+if TYPE_CHECKING:
+    from ..kernel.ipset.sets import IpsetSocket
+    from ..kernel.ipvs.servers import IpvsSocket
 
 # It has a parameter (max_sets), so that the directory exists even if the module is built in.
 _IPSET_MODULE = "/sys/module/ip_set"
@@ -82,7 +85,7 @@ class KernelHandles:
     @staticmethod
     def has_ipvs() -> bool:
         """Return whether IPVS is loaded."""
-        return os.path.exists(PROC_TABLE)
+        return os.path.exists(PROC_IPVS)
 
     @staticmethod
     def has_ipset() -> bool:
@@ -110,6 +113,8 @@ class KernelHandles:
     def ipvs(self) -> IpvsSocket:
         """Generic netlink to IPVS. Raises KernelError."""
         if self._ipvs is None:
+            from ..kernel.ipvs.servers import IpvsSocket
+
             self._ipvs = self._open.enter_context(IpvsSocket())
             self._ipvs.netlink.progress = self.progress
         return self._ipvs
@@ -118,6 +123,8 @@ class KernelHandles:
     def ipset(self) -> IpsetSocket:
         """Netlink to ipset. Raises KernelError."""
         if self._ipset is None:
+            from ..kernel.ipset.sets import IpsetSocket
+
             self._ipset = self._open.enter_context(IpsetSocket())
             self._ipset.netlink.progress = self.progress
         return self._ipset

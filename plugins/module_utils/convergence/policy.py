@@ -21,7 +21,7 @@ from ..preflight.conflicts import processes
 from ..preflight.findings import Finding
 from ..preflight.policies import bridge_findings, other_implementations, unknown_pod_findings
 from ..rendering.networkpolicy.elements import desired_table
-from ..rendering.networkpolicy.layout import NO_LOG, Options
+from ..rendering.networkpolicy.sets import NO_LOG, Options
 from ..rendering.networkpolicy.text import restore_text
 from ..resources import NotThereYet, Resource, Stage
 from .handles import KernelHandles

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from typing import List, Sequence
 
+from ..rendering.userspace.model import DEVICE
 from ..resources import Stage
 from .family import FamilyContext
 from .handles import KernelHandles
 from .modes.mode import Mode
 from .node import removal_contexts
 from .stages.chains import chain_removal_stages
-from .stages.ipvs import ipvs_removal_stages, retiring_stages, unused_glue_stages
+from .stages.ipvs_glue import device_removal_stages, retiring_stages, unused_glue_stages
 from .stages.nftables import nftables_removal_stages
-from .stages.userspace import userspace_removal_stages
+from .stages.userspace import userspace_device_removal_stages, userspace_removal_stages
 
 
 def leftover_contexts(mode: Mode, families: Sequence[str]) -> List[FamilyContext]:
@@ -54,7 +55,22 @@ def leftover_stages(mode: Mode, handles: KernelHandles, contexts: Sequence[Famil
         stages += nftables_removal_stages(handles)
     if not used.listeners:
         stages += userspace_removal_stages(handles)
+    elif used.device != DEVICE:
+        stages += userspace_device_removal_stages(handles)
     return stages
+
+
+def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[Stage]:
+    """Return stages that remove what ipvs mode made except chains, in both families.
+
+    With ``draining``, servers with active connections are kept until these end. Raises KernelError.
+    """
+    if not handles.has_ipvs():
+        return device_removal_stages(handles, unused_glue_stages(handles, False, False), {})
+    # Each run of an Ansible module compiles what it imports.
+    from .stages.ipvs import loaded_ipvs_removal_stages
+
+    return loaded_ipvs_removal_stages(handles, draining)
 
 
 def removal_stages(contexts: Sequence[FamilyContext], handles: KernelHandles) -> List[Stage]:

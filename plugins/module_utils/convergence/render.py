@@ -12,6 +12,7 @@ from ..cluster.model import Node
 from ..configuration.validate import in_mode
 from ..errors import ConfigurationError
 from ..rendering.build_settings import dataplane_settings, node_context
+from ..rendering.slot_limit import within_limit
 from ..serviceports.node import node_name
 from ..serviceports.table import all_service_ports
 from .modes.choose import mode_without_node
@@ -48,7 +49,9 @@ def render(request: Request) -> Dict[str, str]:
             node_addresses=addresses,
             service_cidrs=request.cluster.service_cidr_list(family),
         )
-        service_ports = all_service_ports(request.cluster, node_context(configuration, family, name, node))
+        service_ports = within_limit(
+            rendering, all_service_ports(request.cluster, node_context(configuration, family, name, node))
+        )
         settings = settings._replace(schedulers=frozenset(requested(rendering, service_ports.values(), settings)))
         texts.update(rendering.texts(family, rendering.desired_tables(service_ports, settings)))
     policies = configuration.node_proxy.network_policy

@@ -136,7 +136,7 @@ def unserved(rendering: Rendering[Any], service_ports: Iterable[ServicePortInfo]
     """Return one line for each ServicePort that a mode cannot serve, with the reason."""
     found = []
     for info in service_ports:
-        reason = rendering.refusal(info)
+        reason = rendering.serving(info).refusal(info)
         if reason:
             found.append(f"Service {info.key} ({info.port}/{info.key.protocol}) is not served: {reason}")
     return found
@@ -150,5 +150,5 @@ def ignored_policies(
         f"Service {info.key} ({info.port}/{info.key.protocol}): {clause}"
         for info in service_ports
         if info.policy is not NO_POLICY or info.weighted
-        for clause in rendering.ignored_policy(info, settings)
+        for clause in rendering.serving(info).ignored_policy(info, settings)
     ]

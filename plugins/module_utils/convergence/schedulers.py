@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Set
 
-from ..kernel.ipvs.schedulers import usable_schedulers
 from ..kernel.nftables.probe import can_hash
 from ..rendering.nftables.hashing import JHASH
 from ..rendering.rendering import Rendering
@@ -25,7 +24,7 @@ def requested(
     """Return the schedulers, other than the node's, that ServicePorts request in a mode."""
     found: Set[str] = set()
     for info in service_ports:
-        found |= rendering.requested_schedulers(info, settings)
+        found |= rendering.serving(info).requested_schedulers(info, settings)
     return found
 
 
@@ -38,6 +37,11 @@ def with_schedulers(
     """
     settings = context.settings
     missing = requested(rendering, service_ports, settings) - settings.schedulers
+    if not missing:
+        return context
+    # Few Services request a scheduler, and each run of a module compiles what it imports.
+    from ..kernel.ipvs.schedulers import usable_schedulers
+
     usable = usable_schedulers(missing - {JHASH}, load)
     if JHASH in missing and can_hash(context.family):
         usable |= {JHASH}

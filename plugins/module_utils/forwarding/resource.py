@@ -5,13 +5,21 @@
 
 from __future__ import annotations
 
-from typing import Dict, List
+from typing import Dict, List, Protocol
 
 from ..addresses import family_of
-from ..rendering.userspace.mode import listener_line
-from ..rendering.userspace.model import Listener, ListenerKey
+from ..rendering.userspace.model import Listener, ListenerKey, listener_line
 from ..resources import Change, Kind, Resource
-from .forwarder import Forwarder
+
+
+class ListenersTable(Protocol):
+    """What holds listeners: a forwarder, or what starts one for the first of them."""
+
+    def table(self) -> Dict[ListenerKey, Listener]:
+        """Return all listeners."""
+
+    def apply(self, change: Change[ListenerKey, Listener]) -> None:
+        """Add, change and remove listeners. Raises KernelError."""
 
 
 class ListenersResource(Resource[ListenerKey, Listener]):
@@ -19,17 +27,17 @@ class ListenersResource(Resource[ListenerKey, Listener]):
 
     kind = Kind.LISTENERS
 
-    def __init__(self, forwarder: Forwarder, family: str) -> None:
+    def __init__(self, listeners: ListenersTable, family: str) -> None:
         self.family = family
-        self._forwarder = forwarder
+        self._listeners = listeners
 
     def observe(self) -> Dict[ListenerKey, Listener]:
         """Return all listeners, including those whose socket cannot be opened now."""
-        return {key: item for key, item in self._forwarder.table().items() if family_of(key.address) == self.family}
+        return {key: item for key, item in self._listeners.table().items() if family_of(key.address) == self.family}
 
     def apply(self, change: Change[ListenerKey, Listener]) -> None:
         """Add, change and remove listeners. Raises KernelError if the forwarding thread does not answer."""
-        self._forwarder.apply(change)
+        self._listeners.apply(change)
 
     def describe(self, key: ListenerKey, value: Listener) -> List[str]:
         """Return a one-line description."""

@@ -28,6 +28,8 @@ _RTM_NEWADDR = 20
 _RTM_GETADDR = 22
 _IFA_ADDRESS = 1
 _IFA_LOCAL = 2
+#: The virtual servers and real servers of the calling thread's network namespace; it exists once IPVS is loaded.
+PROC_IPVS = "/proc/thread-self/net/ip_vs"
 _SCOPES = {0: "global", 200: "site", 253: "link", 254: "host"}
 
 _RELEASE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")

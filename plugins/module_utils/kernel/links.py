@@ -13,9 +13,8 @@ import socket
 import struct
 from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
-from ..addresses import IPV6, address_bits, packed, unpacked
+from ..addresses import IPV6, address_bits, is_link_local, packed, unpacked
 from ..errors import KernelError
-from ..rendering.ipvs.entries import is_link_local
 from ..rendering.ipvs.model import DEVICE
 from ..rendering.ipvs.text import address_line
 from ..resources import Change, Kind, Resource

@@ -19,7 +19,6 @@ from typing import Dict, Iterable, List, Mapping, Sequence, Set, Tuple
 from ..errors import ConfigurationError, KernelError
 from ..resources import Change, Kind, Resource
 from . import facts
-from .built_in import answers
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")
 _SCHEDULER = re.compile(r"[a-z0-9][a-z0-9_]{0,14}\Z")
@@ -224,9 +223,17 @@ def present_modules(names: Iterable[str], release: str, root: str = "") -> Set[s
             present |= _built_in_by_configuration(missing - present, release, root)
         unknown = missing - present
         if unknown and not root:
-            unknown -= available_modules(release)
-            present |= {name for name in unknown if answers(name, lambda module: not asking_loads(module, release))}
+            present |= _reported_by_kernel(unknown - available_modules(release), release)
     return present
+
+
+def _reported_by_kernel(names: Set[str], release: str) -> Set[str]:
+    if not names:
+        return set()
+    # Seldom needed, and each run of an Ansible module compiles what it imports.
+    from .built_in import answers
+
+    return {name for name in names if answers(name, lambda module: not asking_loads(module, release))}
 
 
 def _shows(name: str, root: str) -> bool:

@@ -9,7 +9,7 @@ import contextlib
 import socket
 
 from ..addresses import FAMILIES
-from ..rendering.networkpolicy.layout import TABLE_NAME
+from ..rendering.networkpolicy.sets import TABLE_NAME
 from .facts import kernel_release, read_text
 from .modules import present_modules
 from .netlink.protocol import NETLINK_NETFILTER

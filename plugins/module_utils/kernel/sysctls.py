@@ -197,7 +197,7 @@ class SysctlsResource(Resource[str, str]):
     def apply(self, change: Change[str, str]) -> None:
         """Write the new values and read them back. Raises KernelError naming the key and the reason."""
         if change.added:
-            raise missing_key(*next(iter(change.added.items())))
+            raise missing_key(*next(iter(change.added.items())), self.root)
         blocked = unchangeable(change.replaced, self.root)
         for key, (old, new) in change.replaced.items():
             if key in blocked:
@@ -222,10 +222,13 @@ class SysctlsResource(Resource[str, str]):
         return [f"{key} = {value}"]
 
 
-def missing_key(key: str, value: str) -> KernelError:
-    """Return the error for a key that the running kernel does not have."""
+def missing_key(key: str, value: str, root: str = "") -> KernelError:
+    """Return the error for a key that the running kernel does not have.
+
+    It names the module that would provide the key, unless that is loaded: then no module has it.
+    """
     module = provider(key)
-    if module is None:
+    if module is None or os.path.isdir(f"{root}/sys/module/{module}"):
         return KernelError(f"sysctl {key}: this kernel has no such key (wanted {value})")
     return KernelError(
         f"sysctl {key}: this kernel has no such key (wanted {value}); the module {module} provides it and is not loaded"

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import TYPE_CHECKING, Any, Dict, List
 
-from ..convergence.history.directory import DEFAULT_DIRECTORY
-from ..convergence.history.store import DEFAULT_KEEP, History
+from ..convergence.history.directory import DEFAULT_DIRECTORY, DEFAULT_KEEP
 from .arguments import Spec
+
+if TYPE_CHECKING:
+    from ..convergence.history.store import History
 
 
 def history_spec() -> Spec:

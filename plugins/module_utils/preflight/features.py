@@ -11,8 +11,6 @@ from typing import Dict, Iterable, List, Mapping, Sequence, Tuple
 from ..addresses import IPV6
 from ..errors import KernelError
 from ..kernel import facts, sysctls
-from ..kernel.ipset.sets import IpsetSocket
-from ..kernel.ipvs.servers import IpvsSocket
 from ..kernel.modules import ModulesResource, available_modules, present_modules
 from ..kernel.programs import find_program
 from ..kernel.xtables.variant import LEGACY, XtablesVariant, unsupported_reason
@@ -153,6 +151,8 @@ def ipvs_findings(release: str, root: str = "") -> List[Finding]:
     Modules that are not loaded yet are not checked, because a request would load them.
     """
     if "ip_vs" in present_modules(["ip_vs"], release, root):
+        from ..kernel.ipvs.servers import IpvsSocket
+
         try:
             IpvsSocket().close()
         except KernelError as error:
@@ -163,6 +163,8 @@ def ipvs_findings(release: str, root: str = "") -> List[Finding]:
 def ipset_findings(release: str, root: str = "") -> List[Finding]:
     """Return an error if the kernel has ipsets but they do not answer, as for :func:`ipvs_findings`."""
     if "ip_set" in present_modules(["ip_set"], release, root):
+        from ..kernel.ipset.sets import IpsetSocket
+
         try:
             IpsetSocket().close()
         except KernelError as error:
@@ -184,7 +186,7 @@ def sysctl_findings(wanted: Mapping[str, sysctls.Wanted], to_be_loaded: Iterable
     for key, value in sysctls.resolve(wanted, running).items():
         if key not in running:
             if sysctls.provider(key) not in coming:
-                what, _colon, rest = str(sysctls.missing_key(key, value)).partition(": ")
+                what, _colon, rest = str(sysctls.missing_key(key, value, root)).partition(": ")
                 findings.append(Finding(SYSCTLS, ERROR, what, rest))
         elif running[key] != value:
             differing.append(key)

@@ -63,8 +63,10 @@ class Rendering(Generic[Context]):
 
     ``entries_have_addresses``: entries of a ServicePort that can be reached from outside depend on the addresses of the
     node. ``refused_with``: how clients without an endpoint are refused, in words. ``replaces_source``: endpoints never
-    see the client's address. ``source_without_detector``: what happens to the source address of internal traffic
-    without a detectLocalMode, in words. ``scheduler``: how the mode chooses an endpoint, as annotations name it.
+    see the client's address. ``forwards``: the agent itself forwards connections. ``source_without_detector``: what
+    happens to the source address of internal traffic without a detectLocalMode, in words. ``scheduler``: how the mode
+    chooses an endpoint, as annotations name it. ``most_lists``: the most lists of slots for stable hashing in the
+    tables of a family (see :mod:`.slot_limit`).
     """
 
     name: str = ""
@@ -74,6 +76,8 @@ class Rendering(Generic[Context]):
     refused_with: str = "ICMP port unreachable"
     replaces_source: bool = False
     scheduler: str = "random"
+    most_lists: int = 0
+    forwards: bool = False
     source_without_detector: str = "kept (without a detectLocalMode this node's pods are unknown)"
 
     def options(self, settings: DataplaneSettings, totals: Totals) -> Options:
@@ -108,6 +112,10 @@ class Rendering(Generic[Context]):
         """
         raise KeyError(self.name)
 
+    def serving(self, service_port: ServicePortInfo) -> Rendering[Any]:
+        """Return the rendering that says how a ServicePort is served; another one than this for some of them."""
+        return self
+
     def endpoints(
         self, service_port: ServicePortInfo, external: bool, settings: DataplaneSettings
     ) -> Sequence[Endpoint]:
@@ -123,6 +131,8 @@ class Rendering(Generic[Context]):
         """Return what of the policy of a ServicePort the mode does not do, one clause each."""
         policy = service_port.policy
         found = list(policy.problems)
+        if policy.userspace and not self.forwards:
+            found.append(f"userspace mode needs the agent; {self.name} mode serves it")
         if policy.scheduler not in ("", self.scheduler):
             found.append(f"{self.name} mode has no scheduler {policy.scheduler}; its own ({self.scheduler}) is used")
         elif policy.scheduler_flags:
@@ -137,6 +147,10 @@ class Rendering(Generic[Context]):
         They are those of IPVS, or what else a mode chooses endpoints by.
         """
         return frozenset()
+
+    def lists_of(self, service_port: ServicePortInfo) -> int:
+        """Return the lists of slots that a ServicePort requests; they follow from its Service alone."""
+        return 0
 
     def chosen_by(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
         """Return what of a client determines its endpoint, in words; empty if nothing does."""

@@ -74,6 +74,7 @@ class ServicePortInfo(NamedTuple):
     is 0 without ClientIP affinity. ``internal_local``/``external_local``: the traffic policies in effect
     (external_local only where it applies: LoadBalancer, NodePort, or ClusterIP with external IPs).
     ``health_check_node_port``: 0 when unused. ``policy``: what annotations request; a mode does what it can of it.
+    ``created``: when the Service was, as in ``cluster.model.Service``.
 
     Endpoints, each list sorted by the text ``ip:port``: ``endpoints`` holds all known ones, whatever their conditions;
     ``cluster``, ``local`` and ``reachable`` the selected ones (``reachable`` is the union of all that may be used);
@@ -104,6 +105,7 @@ class ServicePortInfo(NamedTuple):
     node_port_sources: Sources = None
     policy: ServicePolicy = NO_POLICY
     weighted: bool = False
+    created: str = ""
 
     @property
     def protocol(self) -> str:

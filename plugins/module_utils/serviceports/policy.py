@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 from ..cluster.model import NO_POLICY, Service, ServicePolicy
+from ..cluster.parsing.service_policy import MODE
 from ..configuration.sections.service_policy import ServicePolicySettings
+
+_NOT_STATIC = f"{MODE} is for static Services only"
 
 
 def has_policy(settings: ServicePolicySettings, namespace: str) -> bool:
@@ -22,20 +25,28 @@ def is_node_local(service: Service, settings: ServicePolicySettings) -> bool:
     return bool(settings.local_services) and f"{service.namespace}/{service.name}" in settings.local_services
 
 
+def is_forwarded(service: Service) -> bool:
+    """Return whether the agent forwards the connections of a Service itself, whatever the node's mode is."""
+    return service.policy.userspace and bool(service.static)
+
+
 def policy_of(service: Service, settings: ServicePolicySettings) -> ServicePolicy:
     """Return what the annotations of a Service that count on this node request.
 
     An alias counts only where this project's annotation is missing. Flags belong to a scheduler, so those of an alias
-    do not count beside a scheduler of this project's.
+    do not count beside a scheduler of this project's. Only a static Service can request userspace mode, since
+    a tenant must not have the agent listen on the node; it can even where annotations do not count.
     """
     policy, aliases = service.policy, service.aliases
     if policy is NO_POLICY and aliases is NO_POLICY:
         return NO_POLICY
     if not has_policy(settings, service.namespace):
-        return NO_POLICY
+        return ServicePolicy(userspace=True) if is_forwarded(service) else NO_POLICY
+    if policy.userspace and not service.static:
+        policy = policy._replace(userspace=False, problems=(*policy.problems, _NOT_STATIC))
     if not settings.aliases or aliases is NO_POLICY:
         return policy
-    policy = policy._replace(problems=aliases.problems)
+    policy = policy._replace(problems=(*policy.problems, *aliases.problems))
     if policy.scheduler:
         return policy
     return policy._replace(

@@ -112,6 +112,7 @@ def service_ports_of(
                 node_port_sources=attributes.node_port_sources,
                 policy=attributes.policy,
                 weighted=(weights is not EQUAL or bool(rising)) and differ(chosen.reachable),
+                created=service.created,
             )
         )
     if len(service_ports) > 1:

@@ -42,6 +42,8 @@ TABLE_BACK_TO_NODE = 120
 _EVERYWHERE = {
     "ipv4/conf/all/rp_filter": 0,
     "ipv4/conf/default/rp_filter": 0,
+    # The source ports that cases give to flows: a socket of the agent in userspace mode must not have one of them.
+    "ipv4/ip_local_reserved_ports": "40001-44001",
     # Rejections are counted one by one, so rate limiting must not suppress any. An empty mask limits no type of ICMPv6;
     # the kernel accepts an empty line for it, but not an empty text.
     "ipv4/icmp_ratemask": 0,

@@ -94,9 +94,11 @@ def service(name, number):
 
 
 class SyncBench:
-    """A node that is set up but has not synced yet. ``text``: the log."""
+    """A node that is set up but has not synced yet. ``text``: the log. ``schedulers``: those that the kernel has."""
 
-    def __init__(self, monkeypatch, configuration=None):
+    SETTINGS = DataplaneSettings("IPv4", "n1", "192.0.2.1")
+
+    def __init__(self, monkeypatch, configuration=None, schedulers=()):
         self.now = 1000.0
         self.text = io.StringIO()
         log = Log(self.text)
@@ -104,9 +106,10 @@ class SyncBench:
         self.view = ClusterView()
         self.mode = DictMode()
         self.mode.resource.clock = self.pass_time
+        self.metrics = Metrics()
         self.failed_ports = []
         self.events = []
-        settings = DataplaneSettings("IPv4", "n1", "192.0.2.1")
+        settings = self.SETTINGS._replace(schedulers=frozenset(schedulers))
         self.context = FamilyContext(settings, NodeContext("IPv4", "n1", ""), None)
         surface = SimpleNamespace(
             configure=lambda _configuration: None,
@@ -119,7 +122,7 @@ class SyncBench:
             load(configuration or {}, "").configuration,
             view=self.view,
             health=ProxyHealth(60.0),
-            metrics=Metrics(),
+            metrics=self.metrics,
             surface=surface,
             ports=SimpleNamespace(report=self.failed_ports.extend),
             handles=KernelHandles(),
@@ -151,6 +154,10 @@ class SyncBench:
     def put(self, *objects):
         """Deliver changed objects of one kind."""
         self.view.apply(Batch(objects[0]["kind"], list(objects), []))
+
+    def delete(self, *objects):
+        """Deliver deleted objects of one kind."""
+        self.view.apply(Batch(objects[0]["kind"], [], list(objects)))
 
     @property
     def table(self):

@@ -11,6 +11,7 @@ import json
 import socket
 import subprocess
 import threading
+from typing import Any, Dict
 
 import pytest
 
@@ -61,6 +62,25 @@ def test_help_and_version_go_to_the_output():
         assert "{," not in run(command, "--help")[1]
 
 
+def sample_report(**more: Any) -> Report:
+    """Return the report of a convergence in ipvs mode that has changed nothing."""
+    fields: Dict[str, Any] = {
+        "mode": "ipvs",
+        "mode_reason": "",
+        "node_name": "node1",
+        "families": ("IPv4",),
+        "xtables_variant": "",
+        "changed": False,
+        "changes": (),
+        "counts": {},
+        "programmed": {},
+        "refused": (),
+        "warnings": (),
+        "durations": {},
+    }
+    return Report(**{**fields, **more})
+
+
 @pytest.mark.parametrize(("check", "changed", "code"), [(False, True, 0), (True, True, 3), (True, False, 0)])
 def test_converge_prints_its_changes(monkeypatch, tmp_path, check, changed, code):
     requests = []
@@ -70,20 +90,7 @@ def test_converge_prints_its_changes(monkeypatch, tmp_path, check, changed, code
         change = TableChange(table="virtual servers", added=2, replaced=1, removed=0, before=("old",), after=("new",))
         counts = {"services": 1, "without_endpoints": 0, "service_ports": 1, "endpoints": 4}
         changes = (change,) if changed else ()
-        return Report(
-            mode="ipvs",
-            mode_reason="",
-            node_name="node1",
-            families=("IPv4",),
-            xtables_variant="",
-            changed=changed,
-            changes=changes,
-            counts=counts,
-            programmed={},
-            refused=(),
-            warnings=("take care",),
-            durations={},
-        )
+        return sample_report(changed=changed, changes=changes, counts=counts, warnings=("take care",))
 
     monkeypatch.setattr(commands, "converge", converge)
     snapshot = tmp_path / "cluster.json"
@@ -206,6 +213,46 @@ def test_completion_is_valid_shell_and_knows_commands_and_options():
     assert "bashcompinit" in run("completion", "zsh")[1]
 
 
+STATUS = {
+    "agent": "running",
+    "uptimeSeconds": 40.0,
+    "healthy": True,
+    "node": "node1",
+    "mode": "nftables",
+    "modeReason": "set in the configuration",
+    "behaviour": "kube-proxy",
+    "apiServer": {},
+    "families": {},
+    "syncs": 1,
+    "driftRepaired": 0,
+    "lastError": "",
+    "refused": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("state", "line"),
+    [
+        ({}, "mode:       nftables (set in the configuration)"),
+        (
+            {"mode": "ipvs", "ipvsGlue": "nftables"},
+            "mode:       ipvs, glue nftables (set in the configuration)",
+        ),
+        ({"mode": "", "modeReason": "", "ipvsGlue": ""}, "mode:       not chosen yet (waiting for the cluster)"),
+    ],
+)
+def test_status_shows_the_mode_and_its_glue(state, line):
+    assert line in agent_commands._status_lines({**STATUS, **state})
+
+
+@pytest.mark.parametrize(
+    ("glue", "mode"), [("", "mode ipvs on node1: "), ("nftables", "mode ipvs, glue nftables, on node1: ")]
+)
+def test_a_report_shows_the_glue(glue, mode):
+    report = sample_report(mode_reason="requested", ipvs_glue=glue, families=())
+    assert commands._report_lines(report, True, False) == [f"{mode}requested", "no differences"]
+
+
 @pytest.mark.parametrize(
     ("lost", "first", "services"),
     [
@@ -215,23 +262,8 @@ def test_completion_is_valid_shell_and_knows_commands_and_options():
     ],
 )
 def test_status_reports_the_length_of_an_api_server_outage(lost, first, services):
-    document = {
-        "agent": "running",
-        "uptimeSeconds": 40.0,
-        "healthy": True,
-        "node": "node1",
-        "mode": "nftables",
-        "modeReason": "set in the configuration",
-        "behaviour": "kube-proxy",
-        "apiServer": {name: "watching" if not seconds else "no route to host" for name, seconds in lost.items()},
-        "apiServerLostSeconds": lost,
-        "families": {},
-        "syncs": 1,
-        "driftRepaired": 0,
-        "lastError": "",
-        "refused": [],
-    }
-    lines = agent_commands._status_lines(document)
+    states = {name: "watching" if not seconds else "no route to host" for name, seconds in lost.items()}
+    lines = agent_commands._status_lines({**STATUS, "apiServer": states, "apiServerLostSeconds": lost})
     assert lines[0] == f"agent:      {first}"
     (line,) = [line for line in lines if line.startswith("API server: services")]
     assert services in line

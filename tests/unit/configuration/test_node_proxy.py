@@ -136,6 +136,28 @@ def test_outside_host():
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"annotations": "false"}, 'annotations: "false" is not true or false'),
+        ({"annotations": 0}, "annotations: 0 is not true or false"),
+        ({"annotations": []}, "annotations: a list is not true or false"),
+        ({"namespaces": "shop"}, 'namespaces: "shop" is not a list of strings'),
+        ({"namespaces": ["shop", None]}, "namespaces: a list is not a list of strings"),
+        ({"namespaces": ["shop", "Shop"]}, 'namespaces[1]: "Shop" is not a namespace'),
+        ({"namespaces": [" shop"]}, 'namespaces[0]: " shop" is not a namespace'),
+        ({"namespaces": ["\u0661"]}, 'namespaces[0]: "\\u0661" is not a namespace'),
+        ({"nodePortSources": ["10.0.0.0/33"]}, 'nodePortSources[0]: "10.0.0.0/33" is not a CIDR'),
+        ({"nodePortSources": [True]}, "nodePortSources: a list is not a list of strings"),
+        ({"nodeWeights": "yes"}, 'nodeWeights: "yes" is not true or false'),
+    ],
+)
+def test_invalid_settings_of_the_policy_of_services(given, line):
+    with pytest.raises(ConfigurationError) as caught:
+        load({"mode": "nftables"}, node_source={"servicePolicy": given})
+    assert str(caught.value) == f"NodeProxyConfiguration: servicePolicy.{line}"
+
+
 def test_services_that_are_left_to_programs():
     def text(items):
         return f"{FIRST}---\n{SECOND}servicePolicy: {{localServices: [{items}]}}\n"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.conformance.wirelab.cases import Case, find_cases
 from tests.conformance.wirelab.flows import parse_flow
 from tests.conformance.wirelab.parallel import Board, Supervisor, run_workers
 from tests.conformance.wirelab.report import Report, Row
+from tests.conformance.wirelab.topology import Topology
 
 CONFORMANCE = Path(__file__).resolve().parent.parent.parent / "conformance"
 RECORDED = find_cases([str(CONFORMANCE / "cases")], ["*"])
@@ -92,3 +94,10 @@ def test_an_empty_report_does_not_pass():
     assert not Report("ipvs", [], 0.0).passed
     assert Report("ipvs", [Row("a", "ipvs", equal=1, total=1)], 0.0).passed
     assert not Report("ipvs", [Row("a", "ipvs", equal=0, total=1)], 0.0).passed
+
+
+def test_the_source_ports_of_all_cases_are_reserved_on_the_node() -> None:
+    first, last = map(int, Topology("").node_sysctls()["net/ipv4/ip_local_reserved_ports"].split("-"))
+    files = CONFORMANCE.glob("cases*/*/case.yaml")
+    ports = [int(port) for file in files for port in re.findall(r"\bsport=(\d+)", file.read_text(encoding="utf-8"))]
+    assert len(ports) > 10 and all(first <= port <= last for port in ports)

@@ -10,9 +10,16 @@ from typing import Any, Set
 import pytest
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.static import parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.load import load
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes import choose
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.mode import Mode
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.registry import (
+    GLUES,
+    ipvs_with,
+    mode_object,
+    with_listeners,
+)
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.request import Request
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import PreflightError
 
@@ -33,7 +40,7 @@ def impossible(monkeypatch) -> Set[str]:
     )
     monkeypatch.setattr(choose, "_serving_glue", lambda: None)
     monkeypatch.setattr(Mode, "unsupported_reasons", lambda _mode, _families: [])
-    for mode in (*choose._PREFERRED, *choose._GLUES.values()):
+    for mode in (*map(mode_object, choose._PREFERRED), *map(ipvs_with, GLUES)):
         monkeypatch.setattr(type(mode), "unsupported_reasons", lambda _mode, _families: [])
     return found
 
@@ -99,7 +106,7 @@ def test_policies_that_a_mode_bypasses_are_named(impossible, mode, warned):
     assert bool(found.mode.policy_caution) is warned
 
 
-IPTABLES, NFTABLES = choose.IPVS_MODE, choose.IPVS_WITH_NFTABLES
+IPTABLES, NFTABLES = ipvs_with("iptables"), ipvs_with("nftables")
 
 
 @pytest.mark.parametrize(
@@ -138,3 +145,33 @@ def test_a_glue_is_rendered_without_a_node():
         node_proxy = asked.configuration.node_proxy._replace(ipvs_glue=wanted)
         configuration = asked.configuration._replace(node_proxy=node_proxy)
         assert choose.mode_without_node(asked._replace(configuration=configuration)).glue == glue
+
+
+def with_static(**annotations: str) -> ClusterState:
+    """Return a cluster state with one static Service that has these annotations."""
+    manifest = {
+        "kind": "Service",
+        "apiVersion": "v1",
+        "metadata": {"name": "apiserver", "annotations": annotations},
+        "spec": {"clusterIP": "10.103.97.2", "ports": [{"port": 6443}]},
+    }
+    state = ClusterState()
+    state.set_static(parse_static({"a.json": [manifest]}))
+    return state
+
+
+@pytest.mark.parametrize("mode", ["nftables", "iptables", "ipvs", "userspace"])
+def test_the_agent_has_listeners_beside_any_mode_where_a_static_service_asks(impossible, mode, tmp_path):
+    asking, plain = with_static(**{"kubenode.proxy/mode": "userspace"}), with_static()
+    own = mode == "userspace"
+    for cluster, beside in ((asking, True), (plain, False)):
+        found = choose.choose_mode(request(mode, agent=True)._replace(cluster=cluster)).mode
+        assert (found.name, found.subsystems.listeners) == (mode, beside or own)
+        assert with_listeners(found, asking).subsystems.listeners
+        assert with_listeners(found, plain).subsystems.listeners is own
+        assert with_listeners(found, cluster) is found
+    # Without an agent nothing can listen, and a check where none runs says what such a run would do.
+    check = request(mode, check=True, state_directory=str(tmp_path))._replace(cluster=asking)
+    assert choose.choose_mode(check).mode.subsystems.listeners is own
+    if not own:
+        assert not choose.choose_mode(check._replace(check=False)).mode.subsystems.listeners

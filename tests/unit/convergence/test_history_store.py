@@ -54,7 +54,7 @@ def test_leftovers_of_killed_writers_are_removed_by_a_later_save(history):
 
 def test_a_full_disk_is_a_warning_if_nothing_depends_on_the_state(history, monkeypatch):
     monkeypatch.setattr(directory, "write_whole", full_disk)
-    monkeypatch.setattr(guard, "observe_state", lambda *_arguments: state.NodeState())
+    monkeypatch.setattr(state, "observe_state", lambda *_arguments: state.NodeState())
     way_back = guard.SavingGuard(request(history), handles=None)
     assert way_back.begin() == []
     way_back.target(KubeProxyConfiguration())
@@ -66,13 +66,13 @@ def test_a_full_disk_is_a_warning_if_nothing_depends_on_the_state(history, monke
 
 def test_a_full_disk_refuses_a_change_that_has_to_be_confirmed_before_anything_is_touched(history, monkeypatch):
     monkeypatch.setattr(guard, "check_timeout", lambda _seconds: None)
-    monkeypatch.setattr(store.tempfile, "NamedTemporaryFile", full_disk)
+    monkeypatch.setattr(directory.tempfile, "NamedTemporaryFile", full_disk)
     with pytest.raises(HistoryError, match=r"history: cannot be written: No space left on device"):
         guard.SavingGuard(request(history, 60.0), handles=None).begin()
     # Later, when the disk fills up in between.
     monkeypatch.undo()
     monkeypatch.setattr(directory, "write_whole", full_disk)
-    monkeypatch.setattr(guard, "observe_state", lambda *_arguments: state.NodeState())
+    monkeypatch.setattr(state, "observe_state", lambda *_arguments: state.NodeState())
     way_back = guard.SavingGuard(request(history, 60.0), handles=None)
     way_back.target(KubeProxyConfiguration())
     with pytest.raises(HistoryError, match="No space left on device"):

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Within one plan a resource is read once, however many stages use it; and which servers are ours."""
+"""Within one plan a resource is read once, however many stages use it; which servers are ours; what comes last."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages 
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.stages.ipvs import (
     IpvsResources,
     OnlyOurServers,
+    after_servers,
     observed_once,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.iptables.fixed import KUBE_FIREWALL
@@ -23,6 +24,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.mode
     VirtualServer,
     VirtualServerKey,
 )
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.ipvs.nftables_layout import SETTLING
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import ElementKey, ObjectKey
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import (
     Change,
@@ -132,3 +134,20 @@ def test_loopback_routing_depends_on_the_chains_to_be_removed(monkeypatch) -> No
     assert planned[0].change.replaced == {localnet.ROUTE_LOCALNET: ("1", "0")}
     assert list(planned[1].change.removed) == [KUBE_FIREWALL]
     assert chains.reads == 1
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_table_that_leads_to_ipvs_comes_after_the_servers_behind_addresses_that_were_kept(kept):
+    addresses = Counted("addresses", {"10.96.2.1": True} if kept else {})
+    table, servers = Counted("table", {}, atomic=True), Counted("servers", {})
+    late = after_servers(addresses)
+
+    def kinds(desired: Dict[Any, Any]) -> List[str]:
+        planned = plan([Stage(table, desired, postponed=late), Stage(servers, {"server": True})])
+        return [item.resource.kind for item in planned]
+
+    assert kinds({SETTLING: True}) == (["servers", "table"] if kept else ["table", "servers"])
+    # Where the chain exists, IPVS serves: what masquerades its connections comes first.
+    table.table[SETTLING] = True
+    element = ElementKey("element", "cluster-ip-frontends", b"")
+    assert kinds({SETTLING: True, element: True}) == ["table", "servers"]

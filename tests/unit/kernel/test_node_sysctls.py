@@ -110,6 +110,14 @@ def test_missing_key_names_the_module_that_provides_it(root: Path) -> None:
         resource.apply(difference(resource.observe(), {"net.ipv4.vs.conntrack": "1"}))
 
 
+def test_no_module_is_named_for_a_key_that_its_module_lacks(root: Path) -> None:
+    """As of net.ipv4.vs.timeout_tcp, which old advice names."""
+    (root / "sys/module/ip_vs").mkdir(parents=True)
+    resource = sysctls.SysctlsResource(["net.ipv4.vs.timeout_tcp"], str(root))
+    with pytest.raises(KernelError, match=r"net.ipv4.vs.timeout_tcp: this kernel has no such key \(wanted 7200\)$"):
+        resource.apply(difference(resource.observe(), {"net.ipv4.vs.timeout_tcp": "7200"}))
+
+
 def test_read_only_key_changes_nothing_at_all(root: Path) -> None:
     (root / "proc/sys/net/netfilter/nf_conntrack_max").chmod(0o444)
     resource = sysctls.SysctlsResource([FORWARD, MAXIMUM], str(root))

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.family import FamilyContext, FamilyServices
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.choose import mode_named
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.ipvs import IpvsMode
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.ipvs_iptables import IPVS_MODE
+from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.modes.ipvs_nftables import IPVS_WITH_NFTABLES
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, PreflightError
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.sysctls import AtLeast
 from ansible_collections.kubenode.proxy.plugins.module_utils.kernel.xtables.variant import LEGACY, NFT, XtablesVariant
@@ -18,10 +22,12 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.preflight import (
     conflicts,
     features,
     findings,
+    ipvs_sets,
     limits,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.settings import DataplaneSettings
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.info import ServicePortInfo, ServicePortName
+from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext
 
 RELEASE = "6.1.0-13-amd64"
 ALL_RIGHTS = (1 << 40) - 1
@@ -96,11 +102,25 @@ def route(number: int) -> ServicePortInfo:
 def test_sets_of_ipvs_mode_are_counted_from_the_routes() -> None:
     routes = {item.key: item for item in map(route, range(40))}
     settings = DataplaneSettings("IPv4")
-    assert list(limits.ipvs_set_contributions(routes, settings)) == []  # far from the limit: nothing is rendered
-    found = limits.set_limit_findings(limits.ipvs_set_contributions(routes, settings, limit=30), limit=30)
+    assert list(ipvs_sets.ipvs_set_contributions(routes, settings)) == []  # far from the limit: nothing is rendered
+    found = limits.set_limit_findings(ipvs_sets.ipvs_set_contributions(routes, settings, limit=30), limit=30)
     assert {finding.name for finding in found} == {findings.SET_LIMIT}
     assert any("ipset KUBE-CLUSTER-IP holds at most 30 elements, 40 are needed" in finding.what for finding in found)
     assert all("Service shop/s30:http is the first" in finding.what for finding in found)
+
+
+@pytest.mark.parametrize(("mode", "refused"), [(IPVS_MODE, True), (IPVS_WITH_NFTABLES, False)])
+def test_only_the_glue_of_ipsets_has_the_limit(mode: IpvsMode, refused: bool) -> None:
+    key = ServicePortName("shop", "s", "http", "TCP")
+    few = {key: route(0)}
+    many = {key._replace(port_name=str(number)): route(number) for number in range(limits.ELEMENTS_LIMIT + 1)}
+    for service_ports, expected in ((few, False), (many, refused)):
+        context = FamilyContext(DataplaneSettings("IPv4"), NodeContext("IPv4", "node1"), None)
+        families = [FamilyServices(context, service_ports)]
+        found = limits.set_limit_findings(mode.set_contributions(families))
+        assert bool(found) is expected
+        assert all("use ipvsGlue nftables" in finding.remedy for finding in found)
+    assert mode.needs.ipsets is refused
 
 
 # -- features ----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpo
     change_of,
     desired_table,
 )
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.layout import Options
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.sets import Options
 from ansible_collections.kubenode.proxy.plugins.module_utils.resources import difference
 from tests.netpol.interpreter import Interpreter
 from tests.netpol.oracle import Packet

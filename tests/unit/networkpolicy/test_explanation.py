@@ -16,7 +16,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.explana
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.errors import ConfigurationError, ProxyError
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.layout import Options
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.sets import Options
 
 NODE_ADDRESS = "172.18.0.2"
 

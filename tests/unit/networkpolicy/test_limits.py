@@ -13,7 +13,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state impor
 from ansible_collections.kubenode.proxy.plugins.module_utils.convergence.policy import policy_warnings
 from ansible_collections.kubenode.proxy.plugins.module_utils.networkpolicy.node_policy import NodePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import desired_table
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.layout import Options
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.sets import Options
 from tests.netpol.interpreter import Interpreter
 from tests.netpol.oracle import Packet
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.elements import static_entries
-from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.layout import TABLE, Options
+from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.sets import TABLE, Options
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.networkpolicy.text import describe
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.objects import TABLE_KEY
 

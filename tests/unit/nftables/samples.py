@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.model import ServicePolicy
 from ansible_collections.kubenode.proxy.plugins.module_utils.rendering.nftables.hashing import JHASH
@@ -98,3 +98,14 @@ def sample_settings(family: str, **changes: Any) -> DataplaneSettings:
     }
     fields.update(changes)
     return DataplaneSettings(family, **fields)
+
+
+def settings_of_other_rules() -> List[Dict[str, Any]]:
+    """Return changes of :func:`sample_settings` that give each rule which depends on settings its other forms."""
+    return [
+        {"masquerade_ports": (1024, 29999)},
+        {"masquerade_all": True, "masquerade_mark": 1},
+        {"local_traffic": LocalTraffic("name", "cni0"), "node_port_cidrs": (), "node_port_addresses": ()},
+        {"local_traffic": LocalTraffic("prefix", "veth"), "service_cidrs": ()},
+        {"local_traffic": None},
+    ]

@@ -57,6 +57,7 @@ def made(directory: Path, variables):
                 "service_proxy_api_servers": ["192.0.2.11", "[2001:db8::1]:8443", "2001:db8::2"],
                 "service_proxy_api_port": 443,
                 "service_proxy_api_check": {"ca": "", "status": 200, "interval": "2s", "server-name": "kubernetes"},
+                "service_proxy_api_mode": "userspace",
             },
             443,
             READYZ._replace(statuses=((200, 200),), ca="", interval=2.0, server_name="kubernetes"),
@@ -68,6 +69,7 @@ def test_servers_become_checked_endpoints(tmp_path, variables, port, check, endp
     found = made(tmp_path, {"service_proxy_api_address": "10.103.97.2", **variables})
     assert found.refusals == () and list(found.services) == [NAME]
     service = found.services[NAME]
+    assert service.policy.userspace is ("service_proxy_api_mode" in variables)
     assert (service.cluster_ip_v4, [item.port for item in service.ports]) == ("10.103.97.2", [port])
     assert service.check == check
     places = {

@@ -33,13 +33,29 @@ def imported():
     "name",
     [
         "networkpolicy.node_policy",
+        "preflight.ipvs_sets",
+        "rendering.desired",
+        "rendering.ipvs.entries",
         "rendering.networkpolicy.elements",
+        "rendering.networkpolicy.layout",
+        "rendering.networkpolicy.text",
+        "rendering.nftables.rule_text",
         "cluster.api",
         "cluster.connection",
         "convergence.history.revert",
         "convergence.probing.attempts",
         "packaging.running",
         "convergence.history.restore",
+        "convergence.history.state",
+        "convergence.history.store",
+        "convergence.stages.ipvs",
+        "convergence.stages.release",
+        "kernel.built_in",
+        "kernel.conntrack.stale",
+        "kernel.ipset.sets",
+        "kernel.ipvs.servers",
+        "kernel.nftables.raw",
+        "kernel.xtables.saved",
         "agent",
         "controller",
     ],
@@ -51,6 +67,12 @@ def test_what_few_runs_need_is_not_imported(imported, name):
 @pytest.mark.parametrize("library", ["http.client", "ssl", "zipfile"])
 def test_libraries_that_few_runs_need_are_not_imported(imported, library):
     assert library not in imported
+
+
+@pytest.mark.parametrize("mode", ["iptables", "ipvs", "nftables", "userspace"])
+def test_no_mode_is_imported_before_it_is_chosen(imported, mode):
+    assert not [name for name in imported if name.startswith(f"{_ENGINE}.convergence.modes.{mode}")]
+    assert f"{_ENGINE}.rendering.{mode}.mode" not in imported
 
 
 def test_the_engine_is_imported(imported):

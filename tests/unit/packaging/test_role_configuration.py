@@ -104,3 +104,57 @@ def test_the_documents_come_from_the_variables_or_the_file(tmp_path, variables, 
     if "agent_configuration_file" in variables:
         variables = {**variables, "agent_configuration_file": str(tmp_path / "in.yaml")}
     assert written(tmp_path, variables) == expected
+
+
+STATIC = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "apiserver", "annotations": {"kubenode.proxy/mode": "userspace"}},
+    "spec": {"clusterIP": "10.103.97.2", "ports": [{"port": 443}]},
+}
+
+
+def test_the_agent_may_listen_where_services_need_it(tmp_path):
+    api = {"service_proxy_api_servers": ["192.0.2.11"], "service_proxy_api_address": "10.103.97.2"}
+    cases = [
+        ({"agent_configuration": {"mode": "nftables"}}, False),
+        ({"agent_configuration": {"mode": "userspace"}}, True),
+        (api, False),
+        ({**api, "service_proxy_api_mode": "userspace"}, True),
+        ({"service_proxy_static": [STATIC]}, True),
+        ({"agent_static": [STATIC]}, True),
+    ]
+    common = {
+        "agent_configuration": {},
+        "agent_configuration_file": "",
+        "agent_node_configuration": {},
+        "agent_node_name": "n1",
+        "agent_static": [],
+        "agent_user": "kubenode-proxy",
+        "agent_load_modules": False,
+    }
+    tasks = [
+        {
+            "ansible.builtin.template": {
+                "src": str(ROOT / "roles/agent/templates/hardening.j2"),
+                "dest": str(tmp_path / f"{number}.conf"),
+            },
+            "vars": {**common, **variables},
+        }
+        for number, (variables, _forwards) in enumerate(cases)
+    ]
+    play = {
+        "hosts": "localhost",
+        "connection": "local",
+        "gather_facts": False,
+        "vars_files": [str(ROOT / "roles/agent/vars/main.yml")],
+        "vars": {"role_path": str(ROOT / "roles/agent"), "ansible_python_interpreter": sys.executable},
+        "tasks": tasks,
+    }
+    (tmp_path / "play.yml").write_text(json.dumps([play]), encoding="utf-8")
+    command = [str(Path(sys.executable).parent / "ansible-playbook"), "play.yml"]
+    environment = {**os.environ, "ANSIBLE_LOCAL_TEMP": str(tmp_path), "ANSIBLE_HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for number, (_variables, forwards) in enumerate(cases):
+        assert ("CAP_NET_BIND_SERVICE" in (tmp_path / f"{number}.conf").read_text(encoding="utf-8")) is forwards, number

@@ -11,6 +11,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IP
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.service_policy import SCHEDULERS
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.static import parse_static
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.service_policy import (
     ServicePolicySettings,
 )
@@ -23,6 +24,7 @@ from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table 
 
 OWN = "kubenode.proxy/scheduler"
 FLAGS = "kubenode.proxy/scheduler-flags"
+MODE = "kubenode.proxy/mode"
 NETMASK = "kubenode.proxy/persistence-netmask"
 KUBE_ROUTER = "kube-router.io/service.scheduler"
 KUBE_ROUTER_FLAGS = "kube-router.io/service.schedflags"
@@ -66,16 +68,26 @@ def test_annotations_of_a_service(annotations, expected):
     assert (found, skipped) == (expected, [])
 
 
-@pytest.mark.parametrize("value", ["ftp", "", "LC", "rr,lc", 7, None, "lc\x1b[2J"])
+@pytest.mark.parametrize(
+    "value", ["ftp", "", "LC", "rr,lc", 7, None, True, ["lc"], "l\u200bc", "x" * 9999, "lc\x1b[2J"]
+)
 def test_an_invalid_scheduler_is_named_and_the_rest_of_the_annotations_counts(value):
     policy, skipped = policy_of({OWN: value, NETMASK: "16"})
     assert (policy.scheduler, policy.persistence_v4) == ("", 16)
-    assert [line.startswith(f"Service shop/web: metadata.annotations[{OWN}]: ") for line in skipped] == [True] * (
-        value is not None
-    )
+    (line,) = skipped
+    assert line.startswith(f"Service shop/web: metadata.annotations[{OWN}]: ") and "is not one of rr, wrr" in line
+    assert line.isprintable() and len(line) < 400
 
 
-@pytest.mark.parametrize("value", ["0", "33", "24,0", "24,129", "24,64,1", "", "-1", "1e1", "x", 24])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("0", "33", "24,0", "24,129", "24,64,1", "", "-1", "1e1", "x", "\u0662\u0664", "24.0", "9" * 5000),
+        24,
+        None,
+        True,
+    ],
+)
 def test_an_invalid_netmask_is_named(value):
     policy, (line,) = policy_of({OWN: "lc", NETMASK: value})
     assert (policy.scheduler, policy.persistence_v4, policy.persistence_v6) == ("lc", 0, 0)
@@ -165,9 +177,40 @@ def test_services_that_are_left_to_programs_on_the_node(labels, settings, left):
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [("30s", 30.0), ("2m", 120.0), ("5s", 5.0), ("4s", 0.0), ("61m", 0.0), ("30", 0.0), ("", 0.0), (30, 0.0)],
+    [("30s", 30.0), ("2m", 120.0), ("5s", 5.0), ("4s", 0.0), ("61m", 0.0), ("30", 0.0), ("", 0.0), (30, 0.0)]
+    + [
+        (value, 0.0)
+        for value in ("-30s", "\u0663\u0660s", "1e9s", "infs", "nans", "9" * 5000 + "s", None, True, ["30s"])
+    ],
 )
 def test_slow_start_is_a_duration(value, seconds):
     policy, skipped = policy_of({"kubenode.proxy/slow-start": value, OWN: "lc"})
     assert (policy.slow_start, policy.scheduler) == (seconds, "lc")
     assert len(skipped) == (not seconds)
+
+
+@pytest.mark.parametrize(
+    "settings", [ServicePolicySettings(), ServicePolicySettings(annotations_enabled=False)], ids=["on", "off"]
+)
+def test_only_a_static_service_has_userspace_mode(settings):
+    annotations = {MODE: "userspace"}
+    policy, skipped = policy_of(annotations, settings)
+    assert not policy.userspace and not skipped
+    assert policy.problems == ((f"{MODE} is for static Services only",) if settings.annotations_enabled else ())
+    manifest = {
+        "kind": "Service",
+        "apiVersion": "v1",
+        "metadata": {"name": "apiserver", "annotations": annotations},
+        "spec": {"clusterIP": "10.103.97.2", "ports": [{"port": 6443}]},
+    }
+    state = ClusterState()
+    state.set_static(parse_static({"a.json": [manifest]}))
+    (info,) = all_service_ports(state, NodeContext(IPV4, "n", policy=settings)).values()
+    assert info.policy.userspace and not info.policy.problems
+
+
+@pytest.mark.parametrize("value", ["Userspace", "nftables", "", 7])
+def test_another_mode_is_named_and_the_node_has_its_own(value):
+    policy, (line,) = policy_of({MODE: value, OWN: "lc"})
+    assert (policy.userspace, policy.scheduler) == (False, "lc")
+    assert f"metadata.annotations[{MODE}]" in line and "is not userspace; the node's mode is used" in line

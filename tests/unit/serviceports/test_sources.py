@@ -13,12 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ansible_collections.kubenode.proxy.plugins.module_utils.addresses import IPV4, IPV6
+from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.parsing.prune import prune
 from ansible_collections.kubenode.proxy.plugins.module_utils.cluster.state import ClusterState
 from ansible_collections.kubenode.proxy.plugins.module_utils.configuration.sections.service_policy import (
     ServicePolicySettings,
 )
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.sources import both, sources_of_family
 from ansible_collections.kubenode.proxy.plugins.module_utils.serviceports.table import NodeContext, all_service_ports
+
+#: As in a YAML manifest that has nothing behind the name of the annotation.
+NULL = object()
 
 
 def sources(value, family=IPV4, policy=None, ranges=()):
@@ -37,8 +41,8 @@ def sources(value, family=IPV4, policy=None, ranges=()):
         },
     }
     if value is not None:
-        raw["metadata"]["annotations"] = {"kubenode.proxy/allowed-sources": value}
-    state = ClusterState.from_objects([raw])
+        raw["metadata"]["annotations"] = {"kubenode.proxy/allowed-sources": None if value is NULL else value}
+    state = ClusterState.from_objects([prune(raw)])
     context = NodeContext(family, "n", policy=policy or ServicePolicySettings())
     (info,) = all_service_ports(state, context).values()
     return (info.external_ip_sources, info.source_ranges, info.node_port_sources), [str(item) for item in state.skipped]
@@ -55,6 +59,18 @@ def sources(value, family=IPV4, policy=None, ranges=()):
         ("junk,10.0.0.0/33,10.0.0.0/8", ("10.0.0.0/8",), (), 2),
         ("", (), (), 1),
         (7, (), (), 1),
+        (True, (), (), 1),
+        (["10.0.0.0/8"], (), (), 1),
+        ({"10.0.0.0/8": ""}, (), (), 1),
+        (NULL, (), (), 1),
+        (",", (), (), 2),
+        ("10.0.0.0/-1", (), (), 1),
+        ("10.0.0.0/255.0.0.0", (), (), 1),
+        ("\u0661\u0660.0.0.0/8", (), (), 1),
+        ("10.0.0.0/8\x00", (), (), 1),
+        ("10.0.0.0/8 10.1.0.0/16", (), (), 1),
+        ("fe80::1%eth0/64", (), (), 1),
+        ("9" * 5000, (), (), 1),
     ],
 )
 def test_the_annotation_restricts_and_fails_closed(value, v4, v6, skipped):

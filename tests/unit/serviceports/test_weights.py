@@ -44,6 +44,14 @@ SETTINGS = DataplaneSettings(IPV4, "n1", "192.0.2.1", schedulers=frozenset(("wrr
 WEB = NamespacedName("default", "web")
 
 
+#: Neither a weight nor a word of any annotation: other alphabets' digits, other notations, other types, huge values.
+ODD = [
+    *("-1", "+1", "257", "0257", "1.0", "1.5", "1e2", "0x10", "1_0", "1 0", "", " ", "x", "true", "null", "NaN", "1,2"),
+    *("9" * 20, "9" * 5000, "\u0661", "\uff11", "\u00b2", "1\x00", "1\u200b", "\x1b[2J1", "1\n2"),
+    *(3, 0, 1.0, 10**400, True, False, ["1"], {"1": 1}),
+]
+
+
 def annotated(name, **annotations):
     return {"name": name, "annotations": {key: value for key, value in annotations.items() if value is not None}}
 
@@ -93,7 +101,7 @@ def test_annotations_of_slices_can_be_switched_off(policy):
     assert weights_of(port_of(cluster(["0", "9"]), policy).cluster) == [1, 1]
 
 
-@pytest.mark.parametrize("value", ["-1", "257", "1.5", "", "x", 3, "99999999999999999999", "\u0661"])
+@pytest.mark.parametrize("value", ODD)
 def test_an_invalid_weight_is_named_and_the_default_is_used(value):
     state = cluster([value, "2"], nodes={"n2": value})
     assert weights_of(port_of(state, ServicePolicySettings(node_weights=True)).endpoints) == [1, 2]
@@ -102,6 +110,23 @@ def test_an_invalid_weight_is_named_and_the_default_is_used(value):
         f"Node n2: metadata.annotations[{WEIGHT}",
     ]
     assert "n2" in state.nodes
+    assert all(line.isprintable() and len(line) < 300 for line in map(str, state.skipped))
+
+
+def test_a_weight_of_null_is_named_as_well():
+    raw = manifests.endpoint_slice("web", [manifests.endpoint("10.0.0.1", "n1")], [manifests.port(80)])
+    raw["metadata"]["annotations"] = {WEIGHT: None, CILIUM: None}
+    state = ClusterState.from_objects([prune(raw)])
+    assert [str(part).partition(": metadata.annotations")[2] for part in state.skipped] == [
+        f"[{WEIGHT}]: null is not an integer from 0 to 256; the default is used",
+        f"[{CILIUM}]: null is not an integer from 0 to 65535; the default is used",
+    ]
+
+
+@pytest.mark.parametrize("value", ["0", "1", "256", "007", " 3 ", "\t3\n"])
+def test_valid_weights(value):
+    assert weights_of(port_of(cluster([value])).endpoints) == [int(value)]
+    assert cluster([value]).skipped == ()
 
 
 def test_the_weight_of_a_node_concerns_the_services_with_endpoints_there():

@@ -8,11 +8,11 @@ from __future__ import annotations
 import socket
 from typing import Dict, Iterable, Sequence
 
+from ...addresses import is_link_local
 from ...kernel.address_monitor import AddressEvent, AddressMonitor, LinkRemoved
 from ...kernel.nftables.monitor import ChainMonitor, NftMonitor, TableMonitor
 from ...kernel.nftables.resource import NftablesResource
 from ...kernel.xtables.chains import ChainsResource
-from ...rendering.ipvs.entries import is_link_local
 from ...resources import Kind
 from ..sync.proxier import Proxier
 

@@ -327,6 +327,11 @@ class Metrics:
         self.conflicts = self._gauge(
             "kubenode_proxy_conflicts", "Addresses with port, and node ports, that several Services claim"
         )
+        self.policies_ignored = self._gauge(
+            "kubenode_proxy_policies_ignored",
+            "Services with annotations that do not all have an effect on this node",
+            ("ip_family",),
+        )
         self.check_changes = self._counter(
             "kubenode_proxy_endpoint_check_changes_total",
             "Times that an endpoint began to fail its health checks, or to pass them again",

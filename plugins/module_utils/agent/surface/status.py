@@ -147,7 +147,7 @@ def _explanation(state: AgentState, question: Dict[str, Any]) -> Dict[str, Any]:
         return {"error": "the agent does not know the cluster yet"}
     mode = proxiers.configuration.mode
     try:
-        families = [ExplainedFamily(proxier.context, proxier.tables) for proxier in proxiers.families]
+        families = [ExplainedFamily(item.context, item.tables, item.slot_limit) for item in proxiers.families]
         if not proxiers.mode.serves:
             families = explained_families(state.view.state, proxiers.configuration, proxiers.view, proxiers.mode)
         if "from" not in question:

@@ -9,14 +9,13 @@ import json
 import time
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ...addresses import IPV6
+from ...addresses import IPV6, is_link_local
 from ...cluster.model import NamespacedName
 from ...configuration.document import to_mapping
 from ...configuration.feature_gates import COMPONENT_FLAGZ, COMPONENT_STATUSZ
 from ...configuration.model import KubeProxyConfiguration
 from ...errors import KernelError
 from ...packaging.identity import identity
-from ...rendering.ipvs.entries import is_link_local
 from ...rendering.settings import DataplaneSettings
 from ..supervision import Supervisor
 from ..sync.proxier import Proxier

@@ -18,7 +18,8 @@ from ...kernel.nflog import LoggedPacket, PacketLog
 from ...networkpolicy.matching.owners import Address
 from ...networkpolicy.node_policy import NodePolicy
 from ...networkpolicy.verdicts import Flow, Verdicts
-from ...rendering.networkpolicy.layout import NO_LOG, log_prefix
+from ...rendering.networkpolicy.layout import log_prefix
+from ...rendering.networkpolicy.sets import NO_LOG
 from ..surface.log import LimitedLog, Log
 
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmp", 132: "sctp"}

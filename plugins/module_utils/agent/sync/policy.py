@@ -44,7 +44,7 @@ from ...networkpolicy.matching.owners import Address
 from ...networkpolicy.node_policy import NodePolicy
 from ...preflight.findings import UNKNOWN_PODS
 from ...rendering.networkpolicy.elements import change_of, desired_table
-from ...rendering.networkpolicy.layout import NO_LOG, TABLE_NAME
+from ...rendering.networkpolicy.sets import NO_LOG, TABLE_NAME
 from ...resources import Change, apply_plan, difference, plan
 from ..source.view import ClusterView
 from ..surface.health import ProxyHealth

@@ -25,11 +25,18 @@ class PolicyWarnings:
         self._log = log
         self._post = post
         self._known: Dict[str, Optional[NamespacedName]] = {}
+        self._seen: object = None
 
     def update(self, state: ClusterState, families: Iterable[Proxier]) -> None:
         """Report what was not known after the last sync."""
+        families = tuple(families)
+        skipped = state.skipped
+        seen = families, [family.ignored_changes for family in families], skipped
+        if seen == self._seen:
+            return
+        self._seen = seen
         now: Dict[str, Optional[NamespacedName]] = {}
-        for part in state.skipped:
+        for part in skipped:
             if part.field.startswith(_ANNOTATIONS):
                 service = NamespacedName(part.namespace, part.name)
                 now[str(part)] = service if part.kind == "Service" else None

@@ -29,6 +29,7 @@ from ...rendering.desired import DesiredTables
 from ...rendering.rendering import Totals
 from ...rendering.served import served_cluster_ips
 from ...rendering.settings import DataplaneSettings
+from ...rendering.slot_limit import SlotLimit
 from ...resources import Change, PlannedChange, Stage, apply_plan, plan
 from ...serviceports.flows import FlowChanges, released_protocols
 from ...serviceports.info import Endpoint, ServicePortInfo
@@ -43,11 +44,15 @@ def _is_external(service: Service) -> bool:
     return bool(service.external_ips or service.load_balancer_ips or any(port.node_port for port in service.ports))
 
 
-def _note(known: Dict[NamespacedName, List[str]], service: NamespacedName, lines: List[str]) -> None:
+def _note(known: Dict[NamespacedName, List[str]], service: NamespacedName, lines: List[str]) -> bool:
+    """Record the lines about a Service, and return whether they changed."""
+    if lines == known.get(service, []):
+        return False
     if lines:
         known[service] = lines
     else:
-        known.pop(service, None)
+        del known[service]
+    return True
 
 
 class SyncResult(NamedTuple):
@@ -83,6 +88,7 @@ class Proxier:
         self.needs_full = True
         self.summaries = Summaries()
         self.tables = DesiredTables(mode.rendering, context.settings, handles.progress)
+        self.slot_limit = SlotLimit(mode.rendering)
         self.stages: List[Stage] = mode.stages(configuration, [FamilyTables(context, self.tables.desired)], handles)
         for stage in self.stages:
             stage.resource.report_to(handles.progress)
@@ -95,6 +101,8 @@ class Proxier:
         self.unserved: Dict[NamespacedName, List[str]] = {}
         #: Services with a policy of which the mode does not do everything, and what it does not do.
         self.ignored: Dict[NamespacedName, List[str]] = {}
+        #: How often that changed.
+        self.ignored_changes = 0
         self._asked: Set[str] = set()
         self._found: Optional[Set[str]] = None
 
@@ -151,11 +159,17 @@ class Proxier:
             if number % _SERVICES_BETWEEN_PROGRESS == 0:
                 self._progress()
             ports[service] = service_ports_of(state, service, context)
+        for service in self.slot_limit.count(ports) - ports.keys():
+            ports[service] = service_ports_of(state, service, context)
+        applied = self.slot_limit.applied
+        ports = {service: tuple([applied(info) for info in found]) for service, found in ports.items()}
         self._find_schedulers([info for found in ports.values() for info in found])
-        self.tables.apply(ports, lambda service: service_ports_of(state, service, context), totals)
+        self.tables.apply(ports, lambda service: tuple(map(applied, service_ports_of(state, service, context))), totals)
         for service, found in ports.items():
             _note(self.unserved, service, unserved(self.mode.rendering, found))
-            _note(self.ignored, service, ignored_policies(self.mode.rendering, found, self.settings))
+            self.ignored_changes += _note(
+                self.ignored, service, ignored_policies(self.mode.rendering, found, self.settings)
+            )
             if self.summaries.put(service, found):
                 self._udp_changed.add(service)
             self._flows.note(service, found)

@@ -87,7 +87,7 @@ _SHAPES: Dict[str, Mapping[str, Any]] = {
 
 
 def prune(raw: Any) -> Any:
-    """Return a copy of a raw object with only the fields that the proxy reads; null fields are removed.
+    """Return a copy of a raw object with only the fields that the proxy reads.
 
     The copy parses to the same value as the object, or is refused for the same reason.
     """
@@ -105,10 +105,5 @@ def _kept(value: Any, shape: Shape) -> Any:
         return [_kept(item, shape) for item in value]
     if not isinstance(value, dict):
         return value
-    kept = {}
-    for name, below in shape.items():
-        item = value.get(name)
-        # Keep an empty object: in place of a list it is an error, which the parser must still find.
-        if item is not None:
-            kept[name] = _kept(item, below)
-    return kept
+    # Empty objects are kept, and null: in place of a list or of an annotation they are errors for the parser to find.
+    return {name: _kept(value[name], below) for name, below in shape.items() if name in value}

@@ -25,10 +25,11 @@ SCHEDULER = f"{PREFIX}scheduler"
 SCHEDULER_FLAGS = f"{PREFIX}scheduler-flags"
 PERSISTENCE_NETMASK = f"{PREFIX}persistence-netmask"
 SLOW_START = f"{PREFIX}slow-start"
+MODE = f"{PREFIX}mode"
 KUBE_ROUTER_SCHEDULER = "kube-router.io/service.scheduler"
 KUBE_ROUTER_FLAGS = "kube-router.io/service.schedflags"
 CILIUM_ALGORITHM = "service.cilium.io/lb-algorithm"
-_OWN = (ALLOWED_SOURCES, SCHEDULER, SCHEDULER_FLAGS, PERSISTENCE_NETMASK, SLOW_START)
+_OWN = (ALLOWED_SOURCES, SCHEDULER, SCHEDULER_FLAGS, PERSISTENCE_NETMASK, SLOW_START, MODE)
 _ALIASES = (KUBE_ROUTER_SCHEDULER, KUBE_ROUTER_FLAGS, CILIUM_ALGORITHM)
 SERVICE_ANNOTATIONS = (*_OWN, *_ALIASES)
 #: CIDRs of one annotation that count.
@@ -44,6 +45,8 @@ _CALLED = {"maglev": "mh"}
 FLAGS = ("sh-fallback", "sh-port", "mh-fallback", "mh-port")
 _NUMBERED_FLAGS = ("flag-1", "flag-2", "flag-3")
 _ALGORITHMS = ("random", "maglev")
+#: The one value of MODE: the agent forwards the connections of the Service itself, whatever the node's mode is.
+_FORWARDED = "userspace"
 _SHORTEST_RISE, _LONGEST_RISE = 5.0, 3600.0
 
 
@@ -60,6 +63,7 @@ def parse_service_policy(metadata: Mapping[str, Any], skipped: List[Invalid]) ->
         persistence_v4=prefixes[0],
         persistence_v6=prefixes[1],
         slow_start=_slow_start(given, skipped),
+        userspace=_userspace(given, skipped),
     )
 
 
@@ -80,7 +84,8 @@ def _given(metadata: Mapping[str, Any], names: Tuple[str, ...]) -> Dict[str, Any
     annotations = metadata.get("annotations")
     if not isinstance(annotations, dict):
         return {}
-    return {name: annotations[name] for name in names if annotations.get(name) is not None}
+    # A value that is null, as YAML has it after a name with nothing behind it, is given: a restriction stays one.
+    return {name: annotations[name] for name in names if name in annotations}
 
 
 def _field(name: str) -> str:
@@ -121,6 +126,13 @@ def _slow_start(given: Mapping[str, Any], skipped: List[Invalid]) -> float:
     reason = f"{shown(given[SLOW_START])} is not a duration such as 30s or 2m, from 5s to 60m; there is no slow start"
     skipped.append(Invalid(_field(SLOW_START), reason))
     return 0.0
+
+
+def _userspace(given: Mapping[str, Any], skipped: List[Invalid]) -> bool:
+    if MODE not in given or given[MODE] == _FORWARDED:
+        return MODE in given
+    skipped.append(Invalid(_field(MODE), f"{shown(given[MODE])} is not {_FORWARDED}; the node's mode is used"))
+    return False
 
 
 def _prefixes(given: Mapping[str, Any], skipped: List[Invalid]) -> Tuple[int, int]:

@@ -18,9 +18,9 @@ CILIUM_MOST = 65535
 
 def parse_weight(annotations: Mapping[str, Any], name: str, skipped: List[Invalid], most: int = MOST) -> Optional[int]:
     """Return the weight in an annotation; None without one, or if it is invalid, which is appended to ``skipped``."""
-    raw = annotations.get(name)
-    if raw is None:
+    if name not in annotations:
         return None
+    raw = annotations[name]
     text = raw.strip() if isinstance(raw, str) else ""
     if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and int(text) <= most:
         return int(text)

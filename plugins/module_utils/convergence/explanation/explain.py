@@ -18,6 +18,7 @@ from ...configuration.model import KubeProxyConfiguration
 from ...rendering.desired import DesiredTables
 from ...rendering.rendering import Rendering
 from ...rendering.settings import DataplaneSettings
+from ...rendering.slot_limit import SlotLimit
 from ...serviceports.info import EIGHTHS, Endpoint, ServicePortInfo, Sources
 from ...serviceports.policy import is_node_local
 from ...serviceports.selection import NO_TOPOLOGY, SAME_NODE, topology_mode
@@ -35,19 +36,23 @@ CLUSTER_IP, EXTERNAL_IP, LOAD_BALANCER_IP, NODE_PORT = "cluster IP", "external I
 
 
 class ExplainedFamily(NamedTuple):
-    """One family: the node's context, and the tables that are programmed."""
+    """One family: the node's context, the tables that are programmed, and which Services are hashed."""
 
     context: FamilyContext
     tables: DesiredTables
+    slot_limit: SlotLimit
 
 
 def desired_family(state: ClusterState, rendering: Rendering[Any], context: FamilyContext) -> ExplainedFamily:
     """Return a family with the tables that a mode renders from the cluster state, for use without an agent."""
     ports = {service: service_ports_of(state, service, context.node) for service in state.services}
     context = with_schedulers(context, rendering, (info for found in ports.values() for info in found), load=False)
+    limit = SlotLimit(rendering)
+    limit.count(ports)
+    applied = {service: tuple(map(limit.applied, found)) for service, found in ports.items()}
     tables = DesiredTables(rendering, context.settings)
-    tables.apply(ports, lambda service: ports[service])
-    return ExplainedFamily(context, tables)
+    tables.apply(applied, lambda service: applied[service])
+    return ExplainedFamily(context, tables, limit)
 
 
 def explained_families(
@@ -176,7 +181,7 @@ def _found(
 
 def _left(state: ClusterState, families: Sequence[ExplainedFamily], target: Target) -> Iterator[str]:
     """Yield the Services of a target that are left to programs on the node."""
-    for context, _tables in families:
+    for context, _tables, _limit in families:
         for key, service in state.services.items():
             if isinstance(target, Destination):
                 ports = {(port.port, port.protocol.lower()) for port in service.ports}
@@ -283,10 +288,10 @@ def explain(
     """Explain how this node serves a target; ``client``: also which endpoint a client of this address reaches."""
     found: List[Explanation] = []
     node, zone, behaviour = "", "", ""
-    for context, tables in families:
+    for context, tables, limit in families:
         node, zone, behaviour = context.node.node_name, context.node.zone, context.node.behaviour.name
         for port, frontends in _found(state, context, target):
-            found.append(_explanation(port, frontends, context, tables, client))
+            found.append(_explanation(limit.applied(port), frontends, context, tables, client))
     return Explained(
         target=target,
         node=node,
@@ -306,7 +311,7 @@ def _explanation(
     tables: DesiredTables,
     client: str,
 ) -> Explanation:
-    rendering, traffic = tables.rendering, frontends[0].traffic
+    rendering, traffic = tables.rendering.serving(port), frontends[0].traffic
     local_only = port.internal_local if traffic == INTERNAL else port.external_local
     chosen = rendering.endpoints(port, traffic == EXTERNAL, context.settings)
     topology = _topology(port, context.node)

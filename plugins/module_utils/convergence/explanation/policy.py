@@ -17,7 +17,7 @@ from ...networkpolicy.node_policy import NodePolicy
 from ...networkpolicy.rows import CLASS, GRANT, ISOLATED, PORTS, Row
 from ...networkpolicy.verdicts import Flow, SideVerdict, Verdicts
 from ...rendering.networkpolicy.elements import Elements
-from ...rendering.networkpolicy.layout import Options
+from ...rendering.networkpolicy.sets import Options
 from ...rendering.networkpolicy.text import describe
 from .ends import End
 from .explain import Explained

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import stat
+import tempfile
 from typing import Any, Dict, Optional
 
 from ...errors import HistoryError
@@ -20,6 +21,7 @@ from ...timestamps import timestamp
 from ...whole_files import write_whole
 
 DEFAULT_DIRECTORY = "/var/lib/kubenode-proxy-history"
+DEFAULT_KEEP = 5
 CONFIRMED, REVERTED, WITHDRAWN = "confirmed", "reverted", "rolled back"
 
 _NUMBER = re.compile(r"[0-9]{1,6}\Z")
@@ -49,6 +51,25 @@ class HistoryDirectory:
             owner = f"belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}"
             raise HistoryError(f"{self.directory}: {owner}; saved states are trusted only if no other user can write")
         return True
+
+    def make(self) -> None:
+        """Create the directory unless it exists."""
+        try:
+            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise HistoryError(f"{self.directory}: cannot be created: {error.strerror}") from error
+
+    def check_writable(self) -> None:
+        """Write a file as large as a small state and remove it. Raises HistoryError if that is not possible."""
+        self.make()
+        self.check()
+        try:
+            with tempfile.NamedTemporaryFile(prefix=".writable.", dir=self.directory) as file:
+                file.write(bytes(SMALL))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise HistoryError(f"{self.directory}: cannot be written: {error.strerror}") from error
 
     @staticmethod
     def write(path: str, content: bytes) -> None:

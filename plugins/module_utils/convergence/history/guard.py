@@ -14,8 +14,7 @@ from ..guard import Guard
 from ..handles import KernelHandles
 from ..request import Request
 from .arm import arm, check_timeout, refuse_if_pending
-from .state import observe_policies, observe_state
-from .store import History
+from .directory import HistoryDirectory
 
 
 class SavingGuard(Guard):
@@ -40,7 +39,7 @@ class SavingGuard(Guard):
         if request.confirm_timeout:
             check_timeout(request.confirm_timeout)
             if not request.check:
-                History(request.history_directory, request.keep_states).check_writable()
+                HistoryDirectory(request.history_directory).check_writable()
         warning = refuse_if_pending(check=request.check)
         return [warning] if warning else []
 
@@ -60,11 +59,7 @@ class SavingGuard(Guard):
             return []
         self._saved = True
         try:
-            if configuration.node_proxy.network_policy.only:
-                state = observe_policies(self._handles)
-            else:
-                state = observe_state(self._handles, configuration.uses_ipvs, configuration.ipvs.exclude_cidrs)
-            self.saved_state = History(request.history_directory, request.keep_states).save(state).number
+            self.saved_state = self._save(configuration)
         except HistoryError as error:
             if request.confirm_timeout:
                 raise
@@ -73,6 +68,18 @@ class SavingGuard(Guard):
             waiting = arm(self.saved_state, request.confirm_timeout, request.history_directory, request.state_directory)
             self.confirm_until = waiting.deadline
         return []
+
+    def _save(self, configuration: KubeProxyConfiguration) -> int:
+        """Save the current state and return its number. Raises HistoryError, KernelError."""
+        # Most runs change nothing, and each run of a module compiles what it imports.
+        from .state import observe_policies, observe_state
+        from .store import History
+
+        if configuration.node_proxy.network_policy.only:
+            state = observe_policies(self._handles)
+        else:
+            state = observe_state(self._handles, configuration.uses_ipvs, configuration.ipvs.exclude_cidrs)
+        return History(self._request.history_directory, self._request.keep_states).save(state).number
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:

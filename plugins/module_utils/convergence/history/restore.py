@@ -21,9 +21,7 @@ from ...kernel.ipvs.connections import used_connections
 from ...kernel.ipvs.servers import TimeoutsResource
 from ...kernel.links import AddressesResource, DummyDeviceResource
 from ...kernel.modules import ModulesResource, modules_for
-from ...kernel.nftables.ipvs_table import RawIpvsTableResource
-from ...kernel.nftables.policy_table import RawPolicyTableResource
-from ...kernel.nftables.raw import RawTableResource
+from ...kernel.nftables.raw import RawIpvsTableResource, RawPolicyTableResource, RawTableResource
 from ...kernel.nftables.raw_reading import RawSet
 from ...kernel.sysctls import SysctlsResource, read_value, unchangeable
 from ...kernel.xtables.chains import ChainsResource
@@ -35,31 +33,29 @@ from ...rendering.ipvs.draining import with_draining
 from ...rendering.ipvs.nftables_glue import NFTABLES_GLUE
 from ...rendering.ipvs.nftables_layout import NODE_PORTS
 from ...rendering.nftables.objects import ObjectKey
-from ...resources import Kind, PlannedChange, Resource, Stage, apply_plan, never, plan
+from ...resources import Kind, PlannedChange, Resource, Stage, always, apply_plan, never, plan
 from ..handles import KernelHandles
 from ..report import Stopwatch, table_changes
 from ..request import TableChange
 from ..runtime.ledger import Flows, write_ledger
 from ..runtime.lock import ConvergenceLock
 from ..stages.ipvs import (
-    GlueResources,
     IpvsResources,
     OnlyOurServers,
-    glue_resources,
+    after_servers,
     ipvs_resources,
     observed_once,
     unloaded_ipvs_resources,
-    unloaded_set_resources,
-    unused_glue_stages,
 )
+from ..stages.ipvs_glue import GlueResources, glue_resources, unloaded_set_resources, unused_glue_stages
 from ..stages.still_connected import StillConnected, node_port_record, replaces_iptables_mode
 from ..stages.userspace import userspace_removal_stages
 from . import units
 from .confirm import withdraw
-from .directory import DEFAULT_DIRECTORY
+from .directory import DEFAULT_DIRECTORY, DEFAULT_KEEP
 from .form import StateRecord
 from .state import NodeState, chains_resources, observe_policies, observe_state, of_family
-from .store import BEFORE_ROLLBACK, DEFAULT_KEEP, History
+from .store import BEFORE_ROLLBACK, History
 
 Table = Mapping[Any, Any]
 _CONNTRACK_MAX = "net.netfilter.nf_conntrack_max"
@@ -158,10 +154,11 @@ def _ipvs_stages(
         ]
     saved = state.ipvs_tables.get(family, {})
     if saved:
-        before.append(Stage(RawIpvsTableResource(family), saved if to_end else functools.partial(_with_ports, saved)))
+        table = saved if to_end else functools.partial(_with_ports, saved)
+        before.append(Stage(RawIpvsTableResource(family), table, postponed=after_servers(resources.addresses)))
     elif glue.table is not None:
         left = kept.table if to_end else node_port_record
-        before.append(Stage(glue.table, left, postponed=lambda _change: True))
+        before.append(Stage(glue.table, left, postponed=always))
     after = [
         Stage(touched(resources.servers), with_kept(servers, kept.servers)),
         Stage(going, staying),
@@ -248,20 +245,22 @@ def _table_stages(state: NodeState, handles: KernelHandles, warnings: List[str])
     """Return the stages of nftables and iptables, beginning with the subsystem in which entries are restored.
 
     Removals come last: a table of nftables mode, and on the way to ipvs mode the chains of iptables mode, serve until
-    everything else has been restored.
+    everything else has been restored. Chains beside IPVS masquerade until the table in their place exists.
     """
     to_ipvs = bool(state.virtual_servers)
+    late = replaces_iptables_mode if to_ipvs else never
+    if any(state.ipvs_tables.values()):
+        late = always
     nftables = []
     for family in FAMILIES:
         table = state.nftables.get(family, {})
         if table:
             nftables.append(Stage(RawTableResource(family), table))
         elif handles.has_nftables():
-            nftables.append(Stage(RawTableResource(family), {}, postponed=lambda _change: True))
+            nftables.append(Stage(RawTableResource(family), {}, postponed=always))
     chains: List[Stage] = []
     resources = chains_resources(state.chains)
     for resource in resources:
-        late = replaces_iptables_mode if to_ipvs else never
         chains.append(Stage(resource, cast(Any, resource.desired), postponed=late))
         if resource.variant.name == NFT:
             emptied = EmptyTablesResource(cast(ChainsResource, resource))

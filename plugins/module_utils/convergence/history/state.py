@@ -15,9 +15,7 @@ from ...configuration.model import MODES
 from ...kernel.facts import node_facts
 from ...kernel.ipvs.servers import TimeoutsResource
 from ...kernel.links import AddressesResource, DummyDeviceResource
-from ...kernel.nftables.ipvs_table import RawIpvsTableResource
-from ...kernel.nftables.policy_table import RawPolicyTableResource
-from ...kernel.nftables.raw import RawTableResource
+from ...kernel.nftables.raw import RawIpvsTableResource, RawPolicyTableResource, RawTableResource
 from ...kernel.nftables.raw_reading import RawTable
 from ...kernel.sysctl_profile import ConntrackProfile, ProfileSettings, profile, wanted_values
 from ...kernel.sysctls import SysctlsResource
@@ -31,7 +29,8 @@ from ...resources import ObservedOnce, Resource
 from ..handles import KernelHandles
 from ..node import removal_contexts
 from ..stages.chains import chain_ownership
-from ..stages.ipvs import OnlyOurServers, glue_resources, ipvs_resources, observed_once
+from ..stages.ipvs import OnlyOurServers, ipvs_resources, observed_once
+from ..stages.ipvs_glue import glue_resources
 
 TIMEOUTS = ("tcp", "tcp_fin", "udp")
 

@@ -11,19 +11,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tempfile
 import time
 from typing import Dict, Iterable, List, NamedTuple
 
 from ...errors import HistoryError
 from ...packaging.identity import engine_hash
-from ...regular_files import SMALL, read_regular
+from ...regular_files import read_regular
 from ...timestamps import timestamp
-from .directory import DEFAULT_DIRECTORY, HistoryDirectory
+from .directory import DEFAULT_DIRECTORY, DEFAULT_KEEP, HistoryDirectory
 from .form import MOST_BYTES, StateRecord, pack_record, unpack_record
 from .state import NodeState
-
-DEFAULT_KEEP = 5
 
 #: The reasons for saving a state. Without a number, ``rollback`` restores the newest one before a convergence.
 BEFORE_CONVERGENCE = "before a convergence"
@@ -90,7 +87,7 @@ class History(HistoryDirectory):
 
     def save(self, state: NodeState, reason: str = BEFORE_CONVERGENCE, kept: Iterable[int] = ()) -> StateRecord:
         """Save a state, and remove the oldest ones beyond ``keep``, except those with the numbers ``kept``."""
-        self._make()
+        self.make()
         numbers = self.numbers()
         number = max([*numbers, *self.outcomes()], default=0) + 1
         if number > _MOST:
@@ -111,24 +108,6 @@ class History(HistoryDirectory):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path(old))
         return record
-
-    def _make(self) -> None:
-        try:
-            os.makedirs(self.directory, mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise HistoryError(f"{self.directory}: cannot be created: {error.strerror}") from error
-
-    def check_writable(self) -> None:
-        """Write a file as large as a small state and remove it. Raises HistoryError if that is not possible."""
-        self._make()
-        self.check()
-        try:
-            with tempfile.NamedTemporaryFile(prefix=".writable.", dir=self.directory) as file:
-                file.write(bytes(SMALL))
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise HistoryError(f"{self.directory}: cannot be written: {error.strerror}") from error
 
     def _remove_unfinished(self) -> None:
         """Remove temporary files of writers that were killed. Ignore failures, which are harmless."""

@@ -1,14 +1,14 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The choice of the mode that a node runs in: the only place that maps a name to a Mode object."""
+"""The choice of the mode that a node runs in: the only place that compares modes."""
 
 from __future__ import annotations
 
 import os
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
-from ...configuration.model import MODES
+from ...configuration.model import IPTABLES, IPVS, MODES, NFTABLES, NONE, USERSPACE
 from ...errors import ConfigurationError, PreflightError
 from ...kernel.facts import supported_families
 from ...preflight.check import Intention, preflight
@@ -17,26 +17,15 @@ from ...preflight.findings import CONFLICTS, ERROR, judge
 from ..handles import NO_AGENT, KernelHandles
 from ..request import Request
 from ..runtime.state_directory import control_socket
-from ..stages.ipvs import set_resources
-from .iptables import IPTABLES_MODE
-from .ipvs_iptables import IPVS_MODE
-from .ipvs_nftables import IPVS_WITH_NFTABLES
+from ..stages.ipvs_glue import set_resources
 from .mode import Mode
-from .nftables import NFTABLES_MODE
-from .none import NO_MODE
-from .userspace import USERSPACE_MODE
+from .registry import GLUES, ipvs_with, mode_object, with_listeners
 
 AUTO = "auto"
 
-
-_MODES: Dict[str, Mode] = {mode.name: mode for mode in (IPTABLES_MODE, IPVS_MODE, NFTABLES_MODE, USERSPACE_MODE)}
 #: The modes that ``auto`` tries, in this order; if none is possible, the agent forwards connections itself.
-_PREFERRED: Tuple[Mode, ...] = (NFTABLES_MODE, IPVS_MODE, IPTABLES_MODE)
-_LAST_RESORT: Mode = USERSPACE_MODE
-
-
-#: ipvs mode by the name of its glue, in the order in which ``auto`` tries them.
-_GLUES: Dict[str, Mode] = {mode.glue: mode for mode in (IPVS_MODE, IPVS_WITH_NFTABLES)}
+_PREFERRED: Tuple[str, ...] = (NFTABLES, IPVS, IPTABLES)
+_LAST_RESORT = USERSPACE
 
 
 class ChosenMode(NamedTuple):
@@ -49,10 +38,9 @@ class ChosenMode(NamedTuple):
 
 def mode_named(name: str) -> Mode:
     """Return the mode of that name. Raises ConfigurationError if there is none."""
-    mode = _MODES.get(name)
-    if mode is None:
+    if name not in MODES:
         raise ConfigurationError(f"mode: {name!r} is not one of {', '.join(MODES)}")
-    return mode
+    return mode_object(name)
 
 
 def mode_without_node(request: Request) -> Mode:
@@ -61,12 +49,13 @@ def mode_without_node(request: Request) -> Mode:
     Raises ConfigurationError for the mode ``auto``.
     """
     if request.configuration.node_proxy.network_policy.only:
-        return NO_MODE
+        return mode_object(NONE)
     name = request.mode or request.configuration.mode
-    if name not in _MODES:
+    if name not in MODES:
         raise ConfigurationError(f"mode: {name!r} cannot be rendered without a node; use one of {', '.join(MODES)}")
-    mode = _MODES[name]
-    return _GLUES.get(request.configuration.node_proxy.ipvs_glue, mode) if mode is IPVS_MODE else mode
+    mode = mode_object(name)
+    wanted = request.configuration.node_proxy.ipvs_glue
+    return ipvs_with(wanted) if mode.glue and wanted in GLUES else mode
 
 
 def _with_glue(mode: Mode, request: Request) -> ChosenMode:
@@ -75,17 +64,17 @@ def _with_glue(mode: Mode, request: Request) -> ChosenMode:
     ``auto``: the glue that serves this node now, so that nothing changes by itself, else the first that this node has
     all for. Raises PreflightError without the rights to determine that, KernelError.
     """
-    if mode is not IPVS_MODE:
+    if not mode.glue:
         return ChosenMode(mode, "")
     wanted = request.configuration.node_proxy.ipvs_glue
-    if wanted in _GLUES:
-        return ChosenMode(_GLUES[wanted], f"glue {wanted}: set in the configuration")
+    if wanted in GLUES:
+        return ChosenMode(ipvs_with(wanted), f"glue {wanted}: set in the configuration")
     judge(rights_findings(capabilities()), request.ignore_findings)
     serving = _serving_glue()
     if serving is not None:
         return ChosenMode(serving, f"glue {serving.glue}: this node is served with it")
     reasons: List[str] = []
-    for preferred in _GLUES.values():
+    for preferred in map(ipvs_with, GLUES):
         lacking = _obstacles(preferred, request) or preferred.unsupported_reasons(supported_families())
         if not lacking:
             chosen = f"glue {preferred.glue}: this node has all that it needs"
@@ -99,9 +88,9 @@ def _serving_glue() -> Optional[Mode]:
     families = supported_families()
     with KernelHandles() as handles:
         if handles.has_nftables() and any(handles.ipvs_table(family).exists() for family in families):
-            return IPVS_WITH_NFTABLES
+            return ipvs_with(NFTABLES)
         if handles.has_ipset() and any(set_resources(handles, family).sets.observe() for family in families):
-            return IPVS_MODE
+            return ipvs_with(IPTABLES)
     return None
 
 
@@ -119,6 +108,18 @@ def _obstacles(mode: Mode, request: Request) -> List[str]:
 def choose_mode(request: Request) -> ChosenMode:
     """Return the mode that the request, or else the configuration, names.
 
+    With listeners beside it if an agent runs and a static Service asks for userspace mode.
+    Raises as :func:`_chosen` does.
+    """
+    chosen = _chosen(request)
+    if not _may_forward(request):
+        return chosen
+    return chosen._replace(mode=with_listeners(chosen.mode, request.cluster))
+
+
+def _chosen(request: Request) -> ChosenMode:
+    """Return the mode that the request, or else the configuration, names.
+
     ``auto`` selects the first of nftables, ipvs and iptables that this node can run; for nftables the kernel validates
     a table with everything that the mode uses, without keeping it. On a node that can run none of them, the agent
     selects userspace. With a fallback, iptables replaces ipvs on a node that cannot run it, with a warning that says
@@ -126,13 +127,13 @@ def choose_mode(request: Request) -> ChosenMode:
     Raises ConfigurationError for an unknown mode or fallback, PreflightError if ``auto`` finds no mode.
     """
     if request.configuration.node_proxy.network_policy.only:
-        return ChosenMode(NO_MODE, "networkPolicy.only: another program serves the Services")
+        return ChosenMode(mode_object(NONE), "networkPolicy.only: another program serves the Services")
     wanted = request.mode or request.configuration.mode
-    if request.fallback not in ("", IPTABLES_MODE.name):
-        raise ConfigurationError(f"fallback: {request.fallback!r} is not {IPTABLES_MODE.name}")
+    if request.fallback not in ("", IPTABLES):
+        raise ConfigurationError(f"fallback: {request.fallback!r} is not {IPTABLES}")
     if wanted == AUTO:
         return _automatic(request)
-    if wanted not in _MODES:
+    if wanted not in MODES:
         raise ConfigurationError(f"mode: {wanted!r} is not one of {', '.join((*MODES, AUTO))}")
     asked = "requested" if request.mode else "set in the configuration"
     mode, glue, *_none = _with_glue(mode_named(wanted), request)
@@ -162,7 +163,7 @@ def _automatic(request: Request) -> ChosenMode:
     # Otherwise a right that this process lacks would be reported as a feature that the kernel lacks.
     judge(rights_findings(capabilities()), request.ignore_findings)
     reasons: List[str] = []
-    for preferred in _PREFERRED:
+    for preferred in map(mode_object, _PREFERRED):
         mode, glue, *_none = _with_glue(preferred, request)
         obstacles = _obstacles(mode, request) or mode.unsupported_reasons(supported_families())
         if not obstacles:
@@ -172,4 +173,5 @@ def _automatic(request: Request) -> ChosenMode:
     why = "; ".join(reasons)
     if not _may_forward(request):
         raise PreflightError(f"auto: {why}; {NO_AGENT}")
-    return ChosenMode(_LAST_RESORT, f"auto: {why}", _cautions(_LAST_RESORT, request))
+    last_resort = mode_object(_LAST_RESORT)
+    return ChosenMode(last_resort, f"auto: {why}", _cautions(last_resort, request))

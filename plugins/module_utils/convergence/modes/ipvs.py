@@ -30,7 +30,8 @@ from ...resources import Change, Stage
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..family import FamilyContext, FamilyTables
 from ..handles import KernelHandles
-from ..stages.ipvs import IpvsResources, device_stage, ipvs_resources, timeouts_stage, unloaded_ipvs_resources
+from ..stages.ipvs import IpvsResources, ipvs_resources, timeouts_stage, unloaded_ipvs_resources
+from ..stages.ipvs_glue import device_stage
 from .mode import Adjustments, Deprecation, Mode
 
 

@@ -12,7 +12,8 @@ from ...errors import ProxyError
 from ...kernel.xtables.restore import RestoreError
 from ...preflight.check import ModeNeeds
 from ...preflight.features import IPVS_EXTENSIONS
-from ...preflight.limits import SetContribution, ipvs_set_contributions
+from ...preflight.ipvs_sets import ipvs_set_contributions
+from ...preflight.limits import SetContribution
 from ...rendering.iptables.tables import CHAINS
 from ...rendering.ipvs import model as ipvs
 from ...rendering.ipvs.mode import RENDERING
@@ -20,7 +21,7 @@ from ...resources import Stage
 from ..family import FamilyContext, FamilyServices, FamilyTables
 from ..handles import KernelHandles
 from ..stages.chains import chain_stages, shared_chain_stages, xtables_families
-from ..stages.ipvs import set_resources, unloaded_set_resources
+from ..stages.ipvs_glue import set_resources, unloaded_set_resources
 from ..stages.still_connected import replaces_iptables_mode
 from .ipvs import IpvsMode
 from .mode import Families, Subsystems

@@ -8,15 +8,17 @@ from __future__ import annotations
 from typing import List, Sequence, Tuple
 
 from ...errors import ProxyError
-from ...kernel.nftables.probe import unsupported_beside_ipvs
+from ...kernel.links import AddressesResource
+from ...kernel.nftables.probe import refused_part
 from ...kernel.nftables.resource import TransactionRefused
 from ...preflight.check import ModeNeeds
 from ...rendering.ipvs import model as ipvs
 from ...rendering.ipvs.mode import OVER_NFTABLES
-from ...rendering.ipvs.nftables_layout import RESOURCE
+from ...rendering.ipvs.nftables_layout import IPVS_TABLE, RESOURCE
 from ...resources import NotThereYet, Stage
 from ..family import FamilyTables
 from ..handles import KernelHandles
+from ..stages.ipvs import after_servers
 from .ipvs import IpvsMode
 from .mode import Families, Subsystems
 
@@ -32,8 +34,9 @@ class IpvsWithNftables(IpvsMode):
 
     def find_families(self, families: Sequence[str]) -> Families:
         """Have the kernel validate a table with everything that the glue uses, without keeping it."""
-        reasons = {family: unsupported_beside_ipvs(family) for family in families}
-        return Families({}, {family: reason for family, reason in reasons.items() if reason})
+        refused = {family: refused_part(family, OVER_NFTABLES, RESOURCE, IPVS_TABLE) for family in families}
+        why = "nf_tables refuses what ipvs mode with the glue nftables needs"
+        return Families({}, {family: f"{why}: {part}" for family, part in refused.items() if part})
 
     def unsupported_reasons(self, families: Sequence[str]) -> List[str]:
         """See the base class."""
@@ -47,7 +50,8 @@ class IpvsWithNftables(IpvsMode):
         """Return the table."""
         context, tables = family
         table = handles.ipvs_table(context.family)
-        return [Stage(table if loaded else NotThereYet(table), tables[RESOURCE])]
+        late = after_servers(AddressesResource(handles.route, context.family))
+        return [Stage(table if loaded else NotThereYet(table), tables[RESOURCE], postponed=late)]
 
     def failure_counters(self, error: ProxyError, partial: bool) -> Tuple[str, ...]:
         """Count transactions that the kernel refused."""

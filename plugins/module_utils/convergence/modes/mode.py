@@ -10,19 +10,21 @@ watches and measures it. :mod:`.choose` selects the object by the name in the co
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ...configuration.model import KubeProxyConfiguration
 from ...errors import ProxyError
 from ...kernel.xtables.variant import XtablesVariant
 from ...preflight.check import ModeNeeds
 from ...preflight.limits import SetContribution
-from ...rendering.desired import Changes
 from ...rendering.rendering import Rendering
 from ...resources import Stage
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..family import FamilyContext, FamilyServices, FamilyTables
 from ..handles import KernelHandles
+
+if TYPE_CHECKING:
+    from ...rendering.desired import Changes
 
 
 class Subsystems(NamedTuple):

@@ -9,10 +9,10 @@ from typing import List, Sequence, Tuple
 
 from ...configuration.model import KubeProxyConfiguration
 from ...errors import KernelError, ProxyError
-from ...kernel.nftables.probe import unsupported_reason
+from ...kernel.nftables.probe import refused_part
 from ...preflight.check import ModeNeeds
 from ...rendering.nftables.mode import RENDERING
-from ...rendering.nftables.objects import RESOURCE
+from ...rendering.nftables.objects import RESOURCE, SERVICES_TABLE
 from ...resources import Stage
 from ..family import FamilyTables
 from ..handles import KernelHandles
@@ -29,8 +29,9 @@ class NftablesMode(Mode):
 
     def find_families(self, families: Sequence[str]) -> Families:
         """Have the kernel validate a table with everything that the mode uses, without keeping it."""
-        reasons = {family: unsupported_reason(family) for family in families}
-        return Families({}, {family: reason for family, reason in reasons.items() if reason})
+        refused = {family: refused_part(family, RENDERING, RESOURCE, SERVICES_TABLE) for family in families}
+        why = "nf_tables refuses what nftables mode needs"
+        return Families({}, {family: f"{why}: {part}" for family, part in refused.items() if part})
 
     def unsupported_reasons(self, families: Sequence[str]) -> List[str]:
         """See the base class."""

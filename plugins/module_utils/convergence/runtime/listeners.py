@@ -9,8 +9,7 @@ from typing import Any, Dict, List, Mapping
 
 from ...addresses import canonical_address, family_of
 from ...errors import KernelError, PreflightError
-from ...rendering.userspace.mode import listener_line
-from ...rendering.userspace.model import Listener, ListenerKey
+from ...rendering.userspace.model import Listener, ListenerKey, listener_line
 from ...resources import Change, Kind, Resource
 from ..handles import NO_AGENT, ListenerAccess
 from .agent_client import NoAgent, ask_agent

@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Resources and stages of ipvs mode except its chains, and their removal.
+"""Virtual and real servers of ipvs mode, its addresses and timeouts, and their removal.
 
 Removals are planned and applied after the resources of the mode in effect: the new entries exist first, and
 connections that began meanwhile are not interrupted.
@@ -10,18 +10,18 @@ connections that began meanwhile are not interrupted.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, cast
+from typing import Any, Callable, Container, Dict, List, Mapping, NamedTuple, cast
 
 from ...addresses import FAMILIES
-from ...kernel.ipset.sets import SetElementsResource, SetsResource
 from ...kernel.ipvs.connections import used_connections
 from ...kernel.ipvs.servers import RealServersResource, TimeoutsResource, VirtualServersResource
-from ...kernel.links import AddressesResource, DummyDeviceResource, MonitoringDeviceResource
+from ...kernel.links import AddressesResource
 from ...rendering.ipvs import model as ipvs
-from ...rendering.ipvs.sets import known_definitions
-from ...resources import Change, Kind, NotThereYet, ObservedOnce, Resource, Stage
+from ...rendering.ipvs.nftables_layout import SETTLING
+from ...resources import Change, NotThereYet, ObservedOnce, Resource, Stage
 from ..handles import KernelHandles
-from .still_connected import StillConnected, node_port_record, node_ports
+from .ipvs_glue import device_removal_stages, glue_resources
+from .still_connected import StillConnected, node_ports
 
 
 class OnlyOurServers(Resource[Any, Any]):
@@ -79,39 +79,6 @@ class IpvsResources(NamedTuple):
     used: Callable[[], Mapping[ipvs.RealServerKey, int]]
 
 
-class SetResources(NamedTuple):
-    """The ipsets of one family and their elements."""
-
-    sets: Resource[Any, Any]
-    elements: Resource[Any, Any]
-
-
-class Together(Resource[Any, Any]):
-    """The entries of several resources with distinct keys, for observing them only."""
-
-    kind = Kind.SET_ELEMENTS
-
-    def __init__(self, family: str, resources: Sequence[Resource[Any, Any]]) -> None:
-        self.family = family
-        self._resources = resources
-
-    def observe(self) -> Dict[Any, Any]:
-        """Return all entries. Raises KernelError."""
-        return {key: value for resource in self._resources for key, value in resource.observe().items()}
-
-
-class GlueResources(NamedTuple):
-    """What the glues of ipvs mode have of one family on this node: None for what the kernel has not loaded."""
-
-    sets: Optional[SetResources]
-    table: Optional[Resource[Any, Any]]
-
-    def record(self, family: str) -> Resource[Any, Any]:
-        """Return the entries by which virtual servers of node ports are identified."""
-        elements = [self.sets.elements] if self.sets is not None else []
-        return Together(family, [*elements, *([self.table] if self.table is not None else [])])
-
-
 def ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
     """Return the resources of ipvs mode for a family. Raises KernelError."""
     real_servers = RealServersResource(handles.ipvs, family)
@@ -124,21 +91,18 @@ def ipvs_resources(handles: KernelHandles, family: str) -> IpvsResources:
     )
 
 
-def set_resources(handles: KernelHandles, family: str) -> SetResources:
-    """Return the ipsets of a family. Raises KernelError."""
-    known = known_definitions(family)
-    return SetResources(SetsResource(handles.ipset, known, family), SetElementsResource(handles.ipset, known, family))
+def after_servers(addresses: Resource[str, bool]) -> Callable[[Change[Any, Any]], bool]:
+    """Return for ``Stage.postponed`` whether a change of the table beside IPVS must come after virtual servers.
 
+    With the table, connections to ``addresses`` on the dummy device reach IPVS, whatever mode has served so far. When
+    ipvs mode returns, some may still be there, because connections through them have not ended, but not all their
+    servers.
+    """
 
-def glue_resources(handles: KernelHandles, family: str) -> GlueResources:
-    """Return what the kernel has loaded of the glues, each observed only once. Loads nothing. Raises KernelError."""
-    sets, table = None, None
-    if handles.has_ipset():
-        found = set_resources(handles, family)
-        sets = found._replace(elements=ObservedOnce(found.elements))
-    if handles.has_nftables():
-        table = ObservedOnce(handles.ipvs_table(family))
-    return GlueResources(sets, table)
+    def postponed(change: Change[Any, Any]) -> bool:
+        return SETTLING in change.added and bool(addresses.observe())
+
+    return postponed
 
 
 def observed_once(resources: IpvsResources) -> IpvsResources:
@@ -162,19 +126,6 @@ def unloaded_ipvs_resources(handles: KernelHandles, family: str) -> IpvsResource
     )
 
 
-def unloaded_set_resources(family: str) -> SetResources:
-    """Return ipsets without a socket, which can only describe, for a check while ipset is not loaded."""
-    known, nowhere = known_definitions(family), cast(Any, None)
-    return SetResources(
-        NotThereYet(SetsResource(nowhere, known, family)), NotThereYet(SetElementsResource(nowhere, known, family))
-    )
-
-
-def device_stage(handles: KernelHandles) -> Stage:
-    """Return the stage of the dummy device. Raises KernelError."""
-    return Stage(DummyDeviceResource(handles.route), {ipvs.DEVICE: "dummy"})
-
-
 def timeouts_stage(handles: KernelHandles, timeouts: Mapping[str, int], loaded: bool) -> Stage:
     """Return the stage of IPVS timeouts: seconds by name (tcp, tcp_fin, udp), only those to be set.
 
@@ -185,37 +136,11 @@ def timeouts_stage(handles: KernelHandles, timeouts: Mapping[str, int], loaded: 
     return Stage(NotThereYet(TimeoutsResource(cast(Any, None), timeouts)), timeouts)
 
 
-def unused_glue_stages(handles: KernelHandles, uses_sets: bool, uses_table: bool) -> List[Stage]:
-    """Return stages that remove the glue that ipvs mode does not use, in both families. Raises KernelError."""
-    stages: List[Stage] = []
-    for family in FAMILIES:
-        found = glue_resources(handles, family)
-        if found.sets is not None and not uses_sets:
-            stages += [Stage(found.sets.sets, {}), Stage(found.sets.elements, {})]
-        if found.table is not None and not uses_table:
-            stages.append(Stage(found.table, {}))
-    return stages
-
-
-def retiring_stages(handles: KernelHandles) -> List[Stage]:
-    """Return stages after which the table beside IPVS does nothing to packets any more. Raises KernelError.
-
-    It keeps what identifies virtual servers. Until then new connections to service addresses go through IPVS, so which
-    connections are still open is known only afterwards.
-    """
-    return [Stage(handles.ipvs_table(family), node_port_record) for family in FAMILIES if handles.has_nftables()]
-
-
-def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[Stage]:
-    """Return stages that remove what ipvs mode made except chains, in both families; none if IPVS was never loaded.
+def loaded_ipvs_removal_stages(handles: KernelHandles, draining: bool) -> List[Stage]:
+    """Return stages that remove what ipvs mode made except chains, in both families, while IPVS is loaded.
 
     With ``draining``, servers with active connections are kept until these end. Raises KernelError.
     """
-    device = DummyDeviceResource(handles.route)
-    # An agent that was killed leaves it behind.
-    monitoring = Stage(MonitoringDeviceResource(handles.route), {})
-    if not handles.has_ipvs():
-        return [Stage(device, {}), *unused_glue_stages(handles, False, False), monitoring]
     found: List[StillConnected] = []
     stages: List[Stage] = []
     for family in FAMILIES:
@@ -240,4 +165,4 @@ def ipvs_removal_stages(handles: KernelHandles, draining: bool = False) -> List[
     def devices(observed: Mapping[str, str]) -> Mapping[str, str]:
         return observed if any(kept.any() for kept in found) else {}
 
-    return [Stage(device, devices), *stages, monitoring]
+    return device_removal_stages(handles, stages, devices)

@@ -25,12 +25,18 @@ def userspace_addresses(handles: KernelHandles, family: str) -> AddressesResourc
     return AddressesResource(handles.route, family, DEVICE, deprecated=True)
 
 
+def userspace_device_removal_stages(handles: KernelHandles) -> List[Stage]:
+    """Return stages that remove the device of userspace mode and its addresses. Raises KernelError."""
+    device = AddressDeviceResource(handles.route, DEVICE)
+    addresses = [Stage(userspace_addresses(handles, family), {}) for family in FAMILIES]
+    return [Stage(device, {}), *addresses]
+
+
 def userspace_removal_stages(handles: KernelHandles) -> List[Stage]:
     """Return stages that remove the device of userspace mode, its addresses, and listeners of the running agent.
 
     Connections through the agent are reset. They could not continue: another mode redirects their next packets, which
     connection tracking does not know, to an endpoint. Raises KernelError.
     """
-    device = AddressDeviceResource(handles.route, DEVICE)
-    addresses = [Stage(userspace_addresses(handles, family), {}) for family in FAMILIES]
-    return [Stage(device, {}), *addresses, *(Stage(item, {}) for item in handles.listeners.left(FAMILIES))]
+    listeners = [Stage(item, {}) for item in handles.listeners.left(FAMILIES)]
+    return [*userspace_device_removal_stages(handles), *listeners]

@@ -11,8 +11,8 @@ import socket
 import sys
 from typing import Callable
 
+from ..facts import PROC_IPVS
 from ..xtables.legacy_tables import kernel_copy
-from .servers import PROC_TABLE
 
 #: IP_VS_SO_GET_INFO of linux/ip_vs.h; struct ip_vs_getinfo: version, size of the table, number of virtual servers.
 _GET_INFO = 64 + 1024 + 64 + 1
@@ -26,7 +26,7 @@ _ENTRY_WORDS, _CONFIGURED_WORDS = 13, 6
 _COUNTS = re.compile(rb" +\d+ +\d+ *$", re.MULTILINE)
 
 
-def virtual_servers_text(path: str = PROC_TABLE) -> bytes:
+def virtual_servers_text(path: str = PROC_IPVS) -> bytes:
     """Return the content of /proc about all virtual and real servers; empty if it cannot be read."""
     try:
         with open(path, "rb", buffering=0) as file:

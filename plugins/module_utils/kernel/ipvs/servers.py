@@ -18,14 +18,12 @@ from ...errors import KernelError
 from ...rendering.ipvs.model import RealServer, RealServerKey, VirtualServer, VirtualServerKey
 from ...rendering.ipvs.text import real_server_line, virtual_server_line
 from ...resources import Change, Kind, Resource
+from ..facts import PROC_IPVS
 from ..netlink.generic import generic_family
 from ..netlink.protocol import NETLINK_GENERIC
 from ..netlink.socket import NetlinkSocket
 from ..outcomes import MessageError, NetlinkRefusal, is_existing, is_missing
 from . import messages
-
-# The table of the calling thread's network namespace.
-PROC_TABLE = "/proc/thread-self/net/ip_vs"
 
 
 class IpvsSocket:
@@ -96,12 +94,12 @@ class IpvsSocket:
     def _proc_table(family: str) -> messages.RealServerTable:
         """Parse /proc, which has gaps if other network namespaces have virtual servers; empty without /proc."""
         try:
-            with open(PROC_TABLE, encoding="ascii") as stream:
+            with open(PROC_IPVS, encoding="ascii") as stream:
                 return messages.parse_proc(stream.read().splitlines(), family)
         except FileNotFoundError:
             return messages.empty_table()
         except OSError as error:
-            raise KernelError(f"real servers cannot be listed: {PROC_TABLE}: {error.strerror}") from error
+            raise KernelError(f"real servers cannot be listed: {PROC_IPVS}: {error.strerror}") from error
 
     def timeouts(self) -> Dict[str, int]:
         """Return the timeouts of connections in seconds, by name: tcp, tcp_fin, udp. Raises KernelError."""

@@ -9,7 +9,7 @@ from typing import Dict, Iterator, Tuple
 
 from ...addresses import FAMILIES
 from ...networkpolicy.matching.owners import Address
-from ...rendering.networkpolicy import layout
+from ...rendering.networkpolicy import sets
 from ..netlink.attributes import attribute_text, each_attribute, parse_attributes, text_attribute
 from ..netlink.protocol import NETLINK_NETFILTER
 from ..netlink.socket import NetlinkSocket
@@ -40,13 +40,13 @@ def denied_packets() -> Dict[Tuple[str, Address], int]:
         return {
             (side, address): packets
             for family in FAMILIES
-            for side in layout.SIDES
-            for address, packets in _counted(sock, layout.name(layout.DENIED, family, side))
+            for side in sets.SIDES
+            for address, packets in _counted(sock, sets.name(sets.DENIED, family, side))
         }
 
 
 def _counted(sock: NetlinkSocket, name: str) -> Iterator[Tuple[Address, int]]:
-    head = messages.family_header("inet") + text_attribute(NFTA_TABLE_NAME, layout.TABLE_NAME)
+    head = messages.family_header("inet") + text_attribute(NFTA_TABLE_NAME, sets.TABLE_NAME)
     try:
         slices = sock.dump(messages.GET_ELEMENT, head + text_attribute(NFTA_SET_ELEM_LIST_SET, name))
     except NetlinkRefusal as refusal:

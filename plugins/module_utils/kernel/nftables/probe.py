@@ -13,12 +13,8 @@ from typing import Any, Dict, List
 
 from ...addresses import IPV6
 from ...errors import KernelError
-from ...rendering.ipvs.mode import OVER_NFTABLES
-from ...rendering.ipvs.nftables_layout import IPVS_TABLE
-from ...rendering.ipvs.nftables_layout import RESOURCE as IPVS_RESOURCE
 from ...rendering.nftables import expressions as x
-from ...rendering.nftables.mode import RENDERING
-from ...rendering.nftables.objects import RESOURCE, SERVICES_TABLE, BaseHook, Key, TableIdentity, Value
+from ...rendering.nftables.objects import BaseHook, Key, TableIdentity, Value
 from ...rendering.rendering import Rendering
 from ...rendering.settings import DataplaneSettings, LocalTraffic
 from ...resources import Change
@@ -35,10 +31,7 @@ _GET_GENERATION = 10 << 8 | 16
 
 
 def _sample(family: str, rendering: Rendering[Any], resource: str, identity: TableIdentity) -> Dict[Key, Value]:
-    """Return a desired table in which every kind of object occurs once.
-
-    ``resource``: the name of the table among those of the rendering, ``identity``: its name in the kernel.
-    """
+    """Return a desired table in which every kind of object occurs once."""
     six = family == IPV6
     address, network = ("2001:db8::1", "2001:db8::/32") if six else ("192.0.2.1", "192.0.2.0/24")
     endpoints = tuple(Endpoint(address, port, is_local=True) for port in (1, 2, 3))
@@ -84,21 +77,13 @@ def _try(labelled: List[Labelled]) -> str:
     return ""
 
 
-def unsupported_reason(family: str) -> str:
-    """Return why this kernel does not support nftables mode for a family; empty if it does. Changes nothing."""
-    refused = _refused(family, _sample(family, RENDERING, RESOURCE, SERVICES_TABLE))
-    return f"nf_tables refuses what nftables mode needs: {refused}" if refused else ""
+def refused_part(family: str, rendering: Rendering[Any], resource: str, identity: TableIdentity) -> str:
+    """Return what this kernel refuses of the table that a mode makes for a family, and why; empty for nothing.
 
-
-def unsupported_beside_ipvs(family: str) -> str:
-    """Return why this kernel does not support the table beside IPVS; empty if it does. Changes nothing."""
-    refused = _refused(family, _sample(family, OVER_NFTABLES, IPVS_RESOURCE, IPVS_TABLE))
-    return f"nf_tables refuses what ipvs mode with the glue nftables needs: {refused}" if refused else ""
-
-
-def _refused(family: str, sample: Dict[Key, Value]) -> str:
-    """Return what of a table the kernel refuses, and why; empty for nothing."""
-    change: Change[Key, Value] = Change(sample)
+    ``resource``: the name of the table among those of the rendering, ``identity``: its name in the kernel. Changes
+    nothing.
+    """
+    change: Change[Key, Value] = Change(_sample(family, rendering, resource, identity))
     try:
         return _try(Planner(Encoder(family, PROBE_TABLE)).transactions(change)[0].messages)
     except KernelError as error:

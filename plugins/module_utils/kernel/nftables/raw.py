@@ -14,7 +14,18 @@ import time
 from typing import Any, Iterator, List, Tuple
 
 from ...errors import KernelError
-from ...rendering.nftables.objects import SERVICES_TABLE, ChainValue, ElementKey, ObjectKey, Rule, TableIdentity
+from ...rendering.ipvs.nftables_layout import IPVS_TABLE
+from ...rendering.networkpolicy.sets import TABLE as POLICY_TABLE
+from ...rendering.networkpolicy.text import element_text
+from ...rendering.nftables.objects import (
+    SERVICES_TABLE,
+    SET_CONCAT,
+    ChainValue,
+    ElementKey,
+    ObjectKey,
+    Rule,
+    TableIdentity,
+)
 from ...rendering.nftables.text import chain_lines, element_texts, table_family
 from ...resources import Change, Kind, Resource
 from ..netlink.attributes import attribute, each_attribute, nested, parse_attributes, text_attribute
@@ -32,7 +43,7 @@ from .attributes import (
     NFTA_SET_ID,
     NFTA_TABLE_NAME,
 )
-from .decoding import parse_data, parse_expression, parse_hook
+from .decoding import parse_data, parse_expression, parse_hook, ranges
 from .raw_reading import RawChain, RawKey, RawReader, RawSet, RawTable, RawValue, StatefulKey
 
 _NEW_OBJECT = messages.SUBSYSTEM | 18
@@ -167,3 +178,31 @@ def _chain_value(value: RawChain) -> ChainValue:
     found = parse_attributes(memoryview(value.definition), 0, len(value.definition))
     rules = [Rule(tuple(map(parse_expression, rule_expressions(rule)))) for rule in value.rules]
     return ChainValue(tuple(rules), parse_hook(found))
+
+
+class RawIpvsTableResource(RawTableResource):
+    """The table beside IPVS, of one family."""
+
+    kind = Kind.IPVS_OBJECTS
+    table = IPVS_TABLE
+
+
+class RawPolicyTableResource(RawTableResource):
+    """The table of network policies, of both families."""
+
+    kind = Kind.POLICY_OBJECTS
+    table = POLICY_TABLE
+    table_family = "inet"
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def element_texts(self, name: str, value: RawSet) -> Iterator[str]:
+        """Yield the elements of the set of that name in the syntax of the nft program."""
+        of_ranges = POLICY_TABLE.intervals.get(name)
+        if of_ranges is not None:
+            found = ranges(map(memoryview, value.elements), bool(of_ranges.flags & SET_CONCAT))
+        else:
+            found = dict(map(key_and_data, value.elements))
+        for key, data in found.items():
+            yield element_text(name, key, data)

@@ -18,7 +18,6 @@ from ...rendering.nftables.objects import (
     TableIdentity,
     Value,
 )
-from ...rendering.nftables.text import describe
 from ...resources import Change, Kind, Resource, difference
 from ..netlink.attributes import parse_attributes
 from ..netlink.protocol import NETLINK_NETFILTER
@@ -234,4 +233,7 @@ class NftablesResource(Resource[Key, Value]):
 
     def describe(self, key: Key, value: Value) -> List[str]:
         """Return one entry in the syntax of the nft program."""
-        return describe(self.family, key, value)
+        # Only changes are described, and each run of a module compiles what it imports.
+        from ...rendering.nftables.text import describe
+
+        return describe(self.family, key, value, self.table.name)

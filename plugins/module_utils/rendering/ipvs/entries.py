@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import FrozenSet, Hashable, List, NamedTuple, Sequence, Tuple
 
-from ...addresses import parse_network
+from ...addresses import is_link_local, parse_network
 from ...configuration.behaviour import Behaviour
 from ...serviceports.info import Endpoint, ServicePortInfo, Sources
 from ...serviceports.weights import risen, shares
@@ -51,11 +51,6 @@ class NodeFacts(NamedTuple):
     node_ip: str
     behaviour: Behaviour
     schedulers: FrozenSet[str] = frozenset()
-
-
-def is_link_local(address: str) -> bool:
-    """Return whether a canonical address is an IPv6 link-local one; 169.254.0.0/16 is treated as any other."""
-    return ":" in address and address.startswith(("fe8", "fe9", "fea", "feb"))
 
 
 def is_bindable(address: str) -> bool:

@@ -69,6 +69,8 @@ ADDRESS_FILTER = "address-filter"
 
 #: Destination NAT of other programs comes later: they must not redirect connections to service addresses.
 _BEFORE_NAT = -101
+#: The chain that keeps it from doing so where they are addresses of the node.
+SETTLING = ObjectKey("chain", "nat-prerouting")
 _SOURCE_NAT = 100
 _MANGLE = -150
 _FILTER = 0

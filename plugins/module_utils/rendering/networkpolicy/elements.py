@@ -12,16 +12,17 @@ from ...networkpolicy import rows
 from ...networkpolicy.rows import ABSENT, Row
 from ...resources import Change
 from ..nftables.objects import ElementKey, Key, ObjectKey, Value
-from . import layout
-from .layout import Options, class_bytes
+from . import layout, sets
+from .layout import class_bytes
+from .sets import Options
 
 Entry = Tuple[Key, Value]
 
 
 def static_entries(options: Options) -> Dict[Key, Value]:
     """Return the table without elements."""
-    found: Dict[Key, Value] = {layout.TABLE.key: True}
-    found.update({ObjectKey("set", name): value for name, value in layout.sets(options).items()})
+    found: Dict[Key, Value] = {sets.TABLE.key: True}
+    found.update({ObjectKey("set", name): value for name, value in sets.definitions(options).items()})
     chains = layout.chains(options, rows.EVERYTHING_ID)
     found.update({ObjectKey("chain", name): value for name, value in chains.items()})
     return found
@@ -47,8 +48,8 @@ class Elements:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._grants = {
-            (side, size): layout.name(layout.GRANTS, family, side)
-            for side in layout.SIDES
+            (side, size): sets.name(sets.GRANTS, family, side)
+            for side in sets.SIDES
             for family, size in ((IPV4, 4), (IPV6, 16))
         }
 
@@ -63,43 +64,43 @@ class Elements:
 
     def _others(self, kind: str, row: Row, value: Any) -> Iterator[Entry]:
         if kind == rows.CLASS:
-            yield ElementKey("element", layout.name(layout.PODS, _family(row[1])), row[1]), class_bytes(value)
+            yield ElementKey("element", sets.name(sets.PODS, _family(row[1])), row[1]), class_bytes(value)
         elif kind == rows.BLOCK:
-            name = layout.name(layout.BLOCKS, _family(row[1]))
+            name = sets.name(sets.BLOCKS, _family(row[1]))
             yield ElementKey("element", name, row[1] + row[2]), class_bytes(value)
         elif kind == rows.PORTS:
             yield self._ports(*row[1:]), True
         elif kind == rows.ANY:
-            yield ElementKey("element", layout.name(layout.ANY, _family(row[2]), row[1]), row[2]), class_bytes(value)
+            yield ElementKey("element", sets.name(sets.ANY, _family(row[2]), row[1]), row[2]), class_bytes(value)
         elif kind == rows.SELF:
-            yield ElementKey("element", layout.name(layout.SELF, _family(row[1])), row[1] * 2), True
+            yield ElementKey("element", sets.name(sets.SELF, _family(row[1])), row[1] * 2), True
         elif kind == rows.ISOLATED:
-            yield ElementKey("element", layout.name(layout.ISOLATED, _family(row[2]), row[1]), row[2]), True
+            yield ElementKey("element", sets.name(sets.ISOLATED, _family(row[2]), row[1]), row[2]), True
         elif kind == rows.POLICED:
-            for name in (layout.DENIED, *((layout.POLICED,) if self._options.tiers else ())):
-                yield ElementKey("element", layout.name(name, _family(row[2]), row[1]), row[2]), True
+            for name in (sets.DENIED, *((sets.POLICED,) if self._options.tiers else ())):
+                yield ElementKey("element", sets.name(name, _family(row[2]), row[1]), row[2]), True
         elif kind == rows.KNOWN:
-            yield ElementKey("element", layout.name(layout.KNOWN, _family(row[1])), row[1]), True
+            yield ElementKey("element", sets.name(sets.KNOWN, _family(row[1])), row[1]), True
         elif kind == rows.POD_RANGE:
-            yield ElementKey("element", layout.name(layout.POD_RANGES, _family(row[1])), row[1] + row[2]), True
+            yield ElementKey("element", sets.name(sets.POD_RANGES, _family(row[1])), row[1] + row[2]), True
         elif self._options.tiers:
             yield self._of_tier(kind, row), class_bytes(value) if kind == rows.TIER_GRANT else True
 
     @staticmethod
     def _ports(number: int, protocol: int, first: int, last: int) -> Key:
         if first == last:
-            return ElementKey("element", layout.PORTS, _port_key(class_bytes(number), protocol, first))
-        return ElementKey("element", layout.PORT_RANGES, _port_range(number, protocol, first, last))
+            return ElementKey("element", sets.PORTS, _port_key(class_bytes(number), protocol, first))
+        return ElementKey("element", sets.PORT_RANGES, _port_range(number, protocol, first, last))
 
     @staticmethod
     def _of_tier(kind: str, row: Row) -> Key:
         if kind == rows.TIER_GRANT:
             _kind, tier, side, number, address = row
-            grants = layout.tier_grants(tier.lower(), side, _family(address))
+            grants = sets.tier_grants(tier.lower(), side, _family(address))
             return ElementKey("element", grants, class_bytes(number) + address)
         if kind == rows.TIER_PORTS:
-            return ElementKey("element", f"{layout.TIER_PORTS}-{row[1].lower()}", _port_range(*row[2:]))
-        return ElementKey("element", f"{layout.TIER_OTHERS}-{row[1].lower()}", class_bytes(row[2]))
+            return ElementKey("element", f"{sets.TIER_PORTS}-{row[1].lower()}", _port_range(*row[2:]))
+        return ElementKey("element", f"{sets.TIER_OTHERS}-{row[1].lower()}", class_bytes(row[2]))
 
 
 def desired_table(found: Mapping[Row, Any], options: Options) -> Dict[Key, Value]:

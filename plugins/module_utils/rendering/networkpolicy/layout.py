@@ -1,7 +1,7 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The table of network policies without its elements: sets, maps, and constant rules, independent of the policies.
+"""The chains of the table of network policies: constant rules, independent of the policies.
 
 A packet is evaluated after destination NAT and before source NAT, where its addresses are those of the pods: the class
 of the peer is looked up by its address; class and pod give a port set; and the port set contains the port or not.
@@ -11,42 +11,40 @@ use the nft program can list. It is set to 0 before a packet leaves a chain.
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Dict, List, Tuple
 
 from ...addresses import FAMILIES, IPV6
 from ..nftables import expressions as x
 from ..nftables.expressions import Expressions
-from ..nftables.objects import (
-    ADDRESS_TYPES,
-    CLASSID,
-    PORT,
-    PROTOCOL,
-    SET_CONCAT,
-    SET_INTERVAL,
-    BaseHook,
-    ChainValue,
-    Expression,
-    Rule,
-    SetValue,
-    TableIdentity,
+from ..nftables.objects import BaseHook, ChainValue, Expression, Rule
+from .sets import (
+    ANY,
+    BLOCKS,
+    DENIED,
+    GRANTS,
+    ISOLATED,
+    KNOWN,
+    NO_LOG,
+    OUTCOMES,
+    POD_RANGES,
+    PODS,
+    POLICED,
+    PORT_RANGES,
+    PORTS,
+    SELF,
+    SIDES,
+    TIER_OTHERS,
+    TIER_PORTS,
+    TIERS,
+    Options,
+    name,
+    tier_grants,
 )
-
-TABLE_NAME = "kubenode-network-policy"
-TABLE_COMMENT = "network policies, by kubenode-proxy"
-
-ISOLATED, DENIED, SELF, POLICED = "isolated", "denied", "self", "policed"
-PODS, BLOCKS, ANY, GRANTS = "pods", "blocks", "any", "grants"
-PORTS, PORT_RANGES = "ports", "port-ranges"
-POD_RANGES, KNOWN = "pod-ranges", "known"
-TIER_PORTS, TIER_OTHERS = "tier-ports", "tier-others"
 
 POSTROUTING_PRIORITY = 95
 INPUT_PRIORITY = 101
 ARRIVING_PRIORITY = -90
 
-SIDES = ("in", "out")
-TIERS = ("admin", "baseline")
-OUTCOMES = ("accept", "deny")
 _ICMPV6 = 58
 _NEIGHBOUR_DISCOVERY = (133, 137)
 _TCP = 6
@@ -56,75 +54,6 @@ _TCP_FLAGS_OFFSET = 13
 _LOGGED_BYTES = 128
 _LOGS_PER_SECOND, _LOG_BURST = 10, 20
 _NO_PRIORITY = bytes(4)
-
-
-#: No NFLOG group.
-NO_LOG = -1
-
-
-class Options(NamedTuple):
-    """The settings on which the rules depend.
-
-    ``tiers``: ClusterNetworkPolicies are enforced. ``cut``: connections are cut when they are no longer allowed, so a
-    TCP connection must not be picked up in its middle. ``log_group``: NFLOG group of denied packets, or NO_LOG.
-    ``unknown``: deny the traffic of addresses in the node's pod ranges that belong to no known pod.
-    """
-
-    tiers: bool = False
-    cut: bool = False
-    log_group: int = NO_LOG
-    unknown: bool = False
-
-
-def number(family: str) -> str:
-    """Return the digit that ends the names of a family's objects."""
-    return "6" if family == IPV6 else "4"
-
-
-def name(kind: str, family: str, side: str = "") -> str:
-    """Return the name of a set or chain: ``grants-in4``, ``pods6``."""
-    return f"{kind}-{side}{number(family)}" if side else f"{kind}{number(family)}"
-
-
-def tier_grants(tier: str, side: str, family: str) -> str:
-    """Return the name of the map with the outcomes of a tier."""
-    return name(f"{tier}-grants", family, side)
-
-
-def sets(options: Options) -> Dict[str, SetValue]:
-    """Return all sets and maps by name."""
-    port_key = (CLASSID, PROTOCOL, PORT)
-    ranges = SET_INTERVAL | SET_CONCAT
-    found = {PORTS: SetValue(port_key), PORT_RANGES: SetValue(port_key, flags=ranges)}
-    for family in FAMILIES:
-        address = ADDRESS_TYPES[family]
-        grants = SetValue((CLASSID, address), (CLASSID,))
-        found[name(SELF, family)] = SetValue((address, address))
-        found[name(PODS, family)] = SetValue((address,), (CLASSID,))
-        found[name(BLOCKS, family)] = SetValue((address,), (CLASSID,), flags=SET_INTERVAL)
-        if options.unknown:
-            found[name(POD_RANGES, family)] = SetValue((address,), flags=SET_INTERVAL)
-            found[name(KNOWN, family)] = SetValue((address,))
-        for side in SIDES:
-            found[name(ISOLATED, family, side)] = SetValue((address,))
-            found[name(DENIED, family, side)] = SetValue((address,), counted=True)
-            found[name(ANY, family, side)] = SetValue((address,), (CLASSID,))
-            found[name(GRANTS, family, side)] = grants
-            if options.tiers:
-                found[name(POLICED, family, side)] = SetValue((address,))
-                found.update({tier_grants(tier, side, family): grants for tier in TIERS})
-    if options.tiers:
-        for outcome in OUTCOMES:
-            found[f"{TIER_PORTS}-{outcome}"] = SetValue(port_key, flags=ranges)
-            found[f"{TIER_OTHERS}-{outcome}"] = SetValue((CLASSID,))
-    return found
-
-
-TABLE = TableIdentity(
-    TABLE_NAME,
-    TABLE_COMMENT,
-    {key: value for key, value in sets(Options(tiers=True, unknown=True)).items() if value.is_interval},
-)
 
 _SET_PRIORITY = x.set_meta(x.META_PRIORITY)
 _RESET = [x.value(_NO_PRIORITY, 0), _SET_PRIORITY]

@@ -9,10 +9,10 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 from ..nftables.objects import CLASSID, ChainValue, ElementKey, Key, SetValue, Value, key_length
 from ..nftables.text import chain_lines, concatenation_text, set_lines
-from .layout import TABLE_COMMENT, TABLE_NAME, Options, sets
+from .sets import TABLE_COMMENT, TABLE_NAME, Options, definitions
 
 _FAMILY = "inet"
-_SETS = sets(Options(tiers=True, unknown=True))
+_SETS = definitions(Options(tiers=True, unknown=True))
 
 
 def _range_text(value: SetValue, raw: bytes) -> str:

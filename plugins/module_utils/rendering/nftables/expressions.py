@@ -224,10 +224,14 @@ def masquerade() -> Expression:
 
 
 def masquerade_from(first: int, last: int) -> Expressions:
-    """Rewrite the source to the address of the outgoing interface, with a random port of a range."""
-    ports = [value(port.to_bytes(2, "big"), word) for word, port in enumerate((first, last), 0)]
+    """Rewrite the source to the address of the outgoing interface, with a random port of a range.
+
+    The registers are those that the nft program uses, 16 bytes for each port, so that a table which it loaded from
+    text is the same.
+    """
+    ports = [value(port.to_bytes(2, "big"), word) for word, port in ((0, first), (4, last))]
     flags = NAT_FULLY_RANDOM | NAT_PORT_SPECIFIED
-    return [*ports, Expression("masq", ((1, flags), (2, register(0)), (3, register(1))))]
+    return [*ports, Expression("masq", ((1, flags), (2, register(0)), (3, register(4))))]
 
 
 def is_protocol(number: int) -> Expressions:

@@ -22,6 +22,10 @@ SCHEDULERS = ("mh", "sh")
 JHASH = "jhash"
 #: The most addresses and node ports of a ServicePort that is hashed; each has slots of its own.
 MOST_FRONTENDS = 16
+#: The most lists of slots in a table, one for each address and node port that is hashed (see :func:`lists_of`): room
+#: for 10,000 Services with nothing but a cluster IP, in 6 million elements. docs/service-policy.md has the kernel's
+#: memory and the seconds that these take. All nodes need the same limit, so it is no setting.
+MOST_LISTS = 10_000
 #: Flags as kube-router names them; the second one is that for ports, of both schedulers.
 _NUMBERED = ("flag-1", "flag-2", "flag-3")
 
@@ -52,12 +56,28 @@ def ignored(info: ServicePortInfo, settings: DataplaneSettings) -> List[str]:
     ]
 
 
+def lists_of(info: ServicePortInfo) -> int:
+    """Return the most lists of slots that a ServicePort has, whatever its endpoints, which nodes see differently."""
+    if info.policy.scheduler not in SCHEDULERS or _refusal_of_service(info):
+        return 0
+    external = _frontends(info) - 1
+    return 1 + external * (2 if info.external_local else 1)
+
+
+def _frontends(info: ServicePortInfo) -> int:
+    return len({info.cluster_ip, *info.external_ips, *info.load_balancer_ips}) + bool(info.node_port)
+
+
 def _refusal(info: ServicePortInfo) -> str:
-    frontends = len({info.cluster_ip, *info.external_ips, *info.load_balancer_ips}) + bool(info.node_port)
-    if info.affinity_seconds:
-        return "sessionAffinity ClientIP has precedence"
     if len(info.reachable) > MOST_ENDPOINTS:
         return f"there are {len(info.reachable)} endpoints, but at most {MOST_ENDPOINTS} can be hashed"
+    return _refusal_of_service(info)
+
+
+def _refusal_of_service(info: ServicePortInfo) -> str:
+    if info.affinity_seconds:
+        return "sessionAffinity ClientIP has precedence"
+    frontends = _frontends(info)
     if frontends > MOST_FRONTENDS:
         return f"there are {frontends} addresses and node ports, but at most {MOST_FRONTENDS} can be hashed"
     return ""

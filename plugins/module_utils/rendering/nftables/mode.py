@@ -1,7 +1,11 @@
 # Copyright: kubenode.proxy contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Render nftables mode: ServicePorts to the table ``kube-proxy`` of one family."""
+"""Render nftables mode: ServicePorts to the table ``kube-proxy`` of one family.
+
+The text of entries is imported when it is first requested: most runs of a module show none, and each run compiles what
+it imports.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,6 @@ from . import hashing
 from .layout import static_entries
 from .objects import RESOURCE
 from .service_ports import service_port_entries
-from .text import describe, describe_slots, restore_text
 
 
 class NftablesRendering(Rendering[DataplaneSettings]):
@@ -23,6 +26,7 @@ class NftablesRendering(Rendering[DataplaneSettings]):
 
     name = "nftables"
     tables = (RESOURCE,)
+    most_lists = hashing.MOST_LISTS
 
     def context(self, settings: DataplaneSettings, options: Options) -> DataplaneSettings:
         """See the base class."""
@@ -48,6 +52,10 @@ class NftablesRendering(Rendering[DataplaneSettings]):
         """See the base class."""
         return hashing.requested(service_port)
 
+    def lists_of(self, service_port: ServicePortInfo) -> int:
+        """See the base class."""
+        return hashing.lists_of(service_port)
+
     def chosen_by(self, service_port: ServicePortInfo, settings: DataplaneSettings) -> str:
         """See the base class."""
         if not hashing.is_hashed(service_port, settings):
@@ -64,14 +72,20 @@ class NftablesRendering(Rendering[DataplaneSettings]):
 
     def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
         """Return an entry in the syntax of the nft program."""
+        from .text import describe
+
         return describe(family, key, value)
 
     def summary(self, family: str, table: str, key: Any, value: Any) -> List[str]:
         """See the base class; of slots, only how many each endpoint has."""
+        from .text import describe, describe_slots
+
         return describe_slots(family, key, value) or describe(family, key, value)
 
     def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
         """See the base class."""
+        from .text import restore_text
+
         return {f"nft {family}": restore_text(family, tables)}
 
 

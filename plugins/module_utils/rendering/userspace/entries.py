@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import FrozenSet, List, NamedTuple, Sequence, Tuple
 
-from ...addresses import address_bits, family_of, packed, parse_network
+from ...addresses import address_bits, family_of, is_link_local, packed, parse_network
 from ...serviceports.info import Endpoint, ServicePortInfo, Sources
 from ...serviceports.weights import slots
-from ..ipvs.entries import is_bindable, is_link_local, is_real_server
+from ..ipvs.entries import is_bindable, is_real_server
 from ..merged import Entry
 from ..settings import DataplaneSettings
 from .model import ADDRESSES, DEVICE, LISTENERS, TCP, UDP, Listener, ListenerKey

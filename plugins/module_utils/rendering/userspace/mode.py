@@ -7,26 +7,14 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Sequence
 
-from ...addresses import address_and_port, family_of
+from ...addresses import family_of
 from ...serviceports.info import Endpoint, ServicePortInfo
 from ..ipvs.text import address_line, device_line, ip_batch_text
 from ..merged import Entry
 from ..rendering import Options, Rendering
 from ..settings import DataplaneSettings
 from .entries import NodeFacts, chosen_endpoints, node_facts, refusal, service_port_entries
-from .model import ADDRESSES, DEVICE, DEVICES, LISTENERS, Listener, ListenerKey
-
-
-def listener_line(key: ListenerKey, value: Listener) -> str:
-    """Return a readable line for a listener; no program has a syntax for it."""
-    words = [f"listen {key.protocol} {address_and_port(key.address, key.port)}"]
-    if value.sources:
-        words.append(f"from {','.join(value.sources)}")
-    if value.affinity_seconds:
-        words.append(f"affinity {value.affinity_seconds}s")
-    endpoints = ",".join(address_and_port(*endpoint) for endpoint in value.endpoints)
-    words.append(f"forward {endpoints}" if endpoints else "refuse")
-    return " ".join([*words, f"# {value.owner}"])
+from .model import ADDRESSES, DEVICE, DEVICES, LISTENERS, ListenerKey, listener_line
 
 
 class UserspaceRendering(Rendering[NodeFacts]):
@@ -36,6 +24,7 @@ class UserspaceRendering(Rendering[NodeFacts]):
     tables = (DEVICES, ADDRESSES, LISTENERS)
     entries_have_addresses = True
     replaces_source = True
+    forwards = True
     scheduler = "rr"
     refused_with = "TCP reset, or for UDP ICMP port unreachable"
 

@@ -52,3 +52,15 @@ class Listener(NamedTuple):
     endpoints: Tuple[Endpoint, ...]
     affinity_seconds: int = 0
     sources: Tuple[str, ...] = ()
+
+
+def listener_line(key: ListenerKey, value: Listener) -> str:
+    """Return a readable line for a listener; no program has a syntax for it."""
+    words = [f"listen {key.protocol} {address_and_port(key.address, key.port)}"]
+    if value.sources:
+        words.append(f"from {','.join(value.sources)}")
+    if value.affinity_seconds:
+        words.append(f"affinity {value.affinity_seconds}s")
+    endpoints = ",".join(address_and_port(*endpoint) for endpoint in value.endpoints)
+    words.append(f"forward {endpoints}" if endpoints else "refuse")
+    return " ".join([*words, f"# {value.owner}"])

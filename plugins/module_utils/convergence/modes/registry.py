@@ -1,0 +1,88 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The Mode objects by name; a mode, with its rendering and its part of the kernel, is imported when it is first used.
+
+Ansible ships modules as source, which each run on each node compiles, and a run needs one mode.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, Tuple
+
+from ...cluster.state import ClusterState
+from ...configuration.model import IPTABLES, IPVS, NFTABLES, NONE, USERSPACE
+from ...serviceports.policy import is_forwarded
+from .mode import Mode
+
+
+def _iptables() -> Mode:
+    from .iptables import IPTABLES_MODE
+
+    return IPTABLES_MODE
+
+
+def _ipvs_with_iptables() -> Mode:
+    from .ipvs_iptables import IPVS_MODE
+
+    return IPVS_MODE
+
+
+def _ipvs_with_nftables() -> Mode:
+    from .ipvs_nftables import IPVS_WITH_NFTABLES
+
+    return IPVS_WITH_NFTABLES
+
+
+def _nftables() -> Mode:
+    from .nftables import NFTABLES_MODE
+
+    return NFTABLES_MODE
+
+
+def _userspace() -> Mode:
+    from .userspace import USERSPACE_MODE
+
+    return USERSPACE_MODE
+
+
+def _none() -> Mode:
+    from .none import NO_MODE
+
+    return NO_MODE
+
+
+_MODES: Dict[str, Callable[[], Mode]] = {
+    IPTABLES: _iptables,
+    IPVS: _ipvs_with_iptables,
+    NFTABLES: _nftables,
+    USERSPACE: _userspace,
+    NONE: _none,
+}
+_GLUES: Dict[str, Callable[[], Mode]] = {"iptables": _ipvs_with_iptables, "nftables": _ipvs_with_nftables}
+
+#: The glues of ipvs mode, in the order in which ``auto`` tries them.
+GLUES: Tuple[str, ...] = tuple(_GLUES)
+
+
+def mode_object(name: str) -> Mode:
+    """Return the mode of that name, one of MODES_IN_EFFECT; ipvs mode is the one with the glue iptables."""
+    return _MODES[name]()
+
+
+def ipvs_with(glue: str) -> Mode:
+    """Return ipvs mode with a glue, one of GLUES."""
+    return _GLUES[glue]()
+
+
+def with_listeners(mode: Mode, cluster: ClusterState) -> Mode:
+    """Return the mode with listeners beside it if a static Service of the cluster state needs them, else without.
+
+    Modes that need none, because the agent or another program serves all Services, are returned as they are.
+    """
+    needed = any(is_forwarded(service) for service in cluster.static_services.values())
+    if not needed and not mode.subsystems.listeners:
+        return mode
+    from . import beside
+
+    return beside.with_listeners(mode) if needed else beside.without_listeners(mode)

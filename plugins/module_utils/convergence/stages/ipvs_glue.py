@@ -1,0 +1,120 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What ipvs mode has beside IPVS, the glue of either kind and the devices, and their removal."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Union, cast
+
+from ...addresses import FAMILIES
+from ...kernel.links import DummyDeviceResource, MonitoringDeviceResource
+from ...rendering.ipvs import model as ipvs
+from ...rendering.ipvs.sets import known_definitions
+from ...resources import Kind, NotThereYet, ObservedOnce, Resource, Stage
+from ..handles import KernelHandles
+from .still_connected import node_port_record
+
+
+class SetResources(NamedTuple):
+    """The ipsets of one family and their elements."""
+
+    sets: Resource[Any, Any]
+    elements: Resource[Any, Any]
+
+
+class Together(Resource[Any, Any]):
+    """The entries of several resources with distinct keys, for observing them only."""
+
+    kind = Kind.SET_ELEMENTS
+
+    def __init__(self, family: str, resources: Sequence[Resource[Any, Any]]) -> None:
+        self.family = family
+        self._resources = resources
+
+    def observe(self) -> Dict[Any, Any]:
+        """Return all entries. Raises KernelError."""
+        return {key: value for resource in self._resources for key, value in resource.observe().items()}
+
+
+class GlueResources(NamedTuple):
+    """What the glues of ipvs mode have of one family on this node: None for what the kernel has not loaded."""
+
+    sets: Optional[SetResources]
+    table: Optional[Resource[Any, Any]]
+
+    def record(self, family: str) -> Resource[Any, Any]:
+        """Return the entries by which virtual servers of node ports are identified."""
+        elements = [self.sets.elements] if self.sets is not None else []
+        return Together(family, [*elements, *([self.table] if self.table is not None else [])])
+
+
+def set_resources(handles: KernelHandles, family: str) -> SetResources:
+    """Return the ipsets of a family. Raises KernelError."""
+    # Few nodes have ipsets, and each run of an Ansible module compiles what it imports.
+    from ...kernel.ipset.sets import SetElementsResource, SetsResource
+
+    known = known_definitions(family)
+    return SetResources(SetsResource(handles.ipset, known, family), SetElementsResource(handles.ipset, known, family))
+
+
+def unloaded_set_resources(family: str) -> SetResources:
+    """Return ipsets without a socket, which can only describe, for a check while ipset is not loaded."""
+    # Few nodes have ipsets, and each run of an Ansible module compiles what it imports.
+    from ...kernel.ipset.sets import SetElementsResource, SetsResource
+
+    known, nowhere = known_definitions(family), cast(Any, None)
+    return SetResources(
+        NotThereYet(SetsResource(nowhere, known, family)), NotThereYet(SetElementsResource(nowhere, known, family))
+    )
+
+
+def glue_resources(handles: KernelHandles, family: str) -> GlueResources:
+    """Return what the kernel has loaded of the glues, each observed only once. Loads nothing. Raises KernelError."""
+    sets, table = None, None
+    if handles.has_ipset():
+        found = set_resources(handles, family)
+        sets = found._replace(elements=ObservedOnce(found.elements))
+    if handles.has_nftables():
+        table = ObservedOnce(handles.ipvs_table(family))
+    return GlueResources(sets, table)
+
+
+def device_stage(handles: KernelHandles) -> Stage:
+    """Return the stage of the dummy device. Raises KernelError."""
+    return Stage(DummyDeviceResource(handles.route), {ipvs.DEVICE: "dummy"})
+
+
+def unused_glue_stages(handles: KernelHandles, uses_sets: bool, uses_table: bool) -> List[Stage]:
+    """Return stages that remove the glue that ipvs mode does not use, in both families. Raises KernelError."""
+    stages: List[Stage] = []
+    for family in FAMILIES:
+        found = glue_resources(handles, family)
+        if found.sets is not None and not uses_sets:
+            stages += [Stage(found.sets.sets, {}), Stage(found.sets.elements, {})]
+        if found.table is not None and not uses_table:
+            stages.append(Stage(found.table, {}))
+    return stages
+
+
+def retiring_stages(handles: KernelHandles) -> List[Stage]:
+    """Return stages after which the table beside IPVS does nothing to packets any more. Raises KernelError.
+
+    It keeps what identifies virtual servers. Until then new connections to service addresses go through IPVS, so which
+    connections are still open is known only afterwards.
+    """
+    return [Stage(handles.ipvs_table(family), node_port_record) for family in FAMILIES if handles.has_nftables()]
+
+
+def device_removal_stages(
+    handles: KernelHandles,
+    stages: Sequence[Stage],
+    kept: Union[Mapping[str, str], Callable[[Mapping[str, str]], Mapping[str, str]]],
+) -> List[Stage]:
+    """Return stages between those that remove the devices of ipvs mode, of which ``kept`` are not. Raises KernelError.
+
+    The dummy device is removed last, because removals are applied in reverse order.
+    """
+    # An agent that was killed leaves it behind.
+    monitoring = Stage(MonitoringDeviceResource(handles.route), {})
+    return [Stage(DummyDeviceResource(handles.route), kept), *stages, monitoring]

@@ -1,0 +1,99 @@
+# Copyright: kubenode.proxy contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Render another mode in which some ServicePorts have userspace mode: the agent forwards their connections.
+
+Their addresses are on the device of the other mode if it has one, else on that of userspace mode.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple
+
+from ...serviceports.info import ServicePortInfo
+from ..merged import Entry
+from ..rendering import Derivation, Options, Rendering, Totals
+from ..settings import DataplaneSettings
+from .entries import NodeFacts, node_facts
+from .mode import RENDERING
+from .model import ADDRESSES, LISTENERS
+
+
+class Contexts(NamedTuple):
+    """The contexts of the other mode and of userspace mode."""
+
+    main: Any
+    forwarded: NodeFacts
+
+
+class RenderingWithListeners(Rendering[Contexts]):
+    """The tables of another mode, and those of userspace mode that it does not have."""
+
+    entries_have_addresses = True
+
+    def __init__(self, main: Rendering[Any]) -> None:
+        self._main = main
+        self.name = main.name
+        self.has_device = ADDRESSES in main.tables
+        """Whether the other mode has a device with addresses."""
+        # A listener is added after its address. Where it replaces rules, it is added before these are removed.
+        self.tables = (*main.tables, LISTENERS) if self.has_device else (*RENDERING.tables, *main.tables)
+        self.parts = main.parts
+        self.most_lists = main.most_lists
+
+    def options(self, settings: DataplaneSettings, totals: Totals) -> Options:
+        """See the base class."""
+        return self._main.options(settings, totals)
+
+    def settings_in_use(self, settings: DataplaneSettings) -> DataplaneSettings:
+        """See the base class. userspace mode uses all addresses of the node, on which the other mode may not depend."""
+        forwarded = RENDERING.settings_in_use(settings)
+        return self._main.settings_in_use(settings)._replace(
+            node_addresses=forwarded.node_addresses, node_port_addresses=forwarded.node_port_addresses
+        )
+
+    def context(self, settings: DataplaneSettings, options: Options) -> Contexts:
+        """See the base class."""
+        return Contexts(self._main.context(settings, options), node_facts(settings))
+
+    def static_entries(self, context: Contexts) -> List[Entry]:
+        """Return those of the other mode, and the device if it has none."""
+        device = [] if self.has_device else RENDERING.static_entries(context.forwarded)
+        return [*device, *self._main.static_entries(context.main)]
+
+    def entries(self, service_port: ServicePortInfo, context: Contexts) -> List[Entry]:
+        """See the base class."""
+        if service_port.policy.userspace:
+            return RENDERING.entries(service_port, context.forwarded)
+        return self._main.entries(service_port, context.main)
+
+    def serving(self, service_port: ServicePortInfo) -> Rendering[Any]:
+        """See the base class."""
+        return RENDERING if service_port.policy.userspace else self._main
+
+    def lists_of(self, service_port: ServicePortInfo) -> int:
+        """See the base class."""
+        return self.serving(service_port).lists_of(service_port)
+
+    def derivation(self, context: Contexts) -> Derivation:
+        """See the base class."""
+        return self._main.derivation(context.main)
+
+    def lines(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+        """See the base class."""
+        return self._of(table).lines(family, table, key, value)
+
+    def summary(self, family: str, table: str, key: Any, value: Any) -> List[str]:
+        """See the base class."""
+        return self._of(table).summary(family, table, key, value)
+
+    def serves(self, entry: Entry, address: str, port: int) -> bool:
+        """See the base class."""
+        return self._of(entry[0]).serves(entry, address, port)
+
+    def texts(self, family: str, tables: Mapping[str, Mapping[Any, Any]]) -> Dict[str, str]:
+        """See the base class."""
+        return {**RENDERING.texts(family, tables), **self._main.texts(family, tables)}
+
+    def _of(self, table: str) -> Rendering[Any]:
+        return self._main if table in self._main.tables else RENDERING
