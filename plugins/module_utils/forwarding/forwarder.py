@@ -16,7 +16,7 @@ import itertools
 import select
 import sys
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Set, Tuple, TypeVar, Union
+from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Set, Tuple, TypeVar, Union
 
 from ..errors import KernelError
 from ..rendering.userspace.model import TCP, UDP, Endpoint, Listener, ListenerKey
@@ -39,6 +39,8 @@ RETRY_SECONDS = 5.0
 #: Listeners changed per round; connections are served in between.
 _CHUNK = 64
 _READY_LISTENERS = 256
+#: Time for connections from this node to be established that were being opened when their listener began to close.
+_HANDSHAKE_SECONDS = 0.001
 #: Interval, in seconds, after which Python's threads release the interpreter (5 ms by default). While the agent renders
 #: thousands of Services, each system call of the loop may have to wait that long.
 SWITCH_SECONDS = 0.0005
@@ -192,7 +194,8 @@ class Forwarder:
         self._accepting.close()
         self._loop.close()
 
-    def _put(self, items: Iterable[Tuple[ListenerKey, Listener]]) -> None:
+    def _put(self, items: Collection[Tuple[ListenerKey, Listener]]) -> None:
+        self._close([(key, listener) for key, listener in items if not listener.endpoints])
         for key, listener in items:
             before = self._listeners.get(key)
             self._listeners[key] = listener
@@ -200,8 +203,7 @@ class Forwarder:
             if before is not None:
                 self._release(before.owner)
             server = self._servers.get(key)
-            if server is None or not listener.endpoints:
-                self._close(key, listener)
+            if server is None:
                 self._open(key, listener)
                 continue
             server.listener = listener
@@ -210,11 +212,10 @@ class Forwarder:
                 server.keep_only(listener.endpoints)
 
     def _drop(self, keys: Iterable[ListenerKey]) -> None:
-        for key in keys:
-            listener = self._listeners.pop(key, None)
-            if listener is not None:
-                self._close(key, listener._replace(endpoints=()))
-                self._release(listener.owner)
+        removed = [(key, self._listeners.pop(key)) for key in keys if key in self._listeners]
+        self._close([(key, listener._replace(endpoints=())) for key, listener in removed])
+        for _key, listener in removed:
+            self._release(listener.owner)
 
     def _balancer(self, owner: str) -> Balancer:
         balancer = self._balancers.get(owner)
@@ -251,17 +252,23 @@ class Forwarder:
         self._by_number[server.fileno()] = server
         self._accepting.register(server.fileno(), select.EPOLLIN)
 
-    def _close(self, key: ListenerKey, listener: Listener) -> None:
-        """Close the socket of a listener; its connections continue."""
-        self._unbound.pop(key, None)
-        server = self._servers.pop(key, None)
-        if server is not None:
-            # Closing the socket would reset clients that are connected but not accepted yet.
-            server.accept()
-            server.listener = listener
-            self._accepting.unregister(server.fileno())
-            del self._by_number[server.fileno()]
+    def _close(self, items: Collection[Tuple[ListenerKey, Listener]]) -> None:
+        """Close the sockets of listeners; their connections continue."""
+        closing: List[Tuple[Server, Listener]] = []
+        for key, listener in items:
+            self._unbound.pop(key, None)
+            server = self._servers.pop(key, None)
+            if server is not None:
+                closing.append((server, listener))
+                self._accepting.unregister(server.fileno())
+                del self._by_number[server.fileno()]
+                server.ignore_new_clients()
+        if closing:
+            # A client that is connected but not accepted when its listener is closed would be reset.
+            time.sleep(_HANDSHAKE_SECONDS)
+        for server, listener in closing:
             server.close_listener()
+            server.listener = listener
 
     def _accept(self, _mask: int) -> None:
         for number, _events in self._accepting.poll(0, _READY_LISTENERS):

@@ -14,6 +14,8 @@ import socket
 import struct
 from typing import Any, Callable, Sequence, Tuple
 
+from ..socket_filter import ALL_BYTES, JUMP_BITS, LOAD_BYTE, RETURN, attach
+
 _RESET = struct.pack("=ii", 1, 0)
 _HOPS = struct.Struct("=i")
 #: A vanished peer is detected after 10 minutes of silence and 5 probes, a minute apart.
@@ -27,6 +29,13 @@ _HEADER_BYTES = 512
 #: Where the kernel does not say it: while it answers with SYN cookies, and in sandboxes with a network stack of their
 #: own. Enough for the way from a node to any endpoint.
 _UNKNOWN_HOPS = 32
+#: Drops segments with the flag SYN, which is in byte 13 of the header (RFC 9293), and keeps all others.
+_IGNORE_SYN = (
+    (LOAD_BYTE, 0, 0, 13),
+    (JUMP_BITS, 0, 1, 0x02),
+    (RETURN, 0, 0, 0),
+    (RETURN, 0, 0, ALL_BYTES),
+)
 
 
 def open_socket(address: str, kind: int) -> socket.socket:
@@ -62,6 +71,12 @@ def reset(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     sock.close()
+
+
+def ignore_new_connections(sock: socket.socket) -> None:
+    """Have the kernel ignore the SYN segments to a listening socket, if it can; connections being opened continue."""
+    with contextlib.suppress(OSError):
+        attach(sock, _IGNORE_SYN)
 
 
 def save_hops(sock: socket.socket) -> None:

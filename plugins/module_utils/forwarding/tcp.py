@@ -20,7 +20,16 @@ from .balancing import Balancer, FailedEndpoints
 from .half import End, Half, Means
 from .limits import Limits, Totals
 from .loop import Loop
-from .sockets import bound_socket, hops_of_connection, keep_alive, limit_hops, open_socket, reset, save_hops
+from .sockets import (
+    bound_socket,
+    hops_of_connection,
+    ignore_new_connections,
+    keep_alive,
+    limit_hops,
+    open_socket,
+    reset,
+    save_hops,
+)
 from .sources import Sources, is_allowed
 
 _IN, _OUT, _HUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
@@ -278,10 +287,10 @@ class TcpServer:
         """Return the descriptor of the listening socket."""
         return self._socket.fileno()
 
-    def accept(self) -> bool:
+    def accept(self, limit: int = _ACCEPTS) -> bool:
         """Accept waiting connections; return False if the system has run out of files or memory."""
         shared = self.shared
-        for _count in range(_ACCEPTS):
+        for _count in range(limit):
             try:
                 sock, address = self._socket.accept()
             except BlockingIOError:
@@ -321,8 +330,13 @@ class TcpServer:
             self.shared.connecting.pop(connection, None)
             self._everyone.remove(connection.client, connection)
 
+    def ignore_new_clients(self) -> None:
+        """Let no other client connect; one that tries repeats its SYN after a second, and is refused then."""
+        ignore_new_connections(self._socket)
+
     def close_listener(self) -> None:
-        """Stop listening; open connections continue."""
+        """Accept the clients that are connected, and stop listening; open connections continue."""
+        self.accept(_BACKLOG)
         self._socket.close()
 
     def abort(self) -> None:

@@ -254,8 +254,12 @@ class UdpServer:
             if session.endpoint not in endpoints:
                 session.close()
 
+    def ignore_new_clients(self) -> None:
+        """Do nothing: a datagram needs no connection."""
+
     def close_listener(self) -> None:
-        """Stop listening and close all sessions, whose answers could no longer be sent."""
+        """Forward waiting datagrams, stop listening and close all sessions, whose answers could no longer be sent."""
+        self.accept()
         self.keep_only(())
         self._socket.close()
 

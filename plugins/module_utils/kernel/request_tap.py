@@ -11,12 +11,12 @@ linux/filter.h, linux/ip_vs.h, linux/netfilter/ipset/ip_set.h.
 
 from __future__ import annotations
 
-import ctypes
 import socket
 import struct
 from typing import List, Sequence, Tuple
 
 from ..errors import KernelError
+from ..socket_filter import JUMP_BITS, JUMP_EQUAL, LOAD_BYTE, LOAD_HALF, LOAD_WORD, RETURN, Instruction, attach
 from .netlink.protocol import NETLINK_GENERIC, NETLINK_NETFILTER, NLM_F_REQUEST
 
 # Every IPVS command is a change except these queries: get service, destination, daemon, config, info.
@@ -25,15 +25,10 @@ _IPVS_QUESTIONS = (4, 8, 11, 13, 15)
 _IPSET_CHANGES = tuple(6 << 8 | command for command in (2, 3, 4, 5, 6, 9, 10))
 
 _TYPE_AT, _FLAGS_AT, _PORT_AT, _COMMAND_AT = 4, 6, 12, 16
-_LOAD_BYTE, _LOAD_HALF, _LOAD_WORD, _JUMP_EQUAL, _JUMP_BITS, _RETURN = 0x30, 0x28, 0x20, 0x15, 0x45, 0x06
 # Not an offset but the extension SKF_AD_PROTOCOL.
 _PROTOCOL_OF_PACKET = 0xFFFFF000
 _KEPT_BYTES = 64
-_INSTRUCTION = struct.Struct("=HBBI")
-_SO_ATTACH_FILTER = 26
 _ETH_P_ALL = 3
-
-Instruction = Tuple[int, int, int, int]
 
 
 def _as_loaded(value: int, size: int) -> int:
@@ -49,26 +44,26 @@ def changes_filter(ipvs_family: int, own_ports: Sequence[int]) -> List[Instructi
     """
     # Jumps are written as labels here and resolved below.
     lines: List[Tuple[int, str, str, int]] = [
-        (_LOAD_HALF, "", "", _FLAGS_AT),
-        (_JUMP_BITS, "", "drop", _as_loaded(NLM_F_REQUEST, 2)),
-        (_LOAD_WORD, "", "", _PORT_AT),
+        (LOAD_HALF, "", "", _FLAGS_AT),
+        (JUMP_BITS, "", "drop", _as_loaded(NLM_F_REQUEST, 2)),
+        (LOAD_WORD, "", "", _PORT_AT),
     ]
-    lines += [(_JUMP_EQUAL, "drop", "", _as_loaded(port, 4)) for port in own_ports]
+    lines += [(JUMP_EQUAL, "drop", "", _as_loaded(port, 4)) for port in own_ports]
     lines += [
-        (_LOAD_HALF, "", "", _PROTOCOL_OF_PACKET),
-        (_JUMP_EQUAL, "ipset", "", NETLINK_NETFILTER),
-        (_JUMP_EQUAL, "", "drop", NETLINK_GENERIC),
-        (_LOAD_HALF, "", "", _TYPE_AT),
-        (_JUMP_EQUAL, "", "drop", _as_loaded(ipvs_family, 2)),
-        (_LOAD_BYTE, "", "", _COMMAND_AT),
+        (LOAD_HALF, "", "", _PROTOCOL_OF_PACKET),
+        (JUMP_EQUAL, "ipset", "", NETLINK_NETFILTER),
+        (JUMP_EQUAL, "", "drop", NETLINK_GENERIC),
+        (LOAD_HALF, "", "", _TYPE_AT),
+        (JUMP_EQUAL, "", "drop", _as_loaded(ipvs_family, 2)),
+        (LOAD_BYTE, "", "", _COMMAND_AT),
     ]
-    lines += [(_JUMP_EQUAL, "drop", "", command) for command in _IPVS_QUESTIONS[:-1]]
-    lines.append((_JUMP_EQUAL, "drop", "keep", _IPVS_QUESTIONS[-1]))
+    lines += [(JUMP_EQUAL, "drop", "", command) for command in _IPVS_QUESTIONS[:-1]]
+    lines.append((JUMP_EQUAL, "drop", "keep", _IPVS_QUESTIONS[-1]))
     labels = {"ipset": len(lines)}
-    lines.append((_LOAD_HALF, "", "", _TYPE_AT))
-    lines += [(_JUMP_EQUAL, "keep", "", _as_loaded(kind, 2)) for kind in _IPSET_CHANGES]
+    lines.append((LOAD_HALF, "", "", _TYPE_AT))
+    lines += [(JUMP_EQUAL, "keep", "", _as_loaded(kind, 2)) for kind in _IPSET_CHANGES]
     labels["drop"], labels["keep"] = len(lines), len(lines) + 1
-    lines += [(_RETURN, "", "", 0), (_RETURN, "", "", _KEPT_BYTES)]
+    lines += [(RETURN, "", "", 0), (RETURN, "", "", _KEPT_BYTES)]
 
     def jump(label: str, position: int) -> int:
         return labels[label] - position - 1 if label else 0
@@ -77,11 +72,6 @@ def changes_filter(ipvs_family: int, own_ports: Sequence[int]) -> List[Instructi
         (code, jump(true, position), jump(false, position), value)
         for position, (code, true, false, value) in enumerate(lines)
     ]
-
-
-def _attach(sock: socket.socket, program: Sequence[Instruction]) -> None:
-    code = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*line) for line in program))
-    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))
 
 
 class RequestTap:
@@ -99,7 +89,7 @@ class RequestTap:
         except OSError as error:
             raise KernelError(f"packet socket: {error.strerror}") from error
         try:
-            _attach(self._socket, changes_filter(ipvs_family, own_ports))
+            attach(self._socket, changes_filter(ipvs_family, own_ports))
             self._socket.bind((device, _ETH_P_ALL))
         except OSError as error:
             self._socket.close()

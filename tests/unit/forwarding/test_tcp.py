@@ -13,6 +13,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -386,6 +387,39 @@ def test_stopping_waits_for_open_connections(start, endpoint):
     sock.close()
     stopping.join(SECONDS / 2)
     assert not stopping.is_alive()
+
+
+def test_closing_a_listener_resets_no_client(start, endpoint):
+    """Clients that connect while a listener is closed are served or refused, some after a second attempt."""
+    running = start(drain_seconds=0.0)
+    place = endpoint(named(b"a")).place
+    key = running.listen(place)
+    stop = threading.Event()
+    outcomes: Counter[str] = Counter()
+
+    def ask() -> None:
+        while not stop.is_set():
+            try:
+                # A SYN that is ignored would be repeated after a second.
+                with socket.create_connection((key.address, key.port), 0.05) as sock:
+                    sock.settimeout(SECONDS)
+                    outcomes["answer" if sock.recv(10) else "end"] += 1
+            except socket.timeout:
+                outcomes["ignored"] += 1
+            except OSError as error:
+                outcomes[errno.errorcode[error.errno or 0]] += 1
+
+    clients = [threading.Thread(target=ask) for _number in range(4)]
+    for client in clients:
+        client.start()
+    for _round in range(300):
+        running.listen(key=key)
+        running.listen(place, key=key)
+    stop.set()
+    for client in clients:
+        client.join(SECONDS)
+    assert outcomes["answer"]
+    assert set(outcomes) <= {"answer", "ignored", "ECONNREFUSED"}
 
 
 def test_random_changes_lose_no_request_of_an_unchanged_service(start, endpoint):
