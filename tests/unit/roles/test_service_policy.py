@@ -17,14 +17,18 @@ import pytest
 pytest.importorskip("ansible")
 
 ROLES = Path(__file__).resolve().parents[3] / "roles"
+NOT_A_LIST = "shop"
 CASES = [
     ({}, None),
     ({"service_proxy_policy_annotations": True}, None),
     ({"service_proxy_policy_annotations": "yes"}, None),
+    ({"service_proxy_policy_annotations": None}, None),
+    ({"service_proxy_policy_annotations": ""}, None),
     ({"service_proxy_policy_annotations": False}, {"annotations": False}),
     ({"service_proxy_policy_annotations": "false"}, {"annotations": False}),
     ({"service_proxy_policy_annotations": []}, {"annotations": False}),
     ({"service_proxy_policy_annotations": ["shop"]}, {"namespaces": ["shop"]}),
+    ({"service_proxy_policy_annotations": NOT_A_LIST}, {"namespaces": NOT_A_LIST}),
     ({"service_proxy_node_port_sources": ["192.0.2.0/24"]}, {"nodePortSources": ["192.0.2.0/24"]}),
     ({"service_proxy_local_services": ["kube-system/dns"]}, {"localServices": ["kube-system/dns"]}),
     (
